@@ -1,0 +1,38 @@
+//! What a supervisor is started with.
+
+use std::path::PathBuf;
+
+/// Compression algorithm of the pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Algorithm {
+    /// LZ4: the fastest.
+    #[default]
+    Lz4,
+    /// Zstandard: smaller, slower.
+    Zstd,
+}
+
+/// The memory limit of a group, in bytes. At least one of the two is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limit {
+    /// Everything that memfold manages: resident anonymous pages, stage, pool and metadata.
+    pub total_bytes: Option<u64>,
+    /// Resident anonymous pages (the stage included) alone, as a memory cgroup with zram counts.
+    pub resident_bytes: Option<u64>,
+}
+
+/// Options of a [`crate::Supervisor`].
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The group's limit.
+    pub limit: Limit,
+    /// The pool's algorithm.
+    pub algorithm: Algorithm,
+    /// Keep and verify a checksum a stored page.
+    pub checksum: bool,
+    /// The preload library's image (an ELF shared object), written to `runtime_dir`.
+    pub agent_image: &'static [u8],
+    /// Where the run's private directory (control socket, preload library) is made; the
+    /// directory is removed when the supervisor stops. `None`: `$XDG_RUNTIME_DIR` or `/tmp`.
+    pub runtime_dir: Option<PathBuf>,
+}
