@@ -1,1 +1,26 @@
+#![doc = include_str!("../README.md")]
 
+mod bin;
+mod bulk;
+mod class;
+mod epoch;
+mod error;
+mod pool;
+mod release;
+mod relocate;
+mod source;
+mod stats;
+mod sync;
+mod word;
+mod zspage;
+
+pub use class::{CLASS_STEP, ClassTable, MAX_CHAIN_PAGES, SizeClass};
+pub use error::{AllocError, MisuseError, PoolError};
+pub use pool::{Config, Pin, Pool};
+pub use relocate::Relocate;
+pub use source::{HeapSource, PageRun, PageSource, SourceError};
+pub use stats::{ClassStats, PoolStats};
+pub use word::ObjectWord;
+
+/// Bytes of a page.
+pub const PAGE_SIZE: usize = 4096;

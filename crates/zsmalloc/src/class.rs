@@ -1,0 +1,149 @@
+//! Size classes and the length of their zspages.
+
+use crate::{PAGE_SIZE, word::ObjectWord};
+
+/// The distance between two size classes, in bytes, before equal ones are merged.
+pub const CLASS_STEP: usize = 16;
+
+/// The longest zspage, in pages.
+pub const MAX_CHAIN_PAGES: usize = 16;
+
+/// One size class: what its zspages look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeClass {
+    size: u16,
+    pages: u8,
+    objects: u16,
+}
+
+impl SizeClass {
+    /// Bytes of an object's slot. An object may be up to this long.
+    pub fn size(&self) -> usize {
+        usize::from(self.size)
+    }
+
+    /// Pages of a zspage.
+    pub fn pages(&self) -> usize {
+        usize::from(self.pages)
+    }
+
+    /// Objects of a zspage.
+    pub fn objects(&self) -> usize {
+        usize::from(self.objects)
+    }
+
+    /// Bytes of a zspage that no object can use.
+    pub fn waste(&self) -> usize {
+        self.pages() * PAGE_SIZE - self.objects() * self.size()
+    }
+}
+
+/// The classes of a pool, smallest first, and the way from a size to its class.
+#[derive(Debug, Clone)]
+pub struct ClassTable {
+    classes: Vec<SizeClass>,
+    /// For each multiple of `CLASS_STEP`, the class that takes it.
+    by_step: Vec<u16>,
+}
+
+impl ClassTable {
+    /// The classes for zspages of at most `max_chain_pages` pages. Neighbouring sizes whose
+    /// zspages have as many pages and as many objects share the class of the larger.
+    ///
+    /// # Panics
+    ///
+    /// If `max_chain_pages` is not between 1 and [`MAX_CHAIN_PAGES`].
+    pub fn new(max_chain_pages: usize) -> Self {
+        assert!((1..=MAX_CHAIN_PAGES).contains(&max_chain_pages));
+        let steps = PAGE_SIZE / CLASS_STEP;
+        let mut classes: Vec<SizeClass> = Vec::new();
+        let mut by_step = vec![0_u16; steps + 1];
+        for step in (1..=steps).rev() {
+            let size = step * CLASS_STEP;
+            let (pages, objects) = chain_pages(size, max_chain_pages);
+            let shared = classes
+                .last()
+                .is_some_and(|last| last.pages() == pages && last.objects() == objects);
+            if !shared {
+                classes.push(SizeClass {
+                    size: size as u16,
+                    pages: pages as u8,
+                    objects: objects as u16,
+                });
+            }
+            by_step[step] = (classes.len() - 1) as u16;
+        }
+        classes.reverse();
+        let last = (classes.len() - 1) as u16;
+        for class in &mut by_step[1..] {
+            *class = last - *class;
+        }
+        assert!(classes.len() <= ObjectWord::MAX_CLASSES);
+        Self { classes, by_step }
+    }
+
+    /// The classes, smallest first.
+    pub fn classes(&self) -> &[SizeClass] {
+        &self.classes
+    }
+
+    /// The index of the class for objects of `size` bytes (1 to a page).
+    pub(crate) fn index_of(&self, size: usize) -> usize {
+        debug_assert!((1..=PAGE_SIZE).contains(&size));
+        usize::from(self.by_step[size.div_ceil(CLASS_STEP)])
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&SizeClass> {
+        self.classes.get(index)
+    }
+}
+
+/// How many pages, and so how many objects, a zspage for objects of `size` bytes has: the shortest
+/// that wastes at most half a percent more than the best. A short zspage empties sooner.
+fn chain_pages(size: usize, max_pages: usize) -> (usize, usize) {
+    // With the number of objects limited, a longer zspage may hold no more of them.
+    let objects = |pages: usize| (pages * PAGE_SIZE / size).min(ObjectWord::MAX_OBJECTS);
+    let per_object = |pages: usize| (pages * PAGE_SIZE) as f64 / objects(pages) as f64;
+    let best = (1..=max_pages)
+        .map(per_object)
+        .fold(f64::INFINITY, f64::min);
+    let pages = (1..=max_pages)
+        .find(|&pages| per_object(pages) <= best * 1.005)
+        .expect("the best length is within half a percent of itself");
+    (pages, objects(pages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_a_class_that_fits_it() {
+        for max in 1..=MAX_CHAIN_PAGES {
+            let table = ClassTable::new(max);
+            for size in 1..=PAGE_SIZE {
+                let index = table.index_of(size);
+                let class = table.classes()[index];
+                assert!(class.size() >= size, "{size} does not fit {class:?}");
+                assert!(class.objects() * class.size() <= class.pages() * PAGE_SIZE);
+                assert!(class.pages() <= max);
+                assert!(class.objects() <= ObjectWord::MAX_OBJECTS);
+                assert!(index == 0 || table.classes()[index - 1].size() < size);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_classes_are_merged() {
+        let table = ClassTable::new(1);
+        // With one page a zspage, every size above half a page holds one object.
+        assert_eq!(table.classes()[table.index_of(2049)].size(), PAGE_SIZE);
+        assert!(
+            table
+                .classes()
+                .windows(2)
+                .all(|pair| pair[0].objects() != pair[1].objects())
+        );
+        assert!(ClassTable::new(16).classes().len() > table.classes().len());
+    }
+}

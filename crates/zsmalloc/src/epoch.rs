@@ -1,0 +1,100 @@
+//! Readers that announce themselves, and a compactor that waits for them.
+//!
+//! This is sleepable RCU (P. McKenney's SRCU) with the counts kept a lane at a time: a reader
+//! raises a count, does its work and lowers it; whoever wants to reuse what readers may still look
+//! at waits until every count has been zero once. Two counts a lane let new readers use one while
+//! the other drains, so a stream of readers cannot hold the waiter up for ever.
+
+use crate::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+    lock, yield_now,
+};
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Lane {
+    active: [AtomicUsize; 2],
+}
+
+#[derive(Debug)]
+pub(crate) struct Epoch {
+    /// Which of the two counts new readers use.
+    phase: AtomicUsize,
+    lanes: Box<[Lane]>,
+    /// Held by the one that waits.
+    waiter: Mutex<()>,
+}
+
+/// A reader that is counted until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    count: &'a AtomicUsize,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        // Release: what the reader read happens before what follows the wait.
+        self.count.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Epoch {
+    pub(crate) fn new(lanes: usize) -> Self {
+        let lane = || Lane {
+            active: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        };
+        Self {
+            phase: AtomicUsize::new(0),
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            waiter: Mutex::new(()),
+        }
+    }
+
+    /// Announces a reader. What it loads from now on is at least as new as what any thread that
+    /// does not wait for it had written before its wait.
+    #[inline]
+    pub(crate) fn enter(&self, lane: usize) -> Reader<'_> {
+        let phase = self.phase.load(Ordering::Relaxed);
+        let count = &self.lanes[lane].active[phase];
+        count.fetch_add(1, Ordering::SeqCst);
+        full_fence_after_rmw();
+        Reader { count }
+    }
+
+    /// Waits until every reader that had entered before the call has left.
+    ///
+    /// For each lane and for each of its two counts this sees a zero after the call began, so a
+    /// reader counted there before has left. A reader that raises a count later than the fence
+    /// sees everything written before the call.
+    pub(crate) fn wait_for_readers(&self) {
+        let _waiter = lock(&self.waiter);
+        crate::sync::atomic::fence(Ordering::SeqCst);
+        let phase = self.phase.load(Ordering::Relaxed);
+        // Only readers that loaded the phase long ago still enter here: it drains.
+        self.wait_for_zero(phase ^ 1);
+        self.phase.store(phase ^ 1, Ordering::Relaxed);
+        self.wait_for_zero(phase);
+    }
+
+    fn wait_for_zero(&self, phase: usize) {
+        for lane in &self.lanes {
+            while lane.active[phase].load(Ordering::Acquire) != 0 {
+                yield_now();
+            }
+        }
+    }
+}
+
+/// A full fence, right after a sequentially consistent read-modify-write.
+///
+/// On x86-64 that instruction is itself a full fence, and a second one would cost more than all
+/// the rest of a read; elsewhere the language's memory model needs the fence to be written out.
+#[inline]
+fn full_fence_after_rmw() {
+    if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        crate::sync::atomic::fence(Ordering::SeqCst);
+    }
+}

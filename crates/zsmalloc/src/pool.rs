@@ -1,0 +1,475 @@
+//! The pool: storing, reading and freeing objects.
+
+use std::{cell::Cell, ptr::NonNull, slice};
+
+use crate::{
+    PAGE_SIZE,
+    bin::{Allowance, Bin, BinContext, BinState},
+    class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
+    epoch::{Epoch, Reader},
+    error::{AllocError, MisuseError, PoolError},
+    release::{Released, RunLists},
+    source::{PageRun, PageSource},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        lock, try_lock,
+    },
+    word::ObjectWord,
+    zspage::{Arenas, PageNumber, Zspage},
+};
+
+/// How a pool is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// Pages of address space to reserve: the most the pool can ever hold. Rounded up to a power
+    /// of two, at least 1024. Address space costs next to nothing and a length of zspage never
+    /// gives its part of it to another length, so reserve several times what is to be stored.
+    pub capacity_pages: usize,
+    /// The longest zspage, in pages, 1 to [`MAX_CHAIN_PAGES`].
+    pub max_chain_pages: usize,
+    /// Overwrite the rest of an object's slot with zeros when it is stored, so that nothing that
+    /// was freed can be read through a new object.
+    pub zero_freed: bool,
+    /// Into how many shards the pool is split, each with its own zspages; threads are spread over
+    /// them. Rounded up to a power of two. 0: one for each processor.
+    pub shards: usize,
+    /// How many pages each shard may hold back for the next allocations instead of giving them
+    /// to the system at once: once as freed runs, and once as empty zspages in its bins.
+    pub retained_pages: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            capacity_pages: 1 << 24,
+            max_chain_pages: MAX_CHAIN_PAGES,
+            zero_freed: false,
+            shards: 0,
+            retained_pages: 256,
+        }
+    }
+}
+
+impl Config {
+    /// The default configuration with room for `capacity_pages` pages.
+    pub fn with_capacity_pages(capacity_pages: usize) -> Self {
+        Self {
+            capacity_pages,
+            ..Self::default()
+        }
+    }
+}
+
+/// The smallest capacity; there must be room for some zspages of each length.
+const MIN_CAPACITY_PAGES: usize = 1024;
+/// The largest: a page number takes 32 bits, and the last one is kept free.
+const MAX_CAPACITY_PAGES: usize = 1 << 31;
+const MAX_SHARDS: usize = 256;
+
+/// One of the independent parts of a pool.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) bins: Box<[Bin]>,
+    pub(crate) allowance: Allowance,
+    pub(crate) runs: Mutex<RunLists>,
+}
+
+/// A pool of objects of 1 byte to a page, stored densely.
+///
+/// Objects are immutable from [`store`](Pool::store) to [`free`](Pool::free). A pool is used by
+/// any number of threads at once; there is no lock for the whole of it. See the crate's
+/// documentation for how it is built.
+#[derive(Debug)]
+pub struct Pool<S: PageSource> {
+    pub(crate) source: S,
+    pub(crate) base: NonNull<u8>,
+    pub(crate) capacity_pages: usize,
+    pub(crate) classes: ClassTable,
+    pub(crate) arenas: Arenas,
+    pub(crate) shards: Box<[Shard]>,
+    pub(crate) epoch: Epoch,
+    pub(crate) resident_pages: AtomicUsize,
+    pub(crate) discard_failures: AtomicU64,
+    pub(crate) retained_pages: usize,
+    zero_freed: bool,
+}
+
+// SAFETY: `base` is the pool's own reservation. Its bytes are written only by the one thread that
+// took a slot or a run under the lock that guards it, and read only through words of stored
+// objects, whose bytes nobody writes.
+unsafe impl<S: PageSource> Send for Pool<S> {}
+// SAFETY: as above.
+unsafe impl<S: PageSource> Sync for Pool<S> {}
+
+/// Keeps compaction from reusing the place of any object that was moved after the pin was taken.
+///
+/// See [`Pool::pin`].
+#[derive(Debug)]
+#[must_use = "the pin holds only until it is dropped"]
+pub struct Pin<'a> {
+    _reader: Reader<'a>,
+}
+
+impl<S: PageSource> Pool<S> {
+    /// Makes a pool and reserves its address range from `source`.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is out of range, or the source or the heap refuse memory.
+    pub fn new(source: S, config: Config) -> Result<Self, PoolError> {
+        if !(1..=MAX_CHAIN_PAGES).contains(&config.max_chain_pages) {
+            return Err(PoolError::Config("max_chain_pages must be 1 to 16"));
+        }
+        if config.capacity_pages > MAX_CAPACITY_PAGES {
+            return Err(PoolError::Config("capacity_pages must be at most 2^31"));
+        }
+        let capacity_pages = config
+            .capacity_pages
+            .max(MIN_CAPACITY_PAGES)
+            .next_power_of_two();
+        // Large arenas keep records dense; small pools need at least a few for each length.
+        let arena_pages = (capacity_pages / 64).clamp(16, 512);
+        let arenas = Arenas::new(capacity_pages / arena_pages, arena_pages.trailing_zeros())
+            .ok_or(PoolError::Metadata)?;
+        let classes = ClassTable::new(config.max_chain_pages);
+        let shard_count = match config.shards {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            shards => shards,
+        };
+        let shard_count = shard_count.min(MAX_SHARDS).next_power_of_two();
+        let shard = || Shard {
+            bins: classes.classes().iter().map(|_| Bin::new()).collect(),
+            allowance: Allowance::new(config.retained_pages),
+            runs: Mutex::new(RunLists::new()),
+        };
+        let shards = (0..shard_count).map(|_| shard()).collect();
+        let base = source.reserve(capacity_pages)?;
+        Ok(Self {
+            source,
+            base,
+            capacity_pages,
+            classes,
+            arenas,
+            shards,
+            epoch: Epoch::new(shard_count),
+            resident_pages: AtomicUsize::new(0),
+            discard_failures: AtomicU64::new(0),
+            retained_pages: config.retained_pages,
+            zero_freed: config.zero_freed,
+        })
+    }
+
+    /// Stores one object, made of `parts` one after another, and returns the word that names it.
+    ///
+    /// # Errors
+    ///
+    /// If the parts are empty or longer than a page together, or no memory is to be had; nothing
+    /// was stored then.
+    pub fn store(&self, parts: &[&[u8]]) -> Result<ObjectWord, AllocError> {
+        let size = parts.iter().map(|part| part.len()).sum();
+        self.store_with(size, |slot| {
+            let mut rest = slot;
+            for part in parts {
+                let (here, after) = rest.split_at_mut(part.len());
+                here.copy_from_slice(part);
+                rest = after;
+            }
+        })
+    }
+
+    /// Stores one object of `size` bytes that `fill` writes in place. The slice it is given holds
+    /// arbitrary initialised bytes (zeros, if the pool zeroes what is freed).
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::store`].
+    pub fn store_with(
+        &self,
+        size: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<ObjectWord, AllocError> {
+        if size == 0 {
+            return Err(AllocError::Empty);
+        }
+        if size > PAGE_SIZE {
+            return Err(AllocError::TooLarge(size));
+        }
+        let class_index = self.classes.index_of(size);
+        let shard = self.current_shard();
+        // A compactor waits for the pin before it reads the slot, which is half written till then.
+        let _pin = self.epoch.enter(shard);
+        let word = self.allocate(shard, class_index)?;
+        let slot = self.slot(word, &self.classes.classes()[class_index]);
+        // SAFETY: the slot lies in the reservation, is initialised (it reads as zero or as what was
+        // stored before) and is this thread's alone until `word` is given out.
+        let slot = unsafe { slice::from_raw_parts_mut(slot.as_ptr(), slot.len()) };
+        if self.zero_freed {
+            slot[size..].fill(0);
+        }
+        let unfinished = FreeOnUnwind { pool: self, word };
+        fill(&mut slot[..size]);
+        std::mem::forget(unfinished);
+        Ok(word)
+    }
+
+    /// Hands the object to `read`: its whole slot, of which the first bytes, as many as were
+    /// stored, are the object. Takes no lock and copies nothing.
+    ///
+    /// The object must not be freed meanwhile. While a compactor may run, load the word from
+    /// where it is kept with a [`pin`](Pool::pin) held, and until after the read.
+    ///
+    /// # Panics
+    ///
+    /// If `word` names no stored object; see [`Pool::try_read`].
+    #[inline]
+    pub fn read<R>(&self, word: ObjectWord, read: impl FnOnce(&[u8]) -> R) -> R {
+        match self.try_read(word, read) {
+            Ok(result) => result,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`Pool::read`], with misuse as an error.
+    ///
+    /// # Errors
+    ///
+    /// If `word` names no stored object.
+    #[inline]
+    pub fn try_read<R>(
+        &self,
+        word: ObjectWord,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, MisuseError> {
+        let (class, zspage) = self.resolve(word)?;
+        if zspage.class() != Some(word.class()) || !zspage.is_stored(word.index()) {
+            return Err(MisuseError::NotStored(word));
+        }
+        let slot = self.slot(word, class);
+        // SAFETY: the slot lies in the reservation and holds a stored object, whose bytes nobody
+        // writes until it is freed, which the caller rules out; or it was moved, and its place is
+        // not reused before the caller's pin is dropped.
+        let slot = unsafe { slice::from_raw_parts(slot.as_ptr(), slot.len()) };
+        Ok(read(slot))
+    }
+
+    /// Announces this thread as a reader: until the pin is dropped, the place of an object that a
+    /// compactor moves is not used for anything else.
+    ///
+    /// Whoever keeps a word where [compaction](crate::Relocate) changes it takes a pin, loads the
+    /// word, reads the object and drops the pin. It costs two atomic additions on memory of this
+    /// shard and never waits. Do not hold it longer than a read takes.
+    #[inline]
+    pub fn pin(&self) -> Pin<'_> {
+        Pin {
+            _reader: self.epoch.enter(self.current_shard()),
+        }
+    }
+
+    /// Frees an object.
+    ///
+    /// # Panics
+    ///
+    /// If `word` names no stored object; see [`Pool::try_free`].
+    pub fn free(&self, word: ObjectWord) {
+        if let Err(error) = self.try_free(word) {
+            panic!("{error}");
+        }
+    }
+
+    /// Frees an object, with misuse as an error. Nothing is changed in that case.
+    ///
+    /// # Errors
+    ///
+    /// If `word` names no stored object.
+    pub fn try_free(&self, word: ObjectWord) -> Result<(), MisuseError> {
+        let (class, zspage) = self.resolve(word)?;
+        let (mut bin, context) = self.lock_bin_of(word, class, zspage)?;
+        if !zspage.free_slot(word.index()) {
+            return Err(MisuseError::NotStored(word));
+        }
+        let emptied = bin.after_free(&context, word.page(), zspage, 1);
+        drop(bin);
+        if let Some(page) = emptied {
+            let mut released = Released::new();
+            released.push(&self.arenas, page, class.pages());
+            self.release(released);
+        }
+        Ok(())
+    }
+
+    /// Bytes of memory the pool's zspages hold, with those that wait to be given back. A load of
+    /// one counter.
+    pub fn resident_bytes(&self) -> usize {
+        self.resident_pages.load(Ordering::Relaxed) * PAGE_SIZE
+    }
+
+    /// Bytes of heap the pool's own records take.
+    pub fn metadata_bytes(&self) -> usize {
+        let bins = self.shards.len() * (self.classes.classes().len() * size_of::<Bin>());
+        size_of::<Self>()
+            + self.shards.len() * size_of::<Shard>()
+            + bins
+            + self.arenas.metadata_bytes()
+    }
+
+    /// Pages of address space the pool has reserved.
+    pub fn capacity_pages(&self) -> usize {
+        self.capacity_pages
+    }
+
+    /// The pool's size classes, smallest first.
+    pub fn classes(&self) -> &[SizeClass] {
+        self.classes.classes()
+    }
+
+    /// The source the pool was made with.
+    pub fn source(&self) -> &S {
+        &self.source
+    }
+
+    /// The shard the current thread uses.
+    #[inline]
+    pub(crate) fn current_shard(&self) -> usize {
+        thread_number() & (self.shards.len() - 1)
+    }
+
+    pub(crate) fn context(&self, shard: usize, class_index: usize) -> BinContext<'_> {
+        BinContext {
+            arenas: &self.arenas,
+            allowance: &self.shards[shard].allowance,
+            class_index,
+            class: &self.classes.classes()[class_index],
+        }
+    }
+
+    /// Takes a slot of a class.
+    fn allocate(&self, shard: usize, class_index: usize) -> Result<ObjectWord, AllocError> {
+        let context = self.context(shard, class_index);
+        let bin = &self.shards[shard].bins[class_index].state;
+        if let Some(word) = lock(bin).allocate(&context) {
+            return Ok(word);
+        }
+        // Before a new zspage is made, one with free slots in another shard will do.
+        for other in (0..self.shards.len()).filter(|&other| other != shard) {
+            let given = try_lock(&self.shards[other].bins[class_index].state)
+                .and_then(|mut bin| bin.give_away(&self.context(other, class_index), shard));
+            if let Some(page) = given {
+                return Ok(lock(bin).adopt(&context, page));
+            }
+        }
+        let page = self.take_run(shard, context.class.pages())?;
+        Ok(lock(bin).open(&context, page, shard))
+    }
+
+    /// The class of `word` and the record of its zspage.
+    #[inline]
+    pub(crate) fn resolve(&self, word: ObjectWord) -> Result<(&SizeClass, &Zspage), MisuseError> {
+        let foreign = MisuseError::Foreign(word);
+        let class = self.classes.get(word.class()).ok_or(foreign)?;
+        let (zspage, pages) = self.arenas.find(word.page()).ok_or(foreign)?;
+        if pages != class.pages() || word.index() >= class.objects() {
+            return Err(foreign);
+        }
+        Ok((class, zspage))
+    }
+
+    /// Locks the bin that the zspage of `word` belongs to.
+    pub(crate) fn lock_bin_of<'a>(
+        &'a self,
+        word: ObjectWord,
+        class: &'a SizeClass,
+        zspage: &Zspage,
+    ) -> Result<(MutexGuard<'a, BinState>, BinContext<'a>), MisuseError> {
+        loop {
+            let owner = zspage.owner();
+            let shard = &self.shards[owner];
+            let bin = lock(&shard.bins[word.class()].state);
+            if zspage.class() != Some(word.class()) {
+                return Err(MisuseError::NotStored(word));
+            }
+            if zspage.owner() == owner {
+                let context = BinContext {
+                    arenas: &self.arenas,
+                    allowance: &shard.allowance,
+                    class_index: word.class(),
+                    class,
+                };
+                return Ok((bin, context));
+            }
+            // It was given to another shard in between.
+        }
+    }
+
+    /// The bytes of an object's slot.
+    #[inline]
+    pub(crate) fn slot(&self, word: ObjectWord, class: &SizeClass) -> Slot {
+        let offset = word.page().0 as usize * PAGE_SIZE + word.index() * class.size();
+        // SAFETY: zspages lie inside the reservation and objects inside their zspage.
+        let start = unsafe { self.base.add(offset) };
+        Slot {
+            start,
+            len: class.size(),
+        }
+    }
+
+    pub(crate) fn run(&self, page: PageNumber, pages: usize) -> PageRun {
+        // SAFETY: the page is one of an arena, so it lies inside the reservation.
+        let start = unsafe { self.base.add(page.0 as usize * PAGE_SIZE) };
+        PageRun { start, pages }
+    }
+}
+
+impl<S: PageSource> Drop for Pool<S> {
+    fn drop(&mut self) {
+        // SAFETY: the range was reserved by `new`, and nothing borrows the pool any more.
+        unsafe { self.source.unreserve(self.base, self.capacity_pages) }
+    }
+}
+
+/// Where an object lies.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Slot {
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Frees a slot whose filling panicked.
+struct FreeOnUnwind<'a, S: PageSource> {
+    pool: &'a Pool<S>,
+    word: ObjectWord,
+}
+
+impl<S: PageSource> Drop for FreeOnUnwind<'_, S> {
+    fn drop(&mut self) {
+        // The word was allocated just now and given to nobody, so this cannot fail.
+        let _ = self.pool.try_free(self.word);
+    }
+}
+
+/// A number that is this thread's own, counted up from zero.
+#[inline]
+fn thread_number() -> usize {
+    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    const UNSET: usize = usize::MAX;
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(UNSET) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == UNSET {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}

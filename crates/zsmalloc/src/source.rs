@@ -1,0 +1,199 @@
+//! Where a pool's pages come from.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ptr::NonNull,
+    sync::Mutex,
+};
+
+use crate::PAGE_SIZE;
+
+/// A page source refused a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// No address space for `pages` pages.
+    #[error("could not reserve address space for {pages} pages")]
+    Reserve {
+        /// How many pages were asked for.
+        pages: usize,
+    },
+    /// No memory for a run of `pages` pages (the system's, or a limit set by the owner).
+    #[error("no memory for a run of {pages} pages")]
+    Commit {
+        /// How many pages were asked for.
+        pages: usize,
+    },
+    /// The pages could not be given back.
+    #[error("could not give pages back to the system")]
+    Discard,
+}
+
+/// A run of whole pages inside a reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageRun {
+    /// The first byte, aligned to [`PAGE_SIZE`].
+    pub start: NonNull<u8>,
+    /// How many pages.
+    pub pages: usize,
+}
+
+/// Reserves address space for a pool and takes memory back from it.
+///
+/// The pool itself makes no system call; all it knows of the system is this trait. It calls
+/// [`reserve`](PageSource::reserve) once, at its creation.
+///
+/// # Safety
+///
+/// A reservation must be `pages * PAGE_SIZE` bytes of readable and writable memory, aligned to
+/// [`PAGE_SIZE`], initially zero, used by nobody else, and at the same address until it is given
+/// to [`unreserve`](PageSource::unreserve). This includes pages that were never committed, or were
+/// discarded: their bytes may be lost, but touching them must stay allowed.
+pub unsafe trait PageSource: Send + Sync {
+    /// Reserves `pages` contiguous pages. They should take no memory until touched.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Reserve`] if there is no room.
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError>;
+
+    /// Gives a whole reservation back.
+    ///
+    /// # Safety
+    ///
+    /// `base` and `pages` are those of one earlier `reserve` of this source, and nobody uses the
+    /// memory any more.
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize);
+
+    /// Called before a run that was never used, or was discarded, is used. A source may refuse,
+    /// for instance to hold the pool under a limit; the pool then uses no page of the run.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Commit`] if the memory is not to be had.
+    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
+        let _ = run;
+        Ok(())
+    }
+
+    /// Gives the memory of `runs` back to the system; the address space stays reserved. The pages
+    /// read as zero afterwards. Called without any lock held, with as many runs at once as the
+    /// pool has, in address order, neighbours merged.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError::Discard`] if any of it could not be given back. The pool then counts all of
+    /// `runs` as still resident and offers them again later.
+    ///
+    /// # Safety
+    ///
+    /// The runs lie inside one reservation of this source, and nobody uses their contents.
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError>;
+}
+
+// SAFETY: the methods are those of the source behind the reference, which keeps the contract.
+unsafe impl<S: PageSource> PageSource for &S {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        (**self).reserve(pages)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { (**self).unreserve(base, pages) }
+    }
+
+    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
+        (**self).commit(run)
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { (**self).discard(runs) }
+    }
+}
+
+/// Pages from the global allocator, for tests and for trying things out.
+///
+/// It cannot give memory back to the system: a discard only zeroes the pages.
+#[derive(Debug, Default)]
+pub struct HeapSource {
+    blocks: Mutex<Vec<HeapBlock>>,
+}
+
+#[derive(Debug)]
+struct HeapBlock {
+    /// What the allocator gave, as an address with its provenance.
+    allocation: NonNull<u8>,
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: a block is only a record of an allocation that the source owns; any thread may free it.
+unsafe impl Send for HeapBlock {}
+
+impl HeapSource {
+    /// A source with no reservation yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn blocks(&self) -> std::sync::MutexGuard<'_, Vec<HeapBlock>> {
+        self.blocks
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+// SAFETY: a reservation is a zeroed allocation that is freed in `unreserve` only; the base is
+// rounded up to a page inside it, and the allocation is one page longer to make room for that.
+unsafe impl PageSource for HeapSource {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        let refused = SourceError::Reserve { pages };
+        // Aligned by hand: a zeroed allocation with a large alignment is zeroed by touching all of
+        // it, one with a small alignment comes untouched from the system.
+        let bytes = pages
+            .checked_add(1)
+            .and_then(|pages| pages.checked_mul(PAGE_SIZE))
+            .ok_or(refused)?;
+        let layout = Layout::from_size_align(bytes, 16).map_err(|_| refused)?;
+        // SAFETY: the layout has at least a page, so it is not empty.
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(refused)?;
+        let offset = allocation.as_ptr().align_offset(PAGE_SIZE);
+        // SAFETY: the allocation is a page longer than asked for, and the offset is below a page.
+        let base = unsafe { allocation.add(offset) };
+        self.blocks().push(HeapBlock {
+            allocation,
+            base,
+            layout,
+        });
+        Ok(base)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, _pages: usize) {
+        let mut blocks = self.blocks();
+        let Some(position) = blocks.iter().position(|block| block.base == base) else {
+            return;
+        };
+        let block = blocks.swap_remove(position);
+        // SAFETY: the block was allocated by `reserve` with this layout, and leaves the list here,
+        // so it is freed once.
+        unsafe { dealloc(block.allocation.as_ptr(), block.layout) }
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        for run in runs {
+            // SAFETY: the caller says that the run lies in a reservation and that nobody uses it.
+            unsafe { run.start.as_ptr().write_bytes(0, run.pages * PAGE_SIZE) }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HeapSource {
+    fn drop(&mut self) {
+        for block in self.blocks().drain(..) {
+            // SAFETY: the block was allocated by `reserve` with this layout and not freed since.
+            unsafe { dealloc(block.allocation.as_ptr(), block.layout) }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Statistics, like the kernel's per-class table.
+
+use std::fmt;
+
+use crate::{
+    PAGE_SIZE,
+    pool::Pool,
+    source::PageSource,
+    sync::{atomic::Ordering, lock},
+};
+
+/// One size class of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClassStats {
+    /// Bytes of an object's slot.
+    pub class_size: usize,
+    /// Pages of a zspage.
+    pub pages_per_zspage: usize,
+    /// Slots of a zspage.
+    pub objects_per_zspage: usize,
+    /// Slots in all zspages of the class.
+    pub objects_allocated: usize,
+    /// Slots that hold an object.
+    pub objects_used: usize,
+    /// Zspages.
+    pub zspages: usize,
+    /// Pages of those zspages.
+    pub pages: usize,
+    /// Bytes of those pages that no object of this class can ever use.
+    pub waste_bytes: usize,
+}
+
+impl ClassStats {
+    /// Pages that would be left over if the objects were packed into as few zspages as possible.
+    pub fn pages_freeable(&self) -> usize {
+        let needed = self.objects_used.div_ceil(self.objects_per_zspage);
+        (self.zspages - needed.min(self.zspages)) * self.pages_per_zspage
+    }
+}
+
+/// A pool, a class at a time. Each class is a consistent snapshot; the whole is not, while other
+/// threads change it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// The classes, smallest first, the unused ones included.
+    pub classes: Vec<ClassStats>,
+    /// Pages with memory: those of all zspages, and freed runs not given back yet.
+    pub resident_pages: usize,
+    /// How often the page source failed to take memory back.
+    pub discard_failures: u64,
+}
+
+impl PoolStats {
+    /// Slots that hold an object, in all classes.
+    pub fn objects_used(&self) -> usize {
+        self.classes.iter().map(|class| class.objects_used).sum()
+    }
+
+    /// Pages of zspages in all classes.
+    pub fn pages(&self) -> usize {
+        self.classes.iter().map(|class| class.pages).sum()
+    }
+}
+
+impl fmt::Display for PoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>6} {:>12} {:>12} {:>10} {:>10} {:>14} {:>10}",
+            "size", "allocated", "used", "zspages", "pages", "pages/zspage", "freeable"
+        )?;
+        for class in self.classes.iter().filter(|class| class.zspages > 0) {
+            writeln!(
+                f,
+                "{:>6} {:>12} {:>12} {:>10} {:>10} {:>14} {:>10}",
+                class.class_size,
+                class.objects_allocated,
+                class.objects_used,
+                class.zspages,
+                class.pages,
+                class.pages_per_zspage,
+                class.pages_freeable(),
+            )?;
+        }
+        write!(f, "resident pages: {}", self.resident_pages)
+    }
+}
+
+impl<S: PageSource> Pool<S> {
+    /// Statistics of every class. Takes each bin's lock for a moment.
+    pub fn stats(&self) -> PoolStats {
+        let class_stats = |(index, class): (usize, &crate::SizeClass)| {
+            let (mut zspages, mut objects_used) = (0, 0);
+            for shard in &self.shards {
+                let bin = lock(&shard.bins[index].state);
+                zspages += bin.zspages();
+                objects_used += bin.used();
+            }
+            let pages = zspages * class.pages();
+            ClassStats {
+                class_size: class.size(),
+                pages_per_zspage: class.pages(),
+                objects_per_zspage: class.objects(),
+                objects_allocated: zspages * class.objects(),
+                objects_used,
+                zspages,
+                pages,
+                waste_bytes: pages * PAGE_SIZE - zspages * class.objects() * class.size(),
+            }
+        };
+        PoolStats {
+            classes: self.classes().iter().enumerate().map(class_stats).collect(),
+            resident_pages: self.resident_pages.load(Ordering::Relaxed),
+            discard_failures: self.discard_failures.load(Ordering::Relaxed),
+        }
+    }
+}

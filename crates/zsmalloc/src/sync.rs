@@ -1,0 +1,36 @@
+//! The synchronisation primitives, so that loom can stand in for them.
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard, TryLockError, atomic};
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+#[cfg(loom)]
+pub(crate) use std::sync::TryLockError;
+
+/// Locks `mutex`, ignoring poison.
+///
+/// No code of this crate that runs under a lock calls out or panics half way through a change, so
+/// a poisoned lock still guards a consistent state.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Locks `mutex` unless somebody else holds it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Gives up the processor while waiting for another thread.
+pub(crate) fn yield_now() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}

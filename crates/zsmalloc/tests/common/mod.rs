@@ -1,0 +1,137 @@
+//! Helpers for the tests.
+#![allow(dead_code, reason = "each test binary uses some of them")]
+
+use std::{
+    collections::HashMap,
+    ptr::NonNull,
+    sync::atomic::{AtomicI64, AtomicUsize, Ordering},
+};
+
+use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
+
+/// A source that counts its committed pages and can be told to fail.
+#[derive(Default)]
+pub struct TestSource {
+    heap: HeapSource,
+    pub committed_pages: AtomicI64,
+    /// Commits that succeed before one fails; negative: all succeed.
+    pub commits_left: AtomicI64Default,
+    /// Discards that succeed before one fails; negative: all succeed.
+    pub discards_left: AtomicI64Default,
+    pub discard_calls: AtomicUsize,
+}
+
+/// A countdown that is off at first.
+pub struct AtomicI64Default(pub AtomicI64);
+
+impl Default for AtomicI64Default {
+    fn default() -> Self {
+        Self(AtomicI64::new(-1))
+    }
+}
+
+impl AtomicI64Default {
+    pub fn set(&self, left: i64) {
+        self.0.store(left, Ordering::Relaxed);
+    }
+
+    /// Whether this call is the one that fails; it and all later ones do.
+    fn fails(&self) -> bool {
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                (left > 0).then_some(left - 1)
+            })
+            .is_err_and(|left| left == 0)
+    }
+}
+
+// SAFETY: reservations are those of the inner source.
+unsafe impl PageSource for TestSource {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        self.heap.reserve(pages)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.heap.unreserve(base, pages) }
+    }
+
+    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
+        if self.commits_left.fails() {
+            return Err(SourceError::Commit { pages: run.pages });
+        }
+        self.committed_pages
+            .fetch_add(run.pages as i64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        self.discard_calls.fetch_add(1, Ordering::Relaxed);
+        if self.discards_left.fails() {
+            return Err(SourceError::Discard);
+        }
+        let pages: usize = runs.iter().map(|run| run.pages).sum();
+        self.committed_pages
+            .fetch_sub(pages as i64, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.heap.discard(runs) }
+    }
+}
+
+/// Bytes that can be told apart from those of any other `seed`.
+pub fn contents(seed: u64, size: usize) -> Vec<u8> {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..size).map(|_| random.next() as u8).collect()
+}
+
+/// xorshift64*.
+pub struct Random(pub u64);
+
+impl Random {
+    #[allow(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
+
+/// Checks that a pool's statistics add up, and agree with what the test knows to be stored.
+pub fn check_stats<S: PageSource>(pool: &zsmalloc::Pool<S>, lengths: impl Iterator<Item = usize>) {
+    let stats = pool.stats();
+    let mut used: HashMap<usize, usize> = HashMap::new();
+    for length in lengths {
+        let class = stats
+            .classes
+            .iter()
+            .find(|class| class.class_size >= length)
+            .unwrap();
+        *used.entry(class.class_size).or_default() += 1;
+    }
+    for class in &stats.classes {
+        assert_eq!(
+            class.objects_used,
+            used.get(&class.class_size).copied().unwrap_or(0)
+        );
+        assert_eq!(
+            class.objects_allocated,
+            class.zspages * class.objects_per_zspage
+        );
+        assert_eq!(class.pages, class.zspages * class.pages_per_zspage);
+        assert!(class.objects_used <= class.objects_allocated);
+        assert_eq!(
+            class.waste_bytes + class.objects_allocated * class.class_size,
+            class.pages * zsmalloc::PAGE_SIZE
+        );
+    }
+    assert!(stats.pages() <= stats.resident_pages);
+    assert_eq!(
+        stats.resident_pages * zsmalloc::PAGE_SIZE,
+        pool.resident_bytes()
+    );
+}

@@ -1,0 +1,166 @@
+//! Sequences of operations on a pool, compared with a map that holds the same objects.
+
+mod common;
+
+use std::{collections::BTreeMap, sync::atomic::Ordering};
+
+use common::{TestSource, check_stats, contents};
+use proptest::prelude::*;
+use zsmalloc::{AllocError, Config, ObjectWord, PAGE_SIZE, Pool};
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Store {
+        parts: Vec<usize>,
+    },
+    Free {
+        victim: usize,
+    },
+    FreeBulk {
+        victims: Vec<usize>,
+    },
+    Trim,
+    /// Lets so many commits succeed, and then none.
+    FailCommits {
+        after: i64,
+    },
+    FailDiscards {
+        after: i64,
+    },
+    Mend,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let size = prop_oneof![1..=64_usize, 1..=PAGE_SIZE, Just(PAGE_SIZE), Just(2048)];
+    prop_oneof![
+        12 => size.prop_map(|size| Operation::Store { parts: vec![size] }),
+        2 => prop::collection::vec(0..1024_usize, 0..5).prop_map(|parts| Operation::Store { parts }),
+        6 => any::<usize>().prop_map(|victim| Operation::Free { victim }),
+        2 => prop::collection::vec(any::<usize>(), 0..40)
+            .prop_map(|victims| Operation::FreeBulk { victims }),
+        1 => Just(Operation::Trim),
+        1 => (0..4_i64).prop_map(|after| Operation::FailCommits { after }),
+        1 => (0..2_i64).prop_map(|after| Operation::FailDiscards { after }),
+        1 => Just(Operation::Mend),
+    ]
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    (
+        1..=16_usize,
+        any::<bool>(),
+        1..=4_usize,
+        prop_oneof![Just(0_usize), Just(8), Just(256)],
+    )
+        .prop_map(|(max_chain_pages, zero_freed, shards, retained_pages)| {
+            let mut config = Config::with_capacity_pages(1 << 14);
+            config.max_chain_pages = max_chain_pages;
+            config.zero_freed = zero_freed;
+            config.shards = shards;
+            config.retained_pages = retained_pages;
+            config
+        })
+}
+
+type Oracle = BTreeMap<ObjectWord, Vec<u8>>;
+
+fn nth(oracle: &Oracle, n: usize) -> Option<ObjectWord> {
+    (!oracle.is_empty()).then(|| *oracle.keys().nth(n % oracle.len()).unwrap())
+}
+
+fn store(pool: &Pool<&TestSource>, oracle: &mut Oracle, parts: &[usize], seed: u64) {
+    let parts: Vec<Vec<u8>> = parts
+        .iter()
+        .enumerate()
+        .map(|(n, &size)| contents(seed * 8 + n as u64, size))
+        .collect();
+    let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+    let whole = parts.concat();
+    match pool.store(&slices) {
+        Ok(word) => assert!(
+            oracle.insert(word, whole).is_none(),
+            "a word was given out twice"
+        ),
+        Err(AllocError::Empty) => assert!(whole.is_empty()),
+        Err(AllocError::TooLarge(size)) => assert!(size == whole.len() && size > PAGE_SIZE),
+        Err(AllocError::Source(_)) => {
+            assert!(pool.source().commits_left.0.load(Ordering::Relaxed) == 0);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn check_contents(pool: &Pool<&TestSource>, oracle: &Oracle, zero_freed: bool) {
+    let mut places: Vec<(usize, usize)> = Vec::new();
+    for (&word, bytes) in oracle {
+        pool.read(word, |slot| {
+            assert_eq!(&slot[..bytes.len()], bytes.as_slice());
+            assert!(!zero_freed || slot[bytes.len()..].iter().all(|&byte| byte == 0));
+            places.push((slot.as_ptr() as usize, slot.len()));
+        });
+    }
+    places.sort_unstable();
+    assert!(
+        places
+            .windows(2)
+            .all(|pair| pair[0].0 + pair[0].1 <= pair[1].0),
+        "objects overlap"
+    );
+    check_stats(pool, oracle.values().map(Vec::len));
+    let committed = pool.source().committed_pages.load(Ordering::Relaxed);
+    assert_eq!(committed as usize * PAGE_SIZE, pool.resident_bytes());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    #[test]
+    fn a_pool_holds_what_a_map_holds(
+        config in config(),
+        operations in prop::collection::vec(operation(), 1..300),
+    ) {
+        let source = TestSource::default();
+        let zero_freed = config.zero_freed;
+        let pool = Pool::new(&source, config).unwrap();
+        let mut oracle = Oracle::new();
+        for (seed, operation) in operations.into_iter().enumerate() {
+            match operation {
+                Operation::Store { parts } => store(&pool, &mut oracle, &parts, seed as u64),
+                Operation::Free { victim } => {
+                    if let Some(word) = nth(&oracle, victim) {
+                        oracle.remove(&word);
+                        pool.free(word);
+                        prop_assert!(pool.try_free(word).is_err());
+                        prop_assert!(pool.try_read(word, |_| ()).is_err());
+                    }
+                }
+                Operation::FreeBulk { victims } => {
+                    let mut words = Vec::new();
+                    for victim in victims {
+                        if let Some(word) = nth(&oracle, victim) {
+                            oracle.remove(&word);
+                            words.push(word);
+                        }
+                    }
+                    pool.free_bulk(&mut words);
+                }
+                Operation::Trim => {
+                    pool.trim();
+                }
+                Operation::FailCommits { after } => source.commits_left.set(after),
+                Operation::FailDiscards { after } => source.discards_left.set(after),
+                Operation::Mend => {
+                    source.commits_left.set(-1);
+                    source.discards_left.set(-1);
+                }
+            }
+        }
+        check_contents(&pool, &oracle, zero_freed);
+        source.discards_left.set(-1);
+        let mut words: Vec<ObjectWord> = oracle.keys().copied().collect();
+        pool.free_bulk(&mut words);
+        pool.trim();
+        prop_assert_eq!(pool.resident_bytes(), 0);
+        prop_assert_eq!(source.committed_pages.load(Ordering::Relaxed), 0);
+    }
+}
