@@ -1,1 +1,35 @@
+//! Every raw system call of memfold.
+//!
+//! Without the `std` feature the crate is the allocation-free core that the preload library
+//! (`memfold-agent`) is made of: system calls by instruction, futexes, the userfaultfd ioctls and
+//! the layout of the channel that a program's helper thread shares with its supervisor. With
+//! `std` it also holds what only the supervisor needs: descriptor passing, reading another
+//! process, memory for the pool.
+//!
+//! Linux on x86-64 only, 4 KiB pages.
+#![cfg_attr(not(feature = "std"), no_std)]
 
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("memfold supports Linux on x86-64 only");
+
+pub mod channel;
+mod errno;
+pub mod futex;
+pub mod gate;
+pub mod hello;
+pub mod raw;
+pub mod uffd;
+
+#[cfg(feature = "std")]
+pub mod memory;
+#[cfg(feature = "std")]
+pub mod process;
+#[cfg(feature = "std")]
+pub mod socket;
+#[cfg(feature = "std")]
+pub mod thread;
+
+pub use errno::Errno;
+
+/// Bytes of a page. memfold refuses hosts where it differs.
+pub const PAGE_SIZE: usize = 4096;

@@ -1,0 +1,240 @@
+//! The helper thread: set-up, then the supervisor's commands until either side is gone.
+
+use crate::arena::{STAGE_PAGES, TRASH_PAGES};
+use crate::message::{connect, receive, send};
+use crate::start::{Handover, MANAGED, READY, REFUSED};
+use crate::system;
+use core::arch::asm;
+use core::sync::atomic::Ordering;
+use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
+use memfold_sys::futex::{self, OWNER_DIED};
+use memfold_sys::hello::{Hello, MAGIC, Welcome};
+use memfold_sys::uffd::Uffd;
+use memfold_sys::{Errno, PAGE_SIZE};
+
+const CLONE_VM: usize = 0x100;
+const CLONE_FS: usize = 0x200;
+const CLONE_SIGHAND: usize = 0x800;
+const CLONE_THREAD: usize = 0x1_0000;
+const CLONE_SYSVSEM: usize = 0x4_0000;
+
+/// Starts the helper on its own stack. Without `CLONE_FILES`, so that its descriptor table is a
+/// copy; without TLS, which it therefore must not use.
+///
+/// # Safety
+/// `stack_top` must be the 16-byte aligned end of an unused stack; `handover` must stay valid
+/// until its state is set.
+pub unsafe fn spawn(stack_top: usize, handover: *const Handover) -> bool {
+    const CLONE: usize = 56;
+    let flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    let result: isize;
+    // SAFETY: in the new thread the registers are those of here but the stack pointer; it calls
+    // `run`, which never returns. In the starting thread it is a plain system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") CLONE as isize => result,
+            in("rdi") flags,
+            in("rsi") stack_top,
+            in("rdx") 0,
+            in("r10") 0,
+            in("r8") 0,
+            in("r12") handover,
+            in("r13") run as *const () as usize,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result > 0
+}
+
+/// What a helper works with after its set-up.
+struct Helper {
+    channel: &'static Channel,
+    uffd: Uffd,
+    trash_uffd: Uffd,
+    trash: usize,
+}
+
+extern "C" fn run(handover: *const Handover) -> ! {
+    // SAFETY: `spawn`'s caller keeps the handover until the state is set, which is the last use.
+    let handover = unsafe { &*handover };
+    let helper = set_up(handover);
+    let state = if helper.is_ok() { READY } else { REFUSED };
+    handover.state.store(state, Ordering::Release);
+    futex::wake(&handover.state, 1);
+    match helper {
+        Ok(helper) => helper.serve(),
+        Err(_) => system::exit_thread(),
+    }
+}
+
+fn set_up(handover: &Handover) -> Result<Helper, Errno> {
+    system::close_all()?;
+    let socket = connect(&handover.socket_path)?;
+    let arena = &handover.arena;
+    let mut hello = Hello {
+        magic: MAGIC,
+        inherited: handover.inherited,
+        arena: arena.start as u64,
+        arena_length: arena.length as u64,
+        stage: arena.stage as u64,
+        stage_pages: STAGE_PAGES as u64,
+        trash: arena.trash as u64,
+        beacon: arena.beacon as u64,
+        refused: 0,
+    };
+    let (uffd, trash_uffd) = match Uffd::create().and_then(|a| Ok((a, Uffd::create()?))) {
+        Ok(pair) => pair,
+        Err(errno) => {
+            hello.refused = errno.0 as u64;
+            send(socket, &hello, None)?;
+            return Err(errno);
+        }
+    };
+    send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
+    let mut welcome = Welcome::default();
+    let [channel_fd, replacement] = receive(socket, &mut welcome)?;
+    if welcome.magic != MAGIC || channel_fd < 0 {
+        return Err(Errno::EINVAL);
+    }
+    let uffd = if welcome.replaces_uffd != 0 && replacement >= 0 {
+        system::close(uffd.0);
+        Uffd(replacement)
+    } else {
+        uffd
+    };
+    let channel = system::map_shared(channel_fd, CHANNEL_BYTES)?;
+    system::close(channel_fd);
+    system::keep_from_children(channel, CHANNEL_BYTES)?;
+    // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
+    // and stays mapped for the life of the process image.
+    let channel = unsafe { &*(channel as *const Channel) };
+    Ok(Helper { channel, uffd, trash_uffd, trash: arena.trash })
+}
+
+impl Helper {
+    fn serve(&self) -> ! {
+        let channel = self.channel;
+        let mut done = channel.done.load(Ordering::Acquire);
+        loop {
+            let alive = channel.alive.load(Ordering::Acquire);
+            if alive & OWNER_DIED != 0 {
+                die(b"memfold: the supervisor is gone; the program is stopped, as part of its memory went with it\n");
+            }
+            if channel.quit.load(Ordering::Acquire) != 0 {
+                system::exit_thread();
+            }
+            let posted = channel.posted.load(Ordering::Acquire);
+            if posted == done {
+                let _ = futex::wait(&channel.alive, alive, None);
+                continue;
+            }
+            channel.seen.store(posted, Ordering::Release);
+            MANAGED.store(1, Ordering::Relaxed);
+            // SAFETY: between `posted` and `done` the command is the helper's alone.
+            self.execute(unsafe { &mut *channel.command() });
+            done = posted;
+            // Release: the outcome is seen by whoever sees `done`.
+            channel.done.store(done, Ordering::Release);
+            futex::wake(&channel.done, i32::MAX as u32);
+        }
+    }
+
+    fn execute(&self, command: &mut Command) {
+        let drops = (command.drop_count as usize).min(RUNS_MAX);
+        for run in command.drops.iter_mut().take(drops) {
+            run.errno = self.drop_run(run).err().map_or(0, |errno| errno.0);
+        }
+        let moves = (command.move_count as usize).min(RUNS_MAX);
+        for run in command.moves.iter().take(moves).filter(|run| run.unshare != 0) {
+            // Before the gate: a page that is missing after all faults here, and the fault is
+            // served by whoever needs the gate. What fails shows as EBUSY at the move.
+            let _ = system::break_sharing(run.source as usize, run.pages as usize * PAGE_SIZE);
+        }
+        if moves == 0 {
+            return;
+        }
+        let channel = self.channel;
+        let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
+        if channel.gate.enter_shared(gone).is_err() {
+            command.stale = 1;
+            return;
+        }
+        if channel.event_count.load(Ordering::Relaxed) == command.event_count {
+            command.stale = 0;
+            for run in command.moves.iter_mut().take(moves) {
+                self.move_run(run);
+            }
+        } else {
+            command.stale = 1;
+        }
+        channel.gate.leave_shared();
+    }
+
+    /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the
+    /// move (EAGAIN) while an event of the program's is unread.
+    fn move_run(&self, run: &mut MoveRun) {
+        let length = run.pages as u64 * PAGE_SIZE as u64;
+        run.moved = 0;
+        run.errno = 0;
+        // A partial move tells no reason; the second try at the rest does.
+        for _ in 0..2 {
+            let done = run.moved as u64 * PAGE_SIZE as u64;
+            match self.uffd.move_pages(run.target + done, run.source + done, length - done) {
+                Ok(()) => {
+                    run.moved = run.pages;
+                    run.errno = 0;
+                    return;
+                }
+                Err(partial) => {
+                    run.moved += (partial.done / PAGE_SIZE as u64) as u32;
+                    run.errno = partial.errno.0;
+                    if partial.done == 0 {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Dropping a staged page in place would raise an event on the program's userfaultfd and make
+    /// every ioctl on it fail meanwhile. The trash is registered with one that asks for none.
+    fn drop_run(&self, run: &DropRun) -> Result<(), Errno> {
+        let mut start = run.start;
+        let mut left = run.pages as u64;
+        while left > 0 {
+            let pages = left.min(TRASH_PAGES as u64);
+            let length = pages * PAGE_SIZE as u64;
+            let moved = self.trash_uffd.move_pages(self.trash as u64, start, length);
+            let emptied = system::drop_pages(self.trash, length as usize);
+            moved.map_err(|partial| partial.errno)?;
+            emptied?;
+            start += length;
+            left -= pages;
+        }
+        Ok(())
+    }
+}
+
+/// A child whose inherited pages are with a supervisor that it cannot reach must not run on.
+pub fn fail_inherited() -> ! {
+    die(b"memfold: a forked program could not reach the supervisor; it is stopped, as part of its memory is there\n")
+}
+
+/// As above, found by the beacon.
+pub fn fail_orphaned() -> ! {
+    die(b"memfold: the supervisor is gone; a forked program is stopped, as part of its memory went with it\n")
+}
+
+fn die(reason: &[u8]) -> ! {
+    system::complain(reason);
+    system::kill_program()
+}

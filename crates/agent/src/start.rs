@@ -1,0 +1,154 @@
+//! From the loader's call, or a forked child's first moment, to a running helper.
+
+use crate::arena::Arena;
+use crate::{helper, system};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::{PAGE_SIZE, futex};
+
+/// The control socket's path; the supervisor writes it into the image it unpacks for the run.
+#[used]
+static SOCKET_PATH: [u8; SOCKET_PATH_MAX] = marked();
+
+const fn marked() -> [u8; SOCKET_PATH_MAX] {
+    let mut path = [0; SOCKET_PATH_MAX];
+    let mut i = 0;
+    while i < SOCKET_PATH_MARK.len() {
+        path[i] = SOCKET_PATH_MARK[i];
+        i += 1;
+    }
+    path
+}
+
+/// The beacon's address, inherited by children; 0 before the first helper ran.
+static BEACON: AtomicUsize = AtomicUsize::new(0);
+
+/// 1 once pages of this program (or of whom it was forked from) may be out: from then on a
+/// beacon that reads zero means that the supervisor is gone.
+pub static MANAGED: AtomicU32 = AtomicU32::new(0);
+
+/// What the starting thread hands to the helper, on the starting thread's stack.
+pub struct Handover {
+    pub arena: Arena,
+    pub inherited: u64,
+    pub socket_path: [u8; SOCKET_PATH_MAX],
+    /// 0 while the helper sets itself up, then [`READY`] or [`REFUSED`].
+    pub state: AtomicU32,
+}
+
+pub const READY: u32 = 1;
+pub const REFUSED: u32 = 2;
+
+/// Reads the path as it is in the loaded image (the compiler knows only the unpatched one).
+fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
+    // SAFETY: reads a live static.
+    let path = unsafe { core::ptr::read_volatile(&raw const SOCKET_PATH) };
+    (path[0] == b'/').then_some(path)
+}
+
+/// Starts a helper and waits until it is ready or has found that it cannot be.
+fn start(inherited: u64, inherited_beacon: Option<usize>) {
+    let Some(socket_path) = socket_path() else { return };
+    let Ok(arena) = Arena::map(inherited_beacon) else {
+        if inherited != 0 {
+            helper::fail_inherited();
+        }
+        return;
+    };
+    BEACON.store(arena.beacon, Ordering::Relaxed);
+    let handover = Handover { arena, inherited, socket_path, state: AtomicU32::new(0) };
+    let mask = system::block_signals();
+    // SAFETY: the stack is the arena's, fresh and large enough; `handover` lives until the
+    // helper has set its state, which is waited for below.
+    let started = unsafe { helper::spawn(arena.stack_top, &raw const handover) };
+    if started {
+        while handover.state.load(Ordering::Acquire) == 0 {
+            let _ = futex::wait(&handover.state, 0, None);
+        }
+    }
+    system::restore_signals(mask);
+    if !started || handover.state.load(Ordering::Acquire) == REFUSED {
+        if inherited != 0 {
+            helper::fail_inherited();
+        }
+        // A refused helper may still be on its last instructions: its stack stays mapped.
+        if !started {
+            arena.unmap();
+        }
+    }
+}
+
+/// Called by the loader before the program's own code.
+extern "C" fn load() {
+    // SAFETY: the symbols are weak; the addresses are null or the C library's functions of the
+    // documented signatures, and `child` stays valid as the library is never unloaded.
+    unsafe { register_fork_handler() };
+    start(0, None);
+}
+
+#[cfg(feature = "standalone")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+/// Called in a forked child before anything of the program's runs there.
+extern "C" fn child() {
+    let beacon = BEACON.load(Ordering::Relaxed);
+    if beacon == 0 {
+        return start(0, None);
+    }
+    // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
+    // registered, the read faults and the supervisor fills it.
+    let inherited = unsafe { core::ptr::read_volatile(beacon as *const u64) };
+    if inherited == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
+        helper::fail_orphaned();
+    }
+    // Missing again, for this child's own children.
+    let _ = system::drop_pages(beacon, PAGE_SIZE);
+    start(inherited, Some(beacon));
+}
+
+#[cfg(feature = "standalone")]
+core::arch::global_asm!(
+    ".weak __register_atfork",
+    ".weak pthread_atfork",
+    ".pushsection .data.rel.ro.memfold, \"aw\"",
+    ".balign 8",
+    "memfold_register_atfork: .quad __register_atfork",
+    "memfold_pthread_atfork: .quad pthread_atfork",
+    ".popsection",
+);
+
+#[cfg(feature = "standalone")]
+unsafe extern "C" {
+    #[link_name = "memfold_register_atfork"]
+    static REGISTER_ATFORK: usize;
+    #[link_name = "memfold_pthread_atfork"]
+    static PTHREAD_ATFORK: usize;
+}
+
+/// Asks the C library, whichever it is, to call [`child`] in forked children.
+#[cfg(feature = "standalone")]
+unsafe fn register_fork_handler() {
+    type Handler = Option<extern "C" fn()>;
+    type Glibc = extern "C" fn(Handler, Handler, Handler, *const u8) -> i32;
+    type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
+    // SAFETY: see `load`; a null address is not called.
+    unsafe {
+        let glibc = core::ptr::read_volatile(&raw const REGISTER_ATFORK);
+        let posix = core::ptr::read_volatile(&raw const PTHREAD_ATFORK);
+        if glibc != 0 {
+            let register: Glibc = core::mem::transmute(glibc);
+            register(None, None, Some(child), core::ptr::null());
+        } else if posix != 0 {
+            let register: Posix = core::mem::transmute(posix);
+            register(None, None, Some(child));
+        }
+    }
+}
+
+/// Built as an ordinary library (by `cargo test --workspace`) there is no loader to register with.
+#[cfg(not(feature = "standalone"))]
+unsafe fn register_fork_handler() {
+    let _ = (child, load);
+}

@@ -1,0 +1,143 @@
+//! The system calls the library makes, by meaning.
+
+use memfold_sys::Errno;
+use memfold_sys::raw::{nr, syscall};
+
+const PROT_NONE: usize = 0;
+const PROT_READ_WRITE: usize = 3;
+const MAP_SHARED: usize = 1;
+const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
+const MADV_DONTNEED: usize = 4;
+const MADV_DONTFORK: usize = 10;
+const MADV_DONTDUMP: usize = 16;
+const MADV_POPULATE_WRITE: usize = 23;
+const SIG_SETMASK: usize = 2;
+const SIGKILL: usize = 9;
+const STDERR: usize = 2;
+
+/// Reserves address space without access.
+pub fn reserve(length: usize) -> Result<usize, Errno> {
+    // SAFETY: a new private mapping at an address of the kernel's choice harms nobody.
+    Errno::result(unsafe {
+        syscall(
+            nr::MMAP,
+            [0, length, PROT_NONE, MAP_PRIVATE_ANONYMOUS_NORESERVE, usize::MAX, 0],
+        )
+    })
+}
+
+/// Makes part of a reservation readable and writable.
+pub fn open_up(start: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the range lies in our own reservation.
+    Errno::result(unsafe { syscall(nr::MPROTECT, [start, length, PROT_READ_WRITE, 0, 0, 0]) })
+        .map(|_| ())
+}
+
+/// Maps a shared descriptor.
+pub fn map_shared(fd: i32, length: usize) -> Result<usize, Errno> {
+    // SAFETY: as in `reserve`.
+    Errno::result(unsafe {
+        syscall(nr::MMAP, [0, length, PROT_READ_WRITE, MAP_SHARED, fd as usize, 0])
+    })
+}
+
+/// Unmaps our own mapping.
+pub fn unmap(start: usize, length: usize) {
+    // SAFETY: callers pass mappings of this library that nothing uses any more.
+    unsafe { syscall(nr::MUNMAP, [start, length, 0, 0, 0, 0]) };
+}
+
+fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
+    // SAFETY: the advices used here change no contents the program can see, except DONTNEED,
+    // which callers apply to our own pages only.
+    Errno::result(unsafe { syscall(nr::MADVISE, [start, length, advice, 0, 0, 0]) }).map(|_| ())
+}
+
+/// Drops the pages of our own range.
+pub fn drop_pages(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_DONTNEED)
+}
+
+/// Keeps our own range out of forked children.
+pub fn keep_from_children(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_DONTFORK)
+}
+
+/// Keeps our own range out of core dumps (and apart from mappings without the mark).
+pub fn keep_from_dumps(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_DONTDUMP)
+}
+
+/// Gives this process its own copy of each page of the range, as a write would.
+pub fn break_sharing(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_POPULATE_WRITE)
+}
+
+/// Blocks all signals of the calling thread and returns the old mask.
+pub fn block_signals() -> u64 {
+    let all = u64::MAX;
+    let mut old = 0u64;
+    set_mask(&all, Some(&mut old));
+    old
+}
+
+/// Restores what [`block_signals`] returned.
+pub fn restore_signals(mask: u64) {
+    set_mask(&mask, None);
+}
+
+fn set_mask(new: &u64, old: Option<&mut u64>) {
+    let old = old.map_or(0, |o| o as *mut u64 as usize);
+    // SAFETY: both pointers are to live 8-byte masks, the size the kernel is told.
+    unsafe {
+        syscall(nr::RT_SIGPROCMASK, [SIG_SETMASK, new as *const u64 as usize, old, 8, 0, 0])
+    };
+}
+
+/// Closes all descriptors of the calling thread's table.
+pub fn close_all() -> Result<(), Errno> {
+    // SAFETY: called by the helper on its own table only.
+    Errno::result(unsafe { syscall(nr::CLOSE_RANGE, [0, u32::MAX as usize, 0, 0, 0, 0]) })
+        .map(|_| ())
+}
+
+/// Closes one descriptor of the helper's.
+pub fn close(fd: i32) {
+    // SAFETY: as above.
+    unsafe { syscall(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Ends the calling thread.
+pub fn exit_thread() -> ! {
+    loop {
+        // SAFETY: ends only this thread.
+        unsafe { syscall(nr::EXIT, [0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Writes to what the *program* has as standard error (the helper's own table has none).
+pub fn complain(text: &[u8]) {
+    // SAFETY: queries and descriptors of our own process; the text outlives the write.
+    unsafe {
+        let pid = syscall(nr::GETPID, [0; 6]) as usize;
+        let Ok(handle) = Errno::result(syscall(nr::PIDFD_OPEN, [pid, 0, 0, 0, 0, 0])) else {
+            return;
+        };
+        let Ok(stderr) = Errno::result(syscall(nr::PIDFD_GETFD, [handle, STDERR, 0, 0, 0, 0]))
+        else {
+            return;
+        };
+        syscall(nr::WRITE, [stderr, text.as_ptr() as usize, text.len(), 0, 0, 0]);
+    }
+}
+
+/// Kills the whole program, at once.
+pub fn kill_program() -> ! {
+    loop {
+        // SAFETY: kill takes numbers only.
+        unsafe {
+            let pid = syscall(nr::GETPID, [0; 6]) as usize;
+            syscall(nr::KILL, [pid, SIGKILL, 0, 0, 0, 0]);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The channel: a page or two of memory shared by a program's helper thread and the supervisor.
+//!
+//! The supervisor writes one command, bumps `posted` and wakes the helper; the helper executes
+//! it, writes the outcome beside each run, sets `done` and wakes the supervisor. One command is
+//! outstanding at most, so each field has one writer at a time: the supervisor while
+//! `posted == done`, the helper otherwise.
+
+use crate::gate::Gate;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Runs of pages in one command.
+pub const RUNS_MAX: usize = 64;
+
+/// Bytes of the shared memory.
+pub const CHANNEL_BYTES: usize = 8192;
+
+/// A run of pages to move into the stage.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct MoveRun {
+    /// Program address of the first page.
+    pub source: u64,
+    /// Stage address of the first page.
+    pub target: u64,
+    /// Pages asked for.
+    pub pages: u32,
+    /// Out: pages that were moved, from the front.
+    pub moved: u32,
+    /// Out: the error that stopped the run; 0 if none.
+    pub errno: i32,
+    /// 1: break the sharing that a fork left before moving (a write fault a page).
+    pub unshare: u32,
+}
+
+/// A run of staged pages to drop.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct DropRun {
+    /// Stage address of the first page.
+    pub start: u64,
+    /// Pages.
+    pub pages: u32,
+    /// Out: 0, or the error.
+    pub errno: i32,
+}
+
+/// One command: drop, then move.
+#[repr(C)]
+pub struct Command {
+    /// The event count the moves were planned at; the helper moves nothing if it has changed.
+    pub event_count: u32,
+    /// Entries of `drops`.
+    pub drop_count: u32,
+    /// Entries of `moves`.
+    pub move_count: u32,
+    /// Out: 1 if the moves were skipped because an event came in between.
+    pub stale: u32,
+    /// Staged pages to drop.
+    pub drops: [DropRun; RUNS_MAX],
+    /// Pages to stage.
+    pub moves: [MoveRun; RUNS_MAX],
+}
+
+/// The shared memory's layout. All zero is the initial state but for `alive`.
+#[repr(C)]
+pub struct Channel {
+    /// A robust futex held by the supervisor: the kernel marks it and wakes the helper if the
+    /// supervisor dies. Also what the helper sleeps on.
+    pub alive: AtomicU32,
+    /// Commands posted.
+    pub posted: AtomicU32,
+    /// Commands that the helper has seen: ends the supervisor's waking.
+    pub seen: AtomicU32,
+    /// Commands done.
+    pub done: AtomicU32,
+    /// Events applied so far; changes only while the gate is held exclusively.
+    pub event_count: AtomicU32,
+    /// 1: the helper must leave the program alone and end.
+    pub quit: AtomicU32,
+    /// Who may change pages.
+    pub gate: Gate,
+    /// Why the supervisor kills this program, when it does: 0 none, 1 corrupt page.
+    pub verdict: AtomicU32,
+    /// Robust list linkage, used by the supervisor alone.
+    pub robust_next: AtomicU64,
+    command: UnsafeCell<Command>,
+}
+
+// SAFETY: `command` has one writer at a time by the posted/done protocol above; the rest is atomic.
+unsafe impl Sync for Channel {}
+// SAFETY: no thread affinity.
+unsafe impl Send for Channel {}
+
+const _: () = assert!(core::mem::size_of::<Channel>() <= CHANNEL_BYTES);
+
+impl Channel {
+    /// The command's place.
+    pub fn command(&self) -> *mut Command {
+        self.command.get()
+    }
+}

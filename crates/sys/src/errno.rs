@@ -1,0 +1,49 @@
+/// A kernel error number, as system calls return it (positive here).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// No such process: the address space is gone.
+    pub const ESRCH: Errno = Errno(3);
+    /// Not there: an unmapped or hole page.
+    pub const ENOENT: Errno = Errno(2);
+    /// Interrupted.
+    pub const EINTR: Errno = Errno(4);
+    /// Not now: an event is pending.
+    pub const EAGAIN: Errno = Errno(11);
+    /// Out of memory.
+    pub const ENOMEM: Errno = Errno(12);
+    /// Bad address.
+    pub const EFAULT: Errno = Errno(14);
+    /// Busy: the page is shared or pinned.
+    pub const EBUSY: Errno = Errno(16);
+    /// Already there.
+    pub const EEXIST: Errno = Errno(17);
+    /// Not valid here.
+    pub const EINVAL: Errno = Errno(22);
+    /// The time ran out.
+    pub const ETIMEDOUT: Errno = Errno(110);
+
+    /// Splits a raw system call result.
+    #[inline]
+    pub fn result(value: isize) -> Result<usize, Errno> {
+        if (-4095..0).contains(&value) { Err(Errno(-value as i32)) } else { Ok(value as usize) }
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<Errno> for std::io::Error {
+    fn from(errno: Errno) -> Self {
+        std::io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+#[cfg(feature = "std")]
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::io::Error::from(*self).fmt(f)
+    }
+}
+
+#[cfg(feature = "std")]
+impl std::error::Error for Errno {}

@@ -1,0 +1,154 @@
+//! The gate of an address space: who may change its mappings while.
+//!
+//! A message read from a userfaultfd lets the program go on before the supervisor has acted on
+//! it (a `REMOVE` is read, and the thread that called `madvise` drops the pages), and from that
+//! moment a page copied in or moved out would be a page of the wrong time. So:
+//!
+//! * whoever **reads messages** holds the gate *exclusively*, from the read until every event in
+//!   what was read has been applied to the page states;
+//! * whoever **changes the program's pages** (copies in, moves out, registers) holds it *shared*,
+//!   from the look at the page state to the new page state.
+//!
+//! Between the moment the kernel changes a mapping and the moment its event is read, the kernel
+//! itself answers `EAGAIN` to every ioctl on that userfaultfd. Both together leave no moment at
+//! which a page state and the mapping it describes disagree unnoticed.
+//!
+//! The gate lies in memory shared with the program, because its helper thread is one of those
+//! that change pages. Waiting is bounded: a program that scribbles over its gate or dies inside
+//! it harms itself, not the supervisor.
+
+use crate::futex;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Writer present.
+const EXCLUSIVE: u32 = 1 << 31;
+/// A writer waits: newcomers stay out, so that messages are read soon.
+const PENDING: u32 = 1 << 30;
+const COUNT: u32 = PENDING - 1;
+
+/// How long one wait lasts before the caller's `give_up` is asked again.
+const WAIT_NS: u64 = 20_000_000;
+
+/// A reader-writer lock of one word for use between processes. All zero is "open".
+#[repr(C)]
+pub struct Gate {
+    state: AtomicU32,
+    /// Changes at each release that somebody may wait for.
+    turn: AtomicU32,
+    waiters: AtomicU32,
+}
+
+/// The gate could not be had: the address space is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abandoned;
+
+impl Gate {
+    /// An open gate.
+    pub const fn new() -> Gate {
+        Gate { state: AtomicU32::new(0), turn: AtomicU32::new(0), waiters: AtomicU32::new(0) }
+    }
+
+    /// Enters to change pages. `give_up` is asked now and then while waiting.
+    pub fn enter_shared(&self, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if state & (EXCLUSIVE | PENDING) == 0 {
+                // Acquire: what the last exclusive holder did to the page states is seen.
+                if self
+                    .state
+                    .compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+                continue;
+            }
+            self.sleep(|state| state & (EXCLUSIVE | PENDING) != 0, &give_up)?;
+        }
+    }
+
+    /// Leaves after [`Gate::enter_shared`].
+    pub fn leave_shared(&self) {
+        // Release: the page states written inside are seen by the next exclusive holder.
+        let state = self.state.fetch_sub(1, Ordering::Release) - 1;
+        if state & COUNT == 0 && state & PENDING != 0 {
+            self.notify();
+        }
+    }
+
+    /// Enters to read messages, alone.
+    pub fn enter_exclusive(&self, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if state & (EXCLUSIVE | COUNT) == 0 {
+                // Taking the gate clears PENDING; writers that still wait set it again.
+                if self
+                    .state
+                    .compare_exchange_weak(state, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+                continue;
+            }
+            if state & PENDING == 0 && state & EXCLUSIVE == 0 {
+                let _ = self.state.compare_exchange_weak(
+                    state,
+                    state | PENDING,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
+                continue;
+            }
+            if let Err(abandoned) = self.sleep(|s| s & (EXCLUSIVE | COUNT) != 0, &give_up) {
+                self.state.fetch_and(!PENDING, Ordering::Relaxed);
+                self.notify();
+                return Err(abandoned);
+            }
+        }
+    }
+
+    /// Leaves after [`Gate::enter_exclusive`].
+    pub fn leave_exclusive(&self) {
+        self.state.fetch_and(!EXCLUSIVE, Ordering::Release);
+        self.notify();
+    }
+
+    fn notify(&self) {
+        // SeqCst on both sides: either the waiter sees the new state, or this sees the waiter.
+        self.turn.fetch_add(1, Ordering::SeqCst);
+        if self.waiters.load(Ordering::SeqCst) != 0 {
+            futex::wake(&self.turn, u32::MAX >> 1);
+        }
+    }
+
+    fn sleep(
+        &self,
+        blocked: impl Fn(u32) -> bool,
+        give_up: &impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
+        for _ in 0..50 {
+            if !blocked(self.state.load(Ordering::Relaxed)) {
+                return Ok(());
+            }
+            core::hint::spin_loop();
+        }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let turn = self.turn.load(Ordering::SeqCst);
+        let mut result = Ok(());
+        if blocked(self.state.load(Ordering::SeqCst)) {
+            let _ = futex::wait(&self.turn, turn, Some(WAIT_NS));
+            if give_up() {
+                result = Err(Abandoned);
+            }
+        }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        result
+    }
+}
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,51 @@
+//! The first words between a program's helper thread and the supervisor.
+//!
+//! The helper sends one [`Hello`] with its two userfaultfds; the supervisor answers with one
+//! [`Welcome`] with the channel's descriptor (and, for a forked child, the userfaultfd that the
+//! kernel made for it). Nothing else is ever sent: afterwards the socket's end of file tells the
+//! supervisor that the address space is gone.
+
+/// Spells "memfold1".
+pub const MAGIC: u64 = 0x31_646c_6f66_6d65_6d;
+
+/// Longest socket path, as the kernel has it, terminator included.
+pub const SOCKET_PATH_MAX: usize = 108;
+
+/// What the preload library's image holds where the socket's path is patched in.
+pub const SOCKET_PATH_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
+
+/// Helper to supervisor. Addresses are of the program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// The address space that the program inherited by fork; 0 if none.
+    pub inherited: u64,
+    /// The helper's own mapping (guards, stack, stage, trash): never managed.
+    pub arena: u64,
+    /// Its length in bytes.
+    pub arena_length: u64,
+    /// First page of the stage.
+    pub stage: u64,
+    /// Pages of the stage.
+    pub stage_pages: u64,
+    /// First page of the trash, where dropped pages pass through.
+    pub trash: u64,
+    /// The page by which a forked child learns what it inherited.
+    pub beacon: u64,
+    /// Why the program cannot be managed: an errno, or 0. No descriptors come with it then.
+    pub refused: u64,
+}
+
+/// Supervisor to helper.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Welcome {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// The address space's number, from 1.
+    pub address_space: u64,
+    /// 1 if a userfaultfd comes behind the channel's descriptor and replaces the first one.
+    pub replaces_uffd: u64,
+}

@@ -1,0 +1,210 @@
+//! The userfaultfd interface: numbers, structures and the ioctls memfold uses.
+//!
+//! The errors keep their meaning: what was done before the error is returned beside it, because a
+//! partial copy is ordinary (the next page is there already, an event came in between).
+
+use crate::raw::{nr, syscall};
+use crate::Errno;
+
+const UFFD_API: u64 = 0xaa;
+
+/// A page fault message.
+pub const EVENT_PAGEFAULT: u8 = 0x12;
+/// The address space was copied by a fork.
+pub const EVENT_FORK: u8 = 0x13;
+/// A range was moved by `mremap`.
+pub const EVENT_REMAP: u8 = 0x14;
+/// A range is about to be dropped by `madvise`.
+pub const EVENT_REMOVE: u8 = 0x15;
+/// A range was unmapped.
+pub const EVENT_UNMAP: u8 = 0x16;
+
+/// `UFFD_FEATURE_EVENT_FORK`; needs `CAP_SYS_PTRACE` of whoever asks for it.
+pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
+/// `UFFD_FEATURE_EVENT_REMAP`.
+pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+/// `UFFD_FEATURE_EVENT_REMOVE`.
+pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
+/// `UFFD_FEATURE_EVENT_UNMAP`.
+pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+/// `UFFD_FEATURE_THREAD_ID`: messages carry the faulting thread.
+pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+/// `UFFD_FEATURE_MOVE` (Linux 6.8).
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+/// The fault was a write.
+pub const FAULT_WRITE: u64 = 1;
+
+const IOC_API: usize = 0xc018_aa3f;
+const IOC_REGISTER: usize = 0xc020_aa00;
+const IOC_UNREGISTER: usize = 0x8010_aa01;
+const IOC_WAKE: usize = 0x8010_aa02;
+const IOC_COPY: usize = 0xc028_aa03;
+const IOC_ZEROPAGE: usize = 0xc020_aa04;
+const IOC_MOVE: usize = 0xc028_aa05;
+/// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
+pub const IOC_NEW: usize = 0xaa00;
+
+const REGISTER_MODE_MISSING: u64 = 1;
+const MODE_DONTWAKE: u64 = 1;
+
+/// One message, 32 bytes, as `read` returns it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Message {
+    /// One of the `EVENT_` numbers.
+    pub event: u8,
+    reserved: [u8; 7],
+    arguments: [u64; 3],
+}
+
+impl Message {
+    /// Page fault: the flags.
+    pub fn fault_flags(&self) -> u64 {
+        self.arguments[0]
+    }
+    /// Page fault: the address, rounded down to its page.
+    pub fn fault_address(&self) -> u64 {
+        self.arguments[1] & !(crate::PAGE_SIZE as u64 - 1)
+    }
+    /// Page fault: the faulting thread.
+    pub fn fault_thread(&self) -> u32 {
+        self.arguments[2] as u32
+    }
+    /// Fork: the descriptor of the child's userfaultfd, now in the reader's table.
+    pub fn fork_descriptor(&self) -> i32 {
+        self.arguments[0] as u32 as i32
+    }
+    /// Remap: from, to, length in bytes.
+    pub fn remap(&self) -> (u64, u64, u64) {
+        (self.arguments[0], self.arguments[1], self.arguments[2])
+    }
+    /// Remove or unmap: start and end.
+    pub fn range(&self) -> (u64, u64) {
+        (self.arguments[0], self.arguments[1])
+    }
+}
+
+/// An ioctl stopped before its end: `done` bytes went through, then `errno`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partial {
+    /// Bytes that were done.
+    pub done: u64,
+    /// What stopped it.
+    pub errno: Errno,
+}
+
+/// A borrowed userfaultfd. All calls may be made from any thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uffd(pub i32);
+
+fn ioctl(fd: i32, request: usize, argument: &mut [u64]) -> Result<(), Errno> {
+    // SAFETY: each caller passes the structure that the request reads and writes, as u64 words.
+    let result =
+        unsafe { syscall(nr::IOCTL, [fd as usize, request, argument.as_mut_ptr() as usize, 0, 0, 0]) };
+    Errno::result(result).map(|_| ())
+}
+
+/// Outcome of a COPY, ZEROPAGE or MOVE, whose last word the kernel sets to bytes done or -errno.
+/// (Taking that word for a length without looking at its sign reads -EAGAIN as a huge copy.)
+fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Partial> {
+    let done_bytes = if (done as i64) < 0 { 0 } else { done };
+    match result {
+        Ok(()) if done_bytes == length => Ok(()),
+        Ok(()) => Err(Partial { done: done_bytes, errno: Errno::EAGAIN }),
+        // The ioctl answers EAGAIN for any partial result; the word then holds what was done.
+        Err(errno) => Err(Partial { done: done_bytes, errno }),
+    }
+}
+
+impl Uffd {
+    /// Creates one for the calling process (non-blocking, close-on-exec).
+    pub fn create() -> Result<Uffd, Errno> {
+        const O_CLOEXEC: usize = 0o2_000_000;
+        const O_NONBLOCK: usize = 0o4_000;
+        // SAFETY: takes flags only.
+        let result =
+            unsafe { syscall(nr::USERFAULTFD, [O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0]) };
+        match Errno::result(result) {
+            Ok(fd) => Ok(Uffd(fd as i32)),
+            Err(refused) => Self::create_by_device(O_CLOEXEC | O_NONBLOCK).map_err(|_| refused),
+        }
+    }
+
+    fn create_by_device(flags: usize) -> Result<Uffd, Errno> {
+        let path = c"/dev/userfaultfd";
+        const O_RDWR_CLOEXEC: usize = 0o2_000_002;
+        // SAFETY: a terminated path and flags; the descriptor is closed below.
+        let device = Errno::result(unsafe {
+            syscall(nr::OPEN, [path.as_ptr() as usize, O_RDWR_CLOEXEC, 0, 0, 0, 0])
+        })?;
+        // SAFETY: USERFAULTFD_IOC_NEW takes flags by value; closing our own descriptor.
+        unsafe {
+            let fd = Errno::result(syscall(nr::IOCTL, [device, IOC_NEW, flags, 0, 0, 0]));
+            syscall(nr::CLOSE, [device, 0, 0, 0, 0, 0]);
+            fd.map(|fd| Uffd(fd as i32))
+        }
+    }
+
+    /// The handshake; returns the features the kernel has.
+    pub fn api(self, features: u64) -> Result<u64, Errno> {
+        let mut argument = [UFFD_API, features, 0];
+        ioctl(self.0, IOC_API, &mut argument)?;
+        Ok(argument[1])
+    }
+
+    /// Registers a range for missing-page faults.
+    pub fn register(self, start: u64, length: u64) -> Result<(), Errno> {
+        ioctl(self.0, IOC_REGISTER, &mut [start, length, REGISTER_MODE_MISSING, 0])
+    }
+
+    /// Takes a range back: its holes are filled by the kernel again.
+    pub fn unregister(self, start: u64, length: u64) -> Result<(), Errno> {
+        ioctl(self.0, IOC_UNREGISTER, &mut [start, length])
+    }
+
+    /// Wakes the threads that wait for pages of the range; they fault again if still missing.
+    pub fn wake(self, start: u64, length: u64) -> Result<(), Errno> {
+        ioctl(self.0, IOC_WAKE, &mut [start, length])
+    }
+
+    /// Copies `length` bytes at `source` (the caller's memory) into missing pages at `target`
+    /// and wakes who waits for them.
+    ///
+    /// # Safety
+    /// `source` must be readable for `length` bytes.
+    pub unsafe fn copy(self, target: u64, source: *const u8, length: u64) -> Result<(), Partial> {
+        let mut argument = [target, source as u64, length, 0, 0];
+        let result = ioctl(self.0, IOC_COPY, &mut argument);
+        outcome(result, argument[4], length)
+    }
+
+    /// Maps the zero page over missing pages and wakes who waits for them.
+    pub fn zero(self, target: u64, length: u64) -> Result<(), Partial> {
+        let mut argument = [target, length, 0, 0];
+        let result = ioctl(self.0, IOC_ZEROPAGE, &mut argument);
+        outcome(result, argument[3], length)
+    }
+
+    /// Moves present pages to missing ones of the same process, without waking anybody.
+    /// Works only from inside that process.
+    pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
+        let mut argument = [target, source, length, MODE_DONTWAKE, 0];
+        let result = ioctl(self.0, IOC_MOVE, &mut argument);
+        outcome(result, argument[4], length)
+    }
+
+    /// Reads messages; `Ok(0)` when there are none.
+    pub fn read(self, messages: &mut [Message]) -> Result<usize, Errno> {
+        let bytes = core::mem::size_of_val(messages);
+        // SAFETY: the kernel writes whole messages, plain integers, into the slice.
+        let result = unsafe {
+            syscall(nr::READ, [self.0 as usize, messages.as_mut_ptr() as usize, bytes, 0, 0, 0])
+        };
+        match Errno::result(result) {
+            Ok(read) => Ok(read / core::mem::size_of::<Message>()),
+            Err(Errno::EAGAIN) => Ok(0),
+            Err(errno) => Err(errno),
+        }
+    }
+}
