@@ -1,1 +1,77 @@
+//! A swap space in user space.
+//!
+//! Pages go in and get a [`Slot`]; they come back by it. A slot is virtual: it says nothing about
+//! where the data lies, and the data may move between tiers under it. A slot counts its owners, so
+//! that processes that share a page after a fork share its slot.
+//!
+//! ```
+//! use memfold_swap::{PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+//! use zsmalloc::HeapSource;
+//!
+//! let config = SwapConfig { pool_capacity_pages: 4096, max_slots: 4096, ..Default::default() };
+//! let space = SwapSpace::new(HeapSource::new(), config)?;
+//! let mut scratch = Scratch::new();
+//!
+//! let page = [0x42; PAGE_SIZE];
+//! let slot = space.store(&page, &mut scratch)?;
+//! let mut back = [0; PAGE_SIZE];
+//! space.load(slot, &mut back, &mut scratch)?;
+//! assert_eq!(back, page);
+//! space.release(slot);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # How it is built
+//!
+//! - A **swap table** is a cluster's 512 entries of 8 bytes: state, tier, location and count. It
+//!   is a page at the cluster's place in one reserved range, taken when the cluster is and given
+//!   back when its last slot is freed. Look-ups take no lock; every change is a compare-and-swap
+//!   from an entry that was checked, and panics on one that cannot be.
+//! - **Tiers** ([`Tier`]) keep the data: same-filled pages in their entry, compressed and
+//!   incompressible ones in a [`zsmalloc::Pool`].
+//! - A page is stored with a **checksum** of its contents and its slot, and never handed out if
+//!   either does not match.
+//!
+//! The crate makes no system call and knows no address space: its memory comes from a
+//! [`zsmalloc::PageSource`].
 
+mod counts;
+mod entry;
+mod slot;
+mod sync;
+
+#[cfg(not(loom))]
+mod allocator;
+#[cfg(not(loom))]
+mod checksum;
+#[cfg(not(loom))]
+mod codec;
+#[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod page;
+#[cfg(not(loom))]
+mod scratch;
+#[cfg(not(loom))]
+mod space;
+#[cfg(not(loom))]
+mod table;
+#[cfg(not(loom))]
+mod tier;
+
+pub use counts::CountError;
+pub use entry::{Location, TierKind};
+pub use slot::{CLUSTER_SLOTS, Slot};
+
+#[cfg(not(loom))]
+pub use {
+    codec::Algorithm,
+    counters::Usage,
+    error::{Corruption, LoadError, NewError, StoreError},
+    page::{PAGE_SIZE, Page, fill, fill_word},
+    scratch::Scratch,
+    space::{SwapConfig, SwapSpace},
+    tier::{Fault, Faults, FaultyTier, NoopTier, Placed, Stored, Tier},
+};

@@ -1,0 +1,139 @@
+//! What a store and a load cost, page by page, for generated pages and for files of real memory.
+//!
+//! `cargo run --release -p memfold-swap --example cost -- [FILE…]`: a file is taken as pages one
+//! after another, for instance a copy of what `/proc/PID/mem` shows of a heap.
+
+use std::time::Instant;
+
+use memfold_swap::{
+    Algorithm, NoopTier, PAGE_SIZE, Page, Scratch, SwapConfig, SwapSpace, TierKind, fill_word,
+};
+use zsmalloc::HeapSource;
+
+const PAGES: usize = 8192;
+const ROUNDS: usize = 5;
+
+/// Pages of repeats and noise that LZ4 compresses about 2.2:1.
+fn generated() -> Vec<Page> {
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 16) as usize % below
+    };
+    let mut page = || {
+        let mut page = [0_u8; PAGE_SIZE];
+        let mut at = 0;
+        while at < PAGE_SIZE {
+            let length = (8 + next(32)).min(PAGE_SIZE - at);
+            let back = if at > 64 && next(100) >= 36 {
+                1 + next(at.min(1000))
+            } else {
+                0
+            };
+            for index in at..at + length {
+                page[index] = if back > 0 {
+                    page[index - back]
+                } else {
+                    next(256) as u8
+                };
+            }
+            at += length;
+        }
+        page
+    };
+    (0..PAGES).map(|_| page()).collect()
+}
+
+fn pages_of(file: &str) -> std::io::Result<Vec<Page>> {
+    let bytes = std::fs::read(file)?;
+    let pages = bytes.as_chunks::<PAGE_SIZE>().0.iter();
+    Ok(pages
+        .filter(|page| fill_word(page).is_none())
+        .take(PAGES)
+        .copied()
+        .collect())
+}
+
+/// The shortest time of some rounds for each page, in nanoseconds.
+fn fastest(pages: usize, mut round: impl FnMut()) -> f64 {
+    let time = |_| {
+        let start = Instant::now();
+        round();
+        start.elapsed().as_nanos() as f64 / pages as f64
+    };
+    (0..ROUNDS).map(time).fold(f64::INFINITY, f64::min)
+}
+
+fn measure(what: &str, pages: &[Page], space: &SwapSpace<HeapSource>) {
+    let mut scratch = Scratch::new();
+    let mut store = f64::INFINITY;
+    let mut load = f64::INFINITY;
+    let mut release = f64::INFINITY;
+    let mut ratio = 0.0;
+    for _ in 0..ROUNDS {
+        let mut slots = Vec::with_capacity(pages.len());
+        let start = Instant::now();
+        slots.extend(
+            pages
+                .iter()
+                .map(|page| space.store(page, &mut scratch).expect("room")),
+        );
+        store = store.min(start.elapsed().as_nanos() as f64 / pages.len() as f64);
+        let usage = space.usage();
+        ratio = usage.original_bytes as f64 / usage.stored_bytes as f64;
+        let mut out = [0; PAGE_SIZE];
+        let loads = fastest(pages.len(), || {
+            for slot in &slots {
+                space
+                    .load(*slot, &mut out, &mut scratch)
+                    .expect("no damage");
+            }
+        });
+        load = load.min(loads);
+        let start = Instant::now();
+        space.release_bulk(&slots);
+        release = release.min(start.elapsed().as_nanos() as f64 / pages.len() as f64);
+    }
+    println!(
+        "{what:32} store {store:6.0} ns  load {load:6.0} ns  release {release:5.0} ns  {ratio:.2}:1"
+    );
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut inputs = vec![("generated".to_owned(), generated())];
+    for file in std::env::args().skip(1) {
+        inputs.push((file.clone(), pages_of(&file)?));
+    }
+    let base = SwapConfig {
+        pool_capacity_pages: 1 << 18,
+        ..SwapConfig::default()
+    };
+    for (name, pages) in inputs {
+        println!("{name}, {} pages", pages.len());
+        let space = SwapSpace::new(HeapSource::new(), base.clone())?;
+        measure("  lz4, checksum", &pages, &space);
+        let config = SwapConfig {
+            checksum: false,
+            ..base.clone()
+        };
+        measure("  lz4", &pages, &SwapSpace::new(HeapSource::new(), config)?);
+        let config = SwapConfig {
+            algorithm: Algorithm::Zstd,
+            ..base.clone()
+        };
+        measure(
+            "  zstd, checksum",
+            &pages,
+            &SwapSpace::new(HeapSource::new(), config)?,
+        );
+        let noop = |tier: Box<dyn memfold_swap::Tier>| match tier.kind() {
+            TierKind::Compressed => Box::new(NoopTier::new(TierKind::Compressed)) as Box<_>,
+            _ => tier,
+        };
+        let space = SwapSpace::with_tiers(HeapSource::new(), base.clone(), noop)?;
+        measure("  no codec, no pool", &pages, &space);
+    }
+    Ok(())
+}

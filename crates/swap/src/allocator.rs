@@ -1,0 +1,342 @@
+//! Which slots are handed out: clusters held by processors, and the clusters that have room.
+//!
+//! Each shard (a processor, or a group of threads) holds one cluster and hands out its free slots
+//! in order, so that pages stored together get neighbouring slots and shards do not meet. Lock
+//! order: a shard, then the lists.
+
+use std::sync::Arc;
+
+use zsmalloc::PageSource;
+
+use crate::{
+    error::{NewError, StoreError},
+    slot::{CLUSTER_SLOTS, ClusterId, Slot},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering::*},
+        lock,
+    },
+    table::{METAS_PER_PAGE, SwapTable, TablePage},
+};
+
+/// A cluster is offered to the shards again once at most this many of its slots are used: a
+/// quarter is free then, so that a shard that takes it is busy for a while.
+const OFFERED_AT: u32 = (CLUSTER_SLOTS - CLUSTER_SLOTS / 4) as u32;
+
+/// Whose a cluster is. The values of `ClusterMeta::home`.
+mod home {
+    /// It has no pages.
+    pub(super) const ABSENT: u32 = 0;
+    /// A shard hands out its slots.
+    pub(super) const HELD: u32 = 1;
+    /// It is too full to be offered.
+    pub(super) const FULL: u32 = 2;
+    /// It is in the list of those with room.
+    pub(super) const OFFERED: u32 = 3;
+    /// Its pages are being given back.
+    pub(super) const LEAVING: u32 = 4;
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    /// The clusters with room that no shard holds.
+    offered: Vec<ClusterId>,
+    /// Numbers of clusters without pages, below `next`.
+    absent: Vec<ClusterId>,
+    /// The first number never used.
+    next: u32,
+    /// Pages of cluster records taken so far.
+    meta_pages: usize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    held: Option<ClusterId>,
+    next_index: usize,
+}
+
+/// Hands out slots and takes them back.
+#[derive(Debug)]
+pub(crate) struct SlotAllocator<S: PageSource> {
+    table: Arc<SwapTable<S>>,
+    shards: Box<[Mutex<Shard>]>,
+    lists: Mutex<Lists>,
+    /// Pages that tables, annexes and records take now.
+    resident_pages: AtomicU64,
+}
+
+impl<S: PageSource> SlotAllocator<S> {
+    pub(crate) fn new(table: Arc<SwapTable<S>>, shards: usize) -> Result<Self, NewError> {
+        if !(1..=1024).contains(&shards) {
+            return Err(NewError::Config("shards must be between 1 and 1024"));
+        }
+        let lists = Lists {
+            next: 1,
+            ..Lists::default()
+        };
+        Ok(Self {
+            table,
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            lists: Mutex::new(lists),
+            resident_pages: AtomicU64::new(0),
+        })
+    }
+
+    /// Pages that swap tables, annexes and cluster records take now.
+    pub(crate) fn resident_pages(&self) -> u64 {
+        self.resident_pages.load(Relaxed)
+    }
+
+    /// Bytes of heap for the lists, roughly.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let lists = lock(&self.lists);
+        (lists.offered.capacity() + lists.absent.capacity()) * size_of::<ClusterId>()
+            + self.shards.len() * size_of::<Mutex<Shard>>()
+    }
+
+    /// Reserves up to `wanted` free slots with ascending numbers, at least one, and gives them to
+    /// `take`.
+    pub(crate) fn reserve(
+        &self,
+        shard: usize,
+        wanted: usize,
+        mut take: impl FnMut(Slot),
+    ) -> Result<usize, StoreError> {
+        let mut shard = lock(&self.shards[shard % self.shards.len()]);
+        loop {
+            if let Some(cluster) = shard.held {
+                let taken = self.reserve_in(cluster, &mut shard.next_index, wanted, &mut take);
+                if taken > 0 {
+                    return Ok(taken);
+                }
+                self.let_go(cluster);
+                shard.held = None;
+            }
+            shard.held = Some(self.take_cluster()?);
+            shard.next_index = 0;
+        }
+    }
+
+    fn reserve_in(
+        &self,
+        cluster: ClusterId,
+        next_index: &mut usize,
+        wanted: usize,
+        take: &mut impl FnMut(Slot),
+    ) -> usize {
+        let mut taken = 0;
+        while taken < wanted && *next_index < CLUSTER_SLOTS {
+            let slot = cluster.slot(*next_index);
+            *next_index += 1;
+            if self.table.entry(slot).reserve(slot) {
+                take(slot);
+                taken += 1;
+            }
+        }
+        if taken > 0 {
+            self.table
+                .meta(cluster)
+                .used
+                .fetch_add(taken as u32, AcqRel);
+        }
+        taken
+    }
+
+    /// A cluster with room, for the caller to hold.
+    fn take_cluster(&self) -> Result<ClusterId, StoreError> {
+        let mut lists = lock(&self.lists);
+        if let Some(cluster) = lists.offered.pop() {
+            self.set_home(cluster, home::OFFERED, home::HELD);
+            return Ok(cluster);
+        }
+        if let Some(cluster) = self.absent_cluster(&mut lists)? {
+            self.table.commit(TablePage::Entries(cluster))?;
+            self.resident_pages.fetch_add(1, Relaxed);
+            if lists.absent.last() == Some(&cluster) {
+                lists.absent.pop();
+            } else {
+                lists.next += 1;
+            }
+            self.set_home(cluster, home::ABSENT, home::HELD);
+            return Ok(cluster);
+        }
+        // The space is as large as it may be: take any cluster with a free slot.
+        for number in 1..lists.next {
+            let cluster = ClusterId(number);
+            let meta = self.table.meta(cluster);
+            if meta.home.load(Relaxed) == home::FULL
+                && (meta.used.load(Acquire) as usize) < CLUSTER_SLOTS
+            {
+                self.set_home(cluster, home::FULL, home::HELD);
+                return Ok(cluster);
+            }
+        }
+        Err(StoreError::NoSlots)
+    }
+
+    /// The number of a cluster without pages, which stays where it is until it has its pages.
+    fn absent_cluster(&self, lists: &mut Lists) -> Result<Option<ClusterId>, StoreError> {
+        if let Some(&cluster) = lists.absent.last() {
+            return Ok(Some(cluster));
+        }
+        let cluster = ClusterId(lists.next);
+        if cluster.number() >= self.table.clusters() {
+            return Ok(None);
+        }
+        // Giving a cluster back must not need memory.
+        let numbers = lists.next as usize + 1;
+        for list in [&mut lists.offered, &mut lists.absent] {
+            list.try_reserve(numbers - list.len())
+                .map_err(|_| StoreError::NoMemory)?;
+        }
+        if cluster.number() / METAS_PER_PAGE >= lists.meta_pages {
+            self.table.commit(TablePage::Metas(lists.meta_pages))?;
+            self.resident_pages.fetch_add(1, Relaxed);
+            lists.meta_pages += 1;
+        }
+        Ok(Some(cluster))
+    }
+
+    fn set_home(&self, cluster: ClusterId, from: u32, to: u32) {
+        let found = self.table.meta(cluster).home.swap(to, Relaxed);
+        assert_eq!(
+            found, from,
+            "cluster {} is not where it should be",
+            cluster.0
+        );
+    }
+
+    /// The holder of `cluster` gives it up.
+    fn let_go(&self, cluster: ClusterId) {
+        let mut leaving = Leaving::default();
+        let mut lists = lock(&self.lists);
+        self.set_home(cluster, home::HELD, home::FULL);
+        self.reconsider(&mut lists, cluster, &mut leaving);
+        drop(lists);
+        self.give_back(leaving);
+    }
+
+    /// Takes back `count` slots of `cluster` whose entries are free again. What is to be given
+    /// back to the system is added to `leaving`.
+    pub(crate) fn freed(&self, cluster: ClusterId, count: u32, leaving: &mut Leaving) {
+        let before = self.table.meta(cluster).used.fetch_sub(count, AcqRel);
+        assert!(
+            before >= count,
+            "cluster {} has fewer used slots than were freed",
+            cluster.0
+        );
+        let after = before - count;
+        // The one who steps over a threshold looks, under the lock. A holder who gives the
+        // cluster up looks too, so that one of the two sees both that it has room and that nobody
+        // holds it.
+        if after == 0 || (before > OFFERED_AT && after <= OFFERED_AT) {
+            self.reconsider(&mut lock(&self.lists), cluster, leaving);
+        }
+    }
+
+    /// Puts a cluster where it belongs by how full it is.
+    fn reconsider(&self, lists: &mut Lists, cluster: ClusterId, leaving: &mut Leaving) {
+        let meta = self.table.meta(cluster);
+        let home = meta.home.load(Relaxed);
+        if home != home::FULL && home != home::OFFERED {
+            return;
+        }
+        let used = meta.used.load(Acquire);
+        if used == 0 && meta.walkers.load(Relaxed) == 0 {
+            if home == home::OFFERED {
+                self.unlist(lists, cluster);
+            }
+            self.set_home(cluster, home, home::LEAVING);
+            leaving.clusters.push(cluster);
+        } else if used <= OFFERED_AT && home == home::FULL {
+            self.offer(lists, cluster);
+        }
+    }
+
+    fn offer(&self, lists: &mut Lists, cluster: ClusterId) {
+        self.table
+            .meta(cluster)
+            .list_index
+            .store(lists.offered.len() as u32, Relaxed);
+        lists.offered.push(cluster);
+        self.set_home(cluster, home::FULL, home::OFFERED);
+    }
+
+    fn unlist(&self, lists: &mut Lists, cluster: ClusterId) {
+        let index = self.table.meta(cluster).list_index.load(Relaxed) as usize;
+        let removed = lists.offered.swap_remove(index);
+        assert_eq!(removed, cluster, "the list of clusters with room is wrong");
+        if let Some(&moved) = lists.offered.get(index) {
+            self.table
+                .meta(moved)
+                .list_index
+                .store(index as u32, Relaxed);
+        }
+    }
+
+    /// Gives the pages of emptied clusters back to the system, without any lock.
+    pub(crate) fn give_back(&self, leaving: Leaving) {
+        if leaving.clusters.is_empty() {
+            return;
+        }
+        let mut pages = Vec::with_capacity(2 * leaving.clusters.len());
+        for &cluster in &leaving.clusters {
+            pages.push(TablePage::Entries(cluster));
+            if self.table.meta(cluster).has_annex.load(Acquire) != 0 {
+                pages.push(TablePage::Annex(cluster));
+            }
+        }
+        // SAFETY: the clusters are leaving, so no shard reserves their slots and no walker looks;
+        // all their slots are free, so nobody holds a count, and their entries are zero.
+        let discarded = unsafe { self.table.discard(&pages) };
+        let mut lists = lock(&self.lists);
+        if discarded.is_ok() {
+            self.resident_pages.fetch_sub(pages.len() as u64, Relaxed);
+            for cluster in leaving.clusters {
+                self.table.meta(cluster).has_annex.store(0, Release);
+                self.set_home(cluster, home::LEAVING, home::ABSENT);
+                lists.absent.push(cluster);
+            }
+        } else {
+            // They still have their pages, and serve as empty clusters.
+            for cluster in leaving.clusters {
+                self.set_home(cluster, home::LEAVING, home::FULL);
+                self.offer(&mut lists, cluster);
+            }
+        }
+    }
+
+    /// Makes sure that the annex of `slot`'s cluster may be used. The caller has the slot
+    /// reserved or holds a count.
+    pub(crate) fn take_annex(&self, slot: Slot) -> Result<(), StoreError> {
+        let meta = self.table.meta(slot.cluster());
+        if meta.has_annex.load(Acquire) != 0 {
+            return Ok(());
+        }
+        let _lists: MutexGuard<'_, Lists> = lock(&self.lists);
+        if meta.has_annex.load(Acquire) == 0 {
+            self.table.commit(TablePage::Annex(slot.cluster()))?;
+            self.resident_pages.fetch_add(1, Relaxed);
+            meta.has_annex.store(1, Release);
+        }
+        Ok(())
+    }
+
+    /// Gives up the clusters that shards hold and that are empty, as the others are given back as
+    /// soon as they are.
+    pub(crate) fn trim(&self) {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            let empty = |cluster: &mut ClusterId| self.table.meta(*cluster).used.load(Acquire) == 0;
+            if let Some(cluster) = shard.held.take_if(empty) {
+                self.let_go(cluster);
+            }
+        }
+    }
+}
+
+/// Emptied clusters on their way back to the system.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    clusters: Vec<ClusterId>,
+}

@@ -1,0 +1,198 @@
+//! Compression of single pages.
+
+use std::ffi::{c_char, c_int};
+
+use zstd_safe::{CCtx, CParameter, DCtx};
+
+use crate::{PAGE_SIZE, page::Page, scratch::Scratch};
+
+/// How pages are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// LZ4 at its default speed: 4–5 µs to store a page, 1 µs to load it.
+    #[default]
+    Lz4,
+    /// Zstandard at level 1: two to three times the time of LZ4 for 1.4 times its saving.
+    Zstd,
+}
+
+/// A codec with its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Codec {
+    Lz4,
+    Zstd { level: i32 },
+}
+
+impl From<Algorithm> for Codec {
+    fn from(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::Lz4 => Self::Lz4,
+            Algorithm::Zstd => Self::Zstd { level: 1 },
+        }
+    }
+}
+
+/// Why a page was not compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Uncompressed {
+    /// The result would be longer than allowed.
+    TooLong,
+    /// The codec has no memory for its state, or failed.
+    Failed,
+}
+
+impl Codec {
+    /// Compresses `page` to at most `limit` bytes.
+    pub(crate) fn compress<'s>(
+        self,
+        page: &Page,
+        limit: usize,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [u8], Uncompressed> {
+        let (buffer, zstd) = scratch.parts();
+        let limit = limit.min(buffer.len());
+        let length = match self {
+            Self::Lz4 => compress_lz4(page, &mut buffer[..limit]),
+            Self::Zstd { level } => zstd.compress(level, page, &mut buffer[..limit]),
+        }?;
+        Ok(&buffer[..length])
+    }
+
+    /// Decompresses `data` to exactly a page; `false` if it does not decode to one.
+    pub(crate) fn decompress(self, data: &[u8], page: &mut Page, scratch: &mut Scratch) -> bool {
+        match self {
+            Self::Lz4 => decompress_lz4(data, page),
+            Self::Zstd { .. } => scratch.parts().1.decompress(data, page),
+        }
+    }
+}
+
+/// LZ4's C implementation, whose state is 16 KiB of stack. Measured against `lz4_flex` with a
+/// table that is kept, it takes 3–8 % less time to compress and 12–20 % less to decompress.
+fn compress_lz4(page: &Page, out: &mut [u8]) -> Result<usize, Uncompressed> {
+    // SAFETY: the pointers and lengths are those of the two slices; LZ4 reads and writes nothing
+    // beyond.
+    let length = unsafe {
+        lz4_sys::LZ4_compress_fast(
+            page.as_ptr().cast::<c_char>(),
+            out.as_mut_ptr().cast::<c_char>(),
+            PAGE_SIZE as c_int,
+            out.len() as c_int,
+            1,
+        )
+    };
+    if length > 0 {
+        Ok(length as usize)
+    } else {
+        Err(Uncompressed::TooLong)
+    }
+}
+
+fn decompress_lz4(data: &[u8], page: &mut Page) -> bool {
+    // SAFETY: as in `compress_lz4`; this function is made for untrusted data.
+    let length = unsafe {
+        lz4_sys::LZ4_decompress_safe(
+            data.as_ptr().cast::<c_char>(),
+            page.as_mut_ptr().cast::<c_char>(),
+            data.len() as c_int,
+            PAGE_SIZE as c_int,
+        )
+    };
+    length == PAGE_SIZE as c_int
+}
+
+/// Zstandard's states, made when they are first used.
+#[derive(Default)]
+pub(crate) struct ZstdContexts {
+    compressor: Option<(i32, CCtx<'static>)>,
+    decompressor: Option<DCtx<'static>>,
+}
+
+impl ZstdContexts {
+    fn compressor(&mut self, level: i32) -> Result<&mut CCtx<'static>, Uncompressed> {
+        if self
+            .compressor
+            .as_ref()
+            .is_none_or(|(had, _)| *had != level)
+        {
+            let mut context = CCtx::try_create().ok_or(Uncompressed::Failed)?;
+            // The length, a checksum and a dictionary's name are known or kept elsewhere.
+            for parameter in [
+                CParameter::CompressionLevel(level),
+                CParameter::ContentSizeFlag(false),
+                CParameter::ChecksumFlag(false),
+                CParameter::DictIdFlag(false),
+            ] {
+                context
+                    .set_parameter(parameter)
+                    .map_err(|_| Uncompressed::Failed)?;
+            }
+            self.compressor = Some((level, context));
+        }
+        self.compressor
+            .as_mut()
+            .map(|(_, context)| context)
+            .ok_or(Uncompressed::Failed)
+    }
+
+    fn compress(&mut self, level: i32, page: &Page, out: &mut [u8]) -> Result<usize, Uncompressed> {
+        let context = self.compressor(level)?;
+        // The one error that a fresh one-shot compression has is that the output is too small.
+        context
+            .compress2(out, &page[..])
+            .map_err(|_| Uncompressed::TooLong)
+    }
+
+    fn decompress(&mut self, data: &[u8], page: &mut Page) -> bool {
+        if self.decompressor.is_none() {
+            self.decompressor = DCtx::try_create();
+        }
+        let Some(context) = &mut self.decompressor else {
+            return false;
+        };
+        context.decompress(&mut page[..], data) == Ok(PAGE_SIZE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_page() -> Page {
+        std::array::from_fn(|i| b"swap tables and tiers "[i * i % 22])
+    }
+
+    #[test]
+    fn pages_survive_each_codec() {
+        let mut scratch = Scratch::new();
+        for codec in [
+            Codec::Lz4,
+            Codec::Zstd { level: 1 },
+            Codec::Zstd { level: 5 },
+        ] {
+            let data = codec
+                .compress(&text_page(), PAGE_SIZE, &mut scratch)
+                .unwrap()
+                .to_vec();
+            assert!(data.len() < PAGE_SIZE / 4);
+            let mut page = [0; PAGE_SIZE];
+            assert!(codec.decompress(&data, &mut page, &mut scratch));
+            assert_eq!(page, text_page());
+            assert!(!codec.decompress(&data[..data.len() - 1], &mut page, &mut scratch));
+        }
+    }
+
+    #[test]
+    fn a_result_above_the_limit_is_refused() {
+        let mut scratch = Scratch::new();
+        for codec in [Codec::Lz4, Codec::Zstd { level: 1 }] {
+            let length = codec
+                .compress(&text_page(), PAGE_SIZE, &mut scratch)
+                .unwrap()
+                .len();
+            let short = codec.compress(&text_page(), length - 1, &mut scratch);
+            assert_eq!(short, Err(Uncompressed::TooLong));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What a space holds and has done, counted without a shared cache line.
+
+use std::cell::Cell;
+
+use crate::{
+    PAGE_SIZE,
+    entry::TierKind,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering::*},
+};
+
+const TIERS: usize = TierKind::ALL.len();
+
+/// What a space holds now, and what it has done so far. The parts are read one after another, so
+/// they fit together exactly only while nothing is going on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Bytes of memory that the pool holds.
+    pub pool_bytes: u64,
+    /// Bytes of memory for swap tables and for the records of the space and the pool.
+    pub metadata_bytes: u64,
+    /// Those of them that are swap tables and what belongs to them: in the main 8 a slot.
+    pub table_bytes: u64,
+    /// Slots with a page.
+    pub slots_in_use: u64,
+    /// Pages kept, of every tier.
+    pub stored_pages: u64,
+    /// Those of them that repeat one word.
+    pub same_filled_pages: u64,
+    /// Those of them that are kept uncompressed.
+    pub incompressible_pages: u64,
+    /// Bytes that the kept pages had in memory.
+    pub original_bytes: u64,
+    /// Bytes that the kept pages take in their tiers, without what the pool wastes.
+    pub stored_bytes: u64,
+    /// Pages ever stored.
+    pub pages_stored_total: u64,
+    /// Those of them that repeated one word.
+    pub same_filled_total: u64,
+    /// Bytes that they took in their tiers.
+    pub bytes_stored_total: u64,
+    /// Bytes that they had in memory.
+    pub bytes_original_total: u64,
+    /// Pages ever loaded.
+    pub pages_loaded_total: u64,
+    /// Stores that failed.
+    pub store_failures: u64,
+    /// Loads that failed, because a tier could not read or because the page was corrupt.
+    pub load_failures: u64,
+}
+
+/// Gauges are sums of wrapping differences: one shard alone means nothing.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard {
+    pages: [AtomicU64; TIERS],
+    bytes: [AtomicU64; TIERS],
+    pages_total: [AtomicU64; TIERS],
+    bytes_total: [AtomicU64; TIERS],
+    loads: AtomicU64,
+    store_failures: AtomicU64,
+    load_failures: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Counters {
+    shards: Box<[Shard]>,
+}
+
+impl Counters {
+    pub(crate) fn new(shards: usize) -> Self {
+        Self {
+            shards: (0..shards).map(|_| Shard::default()).collect(),
+        }
+    }
+
+    fn shard(&self) -> &Shard {
+        &self.shards[thread_number() % self.shards.len()]
+    }
+
+    pub(crate) fn stored(&self, tier: TierKind, bytes: u64) {
+        let (shard, tier) = (self.shard(), tier.index());
+        shard.pages[tier].fetch_add(1, Relaxed);
+        shard.bytes[tier].fetch_add(bytes, Relaxed);
+        shard.pages_total[tier].fetch_add(1, Relaxed);
+        shard.bytes_total[tier].fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn freed(&self, tier: TierKind, pages: u64, bytes: u64) {
+        let (shard, tier) = (self.shard(), tier.index());
+        shard.pages[tier].fetch_sub(pages, Relaxed);
+        shard.bytes[tier].fetch_sub(bytes, Relaxed);
+    }
+
+    pub(crate) fn loaded(&self) {
+        self.shard().loads.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn store_failed(&self) {
+        self.shard().store_failures.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn load_failed(&self) {
+        self.shard().load_failures.fetch_add(1, Relaxed);
+    }
+
+    fn sum(&self, counter: impl Fn(&Shard) -> u64) -> u64 {
+        self.shards
+            .iter()
+            .fold(0, |sum, shard| sum.wrapping_add(counter(shard)))
+    }
+
+    fn sum_tiers(&self, counters: impl Fn(&Shard) -> &[AtomicU64; TIERS]) -> u64 {
+        self.sum(|shard| {
+            counters(shard)
+                .iter()
+                .fold(0, |sum, tier| sum.wrapping_add(tier.load(Relaxed)))
+        })
+    }
+
+    pub(crate) fn pages_in(&self, tier: TierKind) -> u64 {
+        self.sum(|shard| shard.pages[tier.index()].load(Relaxed))
+    }
+
+    /// The usage, without what the pool and the tables take.
+    pub(crate) fn usage(&self) -> Usage {
+        let page = PAGE_SIZE as u64;
+        let stored_pages = self.sum_tiers(|shard| &shard.pages);
+        let pages_stored_total = self.sum_tiers(|shard| &shard.pages_total);
+        let same_filled = TierKind::SameFilled.index();
+        Usage {
+            slots_in_use: stored_pages,
+            stored_pages,
+            same_filled_pages: self.pages_in(TierKind::SameFilled),
+            incompressible_pages: self.pages_in(TierKind::Uncompressed),
+            original_bytes: stored_pages.wrapping_mul(page),
+            stored_bytes: self.sum_tiers(|shard| &shard.bytes),
+            pages_stored_total,
+            same_filled_total: self.sum(|shard| shard.pages_total[same_filled].load(Relaxed)),
+            bytes_stored_total: self.sum_tiers(|shard| &shard.bytes_total),
+            bytes_original_total: pages_stored_total.wrapping_mul(page),
+            pages_loaded_total: self.sum(|shard| shard.loads.load(Relaxed)),
+            store_failures: self.sum(|shard| shard.store_failures.load(Relaxed)),
+            load_failures: self.sum(|shard| shard.load_failures.load(Relaxed)),
+            ..Usage::default()
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.shards.len() * size_of::<Shard>()
+    }
+}
+
+/// A small number that is this thread's own, as long as there are few threads.
+pub(crate) fn thread_number() -> usize {
+    const UNKNOWN: u32 = u32::MAX;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    thread_local! {
+        static NUMBER: Cell<u32> = const { Cell::new(UNKNOWN) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == UNKNOWN {
+            number.set(NEXT.fetch_add(1, Relaxed) % UNKNOWN);
+        }
+        number.get() as usize
+    })
+}

@@ -1,0 +1,107 @@
+//! Slot counts that are too large for an entry.
+//!
+//! An entry counts to 254. A program that forks more often than that while a page is out has its
+//! count kept here, and the entry says so by a count of 255. Every step into, within and out of
+//! that state is made under this table's lock, so the two always agree.
+
+use std::collections::HashMap;
+
+use crate::{
+    entry::{EntryCell, MAX_INLINE_COUNT},
+    slot::Slot,
+    sync::{Mutex, MutexGuard, lock},
+};
+
+/// Why a count could not be added. The slot is unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CountError {
+    /// The heap refused memory for a count that no longer fits the entry.
+    #[error("no memory for a large slot count")]
+    NoMemory,
+}
+
+const SHARDS: usize = 16;
+
+/// The counts above 254, by slot.
+#[derive(Debug)]
+pub(crate) struct OverflowCounts {
+    shards: Vec<Mutex<HashMap<u32, u64>>>,
+}
+
+impl OverflowCounts {
+    pub(crate) fn new() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+        }
+    }
+
+    fn shard(&self, slot: Slot) -> MutexGuard<'_, HashMap<u32, u64>> {
+        lock(&self.shards[slot.raw() as usize % SHARDS])
+    }
+
+    /// Adds a count to a slot whose entry was seen at its largest.
+    pub(crate) fn duplicate(&self, slot: Slot, cell: &EntryCell) -> Result<(), CountError> {
+        let mut shard = self.shard(slot);
+        loop {
+            if cell.is_overflown() {
+                *shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot)) += 1;
+                return Ok(());
+            }
+            if cell.inline_count() < MAX_INLINE_COUNT {
+                // Somebody released counts meanwhile.
+                if cell.step_up(slot, false).is_ok() {
+                    return Ok(());
+                }
+                continue;
+            }
+            shard.try_reserve(1).map_err(|_| CountError::NoMemory)?;
+            if cell.step_up(slot, true).is_ok() {
+                let before = shard.insert(slot.raw(), MAX_INLINE_COUNT + 1);
+                assert!(
+                    before.is_none(),
+                    "{slot:?} had a large count beside a small one"
+                );
+                return Ok(());
+            }
+        }
+    }
+
+    /// Drops a count of a slot whose entry says that its count is here. `false` if it no longer
+    /// is: nothing was changed.
+    pub(crate) fn release(&self, slot: Slot, cell: &EntryCell) -> bool {
+        let mut shard = self.shard(slot);
+        if !cell.is_overflown() {
+            return false;
+        }
+        let count = shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot));
+        if *count > MAX_INLINE_COUNT + 1 {
+            *count -= 1;
+            return true;
+        }
+        // Only other fields of the entry can change meanwhile: its count is ours.
+        while cell.step_down_from_overflow(slot).is_err() {}
+        shard.remove(&slot.raw());
+        true
+    }
+
+    /// The count of a slot whose entry says that it is here.
+    pub(crate) fn get(&self, slot: Slot) -> Option<u64> {
+        self.shard(slot).get(&slot.raw()).copied()
+    }
+
+    /// Bytes of heap that the table takes, roughly.
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        let entry = size_of::<(u32, u64)>() + 1;
+        self.shards
+            .iter()
+            .map(|shard| lock(shard).capacity() * entry)
+            .sum()
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn missing(slot: Slot) -> ! {
+    panic!("the large count of {slot:?} is missing");
+}

@@ -1,0 +1,99 @@
+//! What can go wrong.
+
+use zsmalloc::{AllocError, PoolError, SourceError};
+
+use crate::{entry::TierKind, slot::Slot};
+
+/// Why a swap space could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NewError {
+    /// The configuration makes no sense.
+    #[error("invalid swap configuration: {0}")]
+    Config(&'static str),
+    /// The page source refused address space.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The pool could not be made.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The compression library refused its state.
+    #[error("could not set up compression: {0}")]
+    Codec(&'static str),
+}
+
+/// Why a page could not be stored. The caller still has its page, and nothing is kept of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The pool has no room.
+    #[error("the compressed pool has no room: {0}")]
+    Pool(#[from] AllocError),
+    /// The page source refused memory for a swap table.
+    #[error("no memory for a swap table: {0}")]
+    Table(#[from] SourceError),
+    /// The heap refused memory for the space's own records.
+    #[error("no memory for the swap space's records")]
+    NoMemory,
+    /// All slots that the space may have are in use.
+    #[error("all swap slots are in use")]
+    NoSlots,
+    /// No tier takes the page.
+    #[error("no tier takes the page")]
+    NoTier,
+    /// A tier failed.
+    #[error("the {tier} tier failed: {reason}")]
+    Tier {
+        /// The tier.
+        tier: TierKind,
+        /// What happened.
+        reason: &'static str,
+    },
+}
+
+/// Why a page could not be loaded. The contents of the buffer are not the page's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// What was read is not what was stored. The page is lost; the program must not go on.
+    #[error("the page in swap slot {slot} is corrupt ({tier} tier: {what})")]
+    Corrupt {
+        /// The slot.
+        slot: Slot,
+        /// The tier its data lies in.
+        tier: TierKind,
+        /// What was wrong.
+        what: Corruption,
+    },
+    /// A tier could not read its data now. The page is not lost.
+    #[error("the {tier} tier could not read swap slot {slot}: {reason}")]
+    Tier {
+        /// The slot.
+        slot: Slot,
+        /// The tier its data lies in.
+        tier: TierKind,
+        /// What happened.
+        reason: &'static str,
+    },
+}
+
+/// How a page was found corrupt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Corruption {
+    /// The entry names no object of the pool.
+    #[error("no stored object at its location")]
+    NoObject,
+    /// The object is another slot's, or its header is damaged.
+    #[error("the object is not this slot's")]
+    WrongSlot,
+    /// The header gives a length that the object cannot have.
+    #[error("the object's length is impossible")]
+    BadLength,
+    /// The compressed data does not decode to a page.
+    #[error("the data does not decode")]
+    Undecodable,
+    /// The decoded page has another checksum than the stored one.
+    #[error("the checksum does not match")]
+    Checksum,
+}

@@ -1,0 +1,470 @@
+//! The swap space.
+
+use std::{fmt, ptr::NonNull, sync::Arc};
+
+use zsmalloc::{PageRun, PageSource, Pool, SourceError};
+
+use crate::{
+    PAGE_SIZE,
+    allocator::{Leaving, SlotAllocator},
+    checksum::Checksums,
+    codec::Algorithm,
+    counters::{Counters, Usage, thread_number},
+    counts::{CountError, OverflowCounts},
+    entry::{Position, Released, TierKind, wrong_entry},
+    error::{LoadError, NewError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::{CLUSTER_SLOTS, ClusterId, Slot},
+    sync::atomic::Ordering,
+    table::SwapTable,
+    tier::{CompressedTier, Placed, SameFilledTier, Stored, Tier, UncompressedTier},
+};
+
+/// How a swap space is set up.
+#[derive(Debug, Clone)]
+pub struct SwapConfig {
+    /// How pages are compressed when they are stored.
+    pub algorithm: Algorithm,
+    /// Whether each page is kept with a checksum that is verified when it is loaded. It costs
+    /// about 0.08 µs a store and a load on a processor with carry-less multiplication.
+    pub checksum: bool,
+    /// Pages of address space for the pool, which takes memory only for what it stores. The most
+    /// the pool can ever hold; give it several times what is to be stored.
+    pub pool_capacity_pages: usize,
+    /// The most slots there may be, rounded up to whole clusters. They cost address space only.
+    pub max_slots: usize,
+    /// Into how many parts the space is split, so that threads do not meet: the number of
+    /// processors, or 0 for a default.
+    pub shards: usize,
+}
+
+impl Default for SwapConfig {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::Lz4,
+            checksum: true,
+            pool_capacity_pages: 1 << 24,
+            max_slots: 1 << 28,
+            shards: 0,
+        }
+    }
+}
+
+const DEFAULT_SHARDS: usize = 8;
+
+/// Slots released at once; bounds the memory that a release of any length needs.
+const RELEASE_BATCH: usize = 4096;
+
+/// A swap space: pages go in and get a slot, and come back by it.
+///
+/// Slots are virtual, count their owners, and take 8 bytes each. All methods may be called from
+/// many threads at once; none but [`release_bulk`](Self::release_bulk) takes long.
+///
+/// A caller may use a slot only while it holds one of the slot's counts. The space checks what it
+/// can: an operation on a slot that is not in use panics, and a load that was given the wrong
+/// slot's data is refused.
+pub struct SwapSpace<S: PageSource> {
+    table: Arc<SwapTable<S>>,
+    allocator: SlotAllocator<S>,
+    overflow: OverflowCounts,
+    pool: Arc<Pool<SharedSource<S>>>,
+    /// By [`TierKind::index`].
+    tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
+    counters: Counters,
+}
+
+impl<S: PageSource + 'static> SwapSpace<S> {
+    /// A space with the tiers for same-filled, compressed and incompressible pages.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration is out of range, or the source or the heap refuse memory.
+    pub fn new(source: S, config: SwapConfig) -> Result<Self, NewError> {
+        Self::with_tiers(source, config, |tier| tier)
+    }
+
+    /// Like [`new`](Self::new), with each tier put through `wrap`: for tests and measurements.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_tiers(
+        source: S,
+        config: SwapConfig,
+        mut wrap: impl FnMut(Box<dyn Tier>) -> Box<dyn Tier>,
+    ) -> Result<Self, NewError> {
+        let clusters = config.max_slots.div_ceil(CLUSTER_SLOTS);
+        if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS {
+            return Err(NewError::Config(
+                "max_slots must be between 1 and 2^32 - 1024",
+            ));
+        }
+        let shards = if config.shards == 0 {
+            DEFAULT_SHARDS
+        } else {
+            config.shards
+        };
+        let source = Arc::new(source);
+        let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
+        let mut pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages);
+        pool_config.shards = shards;
+        // What one process stored must not be readable in what another does.
+        pool_config.zero_freed = true;
+        let pool = Arc::new(Pool::new(SharedSource(source), pool_config)?);
+        let checksums = if config.checksum {
+            Checksums::On
+        } else {
+            Checksums::Off
+        };
+        let compressed = CompressedTier::new(
+            TierKind::Compressed,
+            config.algorithm.into(),
+            checksums,
+            Arc::clone(&pool),
+        );
+        let mut tiers = [const { None }; TierKind::ALL.len()];
+        for tier in [
+            Box::new(SameFilledTier) as Box<dyn Tier>,
+            Box::new(compressed),
+            Box::new(UncompressedTier::new(checksums, Arc::clone(&pool))),
+        ] {
+            let tier = wrap(tier);
+            let index = tier.kind().index();
+            tiers[index] = Some(tier);
+        }
+        Ok(Self {
+            allocator: SlotAllocator::new(Arc::clone(&table), shards)?,
+            table,
+            overflow: OverflowCounts::new(),
+            pool,
+            tiers,
+            counters: Counters::new(shards),
+        })
+    }
+}
+
+/// The tiers that a new page is offered to, in this order.
+const STORE_ORDER: [TierKind; 3] = [
+    TierKind::SameFilled,
+    TierKind::Compressed,
+    TierKind::Uncompressed,
+];
+
+impl<S: PageSource> SwapSpace<S> {
+    /// Stores a copy of `page` and returns its slot, with a count of 1. When it returns, the page
+    /// is safe: the caller may drop its own.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for the page. Nothing is kept of it then.
+    pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
+        let mut reserved = None;
+        self.reserve(1, |slot| reserved = Some(slot))?;
+        let slot = reserved.expect("a successful reservation gives a slot");
+        self.store_in(slot, page, scratch)?;
+        Ok(slot)
+    }
+
+    /// Stores a batch of pages, in slots that follow one another as far as possible, and adds the
+    /// outcome for each page to `out`, in order.
+    pub fn store_batch(
+        &self,
+        pages: &[&Page],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Slot, StoreError>>,
+    ) {
+        let mut slots = Vec::with_capacity(pages.len());
+        let mut rest = pages;
+        while !rest.is_empty() {
+            slots.clear();
+            if let Err(error) = self.reserve(rest.len(), |slot| slots.push(slot)) {
+                out.extend(rest.iter().map(|_| Err(error)));
+                return;
+            }
+            let (now, later) = rest.split_at(slots.len());
+            for (&slot, page) in slots.iter().zip(now) {
+                out.push(self.store_in(slot, page, scratch).map(|()| slot));
+            }
+            rest = later;
+        }
+    }
+
+    fn reserve(&self, wanted: usize, take: impl FnMut(Slot)) -> Result<(), StoreError> {
+        match self.allocator.reserve(thread_number(), wanted, take) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.counters.store_failed();
+                Err(error)
+            }
+        }
+    }
+
+    fn store_in(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<(), StoreError> {
+        match self.place(slot, page, scratch) {
+            Ok(position) => {
+                let bytes = self.tier(position.tier).bytes(position.location);
+                self.table.entry(slot).publish(slot, position);
+                self.counters.stored(position.tier, bytes);
+                Ok(())
+            }
+            Err(error) => {
+                self.table.entry(slot).cancel(slot);
+                let mut leaving = Leaving::default();
+                self.allocator.freed(slot.cluster(), 1, &mut leaving);
+                self.allocator.give_back(leaving);
+                self.counters.store_failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// Finds a tier for a page.
+    fn place(
+        &self,
+        slot: Slot,
+        page: &Page,
+        scratch: &mut Scratch,
+    ) -> Result<Position, StoreError> {
+        for kind in STORE_ORDER {
+            let Some(tier) = &self.tiers[kind.index()] else {
+                continue;
+            };
+            match tier.store(slot, page, scratch)? {
+                Placed::Declined => {}
+                Placed::At(location) => {
+                    return Ok(Position {
+                        tier: kind,
+                        location,
+                    });
+                }
+                Placed::WithAnnex(location, word) => {
+                    if let Err(error) = self.allocator.take_annex(slot) {
+                        tier.free(&mut [location]);
+                        return Err(error);
+                    }
+                    self.table.annex(slot).store(word, Ordering::Release);
+                    return Ok(Position {
+                        tier: kind,
+                        location,
+                    });
+                }
+            }
+        }
+        Err(StoreError::NoTier)
+    }
+
+    fn tier(&self, kind: TierKind) -> &dyn Tier {
+        match &self.tiers[kind.index()] {
+            Some(tier) => &**tier,
+            None => panic!("a swap entry names the {kind} tier, which this space does not have"),
+        }
+    }
+
+    /// Copies the page in `slot` to `out`. The slot keeps it.
+    ///
+    /// # Errors
+    ///
+    /// If the page cannot be read now, or what was read is not what was stored. `out` then holds
+    /// anything.
+    ///
+    /// # Panics
+    ///
+    /// If the slot holds no page.
+    pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
+        let cell = self.table.entry(slot);
+        loop {
+            let pin = self.pool.pin();
+            let entry = cell.load();
+            let Some(position) = entry.position() else {
+                wrong_entry(slot, entry, "loading its page")
+            };
+            let stored = Stored::new(slot, position.location, self.table.annex(slot));
+            let loaded = self.tier(position.tier).load(stored, out, scratch);
+            drop(pin);
+            match loaded {
+                Ok(()) => {
+                    cell.mark_used(entry);
+                    self.counters.loaded();
+                    return Ok(());
+                }
+                // The page was moved, and its annex word may have changed before its entry did.
+                Err(_) if cell.load().position() != Some(position) => {}
+                Err(error) => {
+                    self.counters.load_failed();
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Adds a count to `slot`, for another owner of the same page.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for a count above 254.
+    ///
+    /// # Panics
+    ///
+    /// If the slot holds no page.
+    pub fn duplicate(&self, slot: Slot) -> Result<(), CountError> {
+        self.table.entry(slot).duplicate(slot, &self.overflow)
+    }
+
+    /// How many owners `slot` has; 0 if it holds no page. Another thread may change it at once.
+    pub fn count(&self, slot: Slot) -> u64 {
+        let cell = self.table.entry(slot);
+        loop {
+            if !cell.is_overflown() {
+                return cell.inline_count();
+            }
+            if let Some(count) = self.overflow.get(slot) {
+                return count;
+            }
+        }
+    }
+
+    /// Drops the caller's count of `slot`. With the last one the slot and its storage are freed.
+    ///
+    /// # Panics
+    ///
+    /// If the slot holds no page.
+    pub fn release(&self, slot: Slot) {
+        let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) else {
+            return;
+        };
+        let mut leaving = Leaving::default();
+        self.allocator.freed(slot.cluster(), 1, &mut leaving);
+        self.free(position.tier, &mut [position.location]);
+        self.allocator.give_back(leaving);
+    }
+
+    /// Drops a count of each of `slots`; a slot given twice loses two. Cheapest for slots in
+    /// ascending order, which those of pages stored together mostly are: each cluster and each
+    /// class of the pool is then visited once.
+    ///
+    /// # Panics
+    ///
+    /// If one of the slots holds no page.
+    pub fn release_bulk(&self, slots: &[Slot]) {
+        let mut batch = ReleaseBatch::default();
+        let mut sorted = Vec::new();
+        for chunk in slots.chunks(RELEASE_BATCH) {
+            if chunk.is_sorted() {
+                self.release_chunk(chunk, &mut batch);
+            } else {
+                sorted.clear();
+                sorted.extend_from_slice(chunk);
+                sorted.sort_unstable();
+                self.release_chunk(&sorted, &mut batch);
+            }
+        }
+    }
+
+    fn release_chunk(&self, slots: &[Slot], batch: &mut ReleaseBatch) {
+        let mut leaving = Leaving::default();
+        for neighbours in slots.chunk_by(|one, next| one.cluster() == next.cluster()) {
+            let cluster: ClusterId = neighbours[0].cluster();
+            let mut freed = 0;
+            for &slot in neighbours {
+                if let Released::Last(position) =
+                    self.table.entry(slot).release(slot, &self.overflow)
+                {
+                    batch.locations[position.tier.index()].push(position.location);
+                    freed += 1;
+                }
+            }
+            if freed > 0 {
+                self.allocator.freed(cluster, freed, &mut leaving);
+            }
+        }
+        for kind in TierKind::ALL {
+            let locations = &mut batch.locations[kind.index()];
+            if !locations.is_empty() {
+                self.free(kind, locations);
+                locations.clear();
+            }
+        }
+        self.allocator.give_back(leaving);
+    }
+
+    /// Frees storage that no entry names any more.
+    fn free(&self, kind: TierKind, locations: &mut [crate::Location]) {
+        let tier = self.tier(kind);
+        let bytes = locations.iter().map(|&location| tier.bytes(location)).sum();
+        self.counters.freed(kind, locations.len() as u64, bytes);
+        tier.free(locations);
+    }
+
+    /// What the space holds and has done. Reads a few counters for each shard, and takes a lock
+    /// for a moment.
+    pub fn usage(&self) -> Usage {
+        let table_bytes = self.allocator.resident_pages() * PAGE_SIZE as u64;
+        let metadata_bytes = table_bytes
+            + (self.allocator.heap_bytes()
+                + self.overflow.metadata_bytes()
+                + self.counters.heap_bytes()
+                + self.pool.metadata_bytes()) as u64;
+        Usage {
+            pool_bytes: self.pool.resident_bytes() as u64,
+            metadata_bytes,
+            table_bytes,
+            ..self.counters.usage()
+        }
+    }
+
+    /// How many pages a tier keeps.
+    pub fn pages_in(&self, tier: TierKind) -> u64 {
+        self.counters.pages_in(tier)
+    }
+
+    /// Gives back what is held for the next stores: empty clusters and free runs of the pool.
+    pub fn trim(&self) {
+        self.allocator.trim();
+        self.pool.trim();
+    }
+
+    /// The pool's statistics, a size class at a time.
+    pub fn pool_stats(&self) -> zsmalloc::PoolStats {
+        self.pool.stats()
+    }
+}
+
+impl<S: PageSource> fmt::Debug for SwapSpace<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SwapSpace")
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Storage of released slots, by tier, freed together.
+#[derive(Debug, Default)]
+struct ReleaseBatch {
+    locations: [Vec<crate::Location>; TierKind::ALL.len()],
+}
+
+/// The page source, shared by the pool and the swap tables.
+#[derive(Debug)]
+struct SharedSource<S>(Arc<S>);
+
+// SAFETY: the methods are those of the source behind the pointer, which keeps the contract.
+unsafe impl<S: PageSource> PageSource for SharedSource<S> {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        self.0.reserve(pages)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.unreserve(base, pages) }
+    }
+
+    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
+        self.0.commit(run)
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.discard(runs) }
+    }
+}

@@ -1,0 +1,192 @@
+//! The swap tables: 8 bytes a slot, in pages that are taken when a cluster is and given back with
+//! it.
+//!
+//! One range of addresses is reserved for the largest space there may be, and a cluster's table is
+//! the page at its place in it. So a look-up is an addition, and takes no lock: there is no
+//! directory to read first and nothing that could be freed under a reader. A cluster is given back
+//! only when all its entries are free, that is zero, and a page given back reads as zero: whoever
+//! still looks sees the same free entries before and after.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use zsmalloc::{PageRun, PageSource, SourceError};
+
+use crate::{
+    PAGE_SIZE,
+    entry::EntryCell,
+    slot::{CLUSTER_SLOTS, ClusterId, Slot},
+    sync::atomic::{AtomicU32, AtomicU64},
+};
+
+/// What is known of a cluster besides its entries.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(crate) struct ClusterMeta {
+    /// Slots that are not free.
+    pub(crate) used: AtomicU32,
+    /// Whose the cluster is: a `Home`. Changed under the allocator's lock.
+    pub(crate) home: AtomicU32,
+    /// Its place in the list of partly used clusters. Used under the allocator's lock.
+    pub(crate) list_index: AtomicU32,
+    /// Whether its annex page was taken. Changed under the allocator's lock.
+    pub(crate) has_annex: AtomicU32,
+    /// How many walkers look at all its entries; it is not given back meanwhile. Changed under
+    /// the allocator's lock.
+    pub(crate) walkers: AtomicU32,
+}
+
+pub(crate) const METAS_PER_PAGE: usize = PAGE_SIZE / size_of::<ClusterMeta>();
+
+const _: () = assert!(size_of::<EntryCell>() * CLUSTER_SLOTS == PAGE_SIZE);
+const _: () = assert!(METAS_PER_PAGE == 128);
+
+/// The entries, annex words and cluster records of a space.
+#[derive(Debug)]
+pub(crate) struct SwapTable<S: PageSource> {
+    source: Arc<S>,
+    /// Entries of all clusters, then annex words of all clusters, then their records.
+    base: NonNull<u8>,
+    clusters: usize,
+}
+
+// SAFETY: `base` is a reservation that this table alone owns until it is dropped, and all that is
+// read from or written to it is atomic.
+unsafe impl<S: PageSource> Send for SwapTable<S> {}
+// SAFETY: as for `Send`.
+unsafe impl<S: PageSource> Sync for SwapTable<S> {}
+
+/// What a cluster has a page for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TablePage {
+    Entries(ClusterId),
+    Annex(ClusterId),
+    /// The page of cluster records with this index.
+    Metas(usize),
+}
+
+impl<S: PageSource> SwapTable<S> {
+    /// Reserves room for `clusters` clusters, the unused cluster 0 included.
+    pub(crate) fn new(source: Arc<S>, clusters: usize) -> Result<Self, SourceError> {
+        let base = source.reserve(total_pages(clusters))?;
+        Ok(Self {
+            source,
+            base,
+            clusters,
+        })
+    }
+
+    /// How many clusters there is room for, the unused cluster 0 included.
+    pub(crate) fn clusters(&self) -> usize {
+        self.clusters
+    }
+
+    /// The entry of `slot`.
+    ///
+    /// # Panics
+    ///
+    /// If no slot can have this number.
+    #[inline]
+    pub(crate) fn entry(&self, slot: Slot) -> &EntryCell {
+        self.check(slot);
+        // SAFETY: `check` says that the slot's cluster lies in the reservation, whose memory stays
+        // readable and writable while `self` lives and starts as zero. An `EntryCell` is an
+        // `AtomicU64`, for which any bytes are valid, and the page source aligns to a page.
+        unsafe {
+            &*self
+                .base
+                .as_ptr()
+                .cast::<EntryCell>()
+                .add(slot.raw() as usize)
+        }
+    }
+
+    /// The annex word of `slot`.
+    ///
+    /// # Panics
+    ///
+    /// If no slot can have this number.
+    #[inline]
+    pub(crate) fn annex(&self, slot: Slot) -> &AtomicU64 {
+        self.check(slot);
+        let index = self.clusters * CLUSTER_SLOTS + slot.raw() as usize;
+        // SAFETY: as in `entry`; the annex words follow the entries of all clusters.
+        unsafe { &*self.base.as_ptr().cast::<AtomicU64>().add(index) }
+    }
+
+    /// The record of a cluster.
+    #[inline]
+    pub(crate) fn meta(&self, cluster: ClusterId) -> &ClusterMeta {
+        assert!(
+            cluster.number() < self.clusters,
+            "no such cluster: {}",
+            cluster.0
+        );
+        let offset = 2 * self.clusters * PAGE_SIZE + cluster.number() * size_of::<ClusterMeta>();
+        // SAFETY: as in `entry`; the records follow the annex words. A record is made of atomics
+        // for which any bytes are valid, and is aligned to 32 bytes, its size.
+        unsafe { &*self.base.as_ptr().add(offset).cast::<ClusterMeta>() }
+    }
+
+    #[inline]
+    fn check(&self, slot: Slot) {
+        assert!(
+            (1..self.clusters).contains(&slot.cluster().number()),
+            "no such swap slot: {slot:?}"
+        );
+    }
+
+    fn page(&self, page: TablePage) -> usize {
+        match page {
+            TablePage::Entries(cluster) => cluster.number(),
+            TablePage::Annex(cluster) => self.clusters + cluster.number(),
+            TablePage::Metas(index) => 2 * self.clusters + index,
+        }
+    }
+
+    fn run(&self, page: usize) -> PageRun {
+        assert!(page < total_pages(self.clusters));
+        // SAFETY: the page lies in the reservation.
+        let start = unsafe { self.base.add(page * PAGE_SIZE) };
+        PageRun { start, pages: 1 }
+    }
+
+    /// Asks the source for a page before it is used.
+    pub(crate) fn commit(&self, page: TablePage) -> Result<(), SourceError> {
+        self.source.commit(self.run(self.page(page)))
+    }
+
+    /// Gives the pages of emptied clusters back.
+    ///
+    /// # Safety
+    ///
+    /// Nobody changes these pages until they are committed again, and the entries are all zero.
+    pub(crate) unsafe fn discard(&self, pages: &[TablePage]) -> Result<(), SourceError> {
+        let mut numbers: Vec<_> = pages.iter().map(|&page| self.page(page)).collect();
+        numbers.sort_unstable();
+        let mut runs: Vec<PageRun> = Vec::new();
+        let mut end = usize::MAX;
+        for number in numbers {
+            match runs.last_mut() {
+                Some(run) if number == end => run.pages += 1,
+                _ => runs.push(self.run(number)),
+            }
+            end = number + 1;
+        }
+        // SAFETY: the runs lie in the reservation. Entries and annex words of an emptied cluster
+        // are used by nobody (a holder of a count would keep it from being empty), says the
+        // caller.
+        unsafe { self.source.discard(&runs) }
+    }
+}
+
+impl<S: PageSource> Drop for SwapTable<S> {
+    fn drop(&mut self) {
+        // SAFETY: `base` is what `reserve` gave for this many pages, and every reference into it
+        // borrows `self`.
+        unsafe { self.source.unreserve(self.base, total_pages(self.clusters)) }
+    }
+}
+
+fn total_pages(clusters: usize) -> usize {
+    2 * clusters + clusters.div_ceil(METAS_PER_PAGE)
+}

@@ -1,0 +1,119 @@
+//! Tiers: where the data of slots lies.
+//!
+//! A tier is one implementation of [`Tier`] in a file of its own. The space offers a new page to
+//! its tiers in order until one takes it, and keeps in the slot's entry which one did and where;
+//! owners of slots see none of that.
+
+mod compressed;
+mod fault;
+mod noop;
+mod same_filled;
+mod uncompressed;
+
+pub use fault::{Fault, Faults, FaultyTier};
+pub use noop::NoopTier;
+
+pub(crate) use compressed::CompressedTier;
+pub(crate) use same_filled::SameFilledTier;
+pub(crate) use uncompressed::UncompressedTier;
+
+use std::fmt;
+
+use crate::{
+    entry::{Location, TierKind},
+    error::{LoadError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// What became of a page that was offered to a tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placed {
+    /// It is not for this tier; the next is asked.
+    Declined,
+    /// The tier keeps it here.
+    At(Location),
+    /// The tier keeps it here, and the space is to keep one word more in the slot's annex. The
+    /// location must tell that there is one.
+    WithAnnex(Location, u64),
+}
+
+/// A page that a tier keeps.
+#[derive(Clone, Copy)]
+pub struct Stored<'a> {
+    slot: Slot,
+    location: Location,
+    annex: &'a AtomicU64,
+}
+
+impl<'a> Stored<'a> {
+    pub(crate) fn new(slot: Slot, location: Location, annex: &'a AtomicU64) -> Self {
+        Self {
+            slot,
+            location,
+            annex,
+        }
+    }
+
+    /// The slot it was stored for.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Where the tier said it is.
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// The word that the tier asked to be kept in the annex. Means nothing if it did not.
+    pub fn annex(&self) -> u64 {
+        self.annex.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Stored<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stored")
+            .field("slot", &self.slot)
+            .field("location", &self.location)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A place for pages. All methods may be called from many threads at once.
+pub trait Tier: Send + Sync {
+    /// What kind of tier this is. A space has at most one of each.
+    fn kind(&self) -> TierKind;
+
+    /// Keeps a copy of `page` for `slot`, or declines it. When it returns, the page is safe there:
+    /// the caller may drop its own.
+    ///
+    /// # Errors
+    ///
+    /// If the page is for this tier but cannot be kept now. Nothing is kept then.
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError>;
+
+    /// Copies a page that the tier keeps to `out`, after checking that it is what was stored.
+    ///
+    /// # Errors
+    ///
+    /// If it is not, or cannot be read now. `out` then holds anything.
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError>;
+
+    /// Forgets the pages at these locations, each given once. The slice may be reordered.
+    ///
+    /// # Panics
+    ///
+    /// If the tier keeps nothing at one of them: an entry was wrong.
+    fn free(&self, locations: &mut [Location]);
+
+    /// Bytes of storage that the page at `location` takes.
+    fn bytes(&self, location: Location) -> u64;
+}

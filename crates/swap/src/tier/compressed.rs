@@ -1,0 +1,163 @@
+//! Compressed pages in the pool.
+//!
+//! An object is a header and the compressed data. The header names the slot, so that an entry that
+//! points at another page's data is found out, and so that whoever moves the object can find its
+//! entry.
+
+use std::sync::Arc;
+
+use zsmalloc::{ObjectWord, PageSource, Pool};
+
+use crate::{
+    PAGE_SIZE,
+    checksum::Checksums,
+    codec::{Codec, Uncompressed},
+    entry::{Location, TierKind},
+    error::{Corruption, LoadError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    tier::{Placed, Stored, Tier},
+};
+
+/// Bytes of a header: slot, checksum, length of the data.
+const HEADER: usize = 4 + 4 + 2;
+
+/// The largest compressed object. A larger one takes as much of its zspage as a whole page would.
+const MAX_OBJECT: usize = PAGE_SIZE / 16 * 15;
+
+const _: () = assert!(ObjectWord::BITS <= Location::BITS);
+
+/// The slot that an object of a compressed tier was stored for.
+pub(crate) fn slot_of(object: &[u8]) -> Option<Slot> {
+    object
+        .first_chunk()
+        .map(|bytes| Slot::from_raw(u32::from_le_bytes(*bytes)))
+}
+
+/// The object at a location of a tier that lies in the pool.
+pub(super) fn object_at(location: Location) -> Option<ObjectWord> {
+    ObjectWord::from_raw(location.get())
+}
+
+/// Frees objects of a tier that lies in the pool.
+pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]) {
+    let word = |location: &Location| {
+        object_at(*location)
+            .unwrap_or_else(|| panic!("a swap entry names no object: {:#x}", location.get()))
+    };
+    match locations {
+        [] => {}
+        [location] => pool.free(word(location)),
+        _ => pool.free_bulk(&mut locations.iter().map(word).collect::<Vec<_>>()),
+    }
+}
+
+/// Bytes of the pool that the object at `location` takes.
+pub(super) fn object_bytes<S: PageSource>(pool: &Pool<S>, location: Location) -> u64 {
+    object_at(location)
+        .and_then(|word| pool.try_read(word, |object| object.len() as u64).ok())
+        .unwrap_or(0)
+}
+
+/// Pages compressed with one codec.
+#[derive(Debug)]
+pub(crate) struct CompressedTier<S: PageSource> {
+    kind: TierKind,
+    codec: Codec,
+    checksums: Checksums,
+    pool: Arc<Pool<S>>,
+}
+
+impl<S: PageSource> CompressedTier<S> {
+    pub(crate) fn new(
+        kind: TierKind,
+        codec: Codec,
+        checksums: Checksums,
+        pool: Arc<Pool<S>>,
+    ) -> Self {
+        Self {
+            kind,
+            codec,
+            checksums,
+            pool,
+        }
+    }
+
+    fn decode(
+        &self,
+        slot: Slot,
+        object: &[u8],
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), Corruption> {
+        if slot_of(object) != Some(slot) {
+            return Err(Corruption::WrongSlot);
+        }
+        let (header, data) = object
+            .split_first_chunk::<HEADER>()
+            .ok_or(Corruption::BadLength)?;
+        let &[_, _, _, _, c0, c1, c2, c3, l0, l1] = header;
+        let length = usize::from(u16::from_le_bytes([l0, l1]));
+        let data = data.get(..length).ok_or(Corruption::BadLength)?;
+        if !self.codec.decompress(data, out, scratch) {
+            return Err(Corruption::Undecodable);
+        }
+        self.checksums
+            .verify(slot, out, u32::from_le_bytes([c0, c1, c2, c3]))
+    }
+}
+
+impl<S: PageSource> Tier for CompressedTier<S> {
+    fn kind(&self) -> TierKind {
+        self.kind
+    }
+
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
+        let data = match self.codec.compress(page, MAX_OBJECT - HEADER, scratch) {
+            Ok(data) => data,
+            Err(Uncompressed::TooLong) => return Ok(Placed::Declined),
+            Err(Uncompressed::Failed) => {
+                return Err(StoreError::Tier {
+                    tier: self.kind,
+                    reason: "the codec failed",
+                });
+            }
+        };
+        let checksum = self.checksums.seal(slot, page);
+        let word = self.pool.store_with(HEADER + data.len(), |object| {
+            object[..4].copy_from_slice(&slot.raw().to_le_bytes());
+            object[4..8].copy_from_slice(&checksum.to_le_bytes());
+            object[8..HEADER].copy_from_slice(&(data.len() as u16).to_le_bytes());
+            object[HEADER..].copy_from_slice(data);
+        })?;
+        Ok(Placed::At(Location::new(word.get())))
+    }
+
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let slot = stored.slot();
+        let corrupt = |what| LoadError::Corrupt {
+            slot,
+            tier: self.kind,
+            what,
+        };
+        let word = object_at(stored.location()).ok_or(corrupt(Corruption::NoObject))?;
+        self.pool
+            .try_read(word, |object| self.decode(slot, object, out, scratch))
+            .unwrap_or(Err(Corruption::NoObject))
+            .map_err(corrupt)
+    }
+
+    fn free(&self, locations: &mut [Location]) {
+        free_objects(&self.pool, locations);
+    }
+
+    fn bytes(&self, location: Location) -> u64 {
+        object_bytes(&self.pool, location)
+    }
+}

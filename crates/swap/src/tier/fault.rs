@@ -1,0 +1,125 @@
+//! A tier that fails on demand, for tests.
+
+use std::sync::Arc;
+
+use crate::{
+    entry::{Location, TierKind},
+    error::{Corruption, LoadError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    sync::atomic::{AtomicU64, Ordering::*},
+    tier::{Placed, Stored, Tier},
+};
+
+/// What a [`FaultyTier`] does wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A store fails before anything is kept.
+    Store,
+    /// A load fails, but the page is not lost.
+    Load,
+    /// A load finds the page corrupt.
+    Corrupt,
+}
+
+/// The faults to come, shared by a test and its [`FaultyTier`]s.
+#[derive(Debug, Default)]
+pub struct Faults {
+    pending: [AtomicU64; 3],
+    happened: AtomicU64,
+}
+
+impl Faults {
+    /// No faults yet.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Makes the next operation that `fault` is about fail.
+    pub fn arm(&self, fault: Fault) {
+        self.pending[fault as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Forgets the faults that have not happened.
+    pub fn disarm(&self) {
+        for pending in &self.pending {
+            pending.store(0, Relaxed);
+        }
+    }
+
+    /// How many faults have happened.
+    pub fn happened(&self) -> u64 {
+        self.happened.load(Relaxed)
+    }
+
+    fn strikes(&self, fault: Fault) -> bool {
+        let struck = self.pending[fault as usize]
+            .fetch_update(Relaxed, Relaxed, |pending| pending.checked_sub(1))
+            .is_ok();
+        self.happened.fetch_add(struck.into(), Relaxed);
+        struck
+    }
+}
+
+/// Another tier with faults injected.
+pub struct FaultyTier {
+    inner: Box<dyn Tier>,
+    faults: Arc<Faults>,
+}
+
+impl FaultyTier {
+    /// `inner`, failing as `faults` says.
+    pub fn new(inner: Box<dyn Tier>, faults: Arc<Faults>) -> Self {
+        Self { inner, faults }
+    }
+}
+
+impl Tier for FaultyTier {
+    fn kind(&self) -> TierKind {
+        self.inner.kind()
+    }
+
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
+        if self.faults.strikes(Fault::Store) {
+            return Err(StoreError::Tier {
+                tier: self.kind(),
+                reason: "injected fault",
+            });
+        }
+        self.inner.store(slot, page, scratch)
+    }
+
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let (slot, tier) = (stored.slot(), self.kind());
+        if self.faults.strikes(Fault::Load) {
+            return Err(LoadError::Tier {
+                slot,
+                tier,
+                reason: "injected fault",
+            });
+        }
+        if self.faults.strikes(Fault::Corrupt) {
+            return Err(LoadError::Corrupt {
+                slot,
+                tier,
+                what: Corruption::Checksum,
+            });
+        }
+        self.inner.load(stored, out, scratch)
+    }
+
+    fn free(&self, locations: &mut [Location]) {
+        self.inner.free(locations);
+    }
+
+    fn bytes(&self, location: Location) -> u64 {
+        self.inner.bytes(location)
+    }
+}

@@ -1,0 +1,42 @@
+//! A tier that keeps nothing, to measure what a swap space costs without one.
+
+use crate::{
+    entry::{Location, TierKind},
+    error::{LoadError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    tier::{Placed, Stored, Tier},
+};
+
+/// Takes every page, forgets it, and leaves the buffer of a load as it is. For measurements only:
+/// what is stored here is lost.
+#[derive(Debug)]
+pub struct NoopTier(TierKind);
+
+impl NoopTier {
+    /// A tier that stands in for one of this kind.
+    pub fn new(kind: TierKind) -> Self {
+        Self(kind)
+    }
+}
+
+impl Tier for NoopTier {
+    fn kind(&self) -> TierKind {
+        self.0
+    }
+
+    fn store(&self, slot: Slot, _: &Page, _: &mut Scratch) -> Result<Placed, StoreError> {
+        Ok(Placed::At(Location::new(slot.raw().into())))
+    }
+
+    fn load(&self, _: Stored<'_>, _: &mut Page, _: &mut Scratch) -> Result<(), LoadError> {
+        Ok(())
+    }
+
+    fn free(&self, _: &mut [Location]) {}
+
+    fn bytes(&self, _: Location) -> u64 {
+        0
+    }
+}

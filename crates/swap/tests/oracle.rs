@@ -1,0 +1,238 @@
+//! Random operations on a space, compared with a map after each.
+
+use std::collections::HashMap;
+
+use memfold_swap::{
+    Fault, Faults, FaultyTier, PAGE_SIZE, Page, Scratch, Slot, SwapConfig, SwapSpace,
+};
+use proptest::prelude::*;
+use zsmalloc::HeapSource;
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Store(Contents),
+    StoreBatch(Vec<Contents>),
+    Load(usize),
+    Duplicate(usize, u16),
+    Release(usize),
+    /// Release this many of the counts that are held, from a place on.
+    ReleaseBulk(usize, u16),
+    Arm(Fault),
+    Trim,
+}
+
+#[derive(Debug, Clone)]
+enum Contents {
+    Repeated(u64),
+    /// `noise` bytes that do not compress, then a repeated byte.
+    Mixed {
+        seed: u64,
+        noise: usize,
+    },
+}
+
+impl Contents {
+    fn page(&self) -> Page {
+        let mut page = [0; PAGE_SIZE];
+        match *self {
+            Self::Repeated(word) => memfold_swap::fill(&mut page, word),
+            Self::Mixed { seed, noise } => {
+                let mut random = seed | 1;
+                page.fill(seed as u8);
+                for byte in &mut page[..noise] {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    *byte = (random >> 32) as u8;
+                }
+            }
+        }
+        page
+    }
+}
+
+fn contents() -> impl Strategy<Value = Contents> {
+    prop_oneof![
+        any::<u64>().prop_map(Contents::Repeated),
+        (0..64_u32).prop_map(|shift| Contents::Repeated(u64::MAX << shift)),
+        (any::<u64>(), 0..=PAGE_SIZE).prop_map(|(seed, noise)| Contents::Mixed { seed, noise }),
+        any::<u64>().prop_map(|seed| Contents::Mixed {
+            seed,
+            noise: PAGE_SIZE
+        }),
+    ]
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        6 => contents().prop_map(Operation::Store),
+        2 => prop::collection::vec(contents(), 0..40).prop_map(Operation::StoreBatch),
+        6 => any::<usize>().prop_map(Operation::Load),
+        3 => (any::<usize>(), prop_oneof![4 => 1..4_u16, 1 => 200..600_u16])
+            .prop_map(|(which, times)| Operation::Duplicate(which, times)),
+        5 => any::<usize>().prop_map(Operation::Release),
+        2 => (any::<usize>(), 0..700_u16)
+            .prop_map(|(from, count)| Operation::ReleaseBulk(from, count)),
+        1 => prop_oneof![Just(Fault::Store), Just(Fault::Load), Just(Fault::Corrupt)]
+            .prop_map(Operation::Arm),
+        1 => Just(Operation::Trim),
+    ]
+}
+
+struct Pair {
+    space: SwapSpace<HeapSource>,
+    faults: std::sync::Arc<Faults>,
+    /// What each slot in use holds.
+    pages: HashMap<Slot, Page>,
+    /// One element for each count that is held.
+    held: Vec<Slot>,
+    scratch: Scratch,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let faults = Faults::new();
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 12,
+            max_slots: 1 << 13,
+            shards: 2,
+            ..Default::default()
+        };
+        let wrap = |tier| Box::new(FaultyTier::new(tier, faults.clone())) as Box<_>;
+        let space = SwapSpace::with_tiers(HeapSource::new(), config, wrap).unwrap();
+        Self {
+            space,
+            faults,
+            pages: HashMap::new(),
+            held: Vec::new(),
+            scratch: Scratch::new(),
+        }
+    }
+
+    fn apply(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Store(contents) => self.store(std::slice::from_ref(contents), false),
+            Operation::StoreBatch(batch) => self.store(batch, true),
+            Operation::Load(which) => {
+                if let Some(slot) = self.pick(*which) {
+                    self.check(slot);
+                }
+            }
+            Operation::Duplicate(which, times) => {
+                if let Some(slot) = self.pick(*which) {
+                    for _ in 0..*times {
+                        self.space.duplicate(slot).unwrap();
+                        self.held.push(slot);
+                    }
+                }
+            }
+            Operation::Release(which) => {
+                if !self.held.is_empty() {
+                    let slot = self.held.swap_remove(which % self.held.len());
+                    self.space.release(slot);
+                    self.forget_unheld();
+                }
+            }
+            Operation::ReleaseBulk(from, count) => {
+                if !self.held.is_empty() {
+                    let from = from % self.held.len();
+                    let to = (from + usize::from(*count)).min(self.held.len());
+                    let slots: Vec<_> = self.held.drain(from..to).collect();
+                    self.space.release_bulk(&slots);
+                    self.forget_unheld();
+                }
+            }
+            Operation::Arm(fault) => self.faults.arm(*fault),
+            Operation::Trim => self.space.trim(),
+        }
+    }
+
+    fn pick(&self, which: usize) -> Option<Slot> {
+        (!self.held.is_empty()).then(|| self.held[which % self.held.len()])
+    }
+
+    fn store(&mut self, batch: &[Contents], batched: bool) {
+        let pages: Vec<_> = batch.iter().map(Contents::page).collect();
+        let before = self.faults.happened();
+        let mut outcomes = Vec::new();
+        if batched {
+            let pages: Vec<_> = pages.iter().collect();
+            self.space
+                .store_batch(&pages, &mut self.scratch, &mut outcomes);
+        } else {
+            outcomes.push(self.space.store(&pages[0], &mut self.scratch));
+        }
+        assert_eq!(outcomes.len(), pages.len());
+        let mut failures = 0;
+        for (outcome, page) in outcomes.into_iter().zip(pages) {
+            match outcome {
+                Ok(slot) => {
+                    assert!(
+                        self.pages.insert(slot, page).is_none(),
+                        "{slot:?} given out twice"
+                    );
+                    self.held.push(slot);
+                }
+                Err(_) => failures += 1,
+            }
+        }
+        assert_eq!(failures, self.faults.happened() - before);
+    }
+
+    fn check(&mut self, slot: Slot) {
+        let before = self.faults.happened();
+        let mut out = [0xcc; PAGE_SIZE];
+        match self.space.load(slot, &mut out, &mut self.scratch) {
+            Ok(()) => assert!(out == self.pages[&slot], "wrong page from {slot:?}"),
+            Err(error) => assert!(self.faults.happened() > before, "{error}"),
+        }
+    }
+
+    fn counts(&self) -> HashMap<Slot, u64> {
+        let mut counts = HashMap::new();
+        for slot in &self.held {
+            *counts.entry(*slot).or_insert(0) += 1;
+        }
+        counts
+    }
+
+    fn forget_unheld(&mut self) {
+        let counts = self.counts();
+        self.pages.retain(|slot, _| counts.contains_key(slot));
+    }
+
+    /// Everything is where it should be.
+    fn audit(&mut self) {
+        self.faults.disarm();
+        for (slot, count) in self.counts() {
+            assert_eq!(self.space.count(slot), count, "count of {slot:?}");
+            self.check(slot);
+        }
+        let usage = self.space.usage();
+        assert_eq!(usage.slots_in_use as usize, self.pages.len());
+        let repeated = |page: &&Page| memfold_swap::fill_word(page).is_some();
+        let same_filled = self.pages.values().filter(repeated).count();
+        assert_eq!(usage.same_filled_pages as usize, same_filled);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_space_does_what_a_map_does(
+        operations in prop::collection::vec(operation(), 1..150),
+    ) {
+        let mut pair = Pair::new();
+        for operation in &operations {
+            pair.apply(operation);
+        }
+        pair.audit();
+        let held = std::mem::take(&mut pair.held);
+        pair.space.release_bulk(&held);
+        pair.space.trim();
+        let usage = pair.space.usage();
+        prop_assert_eq!((usage.slots_in_use, usage.stored_bytes, usage.pool_bytes), (0, 0, 0));
+        prop_assert!(usage.table_bytes <= PAGE_SIZE as u64);
+    }
+}

@@ -1,0 +1,210 @@
+//! Many threads on one space.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, SwapConfig, SwapSpace, fill};
+use zsmalloc::HeapSource;
+
+const RUN: Duration = Duration::from_secs(3);
+
+fn space() -> SwapSpace<HeapSource> {
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 15,
+        max_slots: 1 << 16,
+        shards: 4,
+        ..Default::default()
+    };
+    SwapSpace::new(HeapSource::new(), config).unwrap()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// The page that `seed` stands for; its first word is `seed`, unless it repeats another.
+fn page_of(seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    let noise = match seed % 8 {
+        0 => {
+            fill(&mut page, seed);
+            return page;
+        }
+        1 => PAGE_SIZE,
+        _ => 1600,
+    };
+    let mut random = Random(seed | 1);
+    for chunk in page[..noise].as_chunks_mut::<8>().0 {
+        *chunk = random.next().to_le_bytes();
+    }
+    page[..8].copy_from_slice(&seed.to_le_bytes());
+    page
+}
+
+fn check(space: &SwapSpace<HeapSource>, slot: Slot, seed: u64, scratch: &mut Scratch) {
+    let mut out = [0; PAGE_SIZE];
+    space.load(slot, &mut out, scratch).unwrap();
+    assert!(out == page_of(seed), "wrong page from {slot:?}");
+}
+
+/// Each thread stores, checks and releases its own pages, and hands some to the others with a
+/// count of their own, as a fork does.
+#[test]
+fn pages_are_right_while_all_threads_work() {
+    let space = space();
+    let passed: Mutex<Vec<(Slot, u64)>> = Mutex::default();
+    let end = Instant::now() + RUN;
+    let work = |thread: u64| {
+        let mut random = Random(thread * 7919 + 1);
+        let mut scratch = Scratch::new();
+        let mut own: Vec<(Slot, u64)> = Vec::new();
+        while Instant::now() < end {
+            match random.below(10) {
+                0..4 if own.len() < 3000 => {
+                    let seed = random.next();
+                    let slot = space.store(&page_of(seed), &mut scratch).unwrap();
+                    own.push((slot, seed));
+                }
+                4..6 if !own.is_empty() => {
+                    let (slot, seed) = own[random.below(own.len())];
+                    check(&space, slot, seed, &mut scratch);
+                }
+                6 if !own.is_empty() => {
+                    let (slot, seed) = own[random.below(own.len())];
+                    space.duplicate(slot).unwrap();
+                    passed.lock().unwrap().push((slot, seed));
+                }
+                7 => {
+                    let taken = passed.lock().unwrap().pop();
+                    if let Some((slot, seed)) = taken {
+                        check(&space, slot, seed, &mut scratch);
+                        own.push((slot, seed));
+                    }
+                }
+                8 if !own.is_empty() => {
+                    let index = random.below(own.len());
+                    space.release(own.swap_remove(index).0);
+                }
+                _ if random.below(40) == 0 => {
+                    let count = random.below(own.len() + 1);
+                    let slots: Vec<_> = own.drain(..count).map(|(slot, _)| slot).collect();
+                    space.release_bulk(&slots);
+                }
+                _ => {}
+            }
+        }
+        for (slot, seed) in &own {
+            check(&space, *slot, *seed, &mut scratch);
+        }
+        space.release_bulk(&own.into_iter().map(|(slot, _)| slot).collect::<Vec<_>>());
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || work(thread));
+        }
+    });
+    for (slot, _) in passed.into_inner().unwrap() {
+        space.release(slot);
+    }
+    space.trim();
+    let usage = space.usage();
+    assert_eq!(
+        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
+        (0, 0, 0)
+    );
+    assert_eq!(usage.table_bytes, PAGE_SIZE as u64);
+}
+
+/// Threads count one slot up and down across the border of what an entry holds.
+#[test]
+fn large_counts_are_exact() {
+    let space = space();
+    let slot = space.store(&page_of(3), &mut Scratch::new()).unwrap();
+    for _ in 0..250 {
+        space.duplicate(slot).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let space = &space;
+            scope.spawn(move || {
+                let mut random = Random(thread + 1);
+                let mut held = 0;
+                for _ in 0..100_000 {
+                    if held > 0 && random.below(2) == 0 {
+                        space.release(slot);
+                        held -= 1;
+                    } else if held < 5 {
+                        space.duplicate(slot).unwrap();
+                        held += 1;
+                    }
+                }
+                for _ in 0..held {
+                    space.release(slot);
+                }
+            });
+        }
+    });
+    assert_eq!(space.count(slot), 251);
+    space.release_bulk(&[slot; 251]);
+    assert_eq!(space.usage().slots_in_use, 0);
+}
+
+/// Clusters come and go all the time while others read and count.
+#[test]
+fn clusters_are_given_back_under_readers() {
+    let space = space();
+    let mut scratch = Scratch::new();
+    let kept: Vec<_> = (0..2000_u64)
+        .map(|seed| (space.store(&page_of(seed), &mut scratch).unwrap(), seed))
+        .collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut scratch = Scratch::new();
+                while !done.load(Ordering::Relaxed) {
+                    for &(slot, seed) in &kept {
+                        space.duplicate(slot).unwrap();
+                        check(&space, slot, seed, &mut scratch);
+                        space.release(slot);
+                    }
+                }
+            });
+        }
+        for thread in 0..2 {
+            let (space, done) = (&space, &done);
+            scope.spawn(move || {
+                let mut scratch = Scratch::new();
+                let end = Instant::now() + RUN;
+                let mut slots = Vec::new();
+                while Instant::now() < end {
+                    for word in 0..1500_u64 {
+                        let mut page = [0; PAGE_SIZE];
+                        fill(&mut page, word * 8 + thread);
+                        slots.push(space.store(&page, &mut scratch).unwrap());
+                    }
+                    space.release_bulk(&slots);
+                    slots.clear();
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+    });
+    assert_eq!(space.usage().slots_in_use as usize, kept.len());
+}
