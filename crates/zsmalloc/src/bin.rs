@@ -200,8 +200,45 @@ impl BinState {
                 self.current = Link::NONE;
                 Some(self.retire(page, zspage))
             }
-            Place::Detached => unreachable!("handled above"),
+            Place::Isolated | Place::Detached => None,
         }
+    }
+
+    /// Puts the current zspage on its list, so that a compactor may take it, if it holds objects.
+    pub(crate) fn list_current(&mut self, context: &BinContext<'_>) {
+        if let Some(page) = self.current.get() {
+            let zspage = context.arenas.zspage(page);
+            if zspage.used() > 0 {
+                self.current = Link::NONE;
+                self.list(context, page, zspage);
+            }
+        }
+    }
+
+    /// Takes the sparsest zspage off its list, for a compactor to empty. It stays the bin's.
+    pub(crate) fn isolate(&mut self, arenas: &Arenas) -> Option<PageNumber> {
+        let head = self.lists.iter_mut().find(|head| head.get().is_some())?;
+        let page = head.get()?;
+        arenas.unlink(head, page);
+        arenas.zspage(page).set_place(Place::Isolated);
+        Some(page)
+    }
+
+    /// Puts a zspage back that was isolated, after `freed` of its slots were freed. Gives it back
+    /// if it is empty and was taken out of the bin and out of service.
+    pub(crate) fn end_isolation(
+        &mut self,
+        context: &BinContext<'_>,
+        page: PageNumber,
+        freed: usize,
+    ) -> Option<PageNumber> {
+        let zspage = context.arenas.zspage(page);
+        self.used -= freed;
+        if zspage.used() == 0 {
+            return Some(self.retire(page, zspage));
+        }
+        self.list(context, page, zspage);
+        None
     }
 
     /// Takes the empty zspage the bin keeps, if it does.

@@ -3,11 +3,16 @@
 mod bin;
 mod bulk;
 mod class;
+mod compact;
+mod deferred;
+mod drainer;
 mod epoch;
 mod error;
+mod handle;
 mod pool;
 mod release;
 mod relocate;
+mod ring;
 mod source;
 mod stats;
 mod sync;
@@ -15,7 +20,10 @@ mod word;
 mod zspage;
 
 pub use class::{CLASS_STEP, ClassTable, MAX_CHAIN_PAGES, SizeClass};
+pub use compact::CompactReport;
+pub use drainer::Drainer;
 pub use error::{AllocError, MisuseError, PoolError};
+pub use handle::{Handle, HandleError, HandleTable};
 pub use pool::{Config, Pin, Pool};
 pub use relocate::Relocate;
 pub use source::{HeapSource, PageRun, PageSource, SourceError};

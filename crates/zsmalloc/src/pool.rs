@@ -6,9 +6,12 @@ use crate::{
     PAGE_SIZE,
     bin::{Allowance, Bin, BinContext, BinState},
     class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
+    deferred,
+    drainer::DrainSignal,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, PoolError},
     release::{Released, RunLists},
+    ring::Ring,
     source::{PageRun, PageSource},
     sync::{
         Mutex, MutexGuard,
@@ -38,6 +41,9 @@ pub struct Config {
     /// How many pages each shard may hold back for the next allocations instead of giving them
     /// to the system at once: once as freed runs, and once as empty zspages in its bins.
     pub retained_pages: usize,
+    /// How many bytes of objects may wait for a deferred free, in all shards together.
+    /// 0: [`Pool::free_deferred`] frees at once.
+    pub deferred_bytes: usize,
 }
 
 impl Default for Config {
@@ -48,6 +54,7 @@ impl Default for Config {
             zero_freed: false,
             shards: 0,
             retained_pages: 256,
+            deferred_bytes: 8 << 20,
         }
     }
 }
@@ -74,6 +81,8 @@ pub(crate) struct Shard {
     pub(crate) bins: Box<[Bin]>,
     pub(crate) allowance: Allowance,
     pub(crate) runs: Mutex<RunLists>,
+    /// Words whose free was deferred; none if frees are not.
+    pub(crate) deferred: Option<Ring>,
 }
 
 /// A pool of objects of 1 byte to a page, stored densely.
@@ -90,6 +99,10 @@ pub struct Pool<S: PageSource> {
     pub(crate) arenas: Arenas,
     pub(crate) shards: Box<[Shard]>,
     pub(crate) epoch: Epoch,
+    /// One for each class, held by the thread that compacts it.
+    pub(crate) compactors: Box<[Mutex<()>]>,
+    pub(crate) drain_signal: DrainSignal,
+    pub(crate) deferred_misuse: AtomicU64,
     pub(crate) resident_pages: AtomicUsize,
     pub(crate) discard_failures: AtomicU64,
     pub(crate) retained_pages: usize,
@@ -143,8 +156,10 @@ impl<S: PageSource> Pool<S> {
             bins: classes.classes().iter().map(|_| Bin::new()).collect(),
             allowance: Allowance::new(config.retained_pages),
             runs: Mutex::new(RunLists::new()),
+            deferred: deferred::ring(config.deferred_bytes, shard_count),
         };
         let shards = (0..shard_count).map(|_| shard()).collect();
+        let compactors = classes.classes().iter().map(|_| Mutex::new(())).collect();
         let base = source.reserve(capacity_pages)?;
         Ok(Self {
             source,
@@ -154,6 +169,9 @@ impl<S: PageSource> Pool<S> {
             arenas,
             shards,
             epoch: Epoch::new(shard_count),
+            compactors,
+            drain_signal: DrainSignal::new(),
+            deferred_misuse: AtomicU64::new(0),
             resident_pages: AtomicUsize::new(0),
             discard_failures: AtomicU64::new(0),
             retained_pages: config.retained_pages,
@@ -307,10 +325,13 @@ impl<S: PageSource> Pool<S> {
 
     /// Bytes of heap the pool's own records take.
     pub fn metadata_bytes(&self) -> usize {
+        let places = |shard: &Shard| shard.deferred.as_ref().map_or(0, Ring::places);
+        let queues = self.shards.iter().map(places).sum::<usize>() * size_of::<u64>();
         let bins = self.shards.len() * (self.classes.classes().len() * size_of::<Bin>());
         size_of::<Self>()
             + self.shards.len() * size_of::<Shard>()
             + bins
+            + queues
             + self.arenas.metadata_bytes()
     }
 
@@ -349,6 +370,12 @@ impl<S: PageSource> Pool<S> {
         let context = self.context(shard, class_index);
         let bin = &self.shards[shard].bins[class_index].state;
         if let Some(word) = lock(bin).allocate(&context) {
+            return Ok(word);
+        }
+        // Memory is needed: what was deferred may give some.
+        if self.drain_under_pressure()
+            && let Some(word) = lock(bin).allocate(&context)
+        {
             return Ok(word);
         }
         // Before a new zspage is made, one with free slots in another shard will do.

@@ -48,6 +48,10 @@ pub struct PoolStats {
     pub classes: Vec<ClassStats>,
     /// Pages with memory: those of all zspages, and freed runs not given back yet.
     pub resident_pages: usize,
+    /// Bytes of slots whose free was deferred and not yet done. They count as used.
+    pub deferred_bytes: usize,
+    /// Batches of deferred frees in which a word named no stored object (a double free).
+    pub deferred_misuse: u64,
     /// How often the page source failed to take memory back.
     pub discard_failures: u64,
 }
@@ -113,6 +117,8 @@ impl<S: PageSource> Pool<S> {
         PoolStats {
             classes: self.classes().iter().enumerate().map(class_stats).collect(),
             resident_pages: self.resident_pages.load(Ordering::Relaxed),
+            deferred_bytes: self.deferred_bytes(),
+            deferred_misuse: self.deferred_misuse.load(Ordering::Relaxed),
             discard_failures: self.discard_failures.load(Ordering::Relaxed),
         }
     }

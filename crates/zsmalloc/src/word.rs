@@ -32,6 +32,9 @@ impl ObjectWord {
     /// The most objects of one zspage a word can tell apart.
     pub(crate) const MAX_OBJECTS: usize = 1 << INDEX_BITS;
 
+    /// What an array of words holds before it is filled.
+    pub(crate) const PLACEHOLDER: Self = Self(NonZeroU64::MIN);
+
     pub(crate) fn new(class: usize, page: PageNumber, index: usize) -> Self {
         debug_assert!(class < Self::MAX_CLASSES && index < Self::MAX_OBJECTS);
         let raw = ((class as u64 + 1) << (PAGE_BITS + INDEX_BITS))

@@ -27,7 +27,7 @@ const NO_LINK: u32 = u32::MAX;
 /// The class of a zspage record that is not in service.
 const NO_CLASS: u16 = u16::MAX;
 
-const BITMAP_WORDS: usize = ObjectWord::MAX_OBJECTS / 64;
+pub(crate) const BITMAP_WORDS: usize = ObjectWord::MAX_OBJECTS / 64;
 
 /// How full a zspage in service is, or why it stands on no list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub(crate) enum Place {
     Current,
     /// No slot is free.
     Full,
+    /// A compactor empties it: nothing is stored in it, and it is not retired when it is empty.
+    Isolated,
     /// Out of service, or taken off its bin by a thread that is putting it in or out of service.
     Detached,
 }
@@ -51,7 +53,8 @@ impl Place {
             Place::Listed(list) => list,
             Place::Current => FULLNESS_LISTS,
             Place::Full => FULLNESS_LISTS + 1,
-            Place::Detached => FULLNESS_LISTS + 2,
+            Place::Isolated => FULLNESS_LISTS + 2,
+            Place::Detached => FULLNESS_LISTS + 3,
         }
     }
 
@@ -60,6 +63,7 @@ impl Place {
             list if list < FULLNESS_LISTS => Place::Listed(list),
             raw if raw == FULLNESS_LISTS => Place::Current,
             raw if raw == FULLNESS_LISTS + 1 => Place::Full,
+            raw if raw == FULLNESS_LISTS + 2 => Place::Isolated,
             _ => Place::Detached,
         }
     }

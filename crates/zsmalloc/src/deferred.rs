@@ -1,0 +1,146 @@
+//! Frees that are done later, by somebody else.
+
+use crate::{
+    class::SizeClass, error::MisuseError, pool::Pool, ring::Ring, source::PageSource,
+    sync::atomic::Ordering, word::ObjectWord,
+};
+
+/// How many words are freed at once. They are collected on the stack: a free needs no memory.
+const DRAIN_BATCH: usize = 1024;
+
+/// How many words a thread that finds its queue full frees in place of its own.
+const SYNCHRONOUS_BATCH: usize = 64;
+
+/// What to do when another thread is taking words from a queue.
+#[derive(Debug, Clone, Copy)]
+enum Consumer {
+    Wait,
+    IfFree,
+}
+
+/// The average object a queue has places for; of smaller ones it holds fewer bytes than allowed.
+const BYTES_PER_PLACE: usize = 1024;
+
+/// A queue for a shard's part of `deferred_bytes`; none if frees are never deferred.
+pub(crate) fn ring(deferred_bytes: usize, shards: usize) -> Option<Ring> {
+    let share = deferred_bytes / shards;
+    let places = (share / BYTES_PER_PLACE)
+        .next_power_of_two()
+        .clamp(64, 1 << 22);
+    (share > 0).then(|| Ring::new(places, share))
+}
+
+impl<S: PageSource> Pool<S> {
+    /// Frees an object, but leaves the work to the next [`flush_deferred`](Pool::flush_deferred),
+    /// to a [`Drainer`](crate::Drainer) or to a store that needs the memory. It costs one atomic
+    /// instruction on memory of this thread's shard and never waits. When the shard's part of
+    /// `Config::deferred_bytes` is used up, the object is freed at once.
+    ///
+    /// The object counts as freed from now on: it must not be read or freed again.
+    ///
+    /// # Panics
+    ///
+    /// If `word` cannot be a word of this pool, or is freed at once and names no stored object.
+    /// A double free that is deferred is found out later; [`Pool::flush_deferred`] reports it and
+    /// [`PoolStats::deferred_misuse`](crate::PoolStats::deferred_misuse) counts it.
+    #[inline]
+    pub fn free_deferred(&self, word: ObjectWord) {
+        let Some(class) = self.classes.get(word.class()) else {
+            panic!("{}", MisuseError::Foreign(word));
+        };
+        let Some(ring) = &self.shards[self.current_shard()].deferred else {
+            return self.free(word);
+        };
+        if ring.push(word, class.size()) {
+            self.drain_signal.after_push(ring);
+        } else {
+            self.free_while_full(ring, word, class.size());
+        }
+    }
+
+    /// Makes some room in a full queue, which is cheaper than freeing one object, and bounds the
+    /// time it takes.
+    #[cold]
+    fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
+        // A misuse among the words is counted, not blamed on this caller.
+        let (taken, _counted) = self.drain(ring, SYNCHRONOUS_BATCH, Consumer::IfFree);
+        if taken == 0 || !ring.push(word, bytes) {
+            self.free(word);
+        }
+    }
+
+    /// Frees all objects whose free was deferred before the call. Returns how many there were.
+    ///
+    /// # Errors
+    ///
+    /// A word among them that named no stored object. All others were freed.
+    pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
+        let mut freed = 0;
+        let mut result = Ok(());
+        for ring in self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref())
+        {
+            // Not more than were there: others may go on deferring for ever.
+            let mut left = ring.len();
+            while left > 0 {
+                let (taken, outcome) = self.drain(ring, left, Consumer::Wait);
+                freed += taken;
+                left -= taken;
+                result = result.and(outcome);
+                if taken == 0 {
+                    // A producer is about to write its word.
+                    crate::sync::yield_now();
+                    left = left.min(ring.len());
+                }
+            }
+        }
+        result.map(|()| freed)
+    }
+
+    /// Bytes of the slots whose free was deferred and not yet done.
+    pub fn deferred_bytes(&self) -> usize {
+        let rings = self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref());
+        rings.map(Ring::bytes).sum()
+    }
+
+    /// Does deferred frees because memory is needed, without waiting for others who do the same.
+    /// Returns whether any was done.
+    pub(crate) fn drain_under_pressure(&self) -> bool {
+        let mut freed = 0;
+        for ring in self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref())
+        {
+            if ring.len() > 0 {
+                freed += self.drain(ring, ring.len(), Consumer::IfFree).0;
+            }
+        }
+        freed > 0
+    }
+
+    fn drain(
+        &self,
+        ring: &Ring,
+        at_most: usize,
+        consumer: Consumer,
+    ) -> (usize, Result<(), MisuseError>) {
+        let mut words = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
+        let room = &mut words[..at_most.min(DRAIN_BATCH)];
+        let bytes_of = |word: ObjectWord| self.classes.get(word.class()).map_or(0, SizeClass::size);
+        let taken = match consumer {
+            Consumer::Wait => ring.take(room, bytes_of),
+            Consumer::IfFree => ring.try_take(room, bytes_of),
+        };
+        let outcome = self.try_free_bulk(&mut words[..taken]);
+        if outcome.is_err() {
+            self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
+        }
+        (taken, outcome)
+    }
+}

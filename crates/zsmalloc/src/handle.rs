@@ -1,0 +1,224 @@
+//! Handles, for owners that have no place of their own for object words.
+
+use std::sync::{
+    Mutex, OnceLock, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::{
+    PAGE_SIZE,
+    compact::CompactReport,
+    error::AllocError,
+    pool::{Config, Pool},
+    relocate::Relocate,
+    source::PageSource,
+    word::ObjectWord,
+};
+
+/// Names an object of a [`HandleTable`], wherever compaction has moved it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle(u32);
+
+impl Handle {
+    /// The handle as a number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+
+    /// A handle from a number. A made-up handle is found out when it is used, unless there is an
+    /// object of that number.
+    pub fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+}
+
+/// No object has this handle: never stored, or freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("handle {} names no stored object", .0.get())]
+pub struct HandleError(pub Handle);
+
+/// An entry is `[length : 13 | object word : 50]`; zero is no object.
+const LENGTH_SHIFT: u32 = ObjectWord::BITS;
+
+/// Chunk `n` has `FIRST_CHUNK << n` entries, so an entry never moves as the table grows.
+const FIRST_CHUNK: usize = 1024;
+const CHUNKS: usize = 22;
+
+/// Each object starts with its handle, so that compaction finds its entry.
+const HEADER: usize = size_of::<u32>();
+
+type Chunk = OnceLock<Box<[AtomicU64]>>;
+
+/// A pool together with a table of object words.
+///
+/// Objects are named by handles that stay the same when compaction moves them, and the table keeps
+/// their lengths. Look-ups take no lock. It costs 8 bytes in the table and 4 in front of each
+/// object.
+#[derive(Debug)]
+pub struct HandleTable<S: PageSource> {
+    pool: Pool<S>,
+    chunks: [Chunk; CHUNKS],
+    free: Mutex<FreeHandles>,
+}
+
+#[derive(Debug, Default)]
+struct FreeHandles {
+    unused: Vec<u32>,
+    /// Handles from here on were never given out.
+    next: u32,
+}
+
+impl<S: PageSource> HandleTable<S> {
+    /// The longest object, in bytes.
+    pub const MAX_LENGTH: usize = PAGE_SIZE - HEADER;
+
+    /// An empty table over a new pool.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::new`].
+    pub fn new(source: S, config: Config) -> Result<Self, crate::PoolError> {
+        Ok(Self {
+            pool: Pool::new(source, config)?,
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new(FreeHandles::default()),
+        })
+    }
+
+    /// The pool, for its statistics.
+    pub fn pool(&self) -> &Pool<S> {
+        &self.pool
+    }
+
+    /// Stores an object.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::store`], the largest being [`HandleTable::MAX_LENGTH`], and
+    /// [`AllocError::Metadata`] if there is no handle left.
+    pub fn store(&self, object: &[u8]) -> Result<Handle, AllocError> {
+        if object.is_empty() {
+            return Err(AllocError::Empty);
+        }
+        if object.len() > Self::MAX_LENGTH {
+            return Err(AllocError::TooLarge(object.len()));
+        }
+        let handle = self.take_handle()?;
+        match self.pool.store(&[&handle.0.to_le_bytes(), object]) {
+            Ok(word) => {
+                let entry = word.get() | (object.len() as u64) << LENGTH_SHIFT;
+                let place = self
+                    .entry(handle)
+                    .expect("its chunk was made with the handle");
+                place.store(entry, Ordering::Release);
+                Ok(handle)
+            }
+            Err(error) => {
+                self.free_handles().unused.push(handle.0);
+                Err(error)
+            }
+        }
+    }
+
+    /// Hands an object to `read`. Takes no lock and copies nothing. The object must not be freed
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such object.
+    pub fn read<R>(&self, handle: Handle, read: impl FnOnce(&[u8]) -> R) -> Result<R, HandleError> {
+        // The pin comes first: the word that is loaded then stays readable.
+        let _pin = self.pool.pin();
+        let entry = self
+            .entry(handle)
+            .ok_or(HandleError(handle))?
+            .load(Ordering::Acquire);
+        let (word, length) = decode(entry).ok_or(HandleError(handle))?;
+        self.pool
+            .try_read(word, |slot| read(&slot[HEADER..HEADER + length]))
+            .map_err(|_| HandleError(handle))
+    }
+
+    /// Frees an object.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such object.
+    pub fn free(&self, handle: Handle) -> Result<(), HandleError> {
+        let place = self.entry(handle).ok_or(HandleError(handle))?;
+        // Whoever takes the word out of the entry frees it; compaction replaces it atomically.
+        let entry = place.swap(0, Ordering::AcqRel);
+        let (word, _) = decode(entry).ok_or(HandleError(handle))?;
+        self.pool.try_free(word).map_err(|_| HandleError(handle))?;
+        self.free_handles().unused.push(handle.0);
+        Ok(())
+    }
+
+    /// Compacts the pool; see [`Pool::compact`].
+    pub fn compact(&self, go_on: impl FnMut() -> bool) -> CompactReport {
+        self.pool.compact(self, go_on)
+    }
+
+    fn free_handles(&self) -> std::sync::MutexGuard<'_, FreeHandles> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_handle(&self) -> Result<Handle, AllocError> {
+        let mut free = self.free_handles();
+        if let Some(handle) = free.unused.pop() {
+            return Ok(Handle(handle));
+        }
+        let handle = Handle(free.next);
+        let (chunk, _) = position(handle);
+        let chunk_entries = FIRST_CHUNK << chunk;
+        let cell = self.chunks.get(chunk).ok_or(AllocError::Metadata)?;
+        if cell.get().is_none() {
+            let mut entries = Vec::new();
+            entries
+                .try_reserve_exact(chunk_entries)
+                .map_err(|_| AllocError::Metadata)?;
+            entries.extend((0..chunk_entries).map(|_| AtomicU64::new(0)));
+            // Only the holder of the lock makes chunks.
+            let _ = cell.set(entries.into_boxed_slice());
+        }
+        free.next += 1;
+        Ok(handle)
+    }
+
+    fn entry(&self, handle: Handle) -> Option<&AtomicU64> {
+        let (chunk, index) = position(handle);
+        self.chunks.get(chunk)?.get()?.get(index)
+    }
+}
+
+impl<S: PageSource> Relocate for HandleTable<S> {
+    fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
+        let Some((header, _)) = object.split_first_chunk::<HEADER>() else {
+            return false;
+        };
+        let handle = Handle(u32::from_le_bytes(*header));
+        let Some(place) = self.entry(handle) else {
+            return false;
+        };
+        let entry = place.load(Ordering::Relaxed);
+        if decode(entry).is_none_or(|(word, _)| word != old) {
+            return false;
+        }
+        let moved = entry - old.get() + new.get();
+        place
+            .compare_exchange(entry, moved, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+}
+
+/// The chunk of a handle's entry, and its place there.
+fn position(handle: Handle) -> (usize, usize) {
+    let number = handle.0 as usize + FIRST_CHUNK;
+    let chunk = number.ilog2() - FIRST_CHUNK.ilog2();
+    (chunk as usize, number - (FIRST_CHUNK << chunk))
+}
+
+fn decode(entry: u64) -> Option<(ObjectWord, usize)> {
+    let word = ObjectWord::from_raw(entry & ((1 << LENGTH_SHIFT) - 1))?;
+    Some((word, (entry >> LENGTH_SHIFT) as usize))
+}
