@@ -215,12 +215,32 @@ impl Helper {
             let length = pages * PAGE_SIZE as u64;
             let moved = self.trash_uffd.move_pages(self.trash as u64, start, length);
             let emptied = system::drop_pages(self.trash, length as usize);
-            moved.map_err(|partial| partial.errno)?;
+            if moved.is_err() {
+                self.drop_singly(start, pages)?;
+            }
             emptied?;
             start += length;
             left -= pages;
         }
         Ok(())
+    }
+}
+
+impl Helper {
+    /// After a run that stopped somewhere: pages that are gone already are as they should be.
+    fn drop_singly(&self, start: u64, pages: u64) -> Result<(), Errno> {
+        let mut result = Ok(());
+        for index in 0..pages {
+            let page = start + index * PAGE_SIZE as u64;
+            let moved = self.trash_uffd.move_pages(self.trash as u64, page, PAGE_SIZE as u64);
+            system::drop_pages(self.trash, PAGE_SIZE)?;
+            match moved {
+                Ok(()) => {}
+                Err(partial) if partial.errno == Errno::ENOENT => {}
+                Err(partial) => result = Err(partial.errno),
+            }
+        }
+        result
     }
 }
 

@@ -4,8 +4,28 @@
 //! what they map, unmap, move and fork, and keeps a group of them under its limit. See
 //! `docs/design.md` in the repository for the page states and the lock order.
 
+mod address_space;
+mod attendant;
+mod events;
+mod fault;
+mod governor;
+mod group;
+mod handler;
+mod latency;
+mod memory;
+mod mover;
 mod options;
+mod page;
+mod reclaim;
+mod regions;
+mod sentinel;
+mod stage;
+mod state;
 mod stats;
+mod supervisor;
+mod table;
+mod window;
 
 pub use options::{Algorithm, Limit, Options};
 pub use stats::{FaultLatency, Stats};
+pub use supervisor::{StartError, Supervisor};

@@ -21,7 +21,13 @@ pub mod raw;
 pub mod uffd;
 
 #[cfg(feature = "std")]
+pub mod epoll;
+#[cfg(feature = "std")]
 pub mod memory;
+#[cfg(feature = "std")]
+pub mod port;
+#[cfg(feature = "std")]
+pub mod probe;
 #[cfg(feature = "std")]
 pub mod process;
 #[cfg(feature = "std")]

@@ -71,9 +71,16 @@ impl Message {
     pub fn fault_thread(&self) -> u32 {
         self.arguments[2] as u32
     }
-    /// Fork: the descriptor of the child's userfaultfd, now in the reader's table.
-    pub fn fork_descriptor(&self) -> i32 {
-        self.arguments[0] as u32 as i32
+    /// Fork: the child's userfaultfd, which the kernel put into the reader's table.
+    ///
+    /// # Panics
+    /// If this is not a fork message.
+    #[cfg(feature = "std")]
+    pub fn take_fork_descriptor(&self) -> std::os::fd::OwnedFd {
+        use std::os::fd::FromRawFd;
+        assert_eq!(self.event, EVENT_FORK, "only a fork message brings a descriptor");
+        // SAFETY: the kernel made the descriptor for this message; each message is applied once.
+        unsafe { std::os::fd::OwnedFd::from_raw_fd(self.arguments[0] as u32 as i32) }
     }
     /// Remap: from, to, length in bytes.
     pub fn remap(&self) -> (u64, u64, u64) {
@@ -177,6 +184,16 @@ impl Uffd {
         let mut argument = [target, source as u64, length, 0, 0];
         let result = ioctl(self.0, IOC_COPY, &mut argument);
         outcome(result, argument[4], length)
+    }
+
+    /// [`Uffd::copy`] from a slice, of its first `length` bytes.
+    ///
+    /// # Panics
+    /// If the slice is shorter.
+    pub fn copy_in(self, target: u64, source: &[u8], length: u64) -> Result<(), Partial> {
+        assert!(source.len() as u64 >= length, "the source covers the copy");
+        // SAFETY: checked above.
+        unsafe { self.copy(target, source.as_ptr(), length) }
     }
 
     /// Maps the zero page over missing pages and wakes who waits for them.

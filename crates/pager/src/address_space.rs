@@ -1,0 +1,212 @@
+//! One program's memory: its page states, what is managed of it, and the way to its helper.
+//!
+//! **Lock order** (take only downwards): gate → `mover` → `stage` → `regions`, `windows`. The
+//! reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`, `stage`, `regions`
+//! or `windows` while waiting for the gate or for the helper.
+
+use crate::group::{Group, lock};
+use crate::mover::Mover;
+use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
+use crate::stage::Stage;
+use crate::state::PageState;
+use crate::table::PageTable;
+use crate::window::Windows;
+use memfold_swap::Slot;
+use memfold_sys::gate::Abandoned;
+use memfold_sys::port::SharedChannel;
+use memfold_sys::process::Inspector;
+use memfold_sys::uffd::Uffd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// Where a helper's own memory lies in the program.
+#[derive(Debug, Clone, Copy)]
+pub struct Arena {
+    /// All of it: never managed.
+    pub whole: PageRange,
+    /// The stage.
+    pub stage: PageRange,
+    /// The page that children read.
+    pub beacon: VirtualPage,
+}
+
+/// What is known once the helper has said hello.
+pub struct Attached {
+    pub inspector: Inspector,
+    pub arena: Arena,
+}
+
+/// See the module.
+pub struct AddressSpace {
+    pub id: u64,
+    uffd: OwnedFd,
+    pub channel: Arc<SharedChannel>,
+    pub table: PageTable,
+    pub regions: Mutex<Regions>,
+    pub stage: Mutex<Stage>,
+    pub mover: Mutex<Mover>,
+    pub windows: Mutex<Windows>,
+    attached: OnceLock<Attached>,
+    /// Resident anonymous pages: what the kernel said last, and what was added and dropped since.
+    resident: AtomicI64,
+    /// The clock hand.
+    pub hand: AtomicU64,
+    /// For choosing whom to reclaim from: grows with the resident size, paid when chosen.
+    pub credit: AtomicI64,
+    /// The helper's socket closed, or there never was one: the space is probed until it is gone.
+    pub detached: AtomicBool,
+    /// The kernel said that the address space is no more.
+    dead: AtomicBool,
+    /// Somebody faulted outside what is known to be managed: look at the mappings again.
+    pub look_again: AtomicBool,
+    /// Made by a fork: its pages may be shared.
+    pub forked: AtomicBool,
+    /// Resident pages when the mappings were looked at last.
+    pub resident_at_look: AtomicI64,
+    /// The CPUs whose handlers listen, as bits (of those below 64), and samples of where faults
+    /// come from.
+    pub armed: Mutex<crate::handler::Armed>,
+    group: Arc<Group>,
+}
+
+/// Entry to the gate for changing pages; leaves on drop.
+pub struct Shared<'a>(&'a AddressSpace);
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        self.0.channel.gate().leave_shared();
+    }
+}
+
+/// Entry to the gate for reading messages and applying events; leaves on drop.
+pub struct Exclusive<'a>(&'a AddressSpace);
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        self.0.channel.gate().leave_exclusive();
+    }
+}
+
+impl AddressSpace {
+    pub fn new(group: Arc<Group>, id: u64, uffd: OwnedFd, mover: Mover) -> AddressSpace {
+        AddressSpace {
+            id,
+            uffd,
+            channel: mover.channel().clone(),
+            table: PageTable::default(),
+            regions: Mutex::default(),
+            stage: Mutex::new(Stage::new(0)),
+            mover: Mutex::new(mover),
+            windows: Mutex::default(),
+            attached: OnceLock::new(),
+            resident: AtomicI64::new(0),
+            hand: AtomicU64::new(0),
+            credit: AtomicI64::new(0),
+            detached: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            look_again: AtomicBool::new(false),
+            forked: AtomicBool::new(false),
+            resident_at_look: AtomicI64::new(0),
+            armed: Mutex::default(),
+            group,
+        }
+    }
+
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    pub fn uffd(&self) -> Uffd {
+        Uffd(self.uffd.as_raw_fd())
+    }
+
+    pub fn uffd_descriptor(&self) -> &OwnedFd {
+        &self.uffd
+    }
+
+    /// The helper said hello: from now on pages can be moved out.
+    pub fn attach(&self, attached: Attached) -> bool {
+        *lock(&self.stage) = Stage::new(attached.arena.stage.pages() as usize);
+        self.attached.set(attached).is_ok()
+    }
+
+    pub fn attached(&self) -> Option<&Attached> {
+        self.attached.get()
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    pub fn set_dead(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Enters the gate to change pages.
+    pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
+        self.channel.gate().enter_shared(|| self.is_dead())?;
+        Ok(Shared(self))
+    }
+
+    /// Enters the gate to read messages.
+    pub fn exclusive(&self) -> Result<Exclusive<'_>, Abandoned> {
+        self.channel.gate().enter_exclusive(|| self.is_dead())?;
+        Ok(Exclusive(self))
+    }
+
+    pub fn resident_pages(&self) -> i64 {
+        self.resident.load(Ordering::Relaxed).max(0)
+    }
+
+    /// What the kernel says; changes since its look are lost, until the next.
+    pub fn set_resident_pages(&self, pages: u64) {
+        let before = self.resident.swap(pages as i64, Ordering::Relaxed);
+        self.group.add_resident_pages(pages as i64 - before);
+    }
+
+    pub fn add_resident_pages(&self, pages: i64) {
+        self.resident.fetch_add(pages, Ordering::Relaxed);
+        self.group.add_resident_pages(pages);
+    }
+
+    pub fn metadata_bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    /// The part of the managed range around `page` that a window may use: from `page`, at most
+    /// `pages` long, never across the mapping's end. One page where nothing is known.
+    pub fn clip(&self, page: VirtualPage, pages: u32) -> PageRange {
+        let wanted = PageRange { start: page, end: page.plus(u64::from(pages.max(1))) };
+        match lock(&self.regions).containing(page) {
+            Some(region) => wanted.intersection(region),
+            None => {
+                self.look_again.store(true, Ordering::Relaxed);
+                PageRange { start: page, end: page.plus(1) }
+            }
+        }
+    }
+
+    /// Takes all slots out of the table. For an address space that is no more.
+    fn take_slots(&self) -> Vec<Slot> {
+        let mut slots = Vec::new();
+        self.table.visit(PageTable::everything(), |_, entry| {
+            if let PageState::Swapped(slot) | PageState::Filling(slot) = entry.take(PageState::Hole)
+            {
+                slots.push(slot);
+            }
+            true
+        });
+        slots
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
+        self.set_resident_pages(0);
+        let slots = self.take_slots();
+        self.group.swap.release_bulk(&slots);
+    }
+}

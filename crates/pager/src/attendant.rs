@@ -1,0 +1,176 @@
+//! The attendant: lets helpers in, and notices when their programs are gone.
+
+use crate::address_space::{AddressSpace, Arena, Attached};
+use crate::group::{Group, lock};
+use crate::handler::Handlers;
+use crate::page::{PageRange, VirtualPage};
+use crate::sentinel::Sentinel;
+use memfold_sys::epoll::{Epoll, Ready};
+use memfold_sys::hello::{Hello, MAGIC, Welcome};
+use memfold_sys::process::Inspector;
+use memfold_sys::uffd::{self, Uffd};
+use memfold_sys::{PAGE_SIZE, socket};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const LISTENER: u64 = 0;
+
+/// What is asked of the program's userfaultfd.
+pub const FEATURES: u64 = uffd::FEATURE_EVENT_FORK
+    | uffd::FEATURE_EVENT_REMAP
+    | uffd::FEATURE_EVENT_REMOVE
+    | uffd::FEATURE_EVENT_UNMAP
+    | uffd::FEATURE_THREAD_ID;
+
+/// The attendant's thread.
+pub struct Attendant {
+    group: Arc<Group>,
+    handlers: Arc<Handlers>,
+    sentinel: Arc<Sentinel>,
+    listener: OwnedFd,
+    epoll: Epoll,
+    sockets: HashMap<u64, OwnedFd>,
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Attendant {
+    pub fn new(
+        group: Arc<Group>,
+        handlers: Arc<Handlers>,
+        sentinel: Arc<Sentinel>,
+        listener: OwnedFd,
+    ) -> io::Result<Attendant> {
+        let epoll = Epoll::new()?;
+        epoll.add(listener.as_fd(), LISTENER)?;
+        Ok(Attendant { group, handlers, sentinel, listener, epoll, sockets: HashMap::new() })
+    }
+
+    /// Runs until the group stops.
+    pub fn run(&mut self) {
+        let mut ready: Vec<Ready> = Vec::new();
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            if self.epoll.wait(&mut ready, Some(Duration::from_millis(500))).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for event in &ready {
+                if event.token == LISTENER {
+                    self.let_in();
+                } else {
+                    self.see_off(event.token);
+                }
+            }
+        }
+    }
+
+    fn let_in(&mut self) {
+        loop {
+            match socket::accept(self.listener.as_fd()) {
+                Ok(Some(connection)) => {
+                    if let Err(error) = self.attach(connection) {
+                        eprintln!("memfold: a program runs unmanaged: {error}");
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    eprintln!("memfold: a program could not be let in: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, connection: OwnedFd) -> io::Result<()> {
+        let peer = socket::peer(connection.as_fd())?;
+        socket::set_timeout(connection.as_fd(), 2)?;
+        let (hello, mut descriptors) = socket::receive_hello(connection.as_fd())?;
+        if hello.refused != 0 {
+            let error = io::Error::from_raw_os_error(hello.refused as i32);
+            return Err(io::Error::other(format!("it may not use userfaultfd ({error})")));
+        }
+        let (Some(trash), Some(own), 0) = (descriptors.pop(), descriptors.pop(), descriptors.len())
+        else {
+            return Err(invalid("its helper sent no descriptors"));
+        };
+        let arena = arena_of(&hello)?;
+        prepare_trash(&hello, &trash)?;
+        let inspector = Inspector::open(peer.pid)?;
+        let inherited = self.group.space(hello.inherited);
+        if hello.inherited != 0 && inherited.is_none() {
+            return Err(invalid("it names an address space that is not there"));
+        }
+        let is_child = inherited.is_some();
+        let space = match inherited {
+            Some(space) => space,
+            None => {
+                Uffd(own.as_raw_fd()).api(FEATURES)?;
+                let mover = self.sentinel.mover()?;
+                let id = self.group.next_id();
+                Arc::new(AddressSpace::new(self.group.clone(), id, own, mover))
+            }
+        };
+        let stage_bytes = arena.stage.pages() * PAGE_SIZE as u64;
+        space.uffd().register(arena.stage.start.address(), stage_bytes)?;
+        let resident = inspector.resident_pages().unwrap_or(0);
+        let file = lock(&space.mover).take_file().ok_or_else(|| invalid("it has a helper"))?;
+        if !space.attach(Attached { inspector, arena }) {
+            return Err(invalid("it has a helper"));
+        }
+        space.set_resident_pages(resident);
+        if !is_child {
+            self.handlers.listen(&space)?;
+            self.group.add_space(space.clone());
+        }
+        let welcome =
+            Welcome { magic: MAGIC, address_space: space.id, replaces_uffd: u64::from(is_child) };
+        let uffd = space.uffd_descriptor().as_fd();
+        let both = [file.as_fd(), uffd];
+        let sent = if is_child { &both[..] } else { &both[..1] };
+        self.epoll.add(connection.as_fd(), space.id)?;
+        socket::send_welcome(connection.as_fd(), &welcome, sent)?;
+        space.detached.store(false, Ordering::Relaxed);
+        self.sockets.insert(space.id, connection);
+        Ok(())
+    }
+
+    /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
+    /// kept until the kernel says that it is gone, as another process may still be in it.
+    fn see_off(&mut self, id: u64) {
+        if let Some(connection) = self.sockets.remove(&id) {
+            // Fails only if it is not there.
+            let _ = self.epoll.remove(connection.as_fd());
+        }
+        if let Some(space) = self.group.space(id) {
+            space.detached.store(true, Ordering::Relaxed);
+            space.set_resident_pages(0);
+        }
+    }
+}
+
+fn arena_of(hello: &Hello) -> io::Result<Arena> {
+    let whole = PageRange::of_addresses(hello.arena, hello.arena + hello.arena_length);
+    let stage_end = hello.stage + hello.stage_pages * PAGE_SIZE as u64;
+    let stage = PageRange::of_addresses(hello.stage, stage_end);
+    if stage.intersection(whole) != stage || stage.is_empty() {
+        return Err(invalid("its stage is not in its arena"));
+    }
+    Ok(Arena { whole, stage, beacon: VirtualPage::containing(hello.beacon) })
+}
+
+/// Dropped pages pass through the trash, which asks for no events.
+fn prepare_trash(hello: &Hello, trash: &OwnedFd) -> io::Result<()> {
+    let trash_uffd = Uffd(trash.as_raw_fd());
+    trash_uffd.api(0)?;
+    let stage_end = hello.stage + hello.stage_pages * PAGE_SIZE as u64;
+    let arena_end = hello.arena + hello.arena_length;
+    // The trash lies between the stage and the last guard page.
+    let length = arena_end - PAGE_SIZE as u64 - stage_end;
+    trash_uffd.register(hello.trash, length)?;
+    Ok(())
+}

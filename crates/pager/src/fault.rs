@@ -1,0 +1,442 @@
+//! Serving page faults.
+//!
+//! A service never waits for a batch that its page is not part of, never needs the program's
+//! helper, and always ends in one of four ways: the page was brought in (the kernel wakes the
+//! thread), the thread is woken to fault again, the fault is deferred until there is room, or it
+//! is to be tried again after the events that the kernel holds back have been read.
+
+use crate::address_space::AddressSpace;
+use crate::group::{DeferredFault, lock};
+use crate::mover::bytes;
+use crate::page::{PageRange, VirtualPage};
+use crate::stage::StageIndex;
+use crate::state::{Entry, PageState};
+use memfold_swap::{Page, Scratch, Slot};
+use memfold_sys::uffd::{FAULT_WRITE, Message, Partial};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pages brought in at once from the pool, at most.
+pub const SWAP_IN_WINDOW: u32 = 16;
+/// Pages of zeros brought in at once, at most.
+pub const ZERO_WINDOW: u32 = 512;
+/// Below this room, fill no page that was not asked for.
+const WINDOW_ROOM_PAGES: u64 = 64;
+
+/// A fault as its message told it.
+#[derive(Debug, Clone, Copy)]
+pub struct Fault {
+    pub page: VirtualPage,
+    pub write: bool,
+}
+
+impl Fault {
+    pub fn of_message(message: &Message) -> Fault {
+        Fault {
+            page: VirtualPage::containing(message.fault_address()),
+            write: message.fault_flags() & FAULT_WRITE != 0,
+        }
+    }
+}
+
+/// How a service ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// The thread runs on, or will once the one who has its page is done.
+    Done,
+    /// Events must be read first; then serve it again.
+    Retry,
+}
+
+/// What a thread that serves faults keeps.
+pub struct Server {
+    buffer: Vec<Page>,
+    scratch: Scratch,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Server { buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize], scratch: Scratch::new() }
+    }
+}
+
+static ZEROS: [u8; ZERO_WINDOW as usize * PAGE_SIZE] = [0; ZERO_WINDOW as usize * PAGE_SIZE];
+
+/// Whether a service may wait for room, or must go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    MayDefer,
+    Now,
+}
+
+impl Server {
+    /// Serves one fault.
+    pub fn serve(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        fault: Fault,
+        admission: Admission,
+    ) -> Served {
+        for _ in 0..4 {
+            let Ok(gate) = space.shared() else { return Served::Done };
+            let entry = space.table.entry(fault.page);
+            let state = entry.load();
+            match state {
+                PageState::Moving(_) => {
+                    if space.settle().is_none() {
+                        drop(gate);
+                        wait_for_batch(space);
+                    }
+                }
+                PageState::Staged(place) => {
+                    if entry.replace(state, PageState::Returning(place)) {
+                        return self.bring_back(space, fault.page, entry, place);
+                    }
+                }
+                // Whoever has it wakes the thread.
+                PageState::Returning(_) | PageState::Filling(_) => return Served::Done,
+                PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
+                    if admission == Admission::MayDefer && state == PageState::Hole && full(space) {
+                        drop(gate);
+                        defer(space, fault);
+                        return Served::Done;
+                    }
+                    return fill_zeros(space, fault, state);
+                }
+                PageState::Swapped(_) => {
+                    if admission == Admission::MayDefer && full(space) {
+                        drop(gate);
+                        defer(space, fault);
+                        return Served::Done;
+                    }
+                    let claimed = claim(space, fault.page);
+                    drop(gate);
+                    if !claimed.is_empty() {
+                        return self.swap_in(space, fault.page, &claimed);
+                    }
+                }
+            }
+        }
+        // The states change under us: the thread looks again itself.
+        wake(space, fault.page, 1);
+        Served::Done
+    }
+
+    /// A staged page is touched: it comes back by copy. The helper could move it back, but a
+    /// switch to the helper's thread costs more than the copy of a page.
+    fn bring_back(
+        &mut self,
+        space: &AddressSpace,
+        page: VirtualPage,
+        entry: &Entry,
+        place: StageIndex,
+    ) -> Served {
+        let returning = PageState::Returning(place);
+        let staged = PageState::Staged(place);
+        let Some(attached) = space.attached() else {
+            entry.replace(returning, staged);
+            return Served::Done;
+        };
+        let buffer = &mut self.buffer[0];
+        let read = attached.inspector.read_pages(&[space.staged_address(place)], buffer);
+        if !matches!(read, Ok(1)) {
+            // Only a dying program's memory cannot be read.
+            entry.replace(returning, staged);
+            wake(space, page, 1);
+            std::thread::sleep(Duration::from_micros(100));
+            return Served::Done;
+        }
+        match copy(space, page, buffer, 1) {
+            Ok(()) => {
+                space.add_resident_pages(1);
+                space.group().counters.faults_cache.fetch_add(1, Ordering::Relaxed);
+                entry.replace(returning, PageState::FRESH);
+                lock(&space.stage).retire(place);
+                Served::Done
+            }
+            Err(Partial { errno: Errno::EEXIST, .. }) => {
+                entry.replace(returning, PageState::FRESH);
+                lock(&space.stage).retire(place);
+                wake(space, page, 1);
+                Served::Done
+            }
+            Err(partial) => {
+                entry.replace(returning, staged);
+                after_failure(space, page, partial.errno)
+            }
+        }
+    }
+
+    /// Loads claimed pages and copies them in. The claims own one count of each slot.
+    fn swap_in(
+        &mut self,
+        space: &AddressSpace,
+        first: VirtualPage,
+        claimed: &[Slot],
+    ) -> Served {
+        let group = space.group();
+        let mut loaded = 0;
+        for (slot, page) in claimed.iter().zip(&mut self.buffer) {
+            if let Err(error) = group.swap.load(*slot, page, &mut self.scratch) {
+                group.counters.errors.fetch_add(1, Ordering::Relaxed);
+                if loaded == 0 {
+                    stop_program(space, first, &error);
+                }
+                break;
+            }
+            loaded += 1;
+        }
+        // Without the gate the address space is gone, and the claims go with its table.
+        let Ok(gate) = space.shared() else { return Served::Done };
+        let mut copied = 0;
+        let mut failure = None;
+        let mut spare = Vec::new();
+        while copied < loaded && failure.is_none() {
+            failure = copy_claimed(space, first, &claimed[..loaded], &self.buffer, &mut copied, &mut spare);
+        }
+        // What was not brought in goes back to where it was.
+        for (step, slot) in claimed.iter().enumerate().skip(copied) {
+            let entry = space.table.entry(first.plus(step as u64));
+            if !entry.replace(PageState::Filling(*slot), PageState::Swapped(*slot)) {
+                spare.push(*slot);
+            }
+        }
+        drop(gate);
+        let behind = claimed.len() - copied;
+        if behind > 0 {
+            wake(space, first.plus(copied as u64), behind as u64);
+        }
+        group.swap.release_bulk(&spare);
+        if copied == 0 { failure.map_or(Served::Done, |errno| after_failure(space, first, errno)) } else { Served::Done }
+    }
+}
+
+/// Copies the longest run of pages that are still claimed, from `copied` on. What is brought in
+/// (or turned out to be unwanted) has its slot in `spare`.
+fn copy_claimed(
+    space: &AddressSpace,
+    first: VirtualPage,
+    claimed: &[Slot],
+    buffer: &[Page],
+    copied: &mut usize,
+    spare: &mut Vec<Slot>,
+) -> Option<Errno> {
+    let page_at = |step: usize| first.plus(step as u64);
+    let ours = |step: usize| {
+        space.table.entry(page_at(step)).load() == PageState::Filling(claimed[step])
+    };
+    let start = *copied;
+    if !ours(start) {
+        // An event took the page away; its count is left to us.
+        spare.push(claimed[start]);
+        *copied += 1;
+        wake(space, page_at(start), 1);
+        return None;
+    }
+    let run = (start..claimed.len()).take_while(|step| ours(*step)).count();
+    let source = &buffer.as_flattened()[start * PAGE_SIZE..];
+    let result = copy(space, page_at(start), source, run as u64);
+    let (mut done, errno) = match result {
+        Ok(()) => (run, None),
+        Err(partial) => (partial.done as usize / PAGE_SIZE, Some(partial.errno)),
+    };
+    space.add_resident_pages(done as i64);
+    let counters = &space.group().counters;
+    counters.pages_in.fetch_add(done as u64, Ordering::Relaxed);
+    if start == 0 && done > 0 {
+        counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
+    }
+    let present = errno == Some(Errno::EEXIST);
+    if present {
+        // The program has a page there after all: that one is the newer.
+        wake(space, page_at(start + done), 1);
+        done += 1;
+    }
+    for step in start..start + done {
+        let entry = space.table.entry(page_at(step));
+        entry.replace(PageState::Filling(claimed[step]), PageState::FRESH);
+        spare.push(claimed[step]);
+    }
+    *copied += done;
+    match errno {
+        // A partial copy does not tell why it stopped: the next try does.
+        Some(Errno::EAGAIN) if done > 0 => None,
+        _ if present => None,
+        // A window may cross into another mapping: the first page alone may still do.
+        Some(Errno::ENOENT) if start == 0 && run > 1 => {
+            copy_one(space, page_at(0), claimed, buffer, copied, spare)
+        }
+        other => other,
+    }
+}
+
+fn copy_one(
+    space: &AddressSpace,
+    first: VirtualPage,
+    claimed: &[Slot],
+    buffer: &[Page],
+    copied: &mut usize,
+    spare: &mut Vec<Slot>,
+) -> Option<Errno> {
+    copy_claimed(space, first, &claimed[..1], buffer, copied, spare).or(Some(Errno::ENOENT))
+}
+
+/// Claims the page and, as the window advises, those behind it. Empty if the page is not swapped
+/// out any more. The gate is held shared.
+fn claim(space: &AddressSpace, page: VirtualPage) -> Vec<Slot> {
+    let advised = lock(&space.windows).advise(page, SWAP_IN_WINDOW);
+    let range = if advised > 1 {
+        space.clip(page, advised)
+    } else {
+        PageRange { start: page, end: page.plus(1) }
+    };
+    let mut claimed = Vec::with_capacity(range.pages() as usize);
+    space.table.visit(range, |_, entry| match entry.load() {
+        state @ PageState::Swapped(slot) if entry.replace(state, PageState::Filling(slot)) => {
+            claimed.push(slot);
+            true
+        }
+        _ => false,
+    });
+    claimed
+}
+
+/// First touch: pages of zeros. The gate is held shared.
+fn fill_zeros(space: &AddressSpace, fault: Fault, state: PageState) -> Served {
+    let advised = if state == PageState::Hole {
+        lock(&space.windows).advise(fault.page, ZERO_WINDOW)
+    } else {
+        1
+    };
+    let mut range = space.clip(fault.page, advised);
+    if range.pages() > 1 {
+        let room = room_pages(space) / 2;
+        let pages = range.pages().min(room.max(1));
+        range.end = range.start.plus(pages);
+        range.end = range.start.plus(leading_holes(space, range).max(1));
+    }
+    let pages = range.pages();
+    // Writers get memory at once, in windows too; a lone reader gets the shared zero page.
+    let owned = fault.write || pages > 1;
+    let result = if owned {
+        copy(space, range.start, &ZEROS, pages)
+    } else {
+        space.uffd().zero(range.start.address(), bytes(1))
+    };
+    let done = match result {
+        Ok(()) => pages,
+        Err(partial) => partial.done / PAGE_SIZE as u64,
+    };
+    if owned {
+        space.add_resident_pages(done as i64);
+    }
+    space.group().counters.faults_zero_fill.fetch_add(1, Ordering::Relaxed);
+    for step in 0..done {
+        let entry = space.table.entry(range.start.plus(step));
+        let before = entry.load();
+        if matches!(before, PageState::Hole | PageState::Removed(_)) {
+            entry.replace(before, PageState::FRESH);
+        }
+    }
+    match result.err().map(|partial| partial.errno) {
+        None => Served::Done,
+        Some(Errno::EEXIST) if done == 0 => {
+            // Present: filled by somebody else, or never registered when it was filled.
+            if state == PageState::Hole {
+                space.table.entry(fault.page).replace(state, PageState::FRESH);
+            }
+            wake(space, fault.page, 1);
+            Served::Done
+        }
+        // The window met something in its way; the faulting page itself is served.
+        Some(_) if done > 0 => Served::Done,
+        Some(Errno::ENOENT) if pages > 1 => {
+            let single = Fault { page: fault.page, write: fault.write };
+            fill_zeros(space, single, PageState::FRESH)
+        }
+        Some(errno) => after_failure(space, fault.page, errno),
+    }
+}
+
+fn leading_holes(space: &AddressSpace, range: PageRange) -> u64 {
+    (0..range.pages())
+        .take_while(|step| {
+            let page = range.start.plus(*step);
+            space.table.get(page).is_none_or(|entry| entry.load() == PageState::Hole)
+        })
+        .count() as u64
+}
+
+/// Copies pages in and wakes who waits for them.
+fn copy(
+    space: &AddressSpace,
+    page: VirtualPage,
+    source: &[u8],
+    pages: u64,
+) -> Result<(), Partial> {
+    space.uffd().copy_in(page.address(), source, bytes(pages))
+}
+
+/// Wakes whoever waits for the pages, to fault again or run on.
+pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
+    // Fails only if the address space is gone, and its threads with it.
+    let _ = space.uffd().wake(page.address(), bytes(pages));
+}
+
+fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
+    match errno {
+        Errno::EAGAIN => Served::Retry,
+        Errno::ESRCH => {
+            space.set_dead();
+            Served::Done
+        }
+        Errno::ENOENT => {
+            // Unmapped, or not ours any more: the event is on its way.
+            wake(space, page, 1);
+            Served::Done
+        }
+        _ => {
+            // No memory, say: the thread tries again, but not at once.
+            space.group().counters.errors.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(200));
+            wake(space, page, 1);
+            Served::Done
+        }
+    }
+}
+
+fn wait_for_batch(space: &AddressSpace) {
+    let posted = lock(&space.mover).posted();
+    space.channel.wait_done(posted, Duration::from_micros(300));
+}
+
+fn room_pages(space: &AddressSpace) -> u64 {
+    let group = space.group();
+    group.resident_limit_bytes().saturating_sub(group.resident_bytes()) / PAGE_SIZE as u64
+}
+
+fn full(space: &AddressSpace) -> bool {
+    let room = room_pages(space);
+    if room < WINDOW_ROOM_PAGES {
+        space.group().call_reclaimer();
+    }
+    room == 0
+}
+
+fn defer(space: &Arc<AddressSpace>, fault: Fault) {
+    space.group().defer(DeferredFault { space: space.clone(), page: fault.page, write: fault.write });
+}
+
+/// A stored page cannot be had any more: the program must not run on with other bytes.
+fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
+    eprintln!(
+        "memfold: a stored page (address {:#x}) cannot be read back: {error}; \
+         the program is stopped rather than given wrong data",
+        page.address()
+    );
+    if let Some(attached) = space.attached() {
+        let _ = attached.inspector.kill(9);
+    }
+}

@@ -1,0 +1,208 @@
+//! The governor: watches how large the programs are, and takes their memory under management
+//! only when the group comes near its limit. Below that they run at native speed.
+
+use crate::address_space::AddressSpace;
+use crate::fault::{Admission, Served, Server, wake};
+use crate::group::{Group, Watermarks, lock};
+use crate::handler::Handlers;
+use crate::page::PageRange;
+use crate::state::PageState;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::Errno;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Mappings smaller than this are left alone: they would not be worth their fault.
+const SMALLEST_MAPPING_PAGES: u64 = 16;
+/// Programs smaller than this are left alone.
+const SMALLEST_PROGRAM_PAGES: i64 = 128;
+/// Memory that a program is taken to touch at most, in bytes a second.
+const FASTEST_GROWTH: u64 = 4 << 30;
+const SHORTEST_TICK: Duration = Duration::from_micros(500);
+const LONGEST_TICK: Duration = Duration::from_millis(20);
+/// New resident memory that makes it worth to look at the mappings again.
+const GROWTH_TO_LOOK_PAGES: i64 = 256;
+/// How often shared memory is counted while forks live.
+const SHARING_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The governor's thread.
+pub struct Governor {
+    group: Arc<Group>,
+    handlers: Arc<Handlers>,
+    server: Server,
+    sharing_counted: Instant,
+}
+
+impl Governor {
+    pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
+        Governor { group, handlers, server: Server::default(), sharing_counted: Instant::now() }
+    }
+
+    /// Runs until the group stops.
+    pub fn run(&mut self) {
+        memfold_sys::thread::set_timer_slack(50_000);
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            let nap = self.tick();
+            std::thread::sleep(nap);
+        }
+    }
+
+    /// Samples, registers what is due, and says how long to sleep.
+    fn tick(&mut self) -> Duration {
+        let spaces = self.group.spaces();
+        for space in &spaces {
+            if space.detached.load(Ordering::Relaxed) {
+                self.probe(space);
+            }
+            if let Some(attached) = space.attached()
+                && let Ok(pages) = attached.inspector.resident_pages()
+            {
+                space.set_resident_pages(pages);
+            }
+        }
+        self.count_sharing(&spaces);
+        self.group.refresh_limit();
+        self.group.note_peaks();
+        let marks = Watermarks::of(self.group.resident_limit_bytes());
+        let resident = self.group.resident_bytes();
+        let manage_from = marks.hard / 4 * 3;
+        if resident >= manage_from {
+            for space in &spaces {
+                if worth_a_look(space) {
+                    self.take_over(space);
+                }
+            }
+            if resident > marks.start {
+                self.group.call_reclaimer();
+            }
+        }
+        let room = if resident < manage_from {
+            manage_from - resident
+        } else {
+            marks.hard.saturating_sub(resident) / 4
+        };
+        let micros = room.saturating_mul(1_000_000) / FASTEST_GROWTH;
+        Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
+    }
+
+    /// An address space without a helper tells nobody when it goes: ask the kernel.
+    fn probe(&self, space: &Arc<AddressSpace>) {
+        const NOWHERE: u64 = 16 * PAGE_SIZE as u64;
+        if let Err(partial) = space.uffd().zero(NOWHERE, PAGE_SIZE as u64)
+            && partial.errno == Errno::ESRCH
+        {
+            space.set_dead();
+            self.handlers.forget(space);
+            self.group.remove_space(space.id);
+        }
+    }
+
+    fn count_sharing(&mut self, spaces: &[Arc<AddressSpace>]) {
+        let forked = || spaces.iter().filter(|space| space.forked.load(Ordering::Relaxed));
+        if self.sharing_counted.elapsed() < SHARING_INTERVAL {
+            return;
+        }
+        self.sharing_counted = Instant::now();
+        let mut shared = 0;
+        if forked().count() > 1 {
+            for space in forked() {
+                let Some(attached) = space.attached() else { continue };
+                let (Ok(bytes), pages) =
+                    (attached.inspector.proportional_bytes(), space.resident_pages() as u64)
+                else {
+                    continue;
+                };
+                shared += pages.saturating_sub(bytes / PAGE_SIZE as u64);
+            }
+        }
+        self.group.set_shared_pages(shared);
+    }
+
+    /// Registers the mappings of a program that are not yet, whole, and notes what is resident.
+    fn take_over(&mut self, space: &Arc<AddressSpace>) {
+        let Some(attached) = space.attached() else { return };
+        space.look_again.store(false, Ordering::Relaxed);
+        space.resident_at_look.store(space.resident_pages(), Ordering::Relaxed);
+        let Ok(areas) = attached.inspector.areas() else { return };
+        let candidates: Vec<PageRange> = {
+            let regions = lock(&space.regions);
+            areas
+                .iter()
+                .filter(|area| area.movable)
+                .map(|area| PageRange::of_addresses(area.start, area.end))
+                .filter(|range| {
+                    range.pages() >= SMALLEST_MAPPING_PAGES
+                        && range.intersection(attached.arena.whole).is_empty()
+                        && !(range.start..range.end).contains(&attached.arena.beacon)
+                        && !regions.uncovered(*range).is_empty()
+                })
+                .collect()
+        };
+        if candidates.is_empty() {
+            return;
+        }
+        let Ok(gate) = space.exclusive() else { return };
+        // Events that are on their way must not be applied to what is registered now.
+        let messages = self.handlers.read_messages(space, &gate);
+        let first_time = lock(&space.regions).ranges().is_empty();
+        if first_time && space.uffd().register(attached.arena.beacon.address(), PAGE_SIZE as u64).is_err() {
+            drop(gate);
+            return;
+        }
+        for range in candidates {
+            self.register(space, range);
+        }
+        drop(gate);
+        for child in &messages.children {
+            // Reported by the handler's next read otherwise; here it is this thread's to do.
+            if self.handlers.listen(child).is_err() {
+                eprintln!("memfold: a forked program's faults cannot be listened to");
+            }
+        }
+        for (fault, _) in messages.faults {
+            if self.server.serve(space, fault, Admission::MayDefer) == Served::Retry {
+                wake(space, fault.page, 1);
+            }
+        }
+    }
+
+    /// Registers one mapping; the gate is held exclusively.
+    fn register(&self, space: &AddressSpace, range: PageRange) {
+        let Some(attached) = space.attached() else { return };
+        let length = range.pages() * PAGE_SIZE as u64;
+        // The mapping may be gone or be another by now: then it is looked at again later.
+        if space.uffd().register(range.start.address(), length).is_err() {
+            return;
+        }
+        let uncovered = lock(&space.regions).uncovered(range);
+        for part in uncovered {
+            let scanned = attached.inspector.for_each_present(
+                part.start.address(),
+                part.end.address(),
+                |start, end| {
+                    let present = PageRange::of_addresses(start, end);
+                    for page in present.start.0..present.end.0 {
+                        let entry = space.table.entry(crate::page::VirtualPage(page));
+                        if entry.load() == PageState::Hole {
+                            entry.set(PageState::Resident { young: false, shared: false });
+                        }
+                    }
+                },
+            );
+            if scanned.is_ok() {
+                lock(&space.regions).add(part);
+            }
+        }
+    }
+}
+
+fn worth_a_look(space: &AddressSpace) -> bool {
+    let resident = space.resident_pages();
+    let grown = resident - space.resident_at_look.load(Ordering::Relaxed);
+    space.attached().is_some()
+        && !space.is_dead()
+        && !space.detached.load(Ordering::Relaxed)
+        && resident >= SMALLEST_PROGRAM_PAGES
+        && (grown >= GROWTH_TO_LOOK_PAGES || space.look_again.load(Ordering::Relaxed))
+}

@@ -1,0 +1,276 @@
+//! A group: the address spaces under one limit, the swap space they share, and the counters.
+
+use crate::address_space::AddressSpace;
+use crate::latency::Histogram;
+use crate::memory::MappedSource;
+use crate::options::Limit;
+use crate::page::VirtualPage;
+use crate::stats::Stats;
+use memfold_swap::SwapSpace;
+use memfold_sys::PAGE_SIZE;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
+use std::time::{Duration, Instant};
+
+/// The smallest resident limit that a full pool can press a group down to.
+const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
+
+/// A fault that waits until there is room for its pages.
+pub struct DeferredFault {
+    pub space: Arc<AddressSpace>,
+    pub page: VirtualPage,
+    pub write: bool,
+}
+
+/// Counters, all monotonic but the `peak` ones, which are maxima.
+#[derive(Default)]
+pub struct Counters {
+    pub faults_swap_in: AtomicU64,
+    pub faults_zero_fill: AtomicU64,
+    pub faults_cache: AtomicU64,
+    pub faults_deferred: AtomicU64,
+    pub pages_out: AtomicU64,
+    pub pages_in: AtomicU64,
+    pub processes: AtomicU64,
+    pub peak_resident: AtomicU64,
+    pub peak_pool: AtomicU64,
+    pub peak_total: AtomicU64,
+    pub peak_over_limit_pages: AtomicU64,
+    pub errors: AtomicU64,
+    pub latency: Histogram,
+}
+
+/// See the module.
+pub struct Group {
+    pub limit: Limit,
+    pub swap: SwapSpace<MappedSource>,
+    pub counters: Counters,
+    /// When the supervisor started: the zero of coarse times.
+    pub started: Instant,
+    spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
+    next_id: AtomicU64,
+    resident_pages: AtomicI64,
+    resident_limit: AtomicU64,
+    /// Pages counted in more than one process because a fork shares them.
+    shared_pages: AtomicU64,
+    deferred: Mutex<Vec<DeferredFault>>,
+    /// Raised to make the reclaimer look at once.
+    call: Mutex<bool>,
+    called: Condvar,
+    pub stopping: AtomicBool,
+    warned_over_limit: AtomicBool,
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic anywhere ends the supervisor (panic = "abort"); tests may poison and go on.
+    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+}
+
+impl Group {
+    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>) -> Group {
+        Group {
+            limit,
+            swap,
+            counters: Counters::default(),
+            started: Instant::now(),
+            spaces: RwLock::default(),
+            next_id: AtomicU64::new(1),
+            resident_pages: AtomicI64::new(0),
+            resident_limit: AtomicU64::new(u64::MAX),
+            shared_pages: AtomicU64::new(0),
+            deferred: Mutex::default(),
+            call: Mutex::new(false),
+            called: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            warned_over_limit: AtomicBool::new(false),
+        }
+    }
+
+    /// Seconds since the start, coarse.
+    pub fn seconds(&self) -> u32 {
+        self.started.elapsed().as_secs() as u32
+    }
+
+    pub fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn space(&self, id: u64) -> Option<Arc<AddressSpace>> {
+        self.read_spaces(|spaces| spaces.get(&id).cloned())
+    }
+
+    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
+        self.read_spaces(|spaces| spaces.values().cloned().collect())
+    }
+
+    fn read_spaces<R>(&self, read: impl FnOnce(&HashMap<u64, Arc<AddressSpace>>) -> R) -> R {
+        read(&self.spaces.read().unwrap_or_else(|poison| poison.into_inner()))
+    }
+
+    pub fn add_space(&self, space: Arc<AddressSpace>) {
+        self.counters.processes.fetch_add(1, Ordering::Relaxed);
+        let mut spaces = self.spaces.write().unwrap_or_else(|poison| poison.into_inner());
+        spaces.insert(space.id, space);
+    }
+
+    pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
+        self.spaces.write().unwrap_or_else(|poison| poison.into_inner()).remove(&id)
+    }
+
+    /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
+    pub fn resident_bytes(&self) -> u64 {
+        let shared = self.shared_pages.load(Ordering::Relaxed) as i64;
+        (self.resident_pages.load(Ordering::Relaxed) - shared).max(0) as u64 * PAGE_SIZE as u64
+    }
+
+    /// Notes pages that became resident, or (below zero) no longer are.
+    pub fn add_resident_pages(&self, pages: i64) {
+        self.resident_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    pub fn set_shared_pages(&self, pages: u64) {
+        self.shared_pages.store(pages, Ordering::Relaxed);
+    }
+
+    pub fn add_shared_pages(&self, pages: u64) {
+        self.shared_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    pub fn shared_pages(&self) -> u64 {
+        self.shared_pages.load(Ordering::Relaxed)
+    }
+
+    pub fn metadata_bytes(&self) -> u64 {
+        let tables: u64 =
+            self.read_spaces(|spaces| spaces.values().map(|space| space.metadata_bytes()).sum());
+        self.swap.usage().metadata_bytes + tables
+    }
+
+    /// What the resident pages may come to, as of the last [`Group::refresh_limit`].
+    pub fn resident_limit_bytes(&self) -> u64 {
+        self.resident_limit.load(Ordering::Relaxed)
+    }
+
+    /// Works out what pool and metadata leave to the resident pages.
+    pub fn refresh_limit(&self) {
+        let by_total = self.limit.total_bytes.map_or(u64::MAX, |total| {
+            total
+                .saturating_sub(self.swap.usage().pool_bytes)
+                .saturating_sub(self.metadata_bytes())
+                .max(RESIDENT_FLOOR_BYTES)
+        });
+        let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
+        self.resident_limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Makes the reclaimer look now.
+    pub fn call_reclaimer(&self) {
+        let mut call = lock(&self.call);
+        if !*call {
+            *call = true;
+            self.called.notify_one();
+        }
+    }
+
+    /// Waits for a call, at most `timeout`.
+    pub fn wait_for_call(&self, timeout: Duration) {
+        let call = lock(&self.call);
+        let (mut call, _) = self
+            .called
+            .wait_timeout_while(call, timeout, |called| !*called)
+            .unwrap_or_else(|poison| poison.into_inner());
+        *call = false;
+    }
+
+    /// Lets a fault wait until the reclaimer has made room.
+    pub fn defer(&self, fault: DeferredFault) {
+        self.counters.faults_deferred.fetch_add(1, Ordering::Relaxed);
+        lock(&self.deferred).push(fault);
+        self.call_reclaimer();
+    }
+
+    pub fn has_deferred(&self) -> bool {
+        !lock(&self.deferred).is_empty()
+    }
+
+    pub fn take_deferred(&self) -> Vec<DeferredFault> {
+        std::mem::take(&mut *lock(&self.deferred))
+    }
+
+    /// Notes peaks; called by whoever sampled.
+    pub fn note_peaks(&self) {
+        let resident = self.resident_bytes();
+        let pool = self.swap.usage().pool_bytes;
+        let total = resident + pool + self.metadata_bytes();
+        let counters = &self.counters;
+        counters.peak_resident.fetch_max(resident, Ordering::Relaxed);
+        counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
+        counters.peak_total.fetch_max(total, Ordering::Relaxed);
+    }
+
+    /// Notes that reclaim could not get the group under its limit; warns once.
+    pub fn note_over_limit(&self, excess_bytes: u64) {
+        let pages = excess_bytes / PAGE_SIZE as u64;
+        self.counters.peak_over_limit_pages.fetch_max(pages, Ordering::Relaxed);
+        if !self.warned_over_limit.swap(true, Ordering::Relaxed) {
+            eprintln!(
+                "memfold: the limit is exceeded by {} KiB, as nothing more can be moved out; \
+                 raise --limit (this is said once)",
+                excess_bytes / 1024
+            );
+        }
+    }
+
+    pub fn stats(&self) -> Stats {
+        let usage = self.swap.usage();
+        let counters = &self.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.note_peaks();
+        Stats {
+            limit_bytes: self.limit.total_bytes.unwrap_or(0),
+            resident_limit_bytes: self.resident_limit_bytes(),
+            resident_bytes: self.resident_bytes(),
+            pool_bytes: usage.pool_bytes,
+            metadata_bytes: self.metadata_bytes(),
+            peak_resident_bytes: load(&counters.peak_resident),
+            peak_pool_bytes: load(&counters.peak_pool),
+            peak_total_bytes: load(&counters.peak_total),
+            faults_swap_in: load(&counters.faults_swap_in),
+            faults_zero_fill: load(&counters.faults_zero_fill),
+            faults_cache: load(&counters.faults_cache),
+            pages_out: load(&counters.pages_out),
+            pages_in: load(&counters.pages_in),
+            pages_same_filled: usage.same_filled_total,
+            bytes_stored: usage.bytes_stored_total,
+            bytes_original: usage.bytes_original_total,
+            processes: load(&counters.processes),
+            processes_now: self.read_spaces(|spaces| spaces.len() as u64),
+            over_limit_pages: load(&counters.peak_over_limit_pages),
+            fault_ns: counters.latency.summary(),
+        }
+    }
+}
+
+/// Resident bytes at which things happen.
+#[derive(Debug, Clone, Copy)]
+pub struct Watermarks {
+    /// Faults wait above this.
+    pub hard: u64,
+    /// Background reclaim starts above this.
+    pub start: u64,
+    /// It stops below this.
+    pub stop: u64,
+}
+
+impl Watermarks {
+    /// For a resident limit.
+    pub fn of(limit: u64) -> Watermarks {
+        let distance = (limit / 64).clamp(512 << 10, 32 << 20).min(limit / 4);
+        Watermarks {
+            hard: limit,
+            start: limit - distance,
+            stop: limit - distance - distance / 2,
+        }
+    }
+}

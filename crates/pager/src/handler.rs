@@ -1,0 +1,267 @@
+//! The fault handlers: a thread a CPU, each listening to the address spaces whose threads fault
+//! on its CPU.
+//!
+//! Waking a thread on another CPU costs more than the rest of a fault, for whoever wakes (an
+//! interrupt to be sent) as for who is woken (a CPU to be started). So an address space is
+//! registered only with the handlers of the CPUs that its faults come from. Which those are is
+//! sampled: now and then the handler looks where the thread it served runs, often at first and
+//! after each surprise, rarely once it is settled.
+
+use crate::address_space::{AddressSpace, Exclusive};
+use crate::fault::{Admission, Fault, Served, Server, wake};
+use crate::group::{Group, lock};
+use crate::page::{PageRange, VirtualPage};
+use crate::sentinel::Sentinel;
+use memfold_sys::epoll::{Epoll, Ready};
+use memfold_sys::uffd::{self, Message};
+use memfold_sys::thread;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Samples are at least this far apart, in faults, and at most.
+const SAMPLE_NEAREST: u32 = 2;
+const SAMPLE_FARTHEST: u32 = 128;
+/// So many samples in a row from elsewhere, and a handler stops listening.
+const MISSES_TO_LEAVE: u32 = 4;
+
+/// Which handlers listen to an address space.
+#[derive(Debug, Default)]
+pub struct Armed {
+    /// Handler numbers, with the samples in a row that came from other CPUs.
+    listening: Vec<(usize, u32)>,
+    until_sample: u32,
+    distance: u32,
+}
+
+/// All handlers.
+pub struct Handlers {
+    group: Arc<Group>,
+    cpus: Vec<usize>,
+    epolls: Vec<Epoll>,
+    sentinel: Arc<Sentinel>,
+}
+
+/// What one read of messages brought.
+#[derive(Default)]
+pub struct Messages {
+    pub faults: Vec<(Fault, u32)>,
+    pub children: Vec<Arc<AddressSpace>>,
+}
+
+impl Handlers {
+    pub fn new(group: Arc<Group>, sentinel: Arc<Sentinel>) -> io::Result<Handlers> {
+        let cpus = thread::allowed_cpus();
+        let epolls = cpus.iter().map(|_| Epoll::new()).collect::<io::Result<_>>()?;
+        Ok(Handlers { group, cpus, epolls, sentinel })
+    }
+
+    /// Starts the threads.
+    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+        for number in 0..self.cpus.len() {
+            let handlers = self.clone();
+            std::thread::Builder::new()
+                .name(format!("fault-{}", self.cpus[number]))
+                .spawn(move || handlers.run(number))?;
+        }
+        Ok(())
+    }
+
+    /// Listens to an address space, at first where its main thread ran last.
+    pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
+        let cpu = space.attached().and_then(|attached| {
+            attached.inspector.last_cpu(attached.inspector.pid() as u32)
+        });
+        let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
+        let mut armed = lock(&space.armed);
+        if armed.listening.is_empty() {
+            self.epolls[number].add(space.uffd_descriptor().as_fd(), space.id)?;
+            armed.listening.push((number, 0));
+        }
+        Ok(())
+    }
+
+    /// Stops listening.
+    pub fn forget(&self, space: &AddressSpace) {
+        for (number, _) in lock(&space.armed).listening.drain(..) {
+            // Fails only if it is not there.
+            let _ = self.epolls[number].remove(space.uffd_descriptor().as_fd());
+        }
+    }
+
+    fn number_of(&self, cpu: usize) -> Option<usize> {
+        self.cpus.iter().position(|candidate| *candidate == cpu)
+    }
+
+    fn run(&self, number: usize) {
+        // Best effort: an unpinned handler is slower, not wrong.
+        let _ = thread::pin_to(self.cpus[number]);
+        thread::set_nice(-10);
+        let mut server = Server::default();
+        let mut ready: Vec<Ready> = Vec::new();
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            if self.epolls[number].wait(&mut ready, Some(Duration::from_secs(1))).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for event in &ready {
+                if let Some(space) = self.group.space(event.token) {
+                    self.serve_space(number, &space, &mut server);
+                }
+            }
+        }
+    }
+
+    /// Reads and serves until there is nothing more to read.
+    fn serve_space(&self, number: usize, space: &Arc<AddressSpace>, server: &mut Server) {
+        let mut retries: Vec<Fault> = Vec::new();
+        let mut rounds = 0;
+        loop {
+            let Ok(gate) = space.exclusive() else { return };
+            let messages = self.read_messages(space, &gate);
+            drop(gate);
+            for child in &messages.children {
+                self.welcome_child(child);
+            }
+            if messages.faults.is_empty() && retries.is_empty() {
+                return;
+            }
+            let again = std::mem::take(&mut retries);
+            for (fault, thread) in messages.faults.iter().map(|(f, t)| (*f, Some(*t))).chain(again.into_iter().map(|f| (f, None))) {
+                let began = Instant::now();
+                if server.serve(space, fault, Admission::MayDefer) == Served::Retry {
+                    retries.push(fault);
+                } else {
+                    let elapsed = began.elapsed().as_nanos() as u64;
+                    self.group.counters.latency.record(elapsed);
+                }
+                if let Some(thread) = thread {
+                    self.sample(number, space, thread);
+                }
+            }
+            rounds += 1;
+            if retries.is_empty() && rounds >= 1 {
+                // Level-triggered: what came meanwhile is reported again.
+                return;
+            }
+            if rounds > 1000 {
+                for fault in retries.drain(..) {
+                    wake(space, fault.page, 1);
+                }
+            } else if rounds > 10 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Reads what there is and applies its events; faults are left to the caller, who serves them
+    /// after leaving the gate.
+    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &Exclusive<'_>) -> Messages {
+        let mut buffer = [Message::default(); 8];
+        let mut messages = Messages::default();
+        let read = match space.uffd().read(&mut buffer) {
+            Ok(read) => read,
+            Err(_) => {
+                // Read fails only on a descriptor that was never shaken hands with, or a broken
+                // fork event; the space is probed and removed if it is gone.
+                space.detached.store(true, Ordering::Relaxed);
+                return messages;
+            }
+        };
+        let mut begun = false;
+        for message in &buffer[..read] {
+            if message.event == uffd::EVENT_PAGEFAULT {
+                messages.faults.push((Fault::of_message(message), message.fault_thread()));
+                continue;
+            }
+            if !begun {
+                space.begin_events(gate);
+                begun = true;
+            }
+            self.apply(space, gate, message, &mut messages);
+        }
+        messages
+    }
+
+    fn apply(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &Exclusive<'_>,
+        message: &Message,
+        messages: &mut Messages,
+    ) {
+        match message.event {
+            uffd::EVENT_UNMAP => {
+                let (start, end) = message.range();
+                space.apply_unmap(gate, PageRange::of_addresses(start, end));
+            }
+            uffd::EVENT_REMOVE => {
+                let (start, end) = message.range();
+                space.apply_remove(gate, PageRange::of_addresses(start, end));
+            }
+            uffd::EVENT_REMAP => {
+                let (from, to, length) = message.remap();
+                let from = PageRange::of_addresses(from, from + length);
+                space.apply_remap(gate, from, VirtualPage::containing(to));
+            }
+            uffd::EVENT_FORK => {
+                let uffd = message.take_fork_descriptor();
+                match self.sentinel.mover() {
+                    Ok(mover) => messages.children.push(space.apply_fork(gate, uffd, mover)),
+                    Err(error) => {
+                        // Without its uffd the child would read zeros: it must not run. Holding
+                        // the descriptor keeps its faults blocked until the end of the run.
+                        eprintln!("memfold: a forked program cannot be managed: {error}");
+                        std::mem::forget(uffd);
+                    }
+                }
+            }
+            other => eprintln!("memfold: unknown userfaultfd event {other:#x} ignored"),
+        }
+    }
+
+    fn welcome_child(&self, child: &Arc<AddressSpace>) {
+        if let Err(error) = self.listen(child) {
+            eprintln!("memfold: a forked program's faults cannot be listened to: {error}");
+        }
+    }
+
+    /// Learns now and then where the faults come from, and listens there.
+    fn sample(&self, number: usize, space: &AddressSpace, thread: u32) {
+        let mut armed = lock(&space.armed);
+        if armed.until_sample > 0 {
+            armed.until_sample -= 1;
+            return;
+        }
+        let Some(attached) = space.attached() else { return };
+        let Some(cpu) = attached.inspector.last_cpu(thread) else { return };
+        let Some(home) = self.number_of(cpu) else { return };
+        let descriptor = space.uffd_descriptor().as_fd();
+        let as_expected = home == number;
+        armed.distance = if as_expected {
+            (armed.distance * 2).clamp(SAMPLE_NEAREST, SAMPLE_FARTHEST)
+        } else {
+            SAMPLE_NEAREST
+        };
+        armed.until_sample = armed.distance;
+        if !armed.listening.iter().any(|(listener, _)| *listener == home)
+            && self.epolls[home].add(descriptor, space.id).is_ok()
+        {
+            armed.listening.push((home, 0));
+        }
+        for (listener, misses) in &mut armed.listening {
+            *misses = if *listener == home { 0 } else { *misses + 1 };
+        }
+        if armed.listening.len() > 1 {
+            armed.listening.retain(|(listener, misses)| {
+                let stays = *misses < MISSES_TO_LEAVE;
+                if !stays {
+                    // Fails only if it is not there.
+                    let _ = self.epolls[*listener].remove(descriptor);
+                }
+                stays
+            });
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Batches of pages on their way to the stage, and staged pages on their way out.
+//!
+//! One command is with the helper at a time. Its outcome is applied ("settled") by whoever needs
+//! it first: the reclaimer, a fault on a page of the batch, or an event over it.
+
+use crate::address_space::{AddressSpace, Shared};
+use crate::group::lock;
+use crate::page::VirtualPage;
+use crate::stage::StageIndex;
+use crate::state::PageState;
+use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
+use memfold_sys::port::{Outcome, Port, SharedChannel};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A run of pages to move to neighbouring places of the stage. The pages are `Moving`.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    pub page: VirtualPage,
+    pub place: StageIndex,
+    pub pages: u32,
+    /// Break the sharing of a fork first.
+    pub unshare: bool,
+}
+
+/// What was posted and is not settled yet.
+#[derive(Debug, Default)]
+struct Batch {
+    moves: Vec<Run>,
+    drops: Vec<(StageIndex, u32)>,
+}
+
+/// The way to the helper.
+pub struct Mover {
+    port: Port,
+    /// The channel's descriptor, until it is handed to the program.
+    file: Option<OwnedFd>,
+    batch: Option<Batch>,
+}
+
+/// What settling found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Settled {
+    pub staged: usize,
+    pub dropped: usize,
+    /// Pages that an event in between, or the kernel, kept where they were.
+    pub refused: usize,
+}
+
+impl Mover {
+    pub fn new(port: Port, file: OwnedFd) -> Mover {
+        Mover { port, file: Some(file), batch: None }
+    }
+
+    /// The descriptor to hand to the program; once.
+    pub fn take_file(&mut self) -> Option<OwnedFd> {
+        self.file.take()
+    }
+
+    pub fn channel(&self) -> &Arc<SharedChannel> {
+        self.port.shared()
+    }
+
+    /// Whether a command is with the helper or not settled.
+    pub fn is_busy(&self) -> bool {
+        self.batch.is_some()
+    }
+
+    /// The number to wait for.
+    pub fn posted(&self) -> u32 {
+        self.port.posted()
+    }
+
+    pub fn quit(&self) {
+        self.port.quit();
+    }
+}
+
+impl AddressSpace {
+    fn stage_address(&self, place: StageIndex) -> u64 {
+        let stage = self.attached().expect("only attached spaces stage pages").arena.stage;
+        stage.start.plus(u64::from(place.0)).address()
+    }
+
+    /// Where a staged page lies in the program.
+    pub fn staged_address(&self, place: StageIndex) -> u64 {
+        self.stage_address(place)
+    }
+
+    /// Posts one command. The batch before must be settled; `_held` shows that the gate is held,
+    /// so that the event count belongs to the states the moves were planned from.
+    pub fn post(&self, _held: &Shared<'_>, moves: Vec<Run>, drops: Vec<(StageIndex, u32)>) {
+        assert!(moves.len() <= RUNS_MAX && drops.len() <= RUNS_MAX, "too many runs");
+        let mut mover = lock(&self.mover);
+        assert!(mover.batch.is_none(), "the batch before is settled");
+        let drop_runs: Vec<DropRun> = drops
+            .iter()
+            .map(|(place, pages)| DropRun {
+                start: self.stage_address(*place),
+                pages: *pages,
+                errno: 0,
+            })
+            .collect();
+        let move_runs: Vec<MoveRun> = moves
+            .iter()
+            .map(|run| MoveRun {
+                source: run.page.address(),
+                target: self.stage_address(run.place),
+                pages: run.pages,
+                unshare: u32::from(run.unshare),
+                ..MoveRun::default()
+            })
+            .collect();
+        let count = self.channel.event_count();
+        mover.port.post(count, &drop_runs, &move_runs);
+        mover.batch = Some(Batch { moves, drops });
+    }
+
+    /// Applies the outcome of the last command if it is there. The gate must be held, shared or
+    /// exclusively.
+    pub fn settle(&self) -> Option<Settled> {
+        let mut mover = lock(&self.mover);
+        let batch = mover.batch.as_ref()?;
+        let (drops, moves) = (batch.drops.len(), batch.moves.len());
+        let outcome = mover.port.outcome(drops, moves)?;
+        let batch = mover.batch.take()?;
+        let mut settled = Settled::default();
+        self.settle_drops(&batch, &outcome, &mut settled);
+        for (index, run) in batch.moves.iter().enumerate() {
+            let result = if outcome.stale { None } else { outcome.moves.get(index) };
+            self.settle_run(run, result, &mut settled);
+        }
+        self.add_resident_pages(-(settled.dropped as i64));
+        Some(settled)
+    }
+
+    fn settle_drops(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {
+        let mut stage = lock(&self.stage);
+        for ((place, pages), result) in batch.drops.iter().zip(&outcome.drops) {
+            if result.errno == 0 {
+                stage.dropped(*place, *pages);
+                settled.dropped += *pages as usize;
+            } else {
+                // Pages of the run that are gone already do not stop the next try.
+                stage.not_dropped(*place, *pages);
+            }
+        }
+    }
+
+    fn settle_run(&self, run: &Run, result: Option<&MoveRun>, settled: &mut Settled) {
+        let moved = result.map_or(0, |result| result.moved.min(run.pages));
+        let errno = result.map_or(Errno::EAGAIN, |result| Errno(result.errno));
+        let mut stage = lock(&self.stage);
+        for step in 0..run.pages {
+            let page = run.page.plus(u64::from(step));
+            let place = StageIndex(run.place.0 + step);
+            let entry = self.table.entry(page);
+            let moving = PageState::Moving(place);
+            if step < moved {
+                settled.staged += 1;
+                if entry.replace(moving, PageState::Staged(place)) {
+                    stage.arrived(place, page);
+                } else {
+                    // The page was unmapped or filled anew: what was moved is of no more use.
+                    stage.arrived_dead(place);
+                }
+                continue;
+            }
+            settled.refused += 1;
+            stage.unused(place);
+            let stays = match (step == moved, errno) {
+                // Not there: dropped by the program before its event was seen.
+                (true, Errno::ENOENT) => PageState::Hole,
+                (true, Errno::EBUSY) if !run.unshare => {
+                    PageState::Resident { young: false, shared: true }
+                }
+                // Cannot be moved now: look again when the hand comes round twice.
+                (true, _) => PageState::Resident { young: true, shared: run.unshare },
+                (false, _) => PageState::Resident { young: false, shared: run.unshare },
+            };
+            entry.replace(moving, stays);
+        }
+    }
+}
+
+/// Pages in bytes.
+pub fn bytes(pages: u64) -> u64 {
+    pages * PAGE_SIZE as u64
+}

@@ -1,0 +1,58 @@
+//! Page numbers and ranges of a program's address space.
+
+use memfold_sys::PAGE_SIZE;
+
+/// A page of a program's memory: its address divided by the page size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct VirtualPage(pub u64);
+
+impl VirtualPage {
+    /// The page that holds an address.
+    pub fn containing(address: u64) -> VirtualPage {
+        VirtualPage(address / PAGE_SIZE as u64)
+    }
+
+    /// Address of its first byte.
+    pub fn address(self) -> u64 {
+        self.0 * PAGE_SIZE as u64
+    }
+
+    /// The page `pages` further on.
+    pub fn plus(self, pages: u64) -> VirtualPage {
+        VirtualPage(self.0 + pages)
+    }
+}
+
+/// Pages from `start` up to, not including, `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct PageRange {
+    /// First page.
+    pub start: VirtualPage,
+    /// First page behind.
+    pub end: VirtualPage,
+}
+
+impl PageRange {
+    /// The pages of an address range, which the kernel keeps page-aligned.
+    pub fn of_addresses(start: u64, end: u64) -> PageRange {
+        PageRange {
+            start: VirtualPage::containing(start),
+            end: VirtualPage::containing(end + PAGE_SIZE as u64 - 1),
+        }
+    }
+
+    /// Number of pages.
+    pub fn pages(self) -> u64 {
+        self.end.0.saturating_sub(self.start.0)
+    }
+
+    /// No page at all.
+    pub fn is_empty(self) -> bool {
+        self.end <= self.start
+    }
+
+    /// The common part.
+    pub fn intersection(self, other: PageRange) -> PageRange {
+        PageRange { start: self.start.max(other.start), end: self.end.min(other.end) }
+    }
+}

@@ -1,0 +1,332 @@
+//! The reclaimer: keeps a group under its limit.
+//!
+//! Work goes in rounds over one address space at a time, so that the helper moves the next batch
+//! into the stage while this thread compresses an earlier one:
+//!
+//! 1. settle what the helper has done;
+//! 2. post the next command: drop the places that are dead, move the next victims in;
+//! 3. compress the oldest staged pages (those in the batch just posted are not among them);
+//! 4. wait for the helper.
+//!
+//! Victims are taken in address order by a clock hand. A page that was brought in since the hand
+//! passed last is passed over once, and a staged page that is touched comes back, so a page gets
+//! two chances before it is compressed.
+
+use crate::address_space::AddressSpace;
+use crate::fault::{Admission, Fault, Served, Server, wake};
+use crate::group::{Group, Watermarks, lock};
+use crate::mover::Run;
+use crate::page::{PageRange, VirtualPage};
+use crate::stage::StageIndex;
+use crate::state::PageState;
+use memfold_swap::{Page, Scratch, Slot};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::channel::RUNS_MAX;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pages moved and compressed in one round, at most.
+pub const BATCH: usize = 64;
+/// Page states looked at in one round, at most.
+const LOOKED_AT: usize = 1 << 15;
+/// Seconds after which `madvise` has dropped what it said it would.
+const REMOVED_GRACE: u32 = 10;
+/// How long a round waits for the helper before it turns to another address space.
+const HELPER_PATIENCE: Duration = Duration::from_millis(5);
+
+/// What the reclaimer's thread keeps.
+pub struct Reclaimer {
+    group: Arc<Group>,
+    scratch: Scratch,
+    buffer: Vec<Page>,
+    oldest: Vec<(StageIndex, VirtualPage)>,
+    server: Server,
+}
+
+/// What one round did.
+#[derive(Debug, Default, Clone, Copy)]
+struct Progress {
+    posted: usize,
+    stored: usize,
+    dropped: usize,
+}
+
+impl Progress {
+    fn any(self) -> bool {
+        self.posted + self.stored + self.dropped > 0
+    }
+}
+
+impl Reclaimer {
+    pub fn new(group: Arc<Group>) -> Reclaimer {
+        Reclaimer {
+            group,
+            scratch: Scratch::new(),
+            buffer: vec![[0; PAGE_SIZE]; BATCH],
+            oldest: Vec::new(),
+            server: Server::default(),
+        }
+    }
+
+    /// Runs until the group stops.
+    pub fn run(&mut self) {
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            self.group.wait_for_call(Duration::from_millis(50));
+            self.reclaim();
+        }
+    }
+
+    fn watermarks(&self) -> Watermarks {
+        self.group.refresh_limit();
+        Watermarks::of(self.group.resident_limit_bytes())
+    }
+
+    /// Brings the group below its lower watermark if it is above the upper one.
+    fn reclaim(&mut self) {
+        let marks = self.watermarks();
+        if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
+            return;
+        }
+        let mut idle_rounds = 0;
+        loop {
+            let marks = self.watermarks();
+            let resident = self.group.resident_bytes();
+            self.group.note_peaks();
+            if resident < marks.hard {
+                self.serve_deferred();
+            }
+            if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let progress = match self.choose() {
+                Some(space) => self.round(&space, resident - marks.stop),
+                None => Progress::default(),
+            };
+            if progress.any() {
+                idle_rounds = 0;
+                continue;
+            }
+            idle_rounds += 1;
+            let laps = 2 * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            if idle_rounds > 20 + laps {
+                // Nothing more can be moved out: the limit is exceeded rather than a program
+                // stopped.
+                if resident > marks.hard {
+                    self.group.note_over_limit(resident - marks.hard);
+                }
+                self.serve_deferred();
+                std::thread::sleep(Duration::from_millis(1));
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Serves faults that waited for room.
+    fn serve_deferred(&mut self) {
+        for deferred in self.group.take_deferred() {
+            let fault = Fault { page: deferred.page, write: deferred.write };
+            if self.server.serve(&deferred.space, fault, Admission::Now) == Served::Retry {
+                wake(&deferred.space, fault.page, 1);
+            }
+        }
+    }
+
+    /// The address space whose turn it is: each gets turns in proportion to what it has resident.
+    fn choose(&self) -> Option<Arc<AddressSpace>> {
+        let spaces = self.group.spaces();
+        let mut total = 0;
+        let mut best: Option<(i64, Arc<AddressSpace>)> = None;
+        for space in spaces {
+            if space.attached().is_none() || space.is_dead() || space.detached.load(Ordering::Relaxed) {
+                continue;
+            }
+            let weight = space.resident_pages();
+            total += weight;
+            let credit = space.credit.fetch_add(weight, Ordering::Relaxed) + weight;
+            if best.as_ref().is_none_or(|(most, _)| credit > *most) {
+                best = Some((credit, space));
+            }
+        }
+        let (_, space) = best?;
+        space.credit.fetch_sub(total, Ordering::Relaxed);
+        Some(space)
+    }
+
+    fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
+        let mut progress = Progress::default();
+        let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
+        if let Ok(gate) = space.shared() {
+            progress.dropped += space.settle().map_or(0, |settled| settled.dropped);
+            if !lock(&space.mover).is_busy() {
+                let staged = lock(&space.stage).live();
+                let wanted = (excess + stage_target(&self.group)).saturating_sub(staged).min(BATCH);
+                let moves = plan(space, wanted, self.group.seconds());
+                let drops = lock(&space.stage).take_dead(RUNS_MAX);
+                progress.posted = moves.iter().map(|run| run.pages as usize).sum();
+                if !moves.is_empty() || !drops.is_empty() {
+                    space.post(&gate, moves, drops);
+                }
+            }
+        }
+        let surplus = lock(&space.stage).live().saturating_sub(stage_target(&self.group));
+        progress.stored = self.store_staged(space, surplus.min(BATCH));
+        let (busy, posted) = {
+            let mover = lock(&space.mover);
+            (mover.is_busy(), mover.posted())
+        };
+        if busy
+            && space.channel.wait_done(posted, HELPER_PATIENCE)
+            && let Ok(_gate) = space.shared()
+        {
+            progress.dropped += space.settle().map_or(0, |settled| settled.dropped);
+        }
+        progress
+    }
+
+    /// Stores up to `count` of the pages that have been staged longest.
+    fn store_staged(&mut self, space: &AddressSpace, count: usize) -> usize {
+        let Some(attached) = space.attached() else { return 0 };
+        lock(&space.stage).oldest(count, &mut self.oldest);
+        if self.oldest.is_empty() {
+            return 0;
+        }
+        let places: Vec<u64> =
+            self.oldest.iter().map(|(place, _)| space.staged_address(*place)).collect();
+        let buffer = &mut self.buffer[..places.len()];
+        // A page that came back meanwhile may be gone from the stage: read what can be read.
+        let read = attached.inspector.read_pages(&places, buffer.as_flattened_mut()).unwrap_or(0);
+        let mut stored: Vec<(StageIndex, VirtualPage, Slot)> = Vec::with_capacity(read);
+        for ((place, page), contents) in self.oldest.iter().zip(&self.buffer[..read]) {
+            match self.group.swap.store(contents, &mut self.scratch) {
+                Ok(slot) => stored.push((*place, *page, slot)),
+                Err(_) => {
+                    // The page stays in the stage; the swap space counted why.
+                    self.group.counters.errors.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+        self.commit(space, &stored)
+    }
+
+    /// Lets the stored pages' entries name their slots. A page that was touched or moved to
+    /// another address in the meantime keeps its state.
+    fn commit(&self, space: &AddressSpace, stored: &[(StageIndex, VirtualPage, Slot)]) -> usize {
+        let mut unwanted = Vec::new();
+        let mut count = 0;
+        if let Ok(_gate) = space.shared() {
+            for (place, page, slot) in stored {
+                let entry = space.table.entry(*page);
+                if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
+                    lock(&space.stage).retire(*place);
+                    count += 1;
+                } else {
+                    unwanted.push(*slot);
+                }
+            }
+        } else {
+            unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
+        }
+        self.group.counters.pages_out.fetch_add(count as u64, Ordering::Relaxed);
+        self.group.swap.release_bulk(&unwanted);
+        count
+    }
+}
+
+/// Pages kept staged: their second chance.
+fn stage_target(group: &Group) -> usize {
+    let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
+    (limit / 64).clamp(BATCH as u64, 1024) as usize
+}
+
+/// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
+/// The gate is held shared.
+fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
+    let mut planner = Planner { space, wanted, now, looked: 0, runs: Vec::new(), pages: 0 };
+    if wanted == 0 {
+        return planner.runs;
+    }
+    let ranges = lock(&space.regions).ranges().to_vec();
+    let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
+    let behind = ranges.iter().map(|range| PageRange { start: range.start.max(hand), end: range.end });
+    let before = ranges.iter().map(|range| PageRange { start: range.start, end: range.end.min(hand) });
+    for range in behind.chain(before).filter(|range| !range.is_empty()) {
+        if let Some(stopped) = planner.take(range) {
+            space.hand.store(stopped.0, Ordering::Relaxed);
+            return planner.runs;
+        }
+    }
+    space.hand.store(hand.0, Ordering::Relaxed);
+    planner.runs
+}
+
+struct Planner<'a> {
+    space: &'a AddressSpace,
+    wanted: usize,
+    now: u32,
+    looked: usize,
+    runs: Vec<Run>,
+    pages: usize,
+}
+
+impl Planner<'_> {
+    /// Takes victims of a range; `Some(page)` where the hand stops.
+    fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
+        let mut stopped = None;
+        let space = self.space;
+        space.table.visit(range, |page, entry| {
+            self.looked += 1;
+            if self.looked > LOOKED_AT {
+                stopped = Some(page);
+                return false;
+            }
+            let state = entry.load();
+            let unshare = match state {
+                PageState::Resident { young: true, shared } => {
+                    entry.replace(state, PageState::Resident { young: false, shared });
+                    return true;
+                }
+                PageState::Resident { young: false, shared } => shared,
+                PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => false,
+                _ => return true,
+            };
+            if self.add(page, unshare, |place| entry.replace(state, PageState::Moving(place))) {
+                return true;
+            }
+            stopped = Some(page);
+            false
+        });
+        stopped
+    }
+
+    /// Adds a page to the last run, or begins one. `false` if there is no more room.
+    fn add(
+        &mut self,
+        page: VirtualPage,
+        unshare: bool,
+        mark: impl FnOnce(StageIndex) -> bool,
+    ) -> bool {
+        if self.pages == self.wanted {
+            return false;
+        }
+        let Some((place, _)) = lock(&self.space.stage).reserve(1) else { return false };
+        let extends = self.runs.last().is_some_and(|run| {
+            run.page.plus(u64::from(run.pages)) == page
+                && run.place.0 + run.pages == place.0
+                && run.unshare == unshare
+        });
+        let room = extends || self.runs.len() < RUNS_MAX;
+        if !room || !mark(place) {
+            lock(&self.space.stage).unused(place);
+            return room;
+        }
+        self.pages += 1;
+        match self.runs.last_mut() {
+            Some(run) if extends => run.pages += 1,
+            _ => self.runs.push(Run { page, place, pages: 1, unshare }),
+        }
+        true
+    }
+}

@@ -1,0 +1,116 @@
+//! The managed ranges of an address space: what is registered, in order, without overlap.
+
+use crate::page::{PageRange, VirtualPage};
+
+/// A set of page ranges.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Regions(Vec<PageRange>);
+
+impl Regions {
+    /// All ranges, in order.
+    pub fn ranges(&self) -> &[PageRange] {
+        &self.0
+    }
+
+    /// The range that holds `page`.
+    pub fn containing(&self, page: VirtualPage) -> Option<PageRange> {
+        let index = self.0.partition_point(|range| range.end <= page);
+        self.0.get(index).copied().filter(|range| range.start <= page)
+    }
+
+    /// Adds a range; what overlaps or touches becomes one.
+    pub fn add(&mut self, mut range: PageRange) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|old| old.end < range.start);
+        let last = self.0.partition_point(|old| old.start <= range.end);
+        for old in &self.0[first..last] {
+            range.start = range.start.min(old.start);
+            range.end = range.end.max(old.end);
+        }
+        self.0.splice(first..last, [range]);
+    }
+
+    /// Takes a range out.
+    pub fn remove(&mut self, range: PageRange) {
+        let mut kept = Vec::with_capacity(self.0.len() + 1);
+        for old in &self.0 {
+            let before = PageRange { start: old.start, end: old.end.min(range.start) };
+            let after = PageRange { start: old.start.max(range.end), end: old.end };
+            kept.extend([before, after].into_iter().filter(|part| !part.is_empty()));
+        }
+        if range.is_empty() {
+            return;
+        }
+        self.0 = kept;
+    }
+
+    /// The parts of `range` that no range covers.
+    pub fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
+        let mut parts = Vec::new();
+        let mut start = range.start;
+        for old in &self.0[self.0.partition_point(|old| old.end <= range.start)..] {
+            if old.start >= range.end {
+                break;
+            }
+            let gap = PageRange { start, end: old.start };
+            if !gap.is_empty() {
+                parts.push(gap);
+            }
+            start = start.max(old.end);
+        }
+        let rest = PageRange { start, end: range.end };
+        if !rest.is_empty() {
+            parts.push(rest);
+        }
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange { start: VirtualPage(start), end: VirtualPage(end) }
+    }
+
+    /// Random adds and removes against a plain set of pages.
+    #[test]
+    fn agrees_with_a_set_of_pages() {
+        let mut regions = Regions::default();
+        let mut pages = std::collections::BTreeSet::new();
+        let mut seed = 12345u64;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % below
+        };
+        for _ in 0..3000 {
+            let start = next(60);
+            let change = range(start, start + next(12));
+            if next(2) == 0 {
+                regions.add(change);
+                pages.extend(change.start.0..change.end.0);
+            } else {
+                regions.remove(change);
+                pages.retain(|page| !(change.start.0..change.end.0).contains(page));
+            }
+            let listed: Vec<u64> =
+                regions.ranges().iter().flat_map(|r| r.start.0..r.end.0).collect();
+            assert_eq!(listed, pages.iter().copied().collect::<Vec<_>>());
+            assert!(regions.ranges().windows(2).all(|two| two[0].end < two[1].start));
+            let probe = range(next(60), 70);
+            let uncovered: Vec<u64> =
+                regions.uncovered(probe).iter().flat_map(|r| r.start.0..r.end.0).collect();
+            let expected: Vec<u64> =
+                (probe.start.0..70).filter(|page| !pages.contains(page)).collect();
+            assert_eq!(uncovered, expected);
+            let page = next(70);
+            assert_eq!(
+                regions.containing(VirtualPage(page)).is_some(),
+                pages.contains(&page)
+            );
+        }
+    }
+}

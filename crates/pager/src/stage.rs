@@ -1,0 +1,222 @@
+//! The stage's places: who is where, in order of arrival.
+//!
+//! The stage lies in the program's address space; here is only its bookkeeping. Places are handed
+//! out in a ring, so that pages staged together lie together and are dropped together. A place is
+//! **empty**, **live** (its page belongs to the owner written beside it) or **dead** (its page is
+//! of no use any more and waits to be dropped).
+
+use crate::page::VirtualPage;
+use std::collections::VecDeque;
+
+/// A place in the stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StageIndex(pub u32);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Empty,
+    Reserved,
+    Live(VirtualPage),
+    Dead,
+}
+
+/// Bookkeeping of one stage.
+#[derive(Debug)]
+pub struct Stage {
+    places: Vec<Place>,
+    next: u32,
+    arrivals: VecDeque<StageIndex>,
+    dead: Vec<StageIndex>,
+    live: usize,
+}
+
+impl Stage {
+    /// An empty stage of `places` pages.
+    pub fn new(places: usize) -> Stage {
+        Stage {
+            places: vec![Place::Empty; places],
+            next: 0,
+            arrivals: VecDeque::new(),
+            dead: Vec::new(),
+            live: 0,
+        }
+    }
+
+    /// Reserves up to `pages` neighbouring places; `None` when the ring is full here.
+    pub fn reserve(&mut self, pages: usize) -> Option<(StageIndex, usize)> {
+        if self.places.is_empty() {
+            return None;
+        }
+        if self.next as usize >= self.places.len() {
+            self.next = 0;
+        }
+        let start = self.next as usize;
+        let free = self.places[start..]
+            .iter()
+            .take(pages)
+            .take_while(|place| **place == Place::Empty)
+            .count();
+        if free == 0 {
+            return None;
+        }
+        self.places[start..start + free].fill(Place::Reserved);
+        self.next += free as u32;
+        Some((StageIndex(start as u32), free))
+    }
+
+    fn place(&mut self, index: StageIndex) -> &mut Place {
+        &mut self.places[index.0 as usize]
+    }
+
+    /// A reserved place got its page.
+    pub fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
+        *self.place(index) = Place::Live(owner);
+        self.live += 1;
+        self.arrivals.push_back(index);
+    }
+
+    /// A reserved place got none.
+    pub fn unused(&mut self, index: StageIndex) {
+        *self.place(index) = Place::Empty;
+    }
+
+    /// A reserved place got a page that nobody wants any more.
+    pub fn arrived_dead(&mut self, index: StageIndex) {
+        *self.place(index) = Place::Dead;
+        self.dead.push(index);
+    }
+
+    /// The page of a live place is of no more use.
+    pub fn retire(&mut self, index: StageIndex) {
+        let place = self.place(index);
+        if matches!(place, Place::Live(_)) {
+            *place = Place::Dead;
+            self.live -= 1;
+            self.dead.push(index);
+        }
+    }
+
+    /// A live page is known under another address now.
+    pub fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
+        let place = self.place(index);
+        if matches!(place, Place::Live(_)) {
+            *place = Place::Live(owner);
+        }
+    }
+
+    /// Live places.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Places that wait to be dropped.
+    pub fn dead(&self) -> usize {
+        self.dead.len()
+    }
+
+    /// Up to `count` of the oldest live pages, which stay where they are.
+    pub fn oldest(&mut self, count: usize, out: &mut Vec<(StageIndex, VirtualPage)>) {
+        out.clear();
+        while out.len() < count {
+            let Some(index) = self.arrivals.pop_front() else { break };
+            if let Place::Live(owner) = self.places[index.0 as usize] {
+                out.push((index, owner));
+            }
+        }
+        // They are looked at in this order again until they are retired.
+        for (index, _) in out.iter().rev() {
+            self.arrivals.push_front(*index);
+        }
+    }
+
+    /// Takes up to `runs` runs of dead places to be dropped, as (first, pages).
+    pub fn take_dead(&mut self, runs: usize) -> Vec<(StageIndex, u32)> {
+        self.dead.sort_unstable();
+        let mut taken: Vec<(StageIndex, u32)> = Vec::new();
+        let mut used = 0;
+        for index in &self.dead {
+            let full = taken.len() == runs;
+            match taken.last_mut() {
+                Some((first, pages)) if first.0 + *pages == index.0 => *pages += 1,
+                _ if full => break,
+                _ => taken.push((*index, 1)),
+            }
+            used += 1;
+        }
+        self.dead.drain(..used);
+        taken
+    }
+
+    /// A run taken by [`Stage::take_dead`] was dropped.
+    pub fn dropped(&mut self, first: StageIndex, pages: u32) {
+        for index in first.0..first.0 + pages {
+            self.places[index as usize] = Place::Empty;
+        }
+    }
+
+    /// A run taken by [`Stage::take_dead`] could not be dropped (all of it) and waits again.
+    pub fn not_dropped(&mut self, first: StageIndex, pages: u32) {
+        self.dead.extend((first.0..first.0 + pages).map(StageIndex));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_goes_through_the_stage() {
+        let mut stage = Stage::new(8);
+        let (first, got) = stage.reserve(3).unwrap();
+        assert_eq!((first, got), (StageIndex(0), 3));
+        stage.arrived(StageIndex(0), VirtualPage(100));
+        stage.unused(StageIndex(1));
+        stage.arrived(StageIndex(2), VirtualPage(102));
+        let mut oldest = Vec::new();
+        stage.oldest(10, &mut oldest);
+        assert_eq!(oldest, [(StageIndex(0), VirtualPage(100)), (StageIndex(2), VirtualPage(102))]);
+        stage.rename(StageIndex(2), VirtualPage(7));
+        stage.retire(StageIndex(0));
+        stage.retire(StageIndex(0));
+        assert_eq!((stage.live(), stage.dead()), (1, 1));
+        stage.oldest(10, &mut oldest);
+        assert_eq!(oldest, [(StageIndex(2), VirtualPage(7))]);
+        assert_eq!(stage.take_dead(4), [(StageIndex(0), 1)]);
+        stage.not_dropped(StageIndex(0), 1);
+        assert_eq!(stage.take_dead(4), [(StageIndex(0), 1)]);
+        stage.dropped(StageIndex(0), 1);
+    }
+
+    #[test]
+    fn the_ring_never_hands_out_a_used_place() {
+        let mut stage = Stage::new(8);
+        let mut reserved = 0;
+        while let Some((_, got)) = stage.reserve(3) {
+            reserved += got;
+            assert!(reserved <= 8);
+            if reserved == 8 {
+                break;
+            }
+        }
+        assert!(stage.reserve(1).is_none());
+        stage.arrived(StageIndex(0), VirtualPage(1));
+        assert!(stage.reserve(1).is_none());
+        stage.retire(StageIndex(0));
+        assert!(stage.reserve(1).is_none());
+        for (first, pages) in stage.take_dead(1) {
+            stage.dropped(first, pages);
+        }
+        assert_eq!(stage.reserve(5), Some((StageIndex(0), 1)));
+    }
+
+    #[test]
+    fn dead_places_are_taken_in_runs() {
+        let mut stage = Stage::new(8);
+        stage.reserve(8);
+        for index in [5, 1, 2, 0, 7] {
+            stage.arrived_dead(StageIndex(index));
+        }
+        assert_eq!(stage.take_dead(2), [(StageIndex(0), 3), (StageIndex(5), 1)]);
+        assert_eq!(stage.take_dead(2), [(StageIndex(7), 1)]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The state of one page, packed into an atomic word.
+//!
+//! ```text
+//!            register, fill              plan a batch              helper moved it
+//!   Hole ───────────────────► Resident ────────────────► Moving ───────────────────► Staged
+//!    ▲ ▲                        ▲  ▲ ▲   not moved          │                        │   │
+//!    │ │ unmap, remove          │  │ └─────────────────────-┘       touched again    │   │ stored
+//!    │ └──── from any state     │  └────────── Returning ◄──────────────────────────-┘   │
+//!    │                          │   copied back                                          ▼
+//!    └── Removed                └───────────────── Filling ◄─────────────────────── Swapped
+//!                                   copied in                 claimed by a fault
+//! ```
+//! Every change but those made while the gate is held exclusively is a compare-and-swap from the
+//! state that was looked at, made while the gate is held shared.
+
+use crate::stage::StageIndex;
+use memfold_swap::Slot;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What is known of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageState {
+    /// Nothing was ever there, or what was there is gone: a fault gets zeros.
+    Hole,
+    /// In the program's memory.
+    Resident {
+        /// Brought in since the clock hand passed last: it is passed over once.
+        young: bool,
+        /// Possibly shared with another process since a fork: it cannot be moved before the
+        /// sharing is broken.
+        shared: bool,
+    },
+    /// `madvise` dropped it, maybe not yet in fact: a fault gets zeros, and reclaim keeps away
+    /// for a while, or it could carry off the old contents before the kernel drops them. Time in
+    /// seconds since the supervisor's start.
+    Removed(u32),
+    /// In a batch that the helper is moving to this place of the stage.
+    Moving(StageIndex),
+    /// In the stage.
+    Staged(StageIndex),
+    /// In the stage, being copied back by a fault.
+    Returning(StageIndex),
+    /// In the swap space. The entry owns one count of the slot.
+    Swapped(Slot),
+    /// In the swap space, being copied in by a fault, which owns the count.
+    Filling(Slot),
+}
+
+const TAG_MASK: u64 = 0xf;
+const YOUNG: u64 = 1 << 4;
+const SHARED: u64 = 1 << 5;
+const PAYLOAD: u32 = 8;
+
+impl PageState {
+    /// Resident, just brought in.
+    pub const FRESH: PageState = PageState::Resident { young: true, shared: false };
+
+    fn pack(self) -> u64 {
+        let with = |tag: u64, payload: u32| tag | u64::from(payload) << PAYLOAD;
+        match self {
+            PageState::Hole => 0,
+            PageState::Resident { young, shared } => {
+                1 | if young { YOUNG } else { 0 } | if shared { SHARED } else { 0 }
+            }
+            PageState::Removed(time) => with(2, time),
+            PageState::Moving(index) => with(3, index.0),
+            PageState::Staged(index) => with(4, index.0),
+            PageState::Returning(index) => with(5, index.0),
+            PageState::Swapped(slot) => with(6, slot.raw()),
+            PageState::Filling(slot) => with(7, slot.raw()),
+        }
+    }
+
+    fn unpack(word: u64) -> PageState {
+        let payload = (word >> PAYLOAD) as u32;
+        match word & TAG_MASK {
+            0 => PageState::Hole,
+            1 => PageState::Resident { young: word & YOUNG != 0, shared: word & SHARED != 0 },
+            2 => PageState::Removed(payload),
+            3 => PageState::Moving(StageIndex(payload)),
+            4 => PageState::Staged(StageIndex(payload)),
+            5 => PageState::Returning(StageIndex(payload)),
+            6 => PageState::Swapped(Slot::from_raw(payload)),
+            7 => PageState::Filling(Slot::from_raw(payload)),
+            tag => unreachable!("page state with tag {tag}"),
+        }
+    }
+}
+
+/// A page's entry in the page table.
+#[derive(Debug, Default)]
+pub struct Entry(AtomicU64);
+
+impl Entry {
+    /// A hole.
+    pub const fn new() -> Entry {
+        Entry(AtomicU64::new(0))
+    }
+
+    /// The state now.
+    pub fn load(&self) -> PageState {
+        // Acquire: a slot or stage index is read after what its writer stored there.
+        PageState::unpack(self.0.load(Ordering::Acquire))
+    }
+
+    /// Changes the state if it is still `from`.
+    pub fn replace(&self, from: PageState, to: PageState) -> bool {
+        self.0
+            .compare_exchange(from.pack(), to.pack(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Sets the state; the gate is held exclusively.
+    pub fn set(&self, to: PageState) {
+        self.0.store(to.pack(), Ordering::Release);
+    }
+
+    /// Sets the state and returns the one before; the gate is held exclusively.
+    pub fn take(&self, to: PageState) -> PageState {
+        PageState::unpack(self.0.swap(to.pack(), Ordering::AcqRel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_survive_packing() {
+        let slot = Slot::from_raw(u32::MAX - 1);
+        let index = StageIndex(8191);
+        for state in [
+            PageState::Hole,
+            PageState::Resident { young: false, shared: false },
+            PageState::Resident { young: true, shared: false },
+            PageState::Resident { young: false, shared: true },
+            PageState::Removed(77),
+            PageState::Moving(index),
+            PageState::Staged(index),
+            PageState::Returning(index),
+            PageState::Swapped(slot),
+            PageState::Filling(slot),
+        ] {
+            assert_eq!(PageState::unpack(state.pack()), state);
+        }
+        assert_eq!(Entry::default().load(), PageState::Hole);
+    }
+
+    #[test]
+    fn replace_needs_the_expected_state() {
+        let entry = Entry::default();
+        assert!(!entry.replace(PageState::FRESH, PageState::Hole));
+        assert!(entry.replace(PageState::Hole, PageState::FRESH));
+        assert_eq!(entry.take(PageState::Hole), PageState::FRESH);
+    }
+}

@@ -1,0 +1,203 @@
+//! A supervisor: the threads that hold one group of programs under its limit.
+
+use crate::attendant::Attendant;
+use crate::governor::Governor;
+use crate::group::Group;
+use crate::handler::Handlers;
+use crate::memory::MappedSource;
+use crate::options::{Algorithm, Options};
+use crate::reclaim::Reclaimer;
+use crate::sentinel::Sentinel;
+use crate::stats::Stats;
+use memfold_swap::{NewError, SwapConfig, SwapSpace};
+use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::socket;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A supervisor could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The run's directory, or a file in it, could not be made.
+    #[error("cannot prepare {path}: {source}")]
+    Directory {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket's path does not fit into a socket address.
+    #[error("the path {0} is too long for a socket; set XDG_RUNTIME_DIR to a shorter directory")]
+    PathTooLong(PathBuf),
+    /// The preload library's image is not one.
+    #[error("the preload library inside this program is damaged; install memfold again")]
+    Image,
+    /// The pool could not be made.
+    #[error("cannot set up the swap space: {0}")]
+    Swap(#[from] NewError),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Holds a group of programs under its limit until it is stopped or dropped.
+///
+/// A program joins when it is started with [`Supervisor::preload_path`] in front of its
+/// `LD_PRELOAD`, and its children with it.
+pub struct Supervisor {
+    group: Arc<Group>,
+    directory: PathBuf,
+    preload: PathBuf,
+}
+
+impl Supervisor {
+    /// Sets up the swap space, the run's directory and the threads.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left behind.
+    pub fn start(options: Options) -> Result<Supervisor, StartError> {
+        let config = SwapConfig {
+            algorithm: match options.algorithm {
+                Algorithm::Lz4 => memfold_swap::Algorithm::Lz4,
+                Algorithm::Zstd => memfold_swap::Algorithm::Zstd,
+            },
+            checksum: options.checksum,
+            ..SwapConfig::default()
+        };
+        let swap = SwapSpace::new(MappedSource::default(), config)?;
+        let directory = make_directory(&options)?;
+        let supervisor = Supervisor {
+            group: Arc::new(Group::new(options.limit, swap)),
+            preload: directory.join("libmemfold.so"),
+            directory,
+        };
+        let control = supervisor.directory.join("control");
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| StartError::Directory { path, source }
+        };
+        let listener = socket::listen(&control).map_err(failed(&control))?;
+        let image = patched(options.agent_image, &control)?;
+        std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
+        supervisor.start_threads(listener)?;
+        Ok(supervisor)
+    }
+
+    fn start_threads(&self, listener: std::os::fd::OwnedFd) -> io::Result<()> {
+        let group = &self.group;
+        group.refresh_limit();
+        let sentinel = Arc::new(Sentinel::default());
+        let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone())?);
+        handlers.start()?;
+        let mut attendant =
+            Attendant::new(group.clone(), handlers.clone(), sentinel, listener)?;
+        let mut governor = Governor::new(group.clone(), handlers);
+        let mut reclaimer = Reclaimer::new(group.clone());
+        let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        spawn("attendant").spawn(move || attendant.run())?;
+        spawn("governor").spawn(move || governor.run())?;
+        spawn("reclaim").spawn(move || reclaimer.run())?;
+        Ok(())
+    }
+
+    /// The library to put in front of a program's `LD_PRELOAD`.
+    pub fn preload_path(&self) -> &Path {
+        &self.preload
+    }
+
+    /// The run's private directory, removed when the supervisor stops.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What was counted so far. Cheap; from any thread.
+    pub fn stats(&self) -> Stats {
+        self.group.stats()
+    }
+
+    /// Process numbers of the programs that are managed now.
+    pub fn managed_processes(&self) -> Vec<i32> {
+        let spaces = self.group.spaces();
+        spaces.iter().filter_map(|space| Some(space.attached()?.inspector.pid())).collect()
+    }
+
+    /// Stops. Programs that are still managed are killed, as part of their memory is here.
+    pub fn stop(self) -> Stats {
+        self.stats()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.group.stopping.store(true, Ordering::Relaxed);
+        for space in self.group.spaces() {
+            if let Some(attached) = space.attached().filter(|_| !space.detached.load(Ordering::Relaxed)) {
+                // Fails only if it is gone already.
+                let _ = attached.inspector.kill(9);
+            }
+        }
+        // What cannot be removed is in a directory of temporary files anyway.
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
+    let parent = options.runtime_dir.clone().unwrap_or_else(|| {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        runtime.filter(|path| path.is_absolute() && path.is_dir()).unwrap_or_else(std::env::temp_dir)
+    });
+    let directory = parent.join(format!("memfold-{}", std::process::id()));
+    let failed = |source| StartError::Directory { path: directory.clone(), source };
+    // Left over from a killed run whose process number came round again.
+    if let Ok(metadata) = std::fs::symlink_metadata(&directory) {
+        if !metadata.is_dir() {
+            return Err(failed(io::ErrorKind::AlreadyExists.into()));
+        }
+        std::fs::remove_dir_all(&directory).map_err(failed)?;
+    }
+    std::fs::DirBuilder::new().mode(0o711).create(&directory).map_err(failed)?;
+    // A program that gave up its privileges must still find the library.
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).map_err(failed)?;
+    Ok(directory)
+}
+
+/// The library's image with the control socket's path in its place.
+fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
+    let path = control.as_os_str().as_bytes();
+    if path.len() >= SOCKET_PATH_MAX {
+        return Err(StartError::PathTooLong(control.to_owned()));
+    }
+    let mark = SOCKET_PATH_MARK.as_slice();
+    let mut places = image.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
+    let (Some((place, _)), None) = (places.next(), places.next()) else {
+        return Err(StartError::Image);
+    };
+    let mut image = image.to_vec();
+    let room = image.get_mut(place..place + SOCKET_PATH_MAX).ok_or(StartError::Image)?;
+    room.fill(0);
+    room[..path.len()].copy_from_slice(path);
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_is_written_over_the_mark() {
+        let mut image = vec![1u8; 50];
+        image.extend(SOCKET_PATH_MARK);
+        image.extend([0u8; SOCKET_PATH_MAX]);
+        let patched = patched(&image, Path::new("/run/x")).unwrap();
+        assert_eq!(&patched[50..57], b"/run/x\0");
+        assert_eq!(patched.len(), image.len());
+        assert!(matches!(super::patched(&patched, Path::new("/y")), Err(StartError::Image)));
+        let long = PathBuf::from("/".repeat(200));
+        assert!(matches!(super::patched(&image, &long), Err(StartError::PathTooLong(_))));
+    }
+}

@@ -1,0 +1,83 @@
+//! How many pages to bring in at a fault: windows that follow the access pattern.
+//!
+//! A few streams are remembered. A fault just behind (or a little inside) what a stream brought
+//! in last continues it and doubles its window; any other fault starts a new stream with a window
+//! of one page. So random access pays for no page it does not want, and several sequential
+//! readers do not disturb each other.
+
+use crate::page::VirtualPage;
+
+const STREAMS: usize = 8;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Stream {
+    next: VirtualPage,
+    window: u32,
+}
+
+/// The streams of one address space.
+#[derive(Debug, Default)]
+pub struct Windows {
+    streams: [Stream; STREAMS],
+    oldest: usize,
+}
+
+impl Windows {
+    /// The number of pages to bring in from `page` on, at most `largest`.
+    pub fn advise(&mut self, page: VirtualPage, largest: u32) -> u32 {
+        for stream in &mut self.streams {
+            let slack = u64::from(stream.window);
+            if stream.window > 0
+                && page.0 + slack >= stream.next.0
+                && page.0 <= stream.next.0 + slack
+            {
+                stream.window = (stream.window * 2).min(largest).max(1);
+                stream.next = page.plus(u64::from(stream.window));
+                return stream.window;
+            }
+        }
+        self.streams[self.oldest] = Stream { next: page.plus(1), window: 1 };
+        self.oldest = (self.oldest + 1) % STREAMS;
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequential_faults_grow_the_window() {
+        let mut windows = Windows::default();
+        let mut page = VirtualPage(1000);
+        let mut sizes = Vec::new();
+        for _ in 0..7 {
+            let size = windows.advise(page, 16);
+            sizes.push(size);
+            page = page.plus(u64::from(size));
+        }
+        assert_eq!(sizes, [1, 2, 4, 8, 16, 16, 16]);
+    }
+
+    #[test]
+    fn scattered_faults_bring_in_one_page() {
+        let mut windows = Windows::default();
+        for step in 0..100u64 {
+            assert_eq!(windows.advise(VirtualPage(step * 7919 % 100_003 + (step << 20)), 16), 1);
+        }
+    }
+
+    #[test]
+    fn interleaved_streams_keep_their_windows() {
+        let mut windows = Windows::default();
+        let mut pages = [VirtualPage(10_000), VirtualPage(900_000), VirtualPage(5_000_000)];
+        let mut last = 0;
+        for _ in 0..6 {
+            for page in &mut pages {
+                last = windows.advise(*page, 32);
+                *page = page.plus(u64::from(last));
+            }
+        }
+        assert_eq!(last, 32);
+    }
+}

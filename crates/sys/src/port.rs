@@ -1,0 +1,186 @@
+//! The supervisor's end of a [`Channel`].
+
+use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
+use crate::futex;
+use crate::gate::Gate;
+use crate::memory::{Mapping, sealed_file};
+use crate::thread::{RobustEntry, RobustList};
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Distance from a channel's robust link to its futex, for [`RobustList::for_current_thread`].
+pub const ROBUST_OFFSET: i64 =
+    offset_of!(Channel, alive) as i64 - offset_of!(Channel, robust_next) as i64;
+
+/// What became of a command.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// Nothing was moved: an event came in between. The drops were done all the same.
+    pub stale: bool,
+    /// The drop runs, with their errors.
+    pub drops: Vec<DropRun>,
+    /// The move runs, with what was moved.
+    pub moves: Vec<MoveRun>,
+}
+
+/// A channel in the supervisor. The command protocol (one at a time) is the caller's to keep:
+/// [`Port::post`] and [`Port::outcome`] take `&mut`.
+pub struct Port {
+    shared: Arc<SharedChannel>,
+    posted: u32,
+}
+
+/// The part that everyone may use at any time: the gate and the event count.
+pub struct SharedChannel {
+    mapping: Mapping,
+    robust: Option<Arc<RobustList>>,
+}
+
+impl SharedChannel {
+    fn channel(&self) -> &Channel {
+        // SAFETY: the mapping is CHANNEL_BYTES of shared memory, page aligned, that cannot
+        // shrink (sealed) and lives as long as self; any bytes are a valid `Channel`, whose
+        // fields are atomics but for the command, which `Port` guards.
+        unsafe { self.mapping.start().cast::<Channel>().as_ref() }
+    }
+
+    /// The address space's gate.
+    pub fn gate(&self) -> &Gate {
+        &self.channel().gate
+    }
+
+    /// Events applied so far.
+    pub fn event_count(&self) -> u32 {
+        self.channel().event_count.load(Ordering::Relaxed)
+    }
+
+    /// Notes that an event is being applied: planned moves become stale. The gate must be held
+    /// exclusively.
+    pub fn bump_event_count(&self) {
+        self.channel().event_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits until a command other than `done` is done, at most `timeout`.
+    pub fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
+        let channel = self.channel();
+        let deadline = Instant::now() + timeout;
+        loop {
+            let done = channel.done.load(Ordering::Acquire);
+            if done == posted {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            // A wake-up that fell between the helper's look and its sleep is given again.
+            if channel.seen.load(Ordering::Acquire) != posted {
+                futex::wake(&channel.alive, 1);
+            }
+            let nap = left.min(Duration::from_micros(500)).as_nanos() as u64;
+            let _ = futex::wait(&channel.done, done, Some(nap));
+        }
+    }
+}
+
+impl Drop for SharedChannel {
+    fn drop(&mut self) {
+        if let Some(robust) = &self.robust {
+            robust.remove(&raw const self.channel().robust_next);
+        }
+    }
+}
+
+impl Port {
+    /// Makes a channel watched by `robust`, and the descriptor to hand to the program.
+    pub fn create(robust: Arc<RobustList>) -> io::Result<(Port, OwnedFd)> {
+        let file = sealed_file(CHANNEL_BYTES)?;
+        let mapping = Mapping::shared(&file, CHANNEL_BYTES)?;
+        let mut shared = SharedChannel { mapping, robust: None };
+        let channel = shared.channel();
+        let entry =
+            RobustEntry { futex: &raw const channel.alive, link: &raw const channel.robust_next };
+        // SAFETY: the mapping lives until `SharedChannel::drop`, which removes the entry first.
+        if !unsafe { robust.add(entry) } {
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "robust list is full"));
+        }
+        shared.robust = Some(robust);
+        Ok((Port { shared: Arc::new(shared), posted: 0 }, file))
+    }
+
+    /// The part for everyone.
+    pub fn shared(&self) -> &Arc<SharedChannel> {
+        &self.shared
+    }
+
+    /// The number of the last command.
+    pub fn posted(&self) -> u32 {
+        self.posted
+    }
+
+    /// Whether the last command is done.
+    pub fn is_done(&self) -> bool {
+        self.shared.channel().done.load(Ordering::Acquire) == self.posted
+    }
+
+    /// Posts a command and wakes the helper. The one before must be done.
+    ///
+    /// # Panics
+    /// If it is not, or if there are too many runs.
+    pub fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
+        assert!(self.is_done(), "one command at a time");
+        assert!(drops.len() <= RUNS_MAX && moves.len() <= RUNS_MAX, "too many runs");
+        let channel = self.shared.channel();
+        let command: *mut Command = channel.command();
+        // SAFETY: the command before is done, so the command is this end's alone (`&mut self`);
+        // the program may scribble on its own memory, which yields other numbers, never
+        // undefined behaviour here: only integers are read back.
+        unsafe {
+            (*command).event_count = event_count;
+            (*command).drop_count = drops.len() as u32;
+            (*command).move_count = moves.len() as u32;
+            (*command).stale = 0;
+            for (index, run) in drops.iter().enumerate() {
+                (&raw mut (*command).drops[index]).write(*run);
+            }
+            for (index, run) in moves.iter().enumerate() {
+                (&raw mut (*command).moves[index]).write(*run);
+            }
+        }
+        self.posted = self.posted.wrapping_add(1);
+        channel.posted.store(self.posted, Ordering::Release);
+        futex::wake(&channel.alive, 1);
+    }
+
+    /// What became of the last command; `None` while it is not done. `drops` and `moves` are the
+    /// lengths that were posted.
+    pub fn outcome(&mut self, drops: usize, moves: usize) -> Option<Outcome> {
+        if !self.is_done() {
+            return None;
+        }
+        let command: *const Command = self.shared.channel().command();
+        // SAFETY: as in `post`; `done` was read with acquire, so the outcome is visible.
+        unsafe {
+            Some(Outcome {
+                stale: (&raw const (*command).stale).read_volatile() != 0,
+                drops: (0..drops.min(RUNS_MAX))
+                    .map(|index| (&raw const (*command).drops[index]).read_volatile())
+                    .collect(),
+                moves: (0..moves.min(RUNS_MAX))
+                    .map(|index| (&raw const (*command).moves[index]).read_volatile())
+                    .collect(),
+            })
+        }
+    }
+
+    /// Tells the helper to end without touching the program.
+    pub fn quit(&self) {
+        let channel = self.shared.channel();
+        channel.quit.store(1, Ordering::Release);
+        futex::wake(&channel.alive, 1);
+    }
+}

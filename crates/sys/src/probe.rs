@@ -1,0 +1,433 @@
+//! What the host allows, tried rather than guessed, and the command that mends each gap.
+//!
+//! [`requirements`] is what supervised programs cannot do without; it takes well under a
+//! millisecond and is asked before a program is started. [`notes`] is what a user may want to
+//! know besides. [`memory_allowance`] is what a percentage is a percentage of.
+//!
+//! All functions may be called from any thread. They open and close descriptors of their own and
+//! change nothing of the process.
+
+mod cgroup;
+
+use crate::uffd::{
+    FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
+    FEATURE_MOVE, FEATURE_THREAD_ID, Uffd,
+};
+use crate::{Errno, PAGE_SIZE};
+use std::fs;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+pub use cgroup::{Allowance, AllowanceSource, memory_allowance};
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is there.
+    Ok,
+    /// It is not, and programs cannot be supervised without it.
+    Missing,
+    /// Worth knowing; nothing depends on it.
+    Note,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Check {
+    /// Its name, stable across versions.
+    pub name: &'static str,
+    /// The outcome.
+    pub verdict: Verdict,
+    /// What was found, in one line.
+    pub found: String,
+    /// What mends it: a command where there is one, in one line.
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    /// Something that is there.
+    pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
+        Check { name, verdict: Verdict::Ok, found: found.into(), remedy: None }
+    }
+
+    /// Something that is missing, and what mends it.
+    pub fn missing(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+        let remedy = Some(remedy.into());
+        Check { name, verdict: Verdict::Missing, found: found.into(), remedy }
+    }
+
+    /// Something worth knowing.
+    pub fn note(name: &'static str, found: impl Into<String>, remedy: Option<&str>) -> Check {
+        let remedy = remedy.map(str::to_owned);
+        Check { name, verdict: Verdict::Note, found: found.into(), remedy }
+    }
+}
+
+/// The userfaultfd features that supervision is built on, and their names.
+const FEATURES: [(u64, &str); 6] = [
+    (FEATURE_EVENT_FORK, "EVENT_FORK"),
+    (FEATURE_EVENT_REMAP, "EVENT_REMAP"),
+    (FEATURE_EVENT_REMOVE, "EVENT_REMOVE"),
+    (FEATURE_EVENT_UNMAP, "EVENT_UNMAP"),
+    (FEATURE_THREAD_ID, "THREAD_ID"),
+    (FEATURE_MOVE, "MOVE"),
+];
+
+const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
+const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, such as: \
+     docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE …";
+
+/// What supervised programs cannot do without. All of it is there when no verdict is
+/// [`Verdict::Missing`].
+#[must_use]
+pub fn requirements() -> Vec<Check> {
+    let mut checks = vec![kernel(), page_size(), create()];
+    if checks.last().is_some_and(|check| check.verdict == Verdict::Ok) {
+        checks.extend([features(), fork_events(), move_pages()]);
+    }
+    checks.extend([read_memory(), process_descriptors()]);
+    checks
+}
+
+/// What is worth knowing besides.
+#[must_use]
+pub fn notes() -> Vec<Check> {
+    vec![seccomp(), memlock(), memory_limit(), host_swap(), huge_pages()]
+}
+
+fn kernel() -> Check {
+    let release = read_line("/proc/sys/kernel/osrelease").unwrap_or_default();
+    match version_of(&release) {
+        Some(version) if version < (6, 8) => Check::missing(
+            "kernel",
+            format!("Linux {release} is older than 6.8, which brought UFFDIO_MOVE"),
+            NEWER_KERNEL,
+        ),
+        _ => Check::ok("kernel", format!("Linux {release}")),
+    }
+}
+
+/// Major and minor number of a kernel release such as "6.8.0-45-generic".
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn page_size() -> Check {
+    // SAFETY: takes a number and returns one.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    if bytes == PAGE_SIZE as libc::c_long {
+        Check::ok("page-size", format!("{bytes} bytes"))
+    } else {
+        Check::missing("page-size", format!("{bytes} bytes, not 4096"), "use a 4 KiB-page kernel")
+    }
+}
+
+/// A userfaultfd of this process, closed on drop. Nothing is registered with it outside this
+/// module's functions, so that closing it wakes and changes nothing.
+struct Probe {
+    uffd: Uffd,
+    _descriptor: OwnedFd,
+}
+
+impl Probe {
+    fn open() -> Result<Probe, Errno> {
+        let uffd = Uffd::create()?;
+        // SAFETY: `create` returned a descriptor that nobody else knows.
+        Ok(Probe { uffd, _descriptor: unsafe { OwnedFd::from_raw_fd(uffd.0) } })
+    }
+}
+
+fn create() -> Check {
+    const NAME: &str = "userfaultfd";
+    let allowed_to_all = read_line("/proc/sys/vm/unprivileged_userfaultfd").as_deref() == Some("1");
+    let device = device_opens();
+    match Probe::open() {
+        Ok(_) if is_root() || allowed_to_all || device => {
+            let by = match (allowed_to_all, device) {
+                (true, _) => "vm.unprivileged_userfaultfd is 1",
+                (false, true) => "/dev/userfaultfd opens",
+                (false, false) => "by CAP_SYS_PTRACE",
+            };
+            Check::ok(NAME, format!("may be created ({by})"))
+        }
+        Ok(_) => Check::missing(
+            NAME,
+            "memfold may create one, the programs it starts may not",
+            unprivileged_remedy(),
+        ),
+        Err(Errno(libc::ENOSYS)) => Check::missing(
+            NAME,
+            "the kernel has no userfaultfd, or a container hides it",
+            format!("use a kernel with CONFIG_USERFAULTFD=y; {CONTAINER_SECCOMP}"),
+        ),
+        Err(_) if has_capability(CAP_SYS_PTRACE) || allowed_to_all => Check::missing(
+            NAME,
+            "refused by a system call filter (Docker's default profile does)",
+            CONTAINER_SECCOMP,
+        ),
+        Err(errno) => {
+            Check::missing(NAME, format!("not permitted ({errno})"), unprivileged_remedy())
+        }
+    }
+}
+
+fn unprivileged_remedy() -> String {
+    if fs::metadata("/dev/userfaultfd").is_ok() {
+        "sudo setfacl -m u:$USER:rw /dev/userfaultfd   (or for everybody: \
+         sudo sysctl -w vm.unprivileged_userfaultfd=1)"
+            .to_owned()
+    } else {
+        "sudo sysctl -w vm.unprivileged_userfaultfd=1".to_owned()
+    }
+}
+
+fn device_opens() -> bool {
+    fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").is_ok()
+}
+
+fn features() -> Check {
+    const NAME: &str = "userfaultfd-features";
+    match Probe::open().and_then(|probe| probe.uffd.api(0)) {
+        Ok(has) => {
+            let lacks: Vec<&str> =
+                FEATURES.iter().filter(|(bit, _)| has & bit == 0).map(|&(_, name)| name).collect();
+            if lacks.is_empty() {
+                let names: Vec<&str> = FEATURES.iter().map(|&(_, name)| name).collect();
+                Check::ok(NAME, names.join(" "))
+            } else {
+                Check::missing(NAME, format!("lacks {}", lacks.join(" ")), NEWER_KERNEL)
+            }
+        }
+        Err(errno) => Check::missing(NAME, format!("the handshake failed: {errno}"), NEWER_KERNEL),
+    }
+}
+
+/// The handshake that asks for fork events is the one that needs the capability, of the caller
+/// and of the host's first user namespace: being root in a container is not enough.
+fn fork_events() -> Check {
+    const NAME: &str = "fork-events";
+    let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
+    match Probe::open().and_then(|probe| probe.uffd.api(wanted)) {
+        Ok(_) => Check::ok(NAME, "permitted (CAP_SYS_PTRACE)"),
+        Err(Errno(libc::EPERM)) => Check::missing(
+            NAME,
+            "following forks needs CAP_SYS_PTRACE on the host",
+            "sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"   (in a container: \
+             docker run --cap-add SYS_PTRACE …; rootless containers cannot)",
+        ),
+        Err(errno) => Check::missing(NAME, format!("the handshake failed: {errno}"), NEWER_KERNEL),
+    }
+}
+
+/// Two fresh pages, unmapped on drop.
+struct TwoPages(*mut libc::c_void);
+
+impl TwoPages {
+    fn map() -> Result<TwoPages, Errno> {
+        // SAFETY: a new private anonymous mapping where the kernel likes.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * PAGE_SIZE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(last_errno());
+        }
+        Ok(TwoPages(address))
+    }
+}
+
+impl Drop for TwoPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.0, 2 * PAGE_SIZE) };
+    }
+}
+
+fn move_pages() -> Check {
+    const NAME: &str = "userfaultfd-move";
+    match try_move() {
+        Ok(true) => Check::ok(NAME, "a page was moved"),
+        Ok(false) => Check::missing(NAME, "a moved page arrived changed", NEWER_KERNEL),
+        Err(errno) => Check::missing(NAME, format!("UFFDIO_MOVE: {errno}"), NEWER_KERNEL),
+    }
+}
+
+/// Moves the first of two pages over the second and looks at it.
+fn try_move() -> Result<bool, Errno> {
+    const WORD: u64 = 0x6d65_6d66_6f6c_6431;
+    let pages = TwoPages::map()?;
+    let probe = Probe::open()?;
+    probe.uffd.api(FEATURE_MOVE)?;
+    let source = pages.0 as u64;
+    let target = source + PAGE_SIZE as u64;
+    // SAFETY: the first page of a live mapping, written before anything is registered.
+    unsafe { pages.0.cast::<u64>().write_volatile(WORD) };
+    probe.uffd.register(target, PAGE_SIZE as u64)?;
+    let moved = probe.uffd.move_pages(target, source, PAGE_SIZE as u64);
+    // Without this a read of the missing page below would wait for a handler that isn't there.
+    probe.uffd.unregister(target, PAGE_SIZE as u64)?;
+    moved.map_err(|partial| partial.errno)?;
+    // SAFETY: the second page of a live mapping, no longer registered.
+    Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
+}
+
+fn read_memory() -> Check {
+    const NAME: &str = "process_vm_readv";
+    let word = 0x5eed_u64;
+    let mut copy = 0_u64;
+    let bytes = std::mem::size_of::<u64>();
+    let local = libc::iovec { iov_base: (&raw mut copy).cast(), iov_len: bytes };
+    let remote = libc::iovec { iov_base: (&raw const word).cast_mut().cast(), iov_len: bytes };
+    // SAFETY: both vectors name live words of this process, of the length told.
+    let read =
+        unsafe { libc::process_vm_readv(std::process::id() as i32, &local, 1, &remote, 1, 0) };
+    let scope = read_line("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if read != bytes as isize || copy != word {
+        let errno = last_errno();
+        return Check::missing(NAME, format!("refused: {errno}"), CONTAINER_SECCOMP);
+    }
+    if scope == "3" {
+        return Check::missing(
+            NAME,
+            "kernel.yama.ptrace_scope is 3: nobody may read another process",
+            "boot with kernel.yama.ptrace_scope=1 in /etc/sysctl.d (3 cannot be lowered)",
+        );
+    }
+    Check::ok(NAME, "works")
+}
+
+fn process_descriptors() -> Check {
+    const NAME: &str = "pidfd";
+    // SAFETY: takes a process number and flags; returns a new descriptor or an error.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
+    if fd < 0 {
+        return Check::missing(NAME, format!("pidfd_open: {}", last_errno()), CONTAINER_SECCOMP);
+    }
+    // SAFETY: the descriptor is new and known to nobody else.
+    drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+    Check::ok(NAME, "works")
+}
+
+fn seccomp() -> Check {
+    let filtered = status_field("Seccomp:").is_some_and(|mode| mode.trim() != "0");
+    let found = if filtered { "a system call filter is in force" } else { "no system call filter" };
+    Check::note("seccomp", found, None)
+}
+
+fn memlock() -> Check {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes one structure that lives here.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    if may_lock_memory() {
+        return Check::note("memlock", "memfold may lock its own memory", None);
+    }
+    let bytes = if asked == 0 { limit.rlim_cur } else { 0 };
+    Check::note(
+        "memlock",
+        format!("at most {} KiB may be locked: the host may swap memfold out", bytes / 1024),
+        Some("ulimit -l unlimited   (as root, or in /etc/security/limits.conf)"),
+    )
+}
+
+/// Whether this process may lock any amount of memory.
+#[must_use]
+pub fn may_lock_memory() -> bool {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes one structure that lives here.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    has_capability(CAP_IPC_LOCK) || (asked == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
+}
+
+fn memory_limit() -> Check {
+    let found = match memory_allowance() {
+        Ok(Allowance { bytes, source: AllowanceSource::Host }) => {
+            format!("{} MiB, the host's memory (no cgroup limit)", bytes >> 20)
+        }
+        Ok(Allowance { bytes, source: AllowanceSource::Cgroup(path) }) => {
+            format!("{} MiB, the limit of the cgroup {}", bytes >> 20, path.display())
+        }
+        Err(error) => format!("unknown: {error}"),
+    };
+    Check::note("memory-allowed", found, None)
+}
+
+fn host_swap() -> Check {
+    let areas = fs::read_to_string("/proc/swaps").unwrap_or_default().lines().count();
+    let found = match areas.saturating_sub(1) {
+        0 => "the host has no swap".to_owned(),
+        areas => format!("the host has {areas} swap areas; memfold works beside them"),
+    };
+    Check::note("host-swap", found, None)
+}
+
+fn huge_pages() -> Check {
+    let setting = read_line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
+    let effect = if chosen == "always" { "; they are split when part of one is paged out" } else { "" };
+    Check::note("transparent-huge-pages", format!("{chosen}{effect}"), None)
+}
+
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_PTRACE: u32 = 19;
+
+fn has_capability(number: u32) -> bool {
+    status_field("CapEff:")
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> number & 1 == 1)
+}
+
+fn is_root() -> bool {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+fn status_field(name: &str) -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned))
+}
+
+fn read_line(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
+}
+
+fn last_errno() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_are_read() {
+        assert_eq!(version_of("6.8.0-45-generic"), Some((6, 8)));
+        assert_eq!(version_of("6.18.44-x"), Some((6, 18)));
+        assert_eq!(version_of("10.0"), Some((10, 0)));
+        assert_eq!(version_of("unknown"), None);
+    }
+
+    #[test]
+    fn every_gap_comes_with_its_mend() {
+        for check in requirements() {
+            assert_eq!(check.verdict == Verdict::Missing, check.remedy.is_some(), "{check:?}");
+            assert!(!check.found.contains('\n'), "{check:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> =
+            requirements().into_iter().chain(notes()).map(|check| check.name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

@@ -1,0 +1,274 @@
+//! Looking into another process: what it maps, what is resident, what a page holds.
+
+use crate::PAGE_SIZE;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+/// One mapping of a process, from `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualMemoryArea {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Readable and writable, not executable, private, of no file, not a stack or another of the
+    /// kernel's own: anonymous memory that can be moved.
+    pub movable: bool,
+}
+
+fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?;
+    let inode = fields.nth(2)?;
+    let name = fields.next().unwrap_or("");
+    let anonymous_name = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
+    Some(VirtualMemoryArea {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        movable: permissions == "rw-p" && inode == "0" && anonymous_name,
+    })
+}
+
+/// What is looked at in a process, its files held open.
+#[derive(Debug)]
+pub struct Inspector {
+    statm: File,
+    pagemap: File,
+    pid: i32,
+    handle: OwnedFd,
+}
+
+impl Inspector {
+    /// Opens a process's files. Fails if it is gone or may not be inspected.
+    pub fn open(pid: i32) -> io::Result<Inspector> {
+        // SAFETY: numbers only; the descriptor is fresh.
+        let handle = unsafe {
+            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32;
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        Ok(Inspector {
+            statm: File::open(format!("/proc/{pid}/statm"))?,
+            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            pid,
+            handle,
+        })
+    }
+
+    /// The process's number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Resident anonymous pages.
+    pub fn resident_pages(&self) -> io::Result<u64> {
+        let mut buffer = [0u8; 128];
+        let length = self.statm.read_at(&mut buffer, 0)?;
+        let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
+        let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>());
+        match (fields.next(), fields.next()) {
+            (Some(Ok(resident)), Some(Ok(shared))) => Ok(resident.saturating_sub(shared)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
+    /// kernel walks the page tables.
+    pub fn proportional_bytes(&self) -> io::Result<u64> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
+        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse().ok());
+        kilobytes.map(|kb: u64| kb * 1024).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// All mappings, in address order.
+    pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
+        let mut text = String::new();
+        File::open(format!("/proc/{}/maps", self.pid))?.read_to_string(&mut text)?;
+        Ok(text.lines().filter_map(parse_line).collect())
+    }
+
+    /// The ranges that `madvise` keeps out of children or wipes in them.
+    pub fn not_inherited(&self) -> io::Result<Vec<(u64, u64)>> {
+        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid))?;
+        let mut area = None;
+        let mut ranges = Vec::new();
+        for line in text.lines() {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                let kept = flags.split_ascii_whitespace().any(|f| f == "wf" || f == "dc");
+                ranges.extend(area.take().filter(|_| kept));
+            } else if line.as_bytes().first().is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
+                area = parse_line(line).map(|vma| (vma.start, vma.end));
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Calls `present` with each run `(start, end)` of pages of the range that are in memory (or
+    /// in the kernel's own swap).
+    pub fn for_each_present(
+        &self,
+        start: u64,
+        end: u64,
+        mut present: impl FnMut(u64, u64),
+    ) -> io::Result<()> {
+        const ENTRIES: usize = 512;
+        const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
+        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+        let mut regions = [PageRegion::default(); ENTRIES];
+        let mut from = start;
+        while from < end {
+            let mut scan = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                start: from,
+                end,
+                vector: regions.as_mut_ptr() as u64,
+                vector_length: ENTRIES as u64,
+                category_any_of: PRESENT_OR_SWAPPED,
+                return_mask: PRESENT_OR_SWAPPED,
+                ..ScanArgument::default()
+            };
+            // SAFETY: the structure and the vector it names are live and of the sizes told.
+            let found =
+                unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+            if found < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            for region in &regions[..found as usize] {
+                present(region.start, region.end);
+            }
+            if scan.walk_end <= from {
+                break;
+            }
+            from = scan.walk_end;
+        }
+        Ok(())
+    }
+
+    /// Copies pages out of the process: `sources` are addresses of single pages, `target` has room
+    /// for all. Returns how many whole pages were copied, from the front.
+    pub fn read_pages(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
+        assert!(target.len() >= sources.len() * PAGE_SIZE, "room for every page");
+        let mut copied = 0;
+        for (chunk, room) in sources.chunks(64).zip(target.chunks_mut(64 * PAGE_SIZE)) {
+            let mut remote = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+            for (vector, source) in remote.iter_mut().zip(chunk) {
+                vector.iov_base = *source as *mut libc::c_void;
+                vector.iov_len = PAGE_SIZE;
+            }
+            let local = libc::iovec {
+                iov_base: room.as_mut_ptr().cast(),
+                iov_len: chunk.len() * PAGE_SIZE,
+            };
+            // SAFETY: the local vector names live memory of that length; the remote one is
+            // checked by the kernel.
+            let bytes = unsafe {
+                libc::process_vm_readv(self.pid, &local, 1, remote.as_ptr(), chunk.len() as u64, 0)
+            };
+            if bytes < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            copied += bytes as usize / PAGE_SIZE;
+            if bytes as usize != chunk.len() * PAGE_SIZE {
+                break;
+            }
+        }
+        Ok(copied)
+    }
+
+    /// The CPU that a thread of the process last ran on.
+    pub fn last_cpu(&self, thread: u32) -> Option<usize> {
+        let mut buffer = [0u8; 1024];
+        let path = format!("/proc/{}/task/{thread}/stat", self.pid);
+        let length = File::open(path).ok()?.read(&mut buffer).ok()?;
+        let text = std::str::from_utf8(&buffer[..length]).ok()?;
+        // Fields are counted behind the name, which may hold anything; the CPU is the 39th.
+        text.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
+    }
+
+    /// Sends a signal to this very process, not to one that got its number later.
+    pub fn kill(&self, signal: i32) -> io::Result<()> {
+        // SAFETY: our own descriptor, numbers, no information structure.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.handle.as_fd().as_raw_fd(),
+                signal,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vector: u64,
+    vector_length: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_any_of: u64,
+    return_mask: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_lines_are_understood() {
+        let heap = parse_line("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]").unwrap();
+        assert!(heap.movable);
+        assert_eq!(heap.end - heap.start, 0x21000);
+        for other in [
+            "7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]",
+            "7f0000000000-7f0000001000 r--p 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rw-s 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rwxp 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rw-p 00000000 08:01 1234 /lib/x.so",
+        ] {
+            assert!(!parse_line(other).unwrap().movable, "{other}");
+        }
+    }
+
+    #[test]
+    fn own_memory_is_seen() {
+        let inspector = Inspector::open(std::process::id() as i32).unwrap();
+        let buffer = vec![7u8; 64 * PAGE_SIZE];
+        let first = (buffer.as_ptr() as u64).next_multiple_of(PAGE_SIZE as u64);
+        let mut pages = 0;
+        inspector
+            .for_each_present(first, first + 32 * PAGE_SIZE as u64, |start, end| {
+                pages += (end - start) / PAGE_SIZE as u64;
+            })
+            .unwrap();
+        assert_eq!(pages, 32);
+        let mut copy = vec![0u8; 2 * PAGE_SIZE];
+        assert_eq!(inspector.read_pages(&[first, first + PAGE_SIZE as u64], &mut copy).unwrap(), 2);
+        assert!(copy.iter().all(|byte| *byte == 7));
+        assert!(inspector.resident_pages().unwrap() >= 64);
+        assert!(inspector.proportional_bytes().unwrap() > 0);
+        assert!(inspector.areas().unwrap().iter().any(|vma| vma.movable));
+    }
+}

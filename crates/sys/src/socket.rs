@@ -1,0 +1,180 @@
+//! The control socket: credentials and descriptor passing.
+
+use crate::hello::{Hello, MAGIC, Welcome};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Who is at the other end of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process, as this process's pid namespace numbers it.
+    pub pid: i32,
+    /// User.
+    pub uid: u32,
+}
+
+fn check(result: i32) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Listens at `path` (mode 0600, by the umask of the caller's directory and an explicit chmod).
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    // SAFETY: all pointers are to live values of the lengths told; the descriptor is fresh.
+    unsafe {
+        let fd = check(libc::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        ))?;
+        let socket = OwnedFd::from_raw_fd(fd);
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as u16;
+        let bytes = path.as_os_str().as_bytes();
+        if bytes.len() >= address.sun_path.len() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "socket path too long"));
+        }
+        for (target, byte) in address.sun_path.iter_mut().zip(bytes) {
+            *target = *byte as libc::c_char;
+        }
+        let size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        check(libc::bind(fd, (&raw const address).cast(), size))?;
+        std::fs::set_permissions(
+            path,
+            <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600),
+        )?;
+        check(libc::listen(fd, 1024))?;
+        Ok(socket)
+    }
+}
+
+/// Accepts one connection; `None` when there is none.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: no address is asked for; the descriptor is fresh.
+    unsafe {
+        let fd = libc::accept4(
+            listener.as_raw_fd(),
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+            libc::SOCK_CLOEXEC,
+        );
+        match check(fd) {
+            Ok(fd) => Ok(Some(OwnedFd::from_raw_fd(fd))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The peer's credentials at its `connect`.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    // SAFETY: the kernel fills a structure of the size told.
+    unsafe {
+        let mut credentials: libc::ucred = std::mem::zeroed();
+        let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+        check(libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &mut size,
+        ))?;
+        Ok(Peer { pid: credentials.pid, uid: credentials.uid })
+    }
+}
+
+/// Bounds how long reads and writes on a socket may wait.
+pub fn set_timeout(socket: BorrowedFd<'_>, seconds: i64) -> io::Result<()> {
+    let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        // SAFETY: a live structure of the size told.
+        check(unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const timeout).cast(),
+                size_of::<libc::timeval>() as libc::socklen_t,
+            )
+        })?;
+    }
+    Ok(())
+}
+
+#[repr(align(8))]
+struct ControlBuffer([u8; 64]);
+
+/// Receives the helper's [`Hello`] and its two userfaultfds (none if it was refused them).
+pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)> {
+    let mut hello = Hello::default();
+    let mut control = ControlBuffer([0; 64]);
+    let mut vector =
+        libc::iovec { iov_base: (&raw mut hello).cast(), iov_len: size_of::<Hello>() };
+    let mut descriptors = Vec::new();
+    // SAFETY: the header points to live buffers of the lengths told; `Hello` is plain integers,
+    // so any bytes are valid; received descriptors are fresh and owned from here on.
+    let received = unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        header.msg_controllen = control.0.len();
+        let received = libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC);
+        if received < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut message = libc::CMSG_FIRSTHDR(&header);
+        while !message.is_null() {
+            if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS
+            {
+                let bytes = (*message).cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data: *const i32 = libc::CMSG_DATA(message).cast();
+                for index in 0..bytes / size_of::<i32>() {
+                    descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
+                }
+            }
+            message = libc::CMSG_NXTHDR(&header, message);
+        }
+        received as usize
+    };
+    if received != size_of::<Hello>() || hello.magic != MAGIC {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a memfold helper"));
+    }
+    Ok((hello, descriptors))
+}
+
+/// Sends a [`Welcome`] with one or two descriptors.
+pub fn send_welcome(
+    socket: BorrowedFd<'_>,
+    welcome: &Welcome,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut control = ControlBuffer([0; 64]);
+    let mut vector = libc::iovec {
+        iov_base: std::ptr::from_ref(welcome).cast_mut().cast(),
+        iov_len: size_of::<Welcome>(),
+    };
+    assert!(descriptors.len() <= 2, "the control buffer holds two descriptors");
+    // SAFETY: as in `receive_hello`; the control buffer has room for the descriptors.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        header.msg_iov = &mut vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.0.as_mut_ptr().cast();
+        let bytes = size_of_val(descriptors) as u32;
+        header.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
+        let message = libc::CMSG_FIRSTHDR(&header);
+        (*message).cmsg_level = libc::SOL_SOCKET;
+        (*message).cmsg_type = libc::SCM_RIGHTS;
+        (*message).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+        let data: *mut i32 = libc::CMSG_DATA(message).cast();
+        for (index, descriptor) in descriptors.iter().enumerate() {
+            data.add(index).write_unaligned(descriptor.as_fd().as_raw_fd());
+        }
+        if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! The supervisor's threads: placement, and the robust futexes that outlive them.
+
+use crate::futex::WAITERS;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The calling thread's number.
+pub fn current_id() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// The CPUs this process may run on.
+pub fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: the kernel fills a set of the size told.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return vec![0];
+        }
+        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+    }
+}
+
+/// Pins the calling thread to one CPU.
+pub fn pin_to(cpu: usize) -> io::Result<()> {
+    // SAFETY: a live set of the size told.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Sets the calling thread's nice value (best effort: lowering it needs a privilege).
+pub fn set_nice(nice: i32) {
+    // SAFETY: numbers only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
+/// Lets short sleeps of the calling thread be short.
+pub fn set_timer_slack(nanoseconds: u64) {
+    // SAFETY: numbers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0) };
+}
+
+/// One futex that the kernel marks with `OWNER_DIED`, waking its waiter, when the thread of its
+/// [`RobustList`] dies for whatever reason.
+#[derive(Debug, Clone, Copy)]
+pub struct RobustEntry {
+    /// The futex; must read `thread | WAITERS`.
+    pub futex: *const AtomicU32,
+    /// The link beside it, for this list's use.
+    pub link: *const AtomicU64,
+}
+
+// SAFETY: the pointers are to atomics in shared memory, kept mapped by whoever adds the entry.
+unsafe impl Send for RobustEntry {}
+
+#[repr(C)]
+struct RobustHead {
+    next: AtomicU64,
+    offset: i64,
+    pending: u64,
+}
+
+/// The kernel looks at no more entries than this when a thread dies.
+pub const ROBUST_LIMIT: usize = 2000;
+
+/// The robust futexes of one thread, which must live as long as they are to be watched.
+pub struct RobustList {
+    head: Box<RobustHead>,
+    thread: u32,
+    entries: Mutex<Vec<RobustEntry>>,
+}
+
+impl RobustList {
+    /// Makes the calling thread the owner. It must hold no robust mutex of the C library's, and
+    /// must live as long as the list (the supervisor parks it).
+    ///
+    /// `offset` is the distance in bytes from an entry's link to its futex.
+    pub fn for_current_thread(offset: i64) -> io::Result<RobustList> {
+        let head = Box::new(RobustHead { next: AtomicU64::new(0), offset, pending: 0 });
+        let address = &raw const *head as u64;
+        head.next.store(address, Ordering::Relaxed);
+        // SAFETY: the head is live and, by the contract above, stays so until the thread ends;
+        // its layout is the kernel's `robust_list_head`.
+        let result = unsafe {
+            libc::syscall(libc::SYS_set_robust_list, address, size_of::<RobustHead>())
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(RobustList { head, thread: current_id(), entries: Mutex::new(Vec::new()) })
+    }
+
+    fn head_address(&self) -> u64 {
+        &raw const *self.head as u64
+    }
+
+    /// Watches a futex. `false` if the list is full.
+    ///
+    /// # Safety
+    /// Both pointers must stay valid until [`RobustList::remove`].
+    pub unsafe fn add(&self, entry: RobustEntry) -> bool {
+        let mut entries = self.entries.lock().unwrap_or_else(|poison| poison.into_inner());
+        if entries.len() >= ROBUST_LIMIT {
+            return false;
+        }
+        // SAFETY: the caller's promise.
+        let (futex, link) = unsafe { (&*entry.futex, &*entry.link) };
+        futex.store(self.thread | WAITERS, Ordering::Release);
+        // At every instant the list is whole: the kernel may walk it at any.
+        link.store(self.head.next.load(Ordering::Relaxed), Ordering::Release);
+        self.head.next.store(entry.link as u64, Ordering::Release);
+        entries.push(entry);
+        true
+    }
+
+    /// Stops watching a futex; what it points to may go afterwards.
+    pub fn remove(&self, link: *const AtomicU64) {
+        let mut entries = self.entries.lock().unwrap_or_else(|poison| poison.into_inner());
+        let Some(index) = entries.iter().position(|entry| std::ptr::eq(entry.link, link)) else {
+            return;
+        };
+        // The newest entry comes first in the list: the successor is the one added before.
+        let next = match index.checked_sub(1) {
+            Some(before) => entries[before].link as u64,
+            None => self.head_address(),
+        };
+        match entries.get(index + 1) {
+            // SAFETY: entries are valid until removed.
+            Some(after) => unsafe { (*after.link).store(next, Ordering::Release) },
+            None => self.head.next.store(next, Ordering::Release),
+        }
+        entries.remove(index);
+    }
+}
