@@ -1,13 +1,14 @@
 //! A bin: the zspages of one size class that belong to one shard, under one lock.
 
 use crate::{
+    arena::Arenas,
     class::SizeClass,
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     word::ObjectWord,
-    zspage::{Arenas, FULLNESS_LISTS, Link, PageNumber, Place, Zspage},
+    zspage::{FULLNESS_LISTS, Link, PageNumber, Place, Zspage},
 };
 
 /// Pages of empty zspages that the bins of one shard keep for their next allocation.

@@ -88,7 +88,7 @@ impl<S: PageSource> Pool<S> {
             if freed > 0
                 && let Some(page) = bin.after_free(&context, next.page(), zspage, freed)
             {
-                released.push(&self.arenas, page, context.class.pages());
+                released.push(&self.arenas, page);
             }
             rest = &rest[count..];
         }

@@ -225,7 +225,7 @@ impl<S: PageSource> Drop for Batch<'_, S> {
                 .filter(|index| source.moved[index / 64] & (1 << (index % 64)) != 0);
             let freed = moved.filter(|&index| zspage.free_slot(index)).count();
             if let Some(page) = bin.end_isolation(&context, source.page, freed) {
-                released.push(&self.pool.arenas, page, context.class.pages());
+                released.push(&self.pool.arenas, page);
                 self.report.pages_released += context.class.pages();
             }
         }

@@ -5,7 +5,8 @@ use crate::{
     sync::atomic::Ordering, word::ObjectWord,
 };
 
-/// How many words are freed at once. They are collected on the stack: a free needs no memory.
+/// How many words are freed at once where there is no buffer for more. They are collected on the
+/// stack: a free needs no memory.
 const DRAIN_BATCH: usize = 1024;
 
 /// How many words a thread that finds its queue full frees in place of its own.
@@ -63,7 +64,8 @@ impl<S: PageSource> Pool<S> {
     #[cold]
     fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
         // A misuse among the words is counted, not blamed on this caller.
-        let (taken, _counted) = self.drain(ring, SYNCHRONOUS_BATCH, Consumer::IfFree);
+        let mut room = [ObjectWord::PLACEHOLDER; SYNCHRONOUS_BATCH];
+        let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree);
         if taken == 0 || !ring.push(word, bytes) {
             self.free(word);
         }
@@ -75,6 +77,11 @@ impl<S: PageSource> Pool<S> {
     ///
     /// A word among them that named no stored object. All others were freed.
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
+        self.flush_through(&mut [ObjectWord::PLACEHOLDER; DRAIN_BATCH])
+    }
+
+    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds.
+    pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
         for ring in self
@@ -85,7 +92,8 @@ impl<S: PageSource> Pool<S> {
             // Not more than were there: others may go on deferring for ever.
             let mut left = ring.len();
             while left > 0 {
-                let (taken, outcome) = self.drain(ring, left, Consumer::Wait);
+                let batch = left.min(room.len());
+                let (taken, outcome) = self.drain(ring, &mut room[..batch], Consumer::Wait);
                 freed += taken;
                 left -= taken;
                 result = result.and(outcome);
@@ -111,6 +119,10 @@ impl<S: PageSource> Pool<S> {
     /// Does deferred frees because memory is needed, without waiting for others who do the same.
     /// Returns whether any was done.
     pub(crate) fn drain_under_pressure(&self) -> bool {
+        if self.deferred_bytes() == 0 {
+            return false;
+        }
+        let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
         let mut freed = 0;
         for ring in self
             .shards
@@ -118,26 +130,25 @@ impl<S: PageSource> Pool<S> {
             .filter_map(|shard| shard.deferred.as_ref())
         {
             if ring.len() > 0 {
-                freed += self.drain(ring, ring.len(), Consumer::IfFree).0;
+                freed += self.drain(ring, &mut room, Consumer::IfFree).0;
             }
         }
         freed > 0
     }
 
+    /// Does the deferred frees of at most `room.len()` words. Returns how many there were.
     fn drain(
         &self,
         ring: &Ring,
-        at_most: usize,
+        room: &mut [ObjectWord],
         consumer: Consumer,
     ) -> (usize, Result<(), MisuseError>) {
-        let mut words = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
-        let room = &mut words[..at_most.min(DRAIN_BATCH)];
         let bytes_of = |word: ObjectWord| self.classes.get(word.class()).map_or(0, SizeClass::size);
         let taken = match consumer {
             Consumer::Wait => ring.take(room, bytes_of),
             Consumer::IfFree => ring.try_take(room, bytes_of),
         };
-        let outcome = self.try_free_bulk(&mut words[..taken]);
+        let outcome = self.try_free_bulk(&mut room[..taken]);
         if outcome.is_err() {
             self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
         }

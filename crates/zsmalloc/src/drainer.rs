@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{pool::Pool, ring::Ring, source::PageSource};
+use crate::{pool::Pool, ring::Ring, source::PageSource, word::ObjectWord};
 
 /// No drainer sleeps: it runs, or there is none.
 const AWAKE: u8 = 0;
@@ -26,6 +26,10 @@ const COLLECT: Duration = Duration::from_millis(2);
 /// A wake-up can be missed: the word is queued and the state read without a fence in between, to
 /// keep the deferral cheap. So an idle drainer looks for itself now and then.
 const IDLE_POLL: Duration = Duration::from_millis(50);
+
+/// How many words are freed at once: the more, the more of them share a zspage, and the longer are
+/// the runs of pages that go back together.
+const BATCH: usize = 32 * 1024;
 
 /// How a pool wakes its drainer.
 #[derive(Debug)]
@@ -109,6 +113,7 @@ impl Drop for Drainer {
 fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     let signal = &pool.drain_signal;
     signal.set_drainer(Some(thread::current()));
+    let mut room = vec![ObjectWord::PLACEHOLDER; BATCH];
     while !stop.load(Ordering::Acquire) {
         if pool.deferred_bytes() == 0 {
             sleep(pool, IDLE, IDLE_POLL);
@@ -117,7 +122,11 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
             sleep(pool, COLLECTING, COLLECT);
         }
         // A word that names nothing was counted by the pool.
-        let _ = pool.flush_deferred();
+        let freed = pool.flush_through(&mut room);
+        if freed != Ok(0) && pool.deferred_bytes() == 0 {
+            // The end of a burst: what was held back for its merging goes back too.
+            pool.discard_all_warm();
+        }
     }
     signal.set_drainer(None);
     signal.state.store(AWAKE, Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::{cell::Cell, ptr::NonNull, slice};
 
 use crate::{
     PAGE_SIZE,
+    arena::{Arenas, MAX_ARENA_PAGES},
     bin::{Allowance, Bin, BinContext, BinState},
     class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
     deferred,
@@ -19,7 +20,7 @@ use crate::{
         lock, try_lock,
     },
     word::ObjectWord,
-    zspage::{Arenas, PageNumber, Zspage},
+    zspage::{PageNumber, Zspage},
 };
 
 /// How a pool is set up.
@@ -38,8 +39,9 @@ pub struct Config {
     /// Into how many shards the pool is split, each with its own zspages; threads are spread over
     /// them. Rounded up to a power of two. 0: one for each processor.
     pub shards: usize,
-    /// How many pages each shard may hold back for the next allocations instead of giving them
-    /// to the system at once: once as freed runs, and once as empty zspages in its bins.
+    /// How many pages each shard may hold back for the next allocations instead of giving them to
+    /// the system at once: as freed runs, but never more than a 64th of what the pool holds or 64
+    /// pages, whichever is more; and again as many as empty zspages in its bins, but at most 256.
     pub retained_pages: usize,
     /// How many bytes of objects may wait for a deferred free, in all shards together.
     /// 0: [`Pool::free_deferred`] frees at once.
@@ -53,7 +55,7 @@ impl Default for Config {
             max_chain_pages: MAX_CHAIN_PAGES,
             zero_freed: false,
             shards: 0,
-            retained_pages: 256,
+            retained_pages: 4096,
             deferred_bytes: 8 << 20,
         }
     }
@@ -73,7 +75,9 @@ impl Config {
 const MIN_CAPACITY_PAGES: usize = 1024;
 /// The largest: a page number takes 32 bits, and the last one is kept free.
 const MAX_CAPACITY_PAGES: usize = 1 << 31;
-const MAX_SHARDS: usize = 256;
+pub(crate) const MAX_SHARDS: usize = 256;
+/// The most pages of empty zspages the bins of a shard keep.
+const MAX_ALLOWANCE_PAGES: usize = 256;
 
 /// One of the independent parts of a pool.
 #[derive(Debug)]
@@ -143,7 +147,7 @@ impl<S: PageSource> Pool<S> {
             .max(MIN_CAPACITY_PAGES)
             .next_power_of_two();
         // Large arenas keep records dense; small pools need at least a few for each length.
-        let arena_pages = (capacity_pages / 64).clamp(16, 512);
+        let arena_pages = (capacity_pages / 64).clamp(16, MAX_ARENA_PAGES);
         let arenas = Arenas::new(capacity_pages / arena_pages, arena_pages.trailing_zeros())
             .ok_or(PoolError::Metadata)?;
         let classes = ClassTable::new(config.max_chain_pages);
@@ -154,7 +158,7 @@ impl<S: PageSource> Pool<S> {
         let shard_count = shard_count.min(MAX_SHARDS).next_power_of_two();
         let shard = || Shard {
             bins: classes.classes().iter().map(|_| Bin::new()).collect(),
-            allowance: Allowance::new(config.retained_pages),
+            allowance: Allowance::new(config.retained_pages.min(MAX_ALLOWANCE_PAGES)),
             runs: Mutex::new(RunLists::new()),
             deferred: deferred::ring(config.deferred_bytes, shard_count),
         };
@@ -187,14 +191,18 @@ impl<S: PageSource> Pool<S> {
     /// was stored then.
     pub fn store(&self, parts: &[&[u8]]) -> Result<ObjectWord, AllocError> {
         let size = parts.iter().map(|part| part.len()).sum();
-        self.store_with(size, |slot| {
-            let mut rest = slot;
-            for part in parts {
-                let (here, after) = rest.split_at_mut(part.len());
-                here.copy_from_slice(part);
-                rest = after;
+        let class_index = self.class_for(size)?;
+        let shard = self.current_shard();
+        {
+            // The usual case: a slot is free. It is filled under the lock, so a compactor, which
+            // needs the lock to isolate a zspage, never sees it half written.
+            let mut bin = lock(&self.shards[shard].bins[class_index].state);
+            if let Some(word) = bin.allocate(&self.context(shard, class_index)) {
+                join(parts, self.new_slot(word, class_index, size));
+                return Ok(word);
             }
-        })
+        }
+        self.store_with(size, |slot| join(parts, slot))
     }
 
     /// Stores one object of `size` bytes that `fill` writes in place. The slice it is given holds
@@ -208,28 +216,44 @@ impl<S: PageSource> Pool<S> {
         size: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<ObjectWord, AllocError> {
-        if size == 0 {
-            return Err(AllocError::Empty);
-        }
-        if size > PAGE_SIZE {
-            return Err(AllocError::TooLarge(size));
-        }
-        let class_index = self.classes.index_of(size);
+        let class_index = self.class_for(size)?;
         let shard = self.current_shard();
         // A compactor waits for the pin before it reads the slot, which is half written till then.
         let _pin = self.epoch.enter(shard);
         let word = self.allocate(shard, class_index)?;
+        let slot = self.new_slot(word, class_index, size);
+        let unfinished = FreeOnUnwind { pool: self, word };
+        fill(slot);
+        std::mem::forget(unfinished);
+        Ok(word)
+    }
+
+    /// The class for an object of `size` bytes.
+    #[inline]
+    fn class_for(&self, size: usize) -> Result<usize, AllocError> {
+        match size {
+            0 => Err(AllocError::Empty),
+            1..=PAGE_SIZE => Ok(self.classes.index_of(size)),
+            _ => Err(AllocError::TooLarge(size)),
+        }
+    }
+
+    /// The first `size` bytes of the slot of an object that is being made: `word` was allocated by
+    /// this thread just now, of the class of that index, and given to nobody.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the word names memory nobody else knows"
+    )]
+    fn new_slot(&self, word: ObjectWord, class_index: usize, size: usize) -> &mut [u8] {
         let slot = self.slot(word, &self.classes.classes()[class_index]);
         // SAFETY: the slot lies in the reservation, is initialised (it reads as zero or as what was
         // stored before) and is this thread's alone until `word` is given out.
         let slot = unsafe { slice::from_raw_parts_mut(slot.as_ptr(), slot.len()) };
+        let (object, rest) = slot.split_at_mut(size);
         if self.zero_freed {
-            slot[size..].fill(0);
+            rest.fill(0);
         }
-        let unfinished = FreeOnUnwind { pool: self, word };
-        fill(&mut slot[..size]);
-        std::mem::forget(unfinished);
-        Ok(word)
+        object
     }
 
     /// Hands the object to `read`: its whole slot, of which the first bytes, as many as were
@@ -311,7 +335,7 @@ impl<S: PageSource> Pool<S> {
         drop(bin);
         if let Some(page) = emptied {
             let mut released = Released::new();
-            released.push(&self.arenas, page, class.pages());
+            released.push(&self.arenas, page);
             self.release(released);
         }
         Ok(())
@@ -366,6 +390,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Takes a slot of a class.
+    #[inline(never)]
     fn allocate(&self, shard: usize, class_index: usize) -> Result<ObjectWord, AllocError> {
         let context = self.context(shard, class_index);
         let bin = &self.shards[shard].bins[class_index].state;
@@ -403,6 +428,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Locks the bin that the zspage of `word` belongs to.
+    #[inline]
     pub(crate) fn lock_bin_of<'a>(
         &'a self,
         word: ObjectWord,
@@ -482,6 +508,16 @@ impl<S: PageSource> Drop for FreeOnUnwind<'_, S> {
     fn drop(&mut self) {
         // The word was allocated just now and given to nobody, so this cannot fail.
         let _ = self.pool.try_free(self.word);
+    }
+}
+
+/// Writes `parts` one after another; `whole` is as long as all of them.
+fn join(parts: &[&[u8]], whole: &mut [u8]) {
+    let mut rest = whole;
+    for part in parts {
+        let (here, after) = rest.split_at_mut(part.len());
+        here.copy_from_slice(part);
+        rest = after;
     }
 }
 

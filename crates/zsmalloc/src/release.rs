@@ -2,77 +2,182 @@
 //!
 //! A freed run is *warm*: it still has its memory, and serves the next zspage of its length first.
 //! When a shard has more warm pages than it may retain, all of them are discarded in one batch,
-//! with no lock held, and become *cold*: free addresses.
+//! with no lock held, and become *cold*: free addresses. An arena keeps its free runs as bits, so
+//! what is discarded comes in address order and neighbours are given back together: to the system,
+//! one long run is less than half the work of its pages in small ones.
 
 use crate::{
+    arena::{Arena, Arenas, NOT_LISTED, RunBits},
     class::MAX_CHAIN_PAGES,
     error::AllocError,
-    pool::Pool,
+    pool::{MAX_SHARDS, Pool, Shard},
     source::{PageRun, PageSource, SourceError},
-    sync::{atomic::Ordering, lock, try_lock},
-    zspage::{Arenas, Link, PageNumber},
+    sync::{
+        MutexGuard,
+        atomic::{AtomicU32, Ordering},
+        lock, try_lock,
+    },
+    zspage::{Link, NO_LINK, PageNumber},
 };
 
-/// Lists of runs, by length.
-#[derive(Debug, Clone, Copy)]
-struct ByLength([Link; MAX_CHAIN_PAGES + 1]);
+/// Arenas with free runs of one kind, by the length of their runs, linked through the arenas. An
+/// arena is on the list if it has such runs; it may stay on it when they are gone.
+#[derive(Debug)]
+struct ArenaLists {
+    heads: [u32; MAX_CHAIN_PAGES + 1],
+    next: fn(&Arena) -> &AtomicU32,
+}
 
-impl ByLength {
-    const EMPTY: Self = Self([Link::NONE; MAX_CHAIN_PAGES + 1]);
+impl ArenaLists {
+    fn new(next: fn(&Arena) -> &AtomicU32) -> Self {
+        Self {
+            heads: [NO_LINK; MAX_CHAIN_PAGES + 1],
+            next,
+        }
+    }
+
+    fn list(&mut self, arena: &Arena) {
+        let next = (self.next)(arena);
+        if next.load(Ordering::Relaxed) == NOT_LISTED {
+            let head = &mut self.heads[arena.run_pages()];
+            next.store(*head, Ordering::Relaxed);
+            *head = arena.index();
+        }
+    }
+
+    fn first<'a>(&self, arenas: &'a Arenas, pages: usize) -> Option<&'a Arena> {
+        let head = self.heads[pages];
+        (head != NO_LINK).then(|| {
+            arenas
+                .arena(head as usize)
+                .expect("listed arenas are in use")
+        })
+    }
+
+    fn pop<'a>(&mut self, arenas: &'a Arenas, pages: usize) -> Option<&'a Arena> {
+        let arena = self.first(arenas, pages)?;
+        let next = (self.next)(arena);
+        self.heads[pages] = next.load(Ordering::Relaxed);
+        next.store(NOT_LISTED, Ordering::Relaxed);
+        Some(arena)
+    }
 }
 
 /// The free runs of a shard.
 #[derive(Debug)]
 pub(crate) struct RunLists {
-    warm: ByLength,
+    warm: ArenaLists,
     warm_pages: usize,
-    cold: ByLength,
+    cold: ArenaLists,
+}
+
+/// A run that was taken, and whether it has memory.
+struct Taken {
+    page: PageNumber,
+    warm: bool,
 }
 
 impl RunLists {
     pub(crate) fn new() -> Self {
         Self {
-            warm: ByLength::EMPTY,
+            warm: ArenaLists::new(|arena| &arena.next_warm),
             warm_pages: 0,
-            cold: ByLength::EMPTY,
+            cold: ArenaLists::new(|arena| &arena.next_cold),
         }
     }
 
-    fn take_warm(&mut self, arenas: &Arenas, pages: usize) -> Option<PageNumber> {
-        let page = arenas.pop(&mut self.warm.0[pages])?;
-        self.warm_pages -= pages;
-        Some(page)
+    fn take(&mut self, arenas: &Arenas, pages: usize) -> Option<Taken> {
+        while let Some(arena) = self.warm.first(arenas, pages) {
+            if let Some(run) = arena.warm.pop() {
+                self.warm_pages -= pages;
+                return Some(Taken {
+                    page: arena.page_of(run),
+                    warm: true,
+                });
+            }
+            self.warm.pop(arenas, pages);
+        }
+        while let Some(arena) = self.cold.first(arenas, pages) {
+            if let Some(run) = arena.cold.pop() {
+                return Some(Taken {
+                    page: arena.page_of(run),
+                    warm: false,
+                });
+            }
+            self.cold.pop(arenas, pages);
+        }
+        None
+    }
+
+    fn put_warm(&mut self, arena: &Arena, run: usize) {
+        arena.warm.insert(run);
+        self.warm_pages += arena.run_pages();
+        self.warm.list(arena);
+    }
+
+    fn put_cold(&mut self, arena: &Arena, runs: &RunBits) {
+        arena.cold.insert_all(runs);
+        self.cold.list(arena);
+    }
+
+    /// Takes all warm runs of some arena.
+    fn take_warm_arena<'a>(&mut self, arenas: &'a Arenas) -> Option<(&'a Arena, RunBits)> {
+        for pages in 1..=MAX_CHAIN_PAGES {
+            while let Some(arena) = self.warm.pop(arenas, pages) {
+                let runs = arena.warm.take_all();
+                let count = count(&runs);
+                if count > 0 {
+                    self.warm_pages -= count * pages;
+                    return Some((arena, runs));
+                }
+            }
+        }
+        None
     }
 }
 
-/// Zspages that were taken out of service and are to be released.
-#[derive(Debug)]
-pub(crate) struct Released {
-    runs: ByLength,
-    pages: usize,
+fn count(runs: &RunBits) -> usize {
+    runs.iter().map(|bits| bits.count_ones() as usize).sum()
 }
+
+fn each(runs: &RunBits) -> impl Iterator<Item = usize> + '_ {
+    runs.iter().enumerate().flat_map(|(word, &bits)| {
+        let mut left = bits;
+        std::iter::from_fn(move || {
+            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+            left &= left - 1;
+            Some(word * 64 + bit)
+        })
+    })
+}
+
+/// Zspages that were taken out of service and are to be released, linked through their records.
+#[derive(Debug)]
+pub(crate) struct Released(Link);
 
 impl Released {
     pub(crate) fn new() -> Self {
-        Self {
-            runs: ByLength::EMPTY,
-            pages: 0,
-        }
+        Self(Link::NONE)
     }
 
-    pub(crate) fn push(&mut self, arenas: &Arenas, page: PageNumber, pages: usize) {
-        arenas.push(&mut self.runs.0[pages], page);
-        self.pages += pages;
+    pub(crate) fn push(&mut self, arenas: &Arenas, page: PageNumber) {
+        arenas.push(&mut self.0, page);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.pages == 0
+        self.0 == Link::NONE
     }
 }
 
-/// How many runs are given to the source at once. They are collected on the stack: giving memory
-/// back must not need any.
-const DISCARD_BATCH: usize = 128;
+/// How many arenas are discarded from, and how many runs given to the source, at once. They are
+/// collected on the stack: giving memory back must not need any.
+const DISCARD_ARENAS: usize = 16;
+const DISCARD_RUNS: usize = 128;
+
+/// However small the pool is, a shard may hold back so many pages.
+const MIN_RETAINED_PAGES: usize = 64;
+/// And otherwise this part of what the pool holds.
+const RETAINED_PART: usize = 64;
 
 impl<S: PageSource> Pool<S> {
     /// Takes a run for a new zspage.
@@ -90,161 +195,179 @@ impl<S: PageSource> Pool<S> {
     }
 
     fn try_take_run(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
-        let own = &self.shards[shard].runs;
-        let cold = {
-            let mut runs = lock(own);
-            if let Some(page) = runs.take_warm(&self.arenas, pages) {
-                return Ok(page);
-            }
-            self.arenas.pop(&mut runs.cold.0[pages])
-        };
-        let cold = cold.or_else(|| self.take_cold_elsewhere(shard, pages));
-        let page = match cold {
-            Some(page) => page,
+        let own = lock(&self.shards[shard].runs).take(&self.arenas, pages);
+        let taken = match own.or_else(|| self.take_elsewhere(shard, pages)) {
+            Some(Taken { page, warm: true }) => return Ok(page),
+            Some(Taken { page, warm: false }) => page,
             None => self.start_arena(shard, pages)?,
         };
-        if let Err(error) = self.source.commit(self.run(page, pages)) {
-            self.arenas.push(&mut lock(own).cold.0[pages], page);
+        if let Err(error) = self.source.commit(self.run(taken, pages)) {
+            let (arena, run) = self.run_of(taken);
+            let mut runs = [0; _];
+            set(&mut runs, run);
+            lock(&self.shards[arena.owner()].runs).put_cold(arena, &runs);
             return Err(error.into());
         }
         self.resident_pages.fetch_add(pages, Ordering::Relaxed);
-        Ok(page)
+        Ok(taken)
     }
 
-    fn take_cold_elsewhere(&self, shard: usize, pages: usize) -> Option<PageNumber> {
+    fn take_elsewhere(&self, shard: usize, pages: usize) -> Option<Taken> {
         (0..self.shards.len())
             .filter(|&other| other != shard)
             .find_map(|other| {
                 let mut runs = try_lock(&self.shards[other].runs)?;
-                self.arenas.pop(&mut runs.cold.0[pages])
+                runs.take(&self.arenas, pages)
             })
     }
 
     /// Puts an arena to use for runs of `pages` pages, and takes the first.
     fn start_arena(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
-        let mut runs = self.arenas.add(pages)?.runs();
-        let first = runs
-            .next()
-            .expect("an arena holds at least one run of any length");
-        let mut lists = lock(&self.shards[shard].runs);
-        for page in runs.rev() {
-            self.arenas.push(&mut lists.cold.0[pages], page);
-        }
-        Ok(first)
+        let arena = self.arenas.add(pages, shard)?;
+        let mut runs = [0; _];
+        (1..arena.runs()).for_each(|run| set(&mut runs, run));
+        lock(&self.shards[shard].runs).put_cold(arena, &runs);
+        Ok(arena.page_of(0))
+    }
+
+    fn run_of(&self, page: PageNumber) -> (&Arena, usize) {
+        let arena = self.arenas.arena_of(page).expect("runs lie in arenas");
+        (arena, arena.run_at(page).expect("a run starts here"))
     }
 
     /// Takes over zspages that no bin has any more.
     pub(crate) fn release(&self, released: Released) {
-        let shard = self.current_shard();
-        let mut runs = lock(&self.shards[shard].runs);
-        runs.warm_pages += released.pages;
-        for (pages, mut list) in released.runs.0.into_iter().enumerate() {
-            while let Some(page) = self.arenas.pop(&mut list) {
-                self.arenas.push(&mut runs.warm.0[pages], page);
+        let mut list = released.0;
+        let mut touched = [false; MAX_SHARDS];
+        let mut held: Option<(usize, MutexGuard<'_, RunLists>)> = None;
+        while let Some(page) = self.arenas.pop(&mut list) {
+            let (arena, run) = self.run_of(page);
+            let owner = arena.owner();
+            if held.as_ref().is_none_or(|(shard, _)| *shard != owner) {
+                // Never two at a time.
+                drop(held.take());
+                held = Some((owner, lock(&self.shards[owner].runs)));
+            }
+            if let Some((_, runs)) = &mut held {
+                runs.put_warm(arena, run);
+                touched[owner] = runs.warm_pages > self.retained_now();
             }
         }
-        if runs.warm_pages > self.retained_pages {
-            let warm = std::mem::replace(&mut runs.warm, ByLength::EMPTY);
-            runs.warm_pages = 0;
-            drop(runs);
-            self.discard(shard, warm);
+        drop(held);
+        for (shard, _) in self.shards.iter().zip(touched).filter(|(_, full)| *full) {
+            self.discard_warm(shard);
         }
+    }
+
+    /// How many warm pages a shard may hold back just now.
+    fn retained_now(&self) -> usize {
+        let part = self.resident_pages.load(Ordering::Relaxed) / RETAINED_PART;
+        self.retained_pages.min(part.max(MIN_RETAINED_PAGES))
     }
 
     /// Gives the memory of all pages that hold no object back: empty zspages that were held back
     /// for reuse. Returns how many pages that were.
     pub fn trim(&self) -> usize {
-        let mut discarded = 0;
+        let mut released = Released::new();
         for (shard_index, shard) in self.shards.iter().enumerate() {
-            let mut released = Released::new();
             for (class_index, bin) in shard.bins.iter().enumerate() {
                 let context = self.context(shard_index, class_index);
                 let emptied = lock(&bin.state).trim(&context);
                 if let Some(page) = emptied {
-                    released.push(&self.arenas, page, context.class.pages());
+                    released.push(&self.arenas, page);
                 }
             }
-            if !released.is_empty() {
-                self.release(released);
-            }
         }
-        for (shard_index, shard) in self.shards.iter().enumerate() {
-            let warm = {
-                let mut runs = lock(&shard.runs);
-                runs.warm_pages = 0;
-                std::mem::replace(&mut runs.warm, ByLength::EMPTY)
-            };
-            discarded += self.discard(shard_index, warm);
-        }
-        discarded
+        let before = self.resident_pages.load(Ordering::Relaxed);
+        self.release(released);
+        let discarded: usize = self
+            .shards
+            .iter()
+            .map(|shard| self.discard_warm(shard))
+            .sum();
+        let after = self.resident_pages.load(Ordering::Relaxed);
+        discarded.max(before.saturating_sub(after))
     }
 
-    /// Discards runs that nobody else can reach, and makes them cold runs of `shard`.
-    fn discard(&self, shard: usize, warm: ByLength) -> usize {
+    /// Gives the memory of all freed runs back; returns how many pages that were.
+    pub(crate) fn discard_all_warm(&self) -> usize {
+        self.shards
+            .iter()
+            .map(|shard| self.discard_warm(shard))
+            .sum()
+    }
+
+    /// Gives the memory of a shard's freed runs back; returns how many pages that were.
+    fn discard_warm(&self, shard: &Shard) -> usize {
         let mut discarded = 0;
-        for (pages, mut list) in warm.0.into_iter().enumerate() {
-            loop {
-                let mut batch = [PageNumber(0); DISCARD_BATCH];
-                let mut count = 0;
-                while count < DISCARD_BATCH
-                    && let Some(page) = self.arenas.pop(&mut list)
-                {
-                    batch[count] = page;
-                    count += 1;
-                }
-                if count == 0 {
-                    break;
-                }
-                discarded += self.discard_batch(shard, &mut batch[..count], pages);
+        loop {
+            let mut taken = [None; DISCARD_ARENAS];
+            {
+                let mut runs = lock(&shard.runs);
+                taken.fill_with(|| runs.take_warm_arena(&self.arenas));
             }
-        }
-        discarded
-    }
-
-    fn discard_batch(&self, shard: usize, batch: &mut [PageNumber], pages: usize) -> usize {
-        batch.sort_unstable();
-        let result = self.discard_runs(batch, pages);
-        let mut runs = lock(&self.shards[shard].runs);
-        match result {
-            Ok(()) => {
-                for &page in batch.iter().rev() {
-                    self.arenas.push(&mut runs.cold.0[pages], page);
-                }
-                self.resident_pages
-                    .fetch_sub(batch.len() * pages, Ordering::Relaxed);
-                batch.len() * pages
+            if taken[0].is_none() {
+                return discarded;
             }
-            Err(_) => {
-                // They still have their memory: keep them for reuse, to be tried again later.
+            let result = self.discard_runs(taken.iter().flatten());
+            let mut runs = lock(&shard.runs);
+            let mut pages = 0;
+            for (arena, bits) in taken.iter().flatten() {
+                if result.is_ok() {
+                    runs.put_cold(arena, bits);
+                    pages += count(bits) * arena.run_pages();
+                } else {
+                    // They still have their memory: keep them for reuse, to be tried again later.
+                    each(bits).for_each(|run| runs.put_warm(arena, run));
+                }
+            }
+            drop(runs);
+            self.resident_pages.fetch_sub(pages, Ordering::Relaxed);
+            discarded += pages;
+            if result.is_err() {
                 self.discard_failures.fetch_add(1, Ordering::Relaxed);
-                for &page in batch.iter().rev() {
-                    self.arenas.push(&mut runs.warm.0[pages], page);
-                }
-                runs.warm_pages += batch.len() * pages;
-                0
+                return discarded;
             }
         }
     }
 
-    /// Hands runs, in address order, to the source, with neighbours merged.
-    fn discard_runs(&self, batch: &[PageNumber], pages: usize) -> Result<(), SourceError> {
+    /// Hands runs to the source, with neighbours merged.
+    fn discard_runs<'a>(
+        &self,
+        taken: impl Iterator<Item = &'a (&'a Arena, RunBits)>,
+    ) -> Result<(), SourceError> {
         let mut merged = [PageRun {
             start: self.base,
             pages: 0,
-        }; DISCARD_BATCH];
-        let mut count = 0;
-        let mut end = None;
-        for &page in batch {
-            if end == Some(page.0) {
-                merged[count - 1].pages += pages;
-            } else {
-                merged[count] = self.run(page, pages);
-                count += 1;
+        }; DISCARD_RUNS];
+        let mut merged_count = 0;
+        for (arena, runs) in taken {
+            let mut end = None;
+            for run in each(runs) {
+                let page = arena.page_of(run);
+                if end == Some(page.0) {
+                    merged[merged_count - 1].pages += arena.run_pages();
+                } else {
+                    if merged_count == DISCARD_RUNS {
+                        self.discard_merged(&merged)?;
+                        merged_count = 0;
+                    }
+                    merged[merged_count] = self.run(page, arena.run_pages());
+                    merged_count += 1;
+                }
+                end = Some(page.0 + arena.run_pages() as u32);
             }
-            end = Some(page.0 + pages as u32);
         }
-        // SAFETY: the runs lie in the pool's reservation and were taken off all lists, so no
-        // zspage is in them and only this thread knows them.
-        unsafe { self.source.discard(&merged[..count]) }
+        self.discard_merged(&merged[..merged_count])
     }
+
+    fn discard_merged(&self, merged: &[PageRun]) -> Result<(), SourceError> {
+        // SAFETY: the runs lie in the pool's reservation and were taken out of all sets, so no
+        // zspage is in them and only this thread knows them.
+        unsafe { self.source.discard(merged) }
+    }
+}
+
+fn set(runs: &mut RunBits, run: usize) {
+    runs[run / 64] |= 1 << (run % 64);
 }

@@ -1,19 +1,7 @@
-//! Zspage records, and the way from a page number to its zspage.
-//!
-//! The address range of a pool is cut into *arenas* of equal size, put to use one after another.
-//! Every zspage of an arena has the same length, so the zspage that a page belongs to follows from
-//! the page number by a multiplication, and an arena has exactly as many records as it can hold
-//! zspages. Records live as long as the pool: a stale object word meets a record that says so,
-//! never freed memory.
-
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    ptr::NonNull,
-};
+//! Zspage records.
 
 use crate::{
-    error::AllocError,
-    sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     word::ObjectWord,
 };
 
@@ -22,7 +10,7 @@ use crate::{
 pub(crate) struct PageNumber(pub(crate) u32);
 
 /// The end of a list of zspages, which are linked by the number of their first page.
-const NO_LINK: u32 = u32::MAX;
+pub(crate) const NO_LINK: u32 = u32::MAX;
 
 /// The class of a zspage record that is not in service.
 const NO_CLASS: u16 = u16::MAX;
@@ -80,8 +68,8 @@ impl Place {
 pub(crate) struct Zspage {
     /// A set bit is a free slot.
     free: [AtomicU64; BITMAP_WORDS],
-    next: AtomicU32,
-    previous: AtomicU32,
+    pub(crate) next: AtomicU32,
+    pub(crate) previous: AtomicU32,
     /// The shard whose bin has this zspage. Changed only under the lock of the old owner's bin.
     owner: AtomicU32,
     class: AtomicU16,
@@ -90,7 +78,7 @@ pub(crate) struct Zspage {
 }
 
 impl Zspage {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             free: std::array::from_fn(|_| AtomicU64::new(0)),
             next: AtomicU32::new(NO_LINK),
@@ -191,7 +179,7 @@ fn mask(bits: usize) -> u64 {
 
 /// A list of zspages through their records: the number of the first page, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Link(u32);
+pub(crate) struct Link(pub(crate) u32);
 
 impl Link {
     pub(crate) const NONE: Self = Self(NO_LINK);
@@ -205,233 +193,9 @@ impl Link {
     }
 }
 
-/// A stretch of the range whose zspages all have the same length.
-#[derive(Debug)]
-pub(crate) struct Arena {
-    first: u32,
-    run_pages: u32,
-    /// `ceil(2^16 / run_pages)`: divides any offset inside an arena exactly.
-    reciprocal: u32,
-    zspages: Vec<Zspage>,
-}
-
-impl Arena {
-    /// Pages of each zspage.
-    pub(crate) fn run_pages(&self) -> usize {
-        self.run_pages as usize
-    }
-
-    /// The first pages of all zspages, in address order.
-    pub(crate) fn runs(&self) -> impl DoubleEndedIterator<Item = PageNumber> + use<> {
-        let (first, pages) = (self.first, self.run_pages);
-        (0..self.zspages.len() as u32).map(move |index| PageNumber(first + index * pages))
-    }
-
-    /// The zspage that starts at `page`, which lies in this arena; `None` if none starts there.
-    fn zspage_at(&self, page: PageNumber) -> Option<&Zspage> {
-        let offset = page.0 - self.first;
-        let index = (offset * self.reciprocal) >> 16;
-        if index * self.run_pages != offset {
-            return None;
-        }
-        self.zspages.get(index as usize)
-    }
-}
-
-/// All arenas of a pool.
-#[derive(Debug)]
-pub(crate) struct Arenas {
-    table: NonNull<AtomicPtr<Arena>>,
-    count: usize,
-    shift: u32,
-    /// How many arenas were handed out. It may run past `count` when the range is full.
-    next: AtomicUsize,
-    /// Bytes of the records made so far.
-    record_bytes: AtomicUsize,
-}
-
-// SAFETY: the table is an array of atomic pointers that lives as long as `self`; each is null or
-// points to an `Arena`, which is Send and Sync, is published with release and freed only in drop.
-unsafe impl Send for Arenas {}
-// SAFETY: as above.
-unsafe impl Sync for Arenas {}
-
-impl Arenas {
-    /// A table for `count` arenas of `1 << shift` pages, none of them in use.
-    pub(crate) fn new(count: usize, shift: u32) -> Option<Self> {
-        debug_assert!(count > 0);
-        let layout = Layout::array::<AtomicPtr<Arena>>(count).ok()?;
-        // The table of a large range is large too; zeroed memory is not touched until used.
-        // SAFETY: the layout is not empty, as `count` is not zero.
-        let table = NonNull::new(unsafe { alloc_zeroed(layout) })?.cast();
-        #[cfg(loom)]
-        for index in 0..count {
-            // SAFETY: loom's atomics are not plain memory; each of the `count` elements is
-            // initialised here before anything else sees the table.
-            unsafe { table.add(index).write(AtomicPtr::new(std::ptr::null_mut())) }
-        }
-        Some(Self {
-            table,
-            count,
-            shift,
-            next: AtomicUsize::new(0),
-            record_bytes: AtomicUsize::new(0),
-        })
-    }
-
-    fn slot(&self, index: usize) -> Option<&AtomicPtr<Arena>> {
-        // SAFETY: `index` is inside the table, whose bytes are zero or were set by `store`: valid
-        // atomic pointers, living as long as `self`.
-        (index < self.count).then(|| unsafe { self.table.add(index).as_ref() })
-    }
-
-    fn arena(&self, index: usize) -> Option<&Arena> {
-        let arena = self.slot(index)?.load(Ordering::Acquire);
-        // SAFETY: a pointer in the table is null or comes from `Box::into_raw` in `add`, published
-        // with release, and the box is freed only when `self` is dropped.
-        unsafe { arena.as_ref() }
-    }
-
-    /// Pages of an arena.
-    pub(crate) fn arena_pages(&self) -> usize {
-        1 << self.shift
-    }
-
-    /// Bytes of heap that the table and the records take (what is touched of the table: an entry
-    /// for each arena).
-    pub(crate) fn metadata_bytes(&self) -> usize {
-        let used = self.next.load(Ordering::Relaxed).min(self.count);
-        used * size_of::<AtomicPtr<Arena>>() + self.record_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Puts the next unused arena to use for zspages of `run_pages` pages.
-    pub(crate) fn add(&self, run_pages: usize) -> Result<&Arena, AllocError> {
-        let arena_pages = self.arena_pages();
-        let count = arena_pages / run_pages;
-        let mut zspages = Vec::new();
-        zspages
-            .try_reserve_exact(count)
-            .map_err(|_| AllocError::Metadata)?;
-        zspages.extend((0..count).map(|_| Zspage::new()));
-        let index = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                (next < self.count).then_some(next + 1)
-            })
-            .map_err(|_| AllocError::RangeFull)?;
-        self.record_bytes.fetch_add(
-            size_of::<Arena>() + count * size_of::<Zspage>(),
-            Ordering::Relaxed,
-        );
-        let arena = Box::new(Arena {
-            first: (index << self.shift) as u32,
-            run_pages: run_pages as u32,
-            reciprocal: (1_u32 << 16).div_ceil(run_pages as u32),
-            zspages,
-        });
-        let slot = self.slot(index).expect("the index is below the count");
-        slot.store(Box::into_raw(arena), Ordering::Release);
-        Ok(self.arena(index).expect("it was stored just now"))
-    }
-
-    /// The zspage that starts at `page`, with the length of its run.
-    pub(crate) fn find(&self, page: PageNumber) -> Option<(&Zspage, usize)> {
-        let arena = self.arena((page.0 >> self.shift) as usize)?;
-        Some((arena.zspage_at(page)?, arena.run_pages()))
-    }
-
-    /// The zspage that starts at `page`, which the pool knows to be one.
-    pub(crate) fn zspage(&self, page: PageNumber) -> &Zspage {
-        self.find(page).expect("links lead to zspages only").0
-    }
-
-    /// Puts a zspage at the front of a singly linked list.
-    pub(crate) fn push(&self, head: &mut Link, page: PageNumber) {
-        self.zspage(page).next.store(head.0, Ordering::Relaxed);
-        *head = Link::to(page);
-    }
-
-    /// Takes the front of a singly linked list.
-    pub(crate) fn pop(&self, head: &mut Link) -> Option<PageNumber> {
-        let page = head.get()?;
-        *head = Link(self.zspage(page).next.load(Ordering::Relaxed));
-        Some(page)
-    }
-
-    /// Puts a zspage at the front of a doubly linked list.
-    pub(crate) fn link(&self, head: &mut Link, page: PageNumber) {
-        let zspage = self.zspage(page);
-        zspage.next.store(head.0, Ordering::Relaxed);
-        zspage.previous.store(NO_LINK, Ordering::Relaxed);
-        if let Some(next) = head.get() {
-            self.zspage(next).previous.store(page.0, Ordering::Relaxed);
-        }
-        *head = Link::to(page);
-    }
-
-    /// Takes a zspage out of the doubly linked list that starts at `head`.
-    pub(crate) fn unlink(&self, head: &mut Link, page: PageNumber) {
-        let zspage = self.zspage(page);
-        let next = Link(zspage.next.load(Ordering::Relaxed));
-        let previous = Link(zspage.previous.load(Ordering::Relaxed));
-        match previous.get() {
-            Some(previous) => self.zspage(previous).next.store(next.0, Ordering::Relaxed),
-            None => *head = next,
-        }
-        if let Some(next) = next.get() {
-            self.zspage(next)
-                .previous
-                .store(previous.0, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Arenas {
-    fn drop(&mut self) {
-        let used = self.next.load(Ordering::Relaxed).min(self.count);
-        for index in 0..used {
-            let slot = self.slot(index).expect("the index is below the count");
-            let arena = slot.load(Ordering::Acquire);
-            if !arena.is_null() {
-                // SAFETY: the pointer came from `Box::into_raw`, and nobody else has `self` now.
-                drop(unsafe { Box::from_raw(arena) });
-            }
-        }
-        let layout = Layout::array::<AtomicPtr<Arena>>(self.count).expect("it was allocated so");
-        // SAFETY: the table was allocated with this layout in `new`; its elements need no drop.
-        unsafe { dealloc(self.table.as_ptr().cast(), layout) }
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_run_is_found_and_nothing_else() {
-        for shift in [4, 6, 9] {
-            let arenas = Arenas::new(32, shift).unwrap();
-            let mut starts = std::collections::HashSet::new();
-            for run_pages in 1..=16 {
-                let arena = arenas.add(run_pages).unwrap();
-                starts.extend(arena.runs().map(|page| page.0));
-            }
-            for page in 0..(32 << shift) {
-                assert_eq!(
-                    arenas.find(PageNumber(page)).is_some(),
-                    starts.contains(&page)
-                );
-            }
-            assert!(arenas.find(PageNumber(u32::MAX)).is_none());
-        }
-    }
-
-    #[test]
-    fn a_full_range_is_reported() {
-        let arenas = Arenas::new(1, 4).unwrap();
-        arenas.add(3).unwrap();
-        assert_eq!(arenas.add(3).err(), Some(AllocError::RangeFull));
-    }
 
     #[test]
     fn slots_come_and_go() {

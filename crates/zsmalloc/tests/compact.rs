@@ -242,14 +242,14 @@ fn a_store_does_deferred_frees_before_it_takes_memory() {
     let mut config = Config::with_capacity_pages(1 << 12);
     config.shards = 1;
     let pool = Pool::new(TestSource::default(), config).unwrap();
-    let words: Vec<ObjectWord> = (0..200)
+    let words: Vec<ObjectWord> = (0..60)
         .map(|n| pool.store(&[&contents(n, PAGE_SIZE)]).unwrap())
         .collect();
     pool.source().commits_left.set(0);
     assert!(pool.store(&[&contents(1, PAGE_SIZE)]).is_err());
     words.iter().for_each(|&word| pool.free_deferred(word));
-    assert_eq!(pool.stats().objects_used(), 200);
-    for n in 0..200 {
+    assert_eq!(pool.stats().objects_used(), 60);
+    for n in 0..60 {
         pool.store(&[&contents(n, PAGE_SIZE)]).unwrap();
     }
     assert_eq!(pool.deferred_bytes(), 0);
