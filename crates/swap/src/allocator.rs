@@ -306,6 +306,34 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
+    /// Whether a walk has seen all clusters when it comes to this one.
+    pub(crate) fn is_past_end(&self, cluster: ClusterId) -> bool {
+        cluster.0 >= lock(&self.lists).next
+    }
+
+    /// Keeps a cluster from being given back while `walk` looks at its entries; does nothing if it
+    /// has no table.
+    pub(crate) fn walk(&self, cluster: ClusterId, walk: impl FnOnce()) {
+        let meta = self.table.meta(cluster);
+        {
+            let _lists = lock(&self.lists);
+            if !matches!(
+                meta.home.load(Relaxed),
+                home::HELD | home::FULL | home::OFFERED
+            ) {
+                return;
+            }
+            meta.walkers.fetch_add(1, Relaxed);
+        }
+        walk();
+        let mut leaving = Leaving::default();
+        let mut lists = lock(&self.lists);
+        meta.walkers.fetch_sub(1, Relaxed);
+        self.reconsider(&mut lists, cluster, &mut leaving);
+        drop(lists);
+        self.give_back(leaving);
+    }
+
     /// Makes sure that the annex of `slot`'s cluster may be used. The caller has the slot
     /// reserved or holds a count.
     pub(crate) fn take_annex(&self, slot: Slot) -> Result<(), StoreError> {

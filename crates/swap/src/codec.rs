@@ -33,6 +33,28 @@ impl From<Algorithm> for Codec {
     }
 }
 
+/// The tag in an object's header of the algorithm that its data was compressed with.
+impl Codec {
+    const LZ4: u16 = 0;
+    const ZSTD: u16 = 1;
+
+    pub(crate) fn tag(self) -> u16 {
+        match self {
+            Self::Lz4 => Self::LZ4,
+            Self::Zstd { .. } => Self::ZSTD,
+        }
+    }
+
+    /// A codec that decompresses what has this tag.
+    pub(crate) fn of_tag(tag: u16) -> Option<Self> {
+        match tag {
+            Self::LZ4 => Some(Self::Lz4),
+            Self::ZSTD => Some(Self::Zstd { level: 1 }),
+            _ => None,
+        }
+    }
+}
+
 /// Why a page was not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Uncompressed {

@@ -29,6 +29,12 @@ pub struct Usage {
     pub same_filled_pages: u64,
     /// Those of them that are kept uncompressed.
     pub incompressible_pages: u64,
+    /// Those of them that were compressed again.
+    pub recompressed_pages: u64,
+    /// Those of them that lie in the file.
+    pub file_pages: u64,
+    /// Bytes of the file that they take.
+    pub file_bytes: u64,
     /// Bytes that the kept pages had in memory.
     pub original_bytes: u64,
     /// Bytes that the kept pages take in their tiers, without what the pool wastes.
@@ -92,6 +98,14 @@ impl Counters {
         shard.bytes[tier].fetch_sub(bytes, Relaxed);
     }
 
+    /// A page changed tiers.
+    pub(crate) fn moved(&self, from: (TierKind, u64), to: (TierKind, u64)) {
+        let shard = self.shard();
+        self.freed(from.0, 1, from.1);
+        shard.pages[to.0.index()].fetch_add(1, Relaxed);
+        shard.bytes[to.0.index()].fetch_add(to.1, Relaxed);
+    }
+
     pub(crate) fn loaded(&self) {
         self.shard().loads.fetch_add(1, Relaxed);
     }
@@ -122,6 +136,10 @@ impl Counters {
         self.sum(|shard| shard.pages[tier.index()].load(Relaxed))
     }
 
+    pub(crate) fn bytes_in(&self, tier: TierKind) -> u64 {
+        self.sum(|shard| shard.bytes[tier.index()].load(Relaxed))
+    }
+
     /// The usage, without what the pool and the tables take.
     pub(crate) fn usage(&self) -> Usage {
         let page = PAGE_SIZE as u64;
@@ -133,6 +151,9 @@ impl Counters {
             stored_pages,
             same_filled_pages: self.pages_in(TierKind::SameFilled),
             incompressible_pages: self.pages_in(TierKind::Uncompressed),
+            recompressed_pages: self.pages_in(TierKind::Recompressed),
+            file_pages: self.pages_in(TierKind::File),
+            file_bytes: self.bytes_in(TierKind::File),
             original_bytes: stored_pages.wrapping_mul(page),
             stored_bytes: self.sum_tiers(|shard| &shard.bytes),
             pages_stored_total,

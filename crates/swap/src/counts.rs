@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    entry::{EntryCell, MAX_INLINE_COUNT},
+    entry::{EntryCell, MAX_INLINE_COUNT, Position},
     slot::Slot,
     sync::{Mutex, MutexGuard, lock},
 };
@@ -65,6 +65,24 @@ impl OverflowCounts {
                 return Ok(());
             }
         }
+    }
+
+    /// Takes a count of a slot whose entry was seen at its largest. `None` if that is not
+    /// possible; `Some(None)` if the count is small again.
+    pub(crate) fn try_hold(&self, slot: Slot, cell: &EntryCell) -> Option<Option<Position>> {
+        let mut shard = self.shard(slot);
+        shard.try_reserve(1).ok()?;
+        let entry = cell.load();
+        if cell.is_overflown() {
+            // It stays so while the lock is held.
+            *shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot)) += 1;
+            return cell.load().position().map(Some);
+        }
+        if entry.inline_count() == MAX_INLINE_COUNT && cell.raise(entry) {
+            shard.insert(slot.raw(), MAX_INLINE_COUNT + 1);
+            return Some(entry.position());
+        }
+        Some(None)
     }
 
     /// Drops a count of a slot whose entry says that its count is here. `false` if it no longer

@@ -29,10 +29,10 @@ const STATE_SHIFT: u32 = 61;
 const FREE: u64 = 0;
 const RESERVED: u64 = 1 << STATE_SHIFT;
 
-/// The largest count that the entry itself holds.
-pub(crate) const MAX_INLINE_COUNT: u64 = 254;
+/// The largest count that the entry itself holds. Small in the models, which step through each.
+pub(crate) const MAX_INLINE_COUNT: u64 = if cfg!(loom) { 2 } else { 254 };
 /// The count that means: the overflow table has it.
-const OVERFLOWN: u64 = 255;
+const OVERFLOWN: u64 = MAX_INLINE_COUNT + 1;
 
 /// The kind of a tier: where a slot's data lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,12 +141,18 @@ impl Entry {
         })
     }
 
-    fn inline_count(self) -> u64 {
+    pub(crate) fn inline_count(self) -> u64 {
         (self.0 & COUNT_MASK) >> LOCATION_BITS
     }
 
     pub(crate) fn is_idle(self) -> bool {
         self.0 & IDLE != 0
+    }
+
+    /// The entry with another position, and in use: a page is moved because it was idle.
+    fn with_position(self, position: Position) -> Self {
+        let kept = self.0 & COUNT_MASK;
+        Self((position.tier as u64) << STATE_SHIFT | kept | position.location.0)
     }
 
     /// The entry's position and count if it is a well-formed entry of a stored page.
@@ -282,6 +288,55 @@ impl EntryCell {
         }
     }
 
+    /// Moves the page from one position to another under its owners. `false` if the page is no
+    /// longer at `from`: nothing was changed, and the data at `to` is still the caller's.
+    ///
+    /// A caller that holds no count must know that nothing else can come to lie at `from`
+    /// meanwhile.
+    pub(crate) fn relocate(&self, from: Position, to: Position) -> bool {
+        let mut entry = self.load();
+        while entry.position() == Some(from) {
+            match self.change(entry, entry.with_position(to)) {
+                Ok(()) => return true,
+                Err(found) => entry = found,
+            }
+        }
+        false
+    }
+
+    /// Takes a count if the slot holds a page, for someone who has none.
+    pub(crate) fn try_hold(&self, slot: Slot, overflow: &OverflowCounts) -> Option<Position> {
+        loop {
+            let entry = self.load();
+            let position = entry.position()?;
+            if entry.inline_count() >= MAX_INLINE_COUNT {
+                if let Some(position) = overflow.try_hold(slot, self)? {
+                    return Some(position);
+                }
+            } else if self.raise(entry) {
+                return Some(position);
+            }
+        }
+    }
+
+    /// Marks the slot as not used since. `true` if it was marked before; a slot without a page
+    /// never is.
+    pub(crate) fn mark_idle(&self) -> bool {
+        let mut entry = self.load();
+        loop {
+            if entry.position().is_none() {
+                return false;
+            }
+            if entry.is_idle() {
+                return true;
+            }
+            match self.change(entry, Entry(entry.0 | IDLE)) {
+                Ok(()) => return false,
+                Err(found) => entry = found,
+            }
+        }
+    }
+
     /// Notes that the slot was used. `entry` is what the user found.
     pub(crate) fn mark_used(&self, entry: Entry) {
         if entry.is_idle() {
@@ -309,6 +364,11 @@ impl EntryCell {
             wrong_entry(slot, entry, "dropping an overflown count");
         }
         self.change(entry, Entry(entry.0 - COUNT_ONE))
+    }
+
+    /// Adds one to the count if the entry is still `entry`.
+    pub(crate) fn raise(&self, entry: Entry) -> bool {
+        self.change(entry, Entry(entry.0 + COUNT_ONE)).is_ok()
     }
 
     pub(crate) fn is_overflown(&self) -> bool {

@@ -37,8 +37,12 @@
 
 mod counts;
 mod entry;
+mod grace;
 mod slot;
 mod sync;
+
+#[cfg(all(loom, test))]
+mod models;
 
 #[cfg(not(loom))]
 mod allocator;
@@ -51,9 +55,15 @@ mod counters;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
+mod migrate;
+#[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
+mod release;
+#[cfg(not(loom))]
 mod scratch;
+#[cfg(not(loom))]
+mod source;
 #[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]
@@ -70,6 +80,7 @@ pub use {
     codec::Algorithm,
     counters::Usage,
     error::{Corruption, LoadError, NewError, StoreError},
+    migrate::{MigrateReport, ScanPolicy},
     page::{PAGE_SIZE, Page, fill, fill_word},
     scratch::Scratch,
     space::{SwapConfig, SwapSpace},

@@ -1,22 +1,25 @@
 //! The swap space.
 
-use std::{fmt, ptr::NonNull, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use zsmalloc::{PageRun, PageSource, Pool, SourceError};
+use zsmalloc::{PageSource, Pool};
 
 use crate::{
     PAGE_SIZE,
     allocator::{Leaving, SlotAllocator},
     checksum::Checksums,
-    codec::Algorithm,
+    codec::{Algorithm, Codec},
     counters::{Counters, Usage, thread_number},
     counts::{CountError, OverflowCounts},
-    entry::{Position, Released, TierKind, wrong_entry},
+    entry::{Entry, Position, TierKind, wrong_entry},
     error::{LoadError, NewError, StoreError},
+    grace::Grace,
+    migrate::Migrator,
     page::Page,
     scratch::Scratch,
-    slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    sync::atomic::Ordering,
+    slot::{CLUSTER_SLOTS, Slot},
+    source::SharedSource,
+    sync::{Mutex, atomic::Ordering},
     table::SwapTable,
     tier::{CompressedTier, Placed, SameFilledTier, Stored, Tier, UncompressedTier},
 };
@@ -26,6 +29,8 @@ use crate::{
 pub struct SwapConfig {
     /// How pages are compressed when they are stored.
     pub algorithm: Algorithm,
+    /// The Zstandard level at which pages are compressed again that stay out for long.
+    pub recompress_level: i32,
     /// Whether each page is kept with a checksum that is verified when it is loaded. It costs
     /// about 0.08 µs a store and a load on a processor with carry-less multiplication.
     pub checksum: bool,
@@ -43,6 +48,7 @@ impl Default for SwapConfig {
     fn default() -> Self {
         Self {
             algorithm: Algorithm::Lz4,
+            recompress_level: 3,
             checksum: true,
             pool_capacity_pages: 1 << 24,
             max_slots: 1 << 28,
@@ -53,9 +59,6 @@ impl Default for SwapConfig {
 
 const DEFAULT_SHARDS: usize = 8;
 
-/// Slots released at once; bounds the memory that a release of any length needs.
-const RELEASE_BATCH: usize = 4096;
-
 /// A swap space: pages go in and get a slot, and come back by it.
 ///
 /// Slots are virtual, count their owners, and take 8 bytes each. All methods may be called from
@@ -65,13 +68,15 @@ const RELEASE_BATCH: usize = 4096;
 /// can: an operation on a slot that is not in use panics, and a load that was given the wrong
 /// slot's data is refused.
 pub struct SwapSpace<S: PageSource> {
-    table: Arc<SwapTable<S>>,
-    allocator: SlotAllocator<S>,
-    overflow: OverflowCounts,
-    pool: Arc<Pool<SharedSource<S>>>,
+    pub(crate) table: Arc<SwapTable<S>>,
+    pub(crate) allocator: SlotAllocator<S>,
+    pub(crate) overflow: OverflowCounts,
+    pub(crate) pool: Arc<Pool<SharedSource<S>>>,
     /// By [`TierKind::index`].
-    tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
-    counters: Counters,
+    pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
+    pub(crate) counters: Counters,
+    pub(crate) grace: Grace,
+    pub(crate) migrator: Mutex<Migrator>,
 }
 
 impl<S: PageSource + 'static> SwapSpace<S> {
@@ -124,10 +129,19 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             Arc::clone(&pool),
         );
         let mut tiers = [const { None }; TierKind::ALL.len()];
+        let recompressed = CompressedTier::new(
+            TierKind::Recompressed,
+            Codec::Zstd {
+                level: config.recompress_level,
+            },
+            checksums,
+            Arc::clone(&pool),
+        );
         for tier in [
             Box::new(SameFilledTier) as Box<dyn Tier>,
             Box::new(compressed),
             Box::new(UncompressedTier::new(checksums, Arc::clone(&pool))),
+            Box::new(recompressed),
         ] {
             let tier = wrap(tier);
             let index = tier.kind().index();
@@ -140,12 +154,14 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             pool,
             tiers,
             counters: Counters::new(shards),
+            grace: Grace::new(shards),
+            migrator: Mutex::default(),
         })
     }
 }
 
 /// The tiers that a new page is offered to, in this order.
-const STORE_ORDER: [TierKind; 3] = [
+pub(crate) const STORE_ORDER: [TierKind; 3] = [
     TierKind::SameFilled,
     TierKind::Compressed,
     TierKind::Uncompressed,
@@ -254,7 +270,7 @@ impl<S: PageSource> SwapSpace<S> {
         Err(StoreError::NoTier)
     }
 
-    fn tier(&self, kind: TierKind) -> &dyn Tier {
+    pub(crate) fn tier(&self, kind: TierKind) -> &dyn Tier {
         match &self.tiers[kind.index()] {
             Some(tier) => &**tier,
             None => panic!("a swap entry names the {kind} tier, which this space does not have"),
@@ -272,28 +288,41 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If the slot holds no page.
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
+        match self.read(slot, out, scratch) {
+            Ok(entry) => {
+                self.table.entry(slot).mark_used(entry);
+                self.counters.loaded();
+                Ok(())
+            }
+            Err(error) => {
+                self.counters.load_failed();
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies the page in `slot` to `out` and returns the entry that it was found by.
+    pub(crate) fn read(
+        &self,
+        slot: Slot,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<Entry, LoadError> {
         let cell = self.table.entry(slot);
         loop {
-            let pin = self.pool.pin();
+            let reading = (self.grace.enter(thread_number()), self.pool.pin());
             let entry = cell.load();
             let Some(position) = entry.position() else {
                 wrong_entry(slot, entry, "loading its page")
             };
             let stored = Stored::new(slot, position.location, self.table.annex(slot));
             let loaded = self.tier(position.tier).load(stored, out, scratch);
-            drop(pin);
+            drop(reading);
             match loaded {
-                Ok(()) => {
-                    cell.mark_used(entry);
-                    self.counters.loaded();
-                    return Ok(());
-                }
+                Ok(()) => return Ok(entry),
                 // The page was moved, and its annex word may have changed before its entry did.
                 Err(_) if cell.load().position() != Some(position) => {}
-                Err(error) => {
-                    self.counters.load_failed();
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -322,78 +351,6 @@ impl<S: PageSource> SwapSpace<S> {
                 return count;
             }
         }
-    }
-
-    /// Drops the caller's count of `slot`. With the last one the slot and its storage are freed.
-    ///
-    /// # Panics
-    ///
-    /// If the slot holds no page.
-    pub fn release(&self, slot: Slot) {
-        let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) else {
-            return;
-        };
-        let mut leaving = Leaving::default();
-        self.allocator.freed(slot.cluster(), 1, &mut leaving);
-        self.free(position.tier, &mut [position.location]);
-        self.allocator.give_back(leaving);
-    }
-
-    /// Drops a count of each of `slots`; a slot given twice loses two. Cheapest for slots in
-    /// ascending order, which those of pages stored together mostly are: each cluster and each
-    /// class of the pool is then visited once.
-    ///
-    /// # Panics
-    ///
-    /// If one of the slots holds no page.
-    pub fn release_bulk(&self, slots: &[Slot]) {
-        let mut batch = ReleaseBatch::default();
-        let mut sorted = Vec::new();
-        for chunk in slots.chunks(RELEASE_BATCH) {
-            if chunk.is_sorted() {
-                self.release_chunk(chunk, &mut batch);
-            } else {
-                sorted.clear();
-                sorted.extend_from_slice(chunk);
-                sorted.sort_unstable();
-                self.release_chunk(&sorted, &mut batch);
-            }
-        }
-    }
-
-    fn release_chunk(&self, slots: &[Slot], batch: &mut ReleaseBatch) {
-        let mut leaving = Leaving::default();
-        for neighbours in slots.chunk_by(|one, next| one.cluster() == next.cluster()) {
-            let cluster: ClusterId = neighbours[0].cluster();
-            let mut freed = 0;
-            for &slot in neighbours {
-                if let Released::Last(position) =
-                    self.table.entry(slot).release(slot, &self.overflow)
-                {
-                    batch.locations[position.tier.index()].push(position.location);
-                    freed += 1;
-                }
-            }
-            if freed > 0 {
-                self.allocator.freed(cluster, freed, &mut leaving);
-            }
-        }
-        for kind in TierKind::ALL {
-            let locations = &mut batch.locations[kind.index()];
-            if !locations.is_empty() {
-                self.free(kind, locations);
-                locations.clear();
-            }
-        }
-        self.allocator.give_back(leaving);
-    }
-
-    /// Frees storage that no entry names any more.
-    fn free(&self, kind: TierKind, locations: &mut [crate::Location]) {
-        let tier = self.tier(kind);
-        let bytes = locations.iter().map(|&location| tier.bytes(location)).sum();
-        self.counters.freed(kind, locations.len() as u64, bytes);
-        tier.free(locations);
     }
 
     /// What the space holds and has done. Reads a few counters for each shard, and takes a lock
@@ -435,36 +392,5 @@ impl<S: PageSource> fmt::Debug for SwapSpace<S> {
         f.debug_struct("SwapSpace")
             .field("usage", &self.usage())
             .finish_non_exhaustive()
-    }
-}
-
-/// Storage of released slots, by tier, freed together.
-#[derive(Debug, Default)]
-struct ReleaseBatch {
-    locations: [Vec<crate::Location>; TierKind::ALL.len()],
-}
-
-/// The page source, shared by the pool and the swap tables.
-#[derive(Debug)]
-struct SharedSource<S>(Arc<S>);
-
-// SAFETY: the methods are those of the source behind the pointer, which keeps the contract.
-unsafe impl<S: PageSource> PageSource for SharedSource<S> {
-    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
-        self.0.reserve(pages)
-    }
-
-    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.unreserve(base, pages) }
-    }
-
-    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
-        self.0.commit(run)
-    }
-
-    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.0.discard(runs) }
     }
 }

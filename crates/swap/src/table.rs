@@ -127,12 +127,15 @@ impl<S: PageSource> SwapTable<S> {
         unsafe { &*self.base.as_ptr().add(offset).cast::<ClusterMeta>() }
     }
 
+    /// Whether a slot can have this number.
+    #[inline]
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        (1..self.clusters).contains(&slot.cluster().number())
+    }
+
     #[inline]
     fn check(&self, slot: Slot) {
-        assert!(
-            (1..self.clusters).contains(&slot.cluster().number()),
-            "no such swap slot: {slot:?}"
-        );
+        assert!(self.has(slot), "no such swap slot: {slot:?}");
     }
 
     fn page(&self, page: TablePage) -> usize {

@@ -13,7 +13,7 @@ mod uncompressed;
 pub use fault::{Fault, Faults, FaultyTier};
 pub use noop::NoopTier;
 
-pub(crate) use compressed::CompressedTier;
+pub(crate) use compressed::{CompressedTier, slot_of};
 pub(crate) use same_filled::SameFilledTier;
 pub(crate) use uncompressed::UncompressedTier;
 
@@ -116,4 +116,26 @@ pub trait Tier: Send + Sync {
 
     /// Bytes of storage that the page at `location` takes.
     fn bytes(&self, location: Location) -> u64;
+
+    /// Keeps copies of several pages, and adds what became of each to `out`, in order. A tier for
+    /// which one large write is cheaper than many small ones does better than store them one by
+    /// one.
+    fn store_batch(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        out.extend(
+            pages
+                .iter()
+                .map(|&(slot, page)| self.store(slot, page, scratch)),
+        );
+    }
+
+    /// Whether this tier could load and free what the `other` kind of tier keeps, where it is.
+    fn reads(&self, other: TierKind) -> bool {
+        let _ = other;
+        false
+    }
 }

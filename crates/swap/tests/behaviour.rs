@@ -1,10 +1,11 @@
 //! What a space promises, one thing at a time.
+#![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memfold_swap::{
-    CLUSTER_SLOTS, Fault, Faults, FaultyTier, LoadError, PAGE_SIZE, Page, Scratch, Slot,
-    StoreError, SwapConfig, SwapSpace, TierKind, fill,
+    CLUSTER_SLOTS, Fault, Faults, FaultyTier, LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch,
+    Slot, StoreError, SwapConfig, SwapSpace, TierKind, fill,
 };
 use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
 
@@ -373,6 +374,99 @@ fn damaged_storage_is_never_handed_out() {
         unsafe { *pool.add(step * 61) ^= 1 << (step % 8) };
     }
     assert!(found > 500, "only {found} damages were noticed");
+}
+
+fn scan_all(space: &SwapSpace<HeapSource>) -> memfold_swap::MigrateReport {
+    let policy = ScanPolicy {
+        recompress: true,
+        write_back: true,
+    };
+    space.scan(policy, usize::MAX, &mut Scratch::new())
+}
+
+#[test]
+fn only_pages_that_stay_cold_are_recompressed() {
+    let space = space();
+    let mut scratch = Scratch::new();
+    let pages: Vec<_> = (0..1000).map(text).collect();
+    let slots: Vec<_> = pages
+        .iter()
+        .map(|page| space.store(page, &mut scratch).unwrap())
+        .collect();
+    assert_eq!(scan_all(&space).moved, 0);
+    for index in 0..500 {
+        assert_holds(&space, slots[index], &pages[index]);
+    }
+    let before = space.usage();
+    let report = scan_all(&space);
+    assert_eq!(report.moved, 500);
+    let after = space.usage();
+    assert_eq!(after.recompressed_pages, 500);
+    assert_eq!(
+        before.stored_bytes - after.stored_bytes,
+        report.bytes_before - report.bytes_after
+    );
+    assert!(report.bytes_after < report.bytes_before);
+    for (slot, page) in slots.iter().zip(&pages) {
+        assert_holds(&space, *slot, page);
+    }
+    // And back, with the same bytes.
+    let report = space.evacuate(TierKind::Recompressed, &mut scratch);
+    assert_eq!((report.moved, report.finished), (500, true));
+    assert_eq!(space.usage().stored_bytes, before.stored_bytes);
+    for (slot, page) in slots.iter().zip(&pages) {
+        assert_holds(&space, *slot, page);
+    }
+    space.release_bulk(&slots);
+    assert_eq!(space.usage().stored_bytes, 0);
+}
+
+#[test]
+fn a_page_that_gains_nothing_is_not_tried_again() {
+    let space = space();
+    let mut scratch = Scratch::new();
+    // Bytes that neither algorithm can shorten, and a tail that both make equally short.
+    let mut page = noise(5);
+    page[3000..].fill(0);
+    let slot = space.store(&page, &mut scratch).unwrap();
+    let bytes = space.usage().stored_bytes;
+    for _ in 0..4 {
+        scan_all(&space);
+        assert_holds(&space, slot, &page);
+    }
+    scan_all(&space);
+    assert_eq!(scan_all(&space).moved, 0);
+    assert!(space.usage().stored_bytes <= bytes);
+    assert_eq!(space.usage().recompressed_pages, 1);
+}
+
+#[test]
+fn compaction_moves_pages_under_their_slots() {
+    let space = space();
+    let mut scratch = Scratch::new();
+    let pages: Vec<_> = (0..4000).map(text).collect();
+    let slots: Vec<_> = pages
+        .iter()
+        .map(|page| space.store(page, &mut scratch).unwrap())
+        .collect();
+    let (keep, free): (Vec<_>, Vec<_>) = slots
+        .iter()
+        .zip(&pages)
+        .partition(|(slot, _)| slot.raw() % 4 == 0);
+    space.release_bulk(&free.iter().map(|(slot, _)| **slot).collect::<Vec<_>>());
+    space.trim();
+    let before = space.usage().pool_bytes;
+    let report = space.compact(|| true);
+    space.trim();
+    assert!(report.objects_moved > 0);
+    assert!(
+        space.usage().pool_bytes < before / 2,
+        "{before} {}",
+        space.usage().pool_bytes
+    );
+    for (slot, page) in keep {
+        assert_holds(&space, *slot, page);
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Random operations on a space, compared with a map after each.
+#![cfg(not(loom))]
 
 use std::collections::HashMap;
 
 use memfold_swap::{
-    Fault, Faults, FaultyTier, PAGE_SIZE, Page, Scratch, Slot, SwapConfig, SwapSpace,
+    Fault, Faults, FaultyTier, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
+    TierKind,
 };
 use proptest::prelude::*;
 use zsmalloc::HeapSource;
@@ -18,6 +20,9 @@ enum Operation {
     /// Release this many of the counts that are held, from a place on.
     ReleaseBulk(usize, u16),
     Arm(Fault),
+    Scan,
+    Evacuate(TierKind),
+    Compact,
     Trim,
 }
 
@@ -75,6 +80,10 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(from, count)| Operation::ReleaseBulk(from, count)),
         1 => prop_oneof![Just(Fault::Store), Just(Fault::Load), Just(Fault::Corrupt)]
             .prop_map(Operation::Arm),
+        2 => Just(Operation::Scan),
+        1 => prop_oneof![Just(TierKind::Recompressed), Just(TierKind::Uncompressed)]
+            .prop_map(Operation::Evacuate),
+        1 => Just(Operation::Compact),
         1 => Just(Operation::Trim),
     ]
 }
@@ -143,6 +152,27 @@ impl Pair {
                 }
             }
             Operation::Arm(fault) => self.faults.arm(*fault),
+            Operation::Scan => {
+                let policy = ScanPolicy {
+                    recompress: true,
+                    write_back: true,
+                };
+                let before = self.faults.happened();
+                let report = self.space.scan(policy, usize::MAX, &mut self.scratch);
+                assert_eq!(report.failed, self.faults.happened() - before);
+                assert!(report.bytes_after <= report.bytes_before);
+            }
+            Operation::Evacuate(tier) => {
+                let before = self.faults.happened();
+                let report = self.space.evacuate(*tier, &mut self.scratch);
+                assert_eq!(report.failed, self.faults.happened() - before);
+                if report.failed == 0 && *tier == TierKind::Recompressed {
+                    assert_eq!(self.space.pages_in(*tier), 0);
+                }
+            }
+            Operation::Compact => {
+                self.space.compact(|| true);
+            }
             Operation::Trim => self.space.trim(),
         }
     }

@@ -1,4 +1,5 @@
 //! Many threads on one space.
+#![cfg(not(loom))]
 
 use std::{
     sync::{
@@ -8,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, SwapConfig, SwapSpace, fill};
+use memfold_swap::{
+    PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind, fill,
+};
 use zsmalloc::HeapSource;
 
 const RUN: Duration = Duration::from_secs(3);
@@ -63,6 +66,30 @@ fn check(space: &SwapSpace<HeapSource>, slot: Slot, seed: u64, scratch: &mut Scr
     assert!(out == page_of(seed), "wrong page from {slot:?}");
 }
 
+/// Recompresses, brings back and compacts all the time.
+fn keep_moving(space: &SwapSpace<HeapSource>, end: Instant) {
+    let mut scratch = Scratch::new();
+    let policy = ScanPolicy {
+        recompress: true,
+        write_back: true,
+    };
+    let (mut moved, mut back, mut packed) = (0, 0, 0);
+    while Instant::now() < end {
+        for _ in 0..3 {
+            moved += space.scan(policy, 1 << 16, &mut scratch).moved;
+        }
+        packed += space.compact(|| true).objects_moved;
+        let report = space.evacuate(TierKind::Recompressed, &mut scratch);
+        assert_eq!(report.store_error, None);
+        back += report.moved;
+        assert_eq!(report.failed, 0);
+    }
+    assert!(
+        moved > 100 && back > 100 && packed > 0,
+        "{moved} {back} {packed}"
+    );
+}
+
 /// Each thread stores, checks and releases its own pages, and hands some to the others with a
 /// count of their own, as a fork does.
 #[test]
@@ -114,10 +141,12 @@ fn pages_are_right_while_all_threads_work() {
         }
         space.release_bulk(&own.into_iter().map(|(slot, _)| slot).collect::<Vec<_>>());
     };
+    let (space_of_mover, work) = (&space, &work);
     std::thread::scope(|scope| {
-        for thread in 0..4 {
+        for thread in 0..3 {
             scope.spawn(move || work(thread));
         }
+        scope.spawn(|| keep_moving(space_of_mover, end));
     });
     for (slot, _) in passed.into_inner().unwrap() {
         space.release(slot);
@@ -165,6 +194,18 @@ fn large_counts_are_exact() {
     assert_eq!(space.usage().slots_in_use, 0);
 }
 
+/// Walks through clusters that come and go.
+fn keep_moving_some(space: &SwapSpace<HeapSource>, end: Instant) {
+    let mut scratch = Scratch::new();
+    let policy = ScanPolicy {
+        recompress: true,
+        write_back: false,
+    };
+    while Instant::now() < end {
+        space.scan(policy, 1 << 16, &mut scratch);
+    }
+}
+
 /// Clusters come and go all the time while others read and count.
 #[test]
 fn clusters_are_given_back_under_readers() {
@@ -174,7 +215,9 @@ fn clusters_are_given_back_under_readers() {
         .map(|seed| (space.store(&page_of(seed), &mut scratch).unwrap(), seed))
         .collect();
     let done = AtomicBool::new(false);
+    let end = Instant::now() + RUN;
     std::thread::scope(|scope| {
+        scope.spawn(|| keep_moving_some(&space, end));
         for _ in 0..2 {
             scope.spawn(|| {
                 let mut scratch = Scratch::new();

@@ -20,12 +20,16 @@ use crate::{
     tier::{Placed, Stored, Tier},
 };
 
-/// Bytes of a header: slot, checksum, length of the data.
+/// Bytes of a header: slot, checksum, and 12 bits for the length of the data with 4 for its codec.
 const HEADER: usize = 4 + 4 + 2;
+
+const LENGTH_BITS: u32 = 12;
+const LENGTH_MASK: u16 = (1 << LENGTH_BITS) - 1;
 
 /// The largest compressed object. A larger one takes as much of its zspage as a whole page would.
 const MAX_OBJECT: usize = PAGE_SIZE / 16 * 15;
 
+const _: () = assert!(MAX_OBJECT <= LENGTH_MASK as usize);
 const _: () = assert!(ObjectWord::BITS <= Location::BITS);
 
 /// The slot that an object of a compressed tier was stored for.
@@ -98,9 +102,12 @@ impl<S: PageSource> CompressedTier<S> {
             .split_first_chunk::<HEADER>()
             .ok_or(Corruption::BadLength)?;
         let &[_, _, _, _, c0, c1, c2, c3, l0, l1] = header;
-        let length = usize::from(u16::from_le_bytes([l0, l1]));
+        let length_and_codec = u16::from_le_bytes([l0, l1]);
+        let length = usize::from(length_and_codec & LENGTH_MASK);
         let data = data.get(..length).ok_or(Corruption::BadLength)?;
-        if !self.codec.decompress(data, out, scratch) {
+        let codec =
+            Codec::of_tag(length_and_codec >> LENGTH_BITS).ok_or(Corruption::Undecodable)?;
+        if !codec.decompress(data, out, scratch) {
             return Err(Corruption::Undecodable);
         }
         self.checksums
@@ -128,7 +135,8 @@ impl<S: PageSource> Tier for CompressedTier<S> {
         let word = self.pool.store_with(HEADER + data.len(), |object| {
             object[..4].copy_from_slice(&slot.raw().to_le_bytes());
             object[4..8].copy_from_slice(&checksum.to_le_bytes());
-            object[8..HEADER].copy_from_slice(&(data.len() as u16).to_le_bytes());
+            let length_and_codec = data.len() as u16 | self.codec.tag() << LENGTH_BITS;
+            object[8..HEADER].copy_from_slice(&length_and_codec.to_le_bytes());
             object[HEADER..].copy_from_slice(data);
         })?;
         Ok(Placed::At(Location::new(word.get())))
@@ -159,5 +167,10 @@ impl<S: PageSource> Tier for CompressedTier<S> {
 
     fn bytes(&self, location: Location) -> u64 {
         object_bytes(&self.pool, location)
+    }
+
+    fn reads(&self, other: TierKind) -> bool {
+        // Both kinds lie in the same pool, and an object says itself how it was compressed.
+        matches!(other, TierKind::Compressed | TierKind::Recompressed)
     }
 }

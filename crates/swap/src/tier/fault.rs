@@ -122,4 +122,8 @@ impl Tier for FaultyTier {
     fn bytes(&self, location: Location) -> u64 {
         self.inner.bytes(location)
     }
+
+    fn reads(&self, other: TierKind) -> bool {
+        self.inner.reads(other)
+    }
 }

@@ -1,0 +1,423 @@
+//! Moving pages between tiers under their owners.
+//!
+//! A migration takes a count of its own, reads and verifies the page as a load does, stores it in
+//! the other tier, and makes the entry name the new place. The old data goes once all loads that
+//! may have read the old entry are over. Owners notice nothing, and whatever fails, the page stays
+//! where it was.
+//!
+//! Only one migration runs at a time in a space, so that a page has one mover.
+
+use zsmalloc::{ObjectWord, PageSource, Relocate};
+
+use crate::{
+    PAGE_SIZE,
+    entry::{Location, Position, TierKind},
+    error::StoreError,
+    page::Page,
+    scratch::Scratch,
+    slot::{CLUSTER_SLOTS, ClusterId, Slot},
+    space::{STORE_ORDER, SwapSpace},
+    sync::{atomic::Ordering, lock},
+    tier::{Placed, slot_of},
+};
+
+/// Pages moved at once: large enough for a file to be written in long runs.
+const BATCH: usize = 64;
+
+/// What a [scan](SwapSpace::scan) does with the pages it finds to be cold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ScanPolicy {
+    /// Compress them again with the stronger algorithm.
+    pub recompress: bool,
+    /// Write them to the file: those that were compressed again, or cannot be. Does nothing in a
+    /// space without a file tier.
+    pub write_back: bool,
+}
+
+/// What a migration did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MigrateReport {
+    /// Slots with a page that were looked at.
+    pub looked_at: u64,
+    /// Pages that now lie in another tier.
+    pub moved: u64,
+    /// Bytes of storage that the moved pages took before.
+    pub bytes_before: u64,
+    /// Bytes of storage that they take now.
+    pub bytes_after: u64,
+    /// Pages that the other tier could not take or the old one could not read. They are where they
+    /// were.
+    pub failed: u64,
+    /// Why the last of them failed to be stored.
+    pub store_error: Option<StoreError>,
+    /// Whether the migration came to the end of the space.
+    pub finished: bool,
+}
+
+/// Where migrations have got to, and their buffers.
+#[derive(Debug, Default)]
+pub(crate) struct Migrator {
+    /// The cluster that the next scan begins with.
+    next: u32,
+    pages: Vec<Page>,
+    candidates: Vec<Slot>,
+}
+
+/// A page on its way.
+struct Moving {
+    slot: Slot,
+    from: Position,
+    /// Where it is read to.
+    buffer: usize,
+}
+
+impl<S: PageSource> SwapSpace<S> {
+    /// Looks at up to about `budget` slots, from where the last scan stopped, and moves the pages
+    /// that have not been loaded since the scan before last came by.
+    ///
+    /// Call it at intervals, so that going through the space once takes as long as a page must
+    /// stay untouched to be cold. A page that is moved has to become cold again before it is moved
+    /// further.
+    pub fn scan(&self, policy: ScanPolicy, budget: usize, scratch: &mut Scratch) -> MigrateReport {
+        let mut report = MigrateReport::default();
+        let mut migrator = lock(&self.migrator);
+        let write_back = policy.write_back && self.tiers[TierKind::File.index()].is_some();
+        for _ in 0..budget.div_ceil(CLUSTER_SLOTS) {
+            let cluster = ClusterId(migrator.next.max(1));
+            if self.allocator.is_past_end(cluster) {
+                migrator.next = 1;
+                report.finished = true;
+                break;
+            }
+            migrator.next = cluster.0 + 1;
+            self.allocator.walk(cluster, || {
+                let mut cold = [Vec::new(), Vec::new()];
+                for index in 0..CLUSTER_SLOTS {
+                    let slot = cluster.slot(index);
+                    let cell = self.table.entry(slot);
+                    let Some(Position { tier, .. }) = cell.load().position() else {
+                        continue;
+                    };
+                    report.looked_at += 1;
+                    match tier {
+                        TierKind::Compressed if policy.recompress => {
+                            if cell.mark_idle() {
+                                cold[0].push(slot);
+                            }
+                        }
+                        TierKind::Compressed | TierKind::Recompressed | TierKind::Uncompressed
+                            if write_back =>
+                        {
+                            if cell.mark_idle() {
+                                cold[1].push(slot);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+                let [recompress, write_back] = cold;
+                let migrator = &mut *migrator;
+                self.move_pages(
+                    migrator,
+                    &recompress,
+                    &[TierKind::Recompressed],
+                    scratch,
+                    &mut report,
+                );
+                self.move_pages(
+                    migrator,
+                    &write_back,
+                    &[TierKind::File],
+                    scratch,
+                    &mut report,
+                );
+            });
+        }
+        report
+    }
+
+    /// Moves every page that lies in one tier to those that new pages go to, while the space is
+    /// used: what swapoff does, without a walk through any address space. Pages that come to lie
+    /// in the tier meanwhile may be left.
+    ///
+    /// Stops at the first page that there is no room for, which
+    /// [`store_error`](MigrateReport::store_error) tells.
+    pub fn evacuate(&self, tier: TierKind, scratch: &mut Scratch) -> MigrateReport {
+        let mut report = MigrateReport::default();
+        let mut migrator = lock(&self.migrator);
+        let targets: Vec<_> = STORE_ORDER
+            .into_iter()
+            .filter(|&kind| kind != tier && self.tiers[kind.index()].is_some())
+            .collect();
+        let mut cluster = ClusterId(1);
+        while !self.allocator.is_past_end(cluster) {
+            self.allocator.walk(cluster, || {
+                let mut slots = std::mem::take(&mut migrator.candidates);
+                slots.clear();
+                slots.extend(
+                    (0..CLUSTER_SLOTS)
+                        .map(|index| cluster.slot(index))
+                        .filter(|&slot| {
+                            let position = self.table.entry(slot).load().position();
+                            position.is_some_and(|position| position.tier == tier)
+                        }),
+                );
+                report.looked_at += slots.len() as u64;
+                self.move_pages(&mut migrator, &slots, &targets, scratch, &mut report);
+                migrator.candidates = slots;
+            });
+            if report.store_error.is_some() {
+                return report;
+            }
+            cluster.0 += 1;
+        }
+        report.finished = true;
+        report
+    }
+
+    /// Moves the pages in `slots` to the first of `targets` that takes them. The slots may be
+    /// freed meanwhile, but their clusters are kept.
+    fn move_pages(
+        &self,
+        migrator: &mut Migrator,
+        slots: &[Slot],
+        targets: &[TierKind],
+        scratch: &mut Scratch,
+        report: &mut MigrateReport,
+    ) {
+        if slots.is_empty() {
+            return;
+        }
+        if migrator.pages.is_empty() && migrator.pages.try_reserve_exact(BATCH).is_err() {
+            report.failed += slots.len() as u64;
+            report.store_error = Some(StoreError::NoMemory);
+            return;
+        }
+        migrator.pages.resize(BATCH, [0; PAGE_SIZE]);
+        for batch in slots.chunks(BATCH) {
+            let mut held = Vec::with_capacity(batch.len());
+            let moving = self.read_batch(batch, &mut migrator.pages, scratch, &mut held, report);
+            let mut retired = Vec::with_capacity(moving.len());
+            self.store_moving(
+                moving,
+                &migrator.pages,
+                targets,
+                scratch,
+                &mut retired,
+                report,
+            );
+            if !retired.is_empty() {
+                // Loads that read an old entry may still be reading the old data.
+                self.grace.wait();
+                for kind in TierKind::ALL {
+                    let mut locations: Vec<Location> = retired
+                        .iter()
+                        .filter(|position| position.tier == kind)
+                        .map(|position| position.location)
+                        .collect();
+                    if !locations.is_empty() {
+                        self.tier(kind).free(&mut locations);
+                    }
+                }
+            }
+            self.release_bulk(&held);
+        }
+    }
+
+    /// Takes a count of each slot that still holds a page, and reads the pages.
+    fn read_batch(
+        &self,
+        slots: &[Slot],
+        pages: &mut [Page],
+        scratch: &mut Scratch,
+        held: &mut Vec<Slot>,
+        report: &mut MigrateReport,
+    ) -> Vec<Moving> {
+        let mut moving = Vec::with_capacity(slots.len());
+        for &slot in slots {
+            let Some(from) = self.table.entry(slot).try_hold(slot, &self.overflow) else {
+                continue;
+            };
+            held.push(slot);
+            let buffer = moving.len();
+            match self.read(slot, &mut pages[buffer], scratch) {
+                Ok(_) => moving.push(Moving { slot, from, buffer }),
+                Err(_) => {
+                    self.counters.load_failed();
+                    report.failed += 1;
+                }
+            }
+        }
+        moving
+    }
+
+    /// Stores pages in the first tier that takes them, and makes their entries name it.
+    fn store_moving(
+        &self,
+        mut moving: Vec<Moving>,
+        pages: &[Page],
+        targets: &[TierKind],
+        scratch: &mut Scratch,
+        retired: &mut Vec<Position>,
+        report: &mut MigrateReport,
+    ) {
+        let mut outcomes = Vec::with_capacity(moving.len());
+        for &target in targets {
+            let batch: Vec<_> = moving
+                .iter()
+                .map(|page| (page.slot, &pages[page.buffer]))
+                .collect();
+            outcomes.clear();
+            self.tier(target)
+                .store_batch(&batch, scratch, &mut outcomes);
+            assert_eq!(
+                outcomes.len(),
+                batch.len(),
+                "the {target} tier lost count of a batch"
+            );
+            let mut declined = Vec::new();
+            for (page, outcome) in moving.into_iter().zip(outcomes.drain(..)) {
+                let placed = match outcome {
+                    Ok(Placed::Declined) => {
+                        declined.push(page);
+                        continue;
+                    }
+                    Ok(Placed::At(location)) => Ok(location),
+                    Ok(Placed::WithAnnex(location, word)) => {
+                        self.keep_annex(page.slot, target, location, word)
+                    }
+                    Err(error) => Err(error),
+                };
+                match placed {
+                    Ok(location) => {
+                        self.rename(
+                            &page,
+                            Position {
+                                tier: target,
+                                location,
+                            },
+                            retired,
+                            report,
+                        );
+                    }
+                    Err(error) => {
+                        self.counters.store_failed();
+                        report.failed += 1;
+                        report.store_error = Some(error);
+                    }
+                }
+            }
+            moving = declined;
+        }
+        // Where nothing was gained, the tier that was asked for may take the page as it is, so
+        // that it is not tried again.
+        for page in moving {
+            if let Some(&target) = targets.first()
+                && self.tier(target).reads(page.from.tier)
+            {
+                self.rename_in_place(&page, target);
+            }
+        }
+    }
+
+    /// Keeps a tier's annex word for a page that moves there. No tier that pages move from has
+    /// one where the tier that they move to does, so no load is misled.
+    pub(crate) fn keep_annex(
+        &self,
+        slot: Slot,
+        tier: TierKind,
+        location: Location,
+        word: u64,
+    ) -> Result<Location, StoreError> {
+        if let Err(error) = self.allocator.take_annex(slot) {
+            self.tier(tier).free(&mut [location]);
+            return Err(error);
+        }
+        self.table.annex(slot).store(word, Ordering::Release);
+        Ok(location)
+    }
+
+    /// Makes the entry name the new place of a page, if that is a gain.
+    fn rename(
+        &self,
+        page: &Moving,
+        to: Position,
+        retired: &mut Vec<Position>,
+        report: &mut MigrateReport,
+    ) {
+        let after = self.tier(to.tier).bytes(to.location);
+        // If compaction has moved the page meanwhile, this may say 0, and the page is left as it
+        // is.
+        let before = self.tier(page.from.tier).bytes(page.from.location);
+        if to.tier == TierKind::Recompressed && after >= before {
+            self.tier(to.tier).free(&mut [to.location]);
+            if self.tier(to.tier).reads(page.from.tier) {
+                self.rename_in_place(page, to.tier);
+            }
+            return;
+        }
+        match self.relocate_from(page, |_| to) {
+            Some(from) => {
+                // Nobody but this migration knows the old place any more, so it stays.
+                let before = self.tier(from.tier).bytes(from.location);
+                self.counters.moved((from.tier, before), (to.tier, after));
+                retired.push(from);
+                report.moved += 1;
+                report.bytes_before += before;
+                report.bytes_after += after;
+            }
+            None => self.tier(to.tier).free(&mut [to.location]),
+        }
+    }
+
+    /// Makes the entry name another tier for the same data.
+    fn rename_in_place(&self, page: &Moving, tier: TierKind) {
+        // The data at the place the entry names is not reused while the pin is held, even if
+        // compaction moves it.
+        let _pin = self.pool.pin();
+        let moved = self.relocate_from(page, |from| Position { tier, ..from });
+        if let Some(from) = moved {
+            let bytes = self.tier(tier).bytes(from.location);
+            self.counters.moved((from.tier, bytes), (tier, bytes));
+        }
+    }
+
+    /// Replaces a page's position, following it if compaction moves it within its tier. Returns
+    /// the position that was replaced.
+    fn relocate_from(&self, page: &Moving, to: impl Fn(Position) -> Position) -> Option<Position> {
+        let cell = self.table.entry(page.slot);
+        let mut from = page.from;
+        loop {
+            if cell.relocate(from, to(from)) {
+                return Some(from);
+            }
+            match cell.load().position() {
+                Some(now) if now.tier == from.tier => from = now,
+                _ => return None,
+            }
+        }
+    }
+
+    /// Packs the pool's objects more densely, beside everything else, as long as `go_on` says so.
+    pub fn compact(&self, go_on: impl FnMut() -> bool) -> zsmalloc::CompactReport {
+        self.pool.compact(self, go_on)
+    }
+}
+
+impl<S: PageSource> Relocate for SwapSpace<S> {
+    fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
+        // An uncompressed page fills its zspage, which is never sparse.
+        let Some(slot) = slot_of(object).filter(|&slot| self.table.has(slot)) else {
+            return false;
+        };
+        let cell = self.table.entry(slot);
+        let (old, new) = (Location::new(old.get()), Location::new(new.get()));
+        [TierKind::Compressed, TierKind::Recompressed]
+            .into_iter()
+            .any(|tier| {
+                let at = |location| Position { tier, location };
+                cell.relocate(at(old), at(new))
+            })
+    }
+}

@@ -1,0 +1,310 @@
+//! Loom models of the changes a slot can go through, in pairs.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p memfold-swap --lib --release`
+//!
+//! Data is modelled by loom cells: a location is the index of one. Loom reports any access to a
+//! cell that is not ordered with its freeing or refilling.
+
+use loom::{cell::UnsafeCell, model, sync::Arc, thread};
+
+use crate::{
+    counts::OverflowCounts,
+    entry::{EntryCell, Location, MAX_INLINE_COUNT, Position, Released, TierKind},
+    grace::Grace,
+    slot::Slot,
+};
+
+const SLOT: Slot = Slot::from_raw(513);
+
+/// A slot, the storage its locations name, and what goes with it.
+struct World {
+    cell: EntryCell,
+    overflow: OverflowCounts,
+    grace: Grace,
+    storage: [UnsafeCell<u64>; 2],
+}
+
+// SAFETY: loom checks that accesses to the storage are ordered, and everything else is `Sync`.
+unsafe impl Sync for World {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for World {}
+
+fn at(location: u64) -> Position {
+    Position {
+        tier: TierKind::Compressed,
+        location: Location::new(location),
+    }
+}
+
+const PAGE: u64 = 42;
+const NOTHING: u64 = 0;
+
+impl World {
+    fn new() -> Self {
+        Self {
+            cell: EntryCell::new(),
+            overflow: OverflowCounts::new(),
+            grace: Grace::new(1),
+            storage: [UnsafeCell::new(NOTHING), UnsafeCell::new(NOTHING)],
+        }
+    }
+
+    fn write(&self, location: u64, value: u64) {
+        // SAFETY: loom panics if this is not ordered with every other access.
+        self.storage[location as usize].with_mut(|data| unsafe { *data = value });
+    }
+
+    fn read(&self, position: Position) -> u64 {
+        // SAFETY: loom panics if this is not ordered with every write.
+        self.storage[position.location.get() as usize].with(|data| unsafe { *data })
+    }
+
+    /// A world whose slot holds the page, with `count` owners.
+    fn stored(count: u64) -> Arc<Self> {
+        let world = Self::new();
+        world.store();
+        for _ in 1..count {
+            world.cell.duplicate(SLOT, &world.overflow).unwrap();
+        }
+        Arc::new(world)
+    }
+
+    fn store(&self) {
+        assert!(self.cell.reserve(SLOT));
+        self.write(0, PAGE);
+        self.cell.publish(SLOT, at(0));
+    }
+
+    fn load(&self) {
+        let _reading = self.grace.enter(0);
+        let entry = self.cell.load();
+        let position = entry.position().expect("the caller holds a count");
+        assert_eq!(self.read(position), PAGE);
+        self.cell.mark_used(entry);
+    }
+
+    fn duplicate(&self) {
+        self.cell.duplicate(SLOT, &self.overflow).unwrap();
+    }
+
+    /// Releases a count, frees the data with the last, and says whether it was the last.
+    fn release(&self) -> bool {
+        match self.cell.release(SLOT, &self.overflow) {
+            Released::Counted => false,
+            Released::Last(position) => {
+                self.write(position.location.get(), NOTHING);
+                true
+            }
+        }
+    }
+
+    /// Moves the page from storage 0 to 1 as a migration does, if it is still there.
+    fn migrate(&self) -> bool {
+        let Some(from) = self.cell.try_hold(SLOT, &self.overflow) else {
+            return false;
+        };
+        if from == at(0) {
+            {
+                let _reading = self.grace.enter(0);
+                assert_eq!(self.read(from), PAGE);
+            }
+            self.write(1, PAGE);
+            if self.cell.relocate(from, at(1)) {
+                self.grace.wait();
+                self.write(0, NOTHING);
+            } else {
+                self.write(1, NOTHING);
+            }
+        }
+        self.release()
+    }
+
+    fn count(&self) -> u64 {
+        self.overflow.get(SLOT).unwrap_or(self.cell.inline_count())
+    }
+
+    fn assert_gone(&self) {
+        assert_eq!(self.count(), 0);
+        assert!(self.cell.load().position().is_none());
+        for location in 0..2 {
+            assert_eq!(
+                self.read(at(location)),
+                NOTHING,
+                "storage {location} leaked"
+            );
+        }
+        // And the slot can be used again.
+        self.store();
+        self.load();
+    }
+}
+
+fn pair(world: &Arc<World>, one: fn(&World), other: fn(&World)) {
+    let first = Arc::clone(world);
+    let thread = thread::spawn(move || one(&first));
+    other(world);
+    thread.join().unwrap();
+}
+
+#[test]
+fn what_is_published_is_what_was_written() {
+    model(|| {
+        let world = Arc::new(World::new());
+        let writer = Arc::clone(&world);
+        let thread = thread::spawn(move || writer.store());
+        // Somebody who was not told of the slot, as a walker: it sees no page, or the whole one.
+        if world.cell.try_hold(SLOT, &world.overflow).is_some() {
+            world.load();
+            world.release();
+        }
+        thread.join().unwrap();
+        assert_eq!(world.count(), 1);
+        assert!(world.release());
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn two_last_releases_free_once() {
+    model(|| {
+        let world = World::stored(2);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.release());
+        let here = world.release();
+        assert!(here ^ thread.join().unwrap());
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn load_beside_release() {
+    model(|| {
+        let world = World::stored(2);
+        pair(
+            &world,
+            |w| drop(w.release()),
+            |w| {
+                w.load();
+                w.release();
+            },
+        );
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn load_beside_duplicate() {
+    model(|| {
+        let world = World::stored(2);
+        pair(&world, World::duplicate, World::load);
+        assert_eq!(world.count(), 3);
+    });
+}
+
+#[test]
+fn duplicate_beside_duplicate_into_overflow() {
+    model(|| {
+        let world = World::stored(MAX_INLINE_COUNT - 1);
+        pair(&world, World::duplicate, World::duplicate);
+        assert_eq!(world.count(), MAX_INLINE_COUNT + 1);
+        assert!(!world.release());
+        assert_eq!(world.count(), MAX_INLINE_COUNT);
+    });
+}
+
+#[test]
+fn duplicate_beside_release_at_the_border() {
+    // Not from 1, where the page itself would go.
+    for start in MAX_INLINE_COUNT..=MAX_INLINE_COUNT + 2 {
+        model(move || {
+            let world = World::stored(start);
+            pair(&world, World::duplicate, |w| drop(w.release()));
+            assert_eq!(world.count(), start);
+        });
+    }
+}
+
+#[test]
+fn hold_beside_release_at_the_border() {
+    for start in MAX_INLINE_COUNT..=MAX_INLINE_COUNT + 1 {
+        model(move || {
+            let world = World::stored(start);
+            let hold = |w: &World| assert!(w.cell.try_hold(SLOT, &w.overflow).is_some());
+            pair(&world, hold, |w| drop(w.release()));
+            assert_eq!(world.count(), start);
+        });
+    }
+}
+
+#[test]
+fn release_beside_release_out_of_overflow() {
+    model(|| {
+        let world = World::stored(MAX_INLINE_COUNT + 2);
+        pair(&world, |w| drop(w.release()), |w| drop(w.release()));
+        assert_eq!(world.count(), MAX_INLINE_COUNT);
+    });
+}
+
+#[test]
+fn load_beside_migration() {
+    model(|| {
+        let world = World::stored(1);
+        pair(&world, |w| drop(w.migrate()), World::load);
+        world.load();
+        assert!(world.release());
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn release_beside_migration() {
+    model(|| {
+        let world = World::stored(1);
+        pair(&world, |w| drop(w.migrate()), |w| drop(w.release()));
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn duplicate_beside_migration() {
+    model(|| {
+        let world = World::stored(1);
+        pair(&world, |w| drop(w.migrate()), World::duplicate);
+        assert_eq!(world.count(), 2);
+        world.load();
+    });
+}
+
+/// A compactor holds no count: it moves an entry only if it still names the old object.
+#[test]
+fn release_beside_relocation_without_a_count() {
+    model(|| {
+        let world = World::stored(1);
+        let other = Arc::clone(&world);
+        let thread = thread::spawn(move || other.cell.relocate(at(0), at(1)));
+        let released = world.cell.release(SLOT, &world.overflow);
+        let moved = thread.join().unwrap();
+        assert_eq!(released, Released::Last(at(moved.into())));
+        assert!(!world.cell.relocate(at(0), at(1)));
+    });
+}
+
+#[test]
+fn marks_lose_no_count() {
+    model(|| {
+        let world = World::stored(1);
+        pair(
+            &world,
+            |w| {
+                w.cell.mark_idle();
+                w.cell.mark_idle();
+            },
+            |w| {
+                w.load();
+                w.duplicate();
+            },
+        );
+        assert_eq!(world.count(), 2);
+        assert_eq!(world.cell.load().position(), Some(at(0)));
+    });
+}

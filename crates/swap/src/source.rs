@@ -1,0 +1,30 @@
+//! One page source for two users.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use zsmalloc::{PageRun, PageSource, SourceError};
+
+/// The page source, shared by the pool and the swap tables.
+#[derive(Debug)]
+pub(crate) struct SharedSource<S>(pub(crate) Arc<S>);
+
+// SAFETY: the methods are those of the source behind the pointer, which keeps the contract.
+unsafe impl<S: PageSource> PageSource for SharedSource<S> {
+    fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+        self.0.reserve(pages)
+    }
+
+    unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.unreserve(base, pages) }
+    }
+
+    fn commit(&self, run: PageRun) -> Result<(), SourceError> {
+        self.0.commit(run)
+    }
+
+    unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.0.discard(runs) }
+    }
+}
