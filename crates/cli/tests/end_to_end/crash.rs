@@ -1,0 +1,147 @@
+//! Whoever dies, no program ever reads wrong memory, and nothing is left behind.
+
+use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, is_alive};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn verifier(file: &Path) -> Program {
+    Program::new(compiled("verify", &["verify.c"], &[]))
+        .args(["48", "0"])
+        .arg(file)
+}
+
+fn send(signal: Signal, process: i32) {
+    kill(Pid::from_raw(process), signal).expect("the process takes the signal");
+}
+
+/// Waits until all of these are gone; fails with how long it took otherwise.
+fn must_end(running: &mut Running, processes: &[i32], within: Duration) -> Duration {
+    let started = Instant::now();
+    while processes.iter().any(|&process| is_alive(process)) {
+        running.has_ended();
+        if started.elapsed() > within {
+            running.give_up("processes are still alive after the kill");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    started.elapsed()
+}
+
+/// Files that memfold might have left in the temporary and runtime directories.
+fn traces() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in [std::env::temp_dir(), "/dev/shm".into(), "/run".into()] {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().contains("memfold") {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn the_supervisors_death_ends_the_program_before_it_reads_anything_wrong() {
+    if !available("supervisor killed", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    for round in 0..12 {
+        let file = folder.path().join(format!("result-{round}"));
+        let mut running = verifier(&file).start(Limits::Resident(12 * MIB));
+        running.wait_for_output(1 + round % 3);
+        // At another moment of its rounds each time.
+        std::thread::sleep(Duration::from_millis(7 * round as u64));
+        let processes = running.processes();
+        assert!(
+            processes.len() >= 2,
+            "supervisor and program: {processes:?}"
+        );
+        send(Signal::SIGKILL, running.root());
+        must_end(&mut running, &processes, Duration::from_secs(2));
+        let outcome = running.wait();
+        let result = fs::read_to_string(&file).expect("the result file");
+        assert_eq!(result, "", "round {round}: {}", outcome.text());
+        assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
+        assert!(
+            outcome.errors.contains("memfold"),
+            "the program's end is explained on stderr: {:?}",
+            outcome.errors
+        );
+    }
+}
+
+#[test]
+fn the_supervisors_death_ends_children_and_grandchildren() {
+    if !available("supervisor of a tree killed", &["cc", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("result");
+    let verify = compiled("verify", &["verify.c"], &[]);
+    let script = "\"$0\" 24 0 \"$1\" & (\"$0\" 24 0 \"$1\" & wait) & wait";
+    let program = Program::new("sh")
+        .args(["-c", script])
+        .arg(verify)
+        .arg(&file);
+    let mut running = program.start(Limits::Resident(16 * MIB));
+    running.wait_for_output(6);
+    let processes = running.processes();
+    assert!(
+        processes.len() >= 5,
+        "supervisor, shells and programs: {processes:?}"
+    );
+    send(Signal::SIGKILL, running.root());
+    // The shells hold little that memfold manages, but they must not go on either.
+    must_end(&mut running, &processes, Duration::from_secs(2));
+    running.wait();
+    assert_eq!(fs::read_to_string(&file).expect("the result file"), "");
+}
+
+#[test]
+fn the_programs_death_ends_memfold_and_leaves_nothing() {
+    if !available("program killed", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let before = traces();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
+        let file = folder.path().join("result");
+        let mut running = verifier(&file).start(Limits::Resident(12 * MIB));
+        running.wait_for_output(2);
+        let program = running.program();
+        send(signal, program);
+        // `wait` also fails when a process is left behind.
+        let outcome = running.wait();
+        assert_eq!(outcome.code(), 128 + signal as i32, "{}", outcome.errors);
+        assert_eq!(fs::read_to_string(&file).expect("the result file"), "");
+    }
+    assert_eq!(traces(), before, "files left behind");
+}
+
+#[test]
+fn signals_to_memfold_reach_the_program() {
+    if !available("signals passed on", &["sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let script = "trap 'echo terminated; exit 7' TERM; trap 'echo hung up' HUP; echo ready; \
+                  while :; do sleep 0.02; done";
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .start(Limits::Total(64 * MIB));
+    running.wait_for_output(6);
+    send(Signal::SIGHUP, running.root());
+    running.wait_for_output(6 + 8);
+    send(Signal::SIGTERM, running.root());
+    let outcome = running.wait();
+    assert_eq!(outcome.code(), 7);
+    assert_eq!(outcome.text(), "ready\nhung up\nterminated\n");
+}

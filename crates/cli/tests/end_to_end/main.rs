@@ -1,0 +1,15 @@
+//! `memfold run` with real programs: results compared with unlimited runs, limits
+//! sampled from outside, forks, crashes and hangs.
+//!
+//! The programs are in `tests/programs`; `MEMFOLD_TEST_ROUNDS` says how often each
+//! comparison is repeated.  Tests run one at a time, whatever the number of threads.
+
+mod crash;
+mod harness;
+mod pass_through;
+mod processes;
+mod programs;
+mod redis;
+mod repeat;
+mod support;
+mod torture;

@@ -1,0 +1,299 @@
+//! What a program sees and returns is its own: codes, signals, descriptors, environment.
+
+use crate::support::{Limits, MIB, Program, alone, available, compiled, find_program, memfold};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const LIMIT: Limits = Limits::Total(64 * MIB);
+
+fn bare(arguments: &[&str]) -> Output {
+    Command::new(memfold())
+        .args(arguments)
+        .output()
+        .expect("memfold starts")
+}
+
+fn shell(script: &str) -> Program {
+    Program::new("sh").args(["-c", script])
+}
+
+#[test]
+fn exit_codes_are_the_programs_own() {
+    if !available("exit codes", &["sh"]) {
+        return;
+    }
+    let _guard = alone();
+    for code in [0, 1, 2, 42, 125, 126, 127, 255] {
+        let outcome = shell(&format!("exit {code}")).run(LIMIT);
+        assert_eq!(outcome.code(), code, "{}", outcome.errors);
+        assert_eq!(outcome.number("exit_code"), f64::from(code));
+    }
+}
+
+#[test]
+fn ends_by_a_signal_are_shown_as_shells_do() {
+    if !available("signals", &["sh"]) {
+        return;
+    }
+    let _guard = alone();
+    for (name, number) in [
+        ("KILL", 9),
+        ("SEGV", 11),
+        ("TERM", 15),
+        ("ABRT", 6),
+        ("INT", 2),
+    ] {
+        let outcome = shell(&format!("kill -{name} $$")).run(LIMIT);
+        assert_eq!(outcome.code(), 128 + number, "{name}: {}", outcome.errors);
+    }
+}
+
+#[test]
+fn bad_usage_is_one_line_and_a_stable_code() {
+    if !available("usage", &[]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let plain = folder.path().join("plain");
+    fs::write(&plain, "not a program").expect("a file");
+    let plain = plain.to_str().expect("a plain path");
+    let cases: &[(&[&str], i32)] = &[
+        (&["run", "--limit", "nonsense", "--", "true"], 125),
+        (&["run", "--limit", "-5M", "--", "true"], 125),
+        (&["run", "--limit", "0", "--", "true"], 125),
+        (&["run", "--limit", "4K", "--", "true"], 125),
+        (&["run", "--limit", "99999999999999G", "--", "true"], 125),
+        (&["run", "--limit", "101%", "--", "true"], 125),
+        (&["run", "--resident", "1", "--", "true"], 125),
+        (&["run", "--algo", "none-such", "--", "true"], 125),
+        (&["run", "--no-such-option", "--", "true"], 125),
+        (&["run"], 125),
+        (
+            &["run", "--stats", "/no/such/folder/file", "--", "true"],
+            125,
+        ),
+        (&["run", "--", "/no/such/program"], 127),
+        (&["run", "--", "no-such-program-anywhere"], 127),
+        (&["run", "--", plain], 126),
+        (&["run", "--", "/"], 126),
+    ];
+    for (arguments, code) in cases {
+        let output = bare(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(*code), "{arguments:?}: {errors}");
+        assert!(
+            errors.contains("memfold"),
+            "{arguments:?} says who is speaking: {errors:?}"
+        );
+        assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+        assert!(
+            output.stdout.is_empty(),
+            "{arguments:?} prints nothing to stdout"
+        );
+    }
+}
+
+#[test]
+fn input_output_and_arguments_are_untouched() {
+    if !available("input and output", &["cat", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("input");
+    let bytes: Vec<u8> = (0..300_000_u32)
+        .map(|number| (number * 31 % 251) as u8)
+        .collect();
+    fs::write(&file, &bytes).expect("a file");
+    let outcome = Program::new("cat").input(&file).run(LIMIT);
+    outcome.assert_success();
+    assert!(outcome.output == bytes, "cat passes all bytes on");
+    let odd = ["", " ", "--limit", "-- x", "a\nb", "\u{fc}", "$HOME", "*"];
+    let outcome = shell("printf '<%s>' \"$@\"").arg("sh").args(odd).run(LIMIT);
+    assert_eq!(outcome.text(), odd.map(|one| format!("<{one}>")).concat());
+}
+
+#[test]
+fn the_environment_and_descriptors_are_as_without_memfold() {
+    if !available("environment", &["env", "ls", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    // What the agent needs to be loaded may show in the program's own environment
+    // only where the dynamic loader has no other way; nothing else may.
+    let seen = |limits| {
+        let mut lines: Vec<String> = Program::new("env")
+            .env("A", "b c")
+            .run(limits)
+            .text()
+            .lines()
+            .map(str::to_owned)
+            .collect();
+        lines.retain(|line| !line.starts_with("LD_PRELOAD=") && !line.starts_with("MEMFOLD"));
+        lines.sort();
+        lines
+    };
+    assert_eq!(seen(LIMIT), seen(Limits::None));
+    let descriptors = shell("ls /proc/self/fd | wc -l");
+    assert_eq!(
+        descriptors.run(LIMIT).text(),
+        descriptors.run(Limits::None).text()
+    );
+    let preloaded = Program::new("env").env("LD_PRELOAD", "/no/such/library.so");
+    preloaded.run(LIMIT).assert_success();
+}
+
+#[test]
+fn an_empty_environment_is_no_obstacle() {
+    if !available("env -i", &["env"]) {
+        return;
+    }
+    let _guard = alone();
+    let verify = compiled("verify", &["verify.c"], &[]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let result = folder.path().join("result");
+    let env = find_program("env").expect("env");
+    // Started with an empty environment itself.
+    let outcome = Program::new(&verify)
+        .args(["32", "4"])
+        .arg(&result)
+        .empty_environment()
+        .run(Limits::Resident(8 * MIB));
+    outcome.assert_success();
+    outcome.assert_swapped(32 * MIB);
+    // Executed from a program that empties it: memfold may lose such a program, which
+    // must then run untouched, or keep it; in both cases it is right.
+    let outcome = Program::new(env)
+        .arg("-i")
+        .arg(&verify)
+        .args(["32", "4"])
+        .arg(&result)
+        .run(Limits::Resident(8 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "....");
+}
+
+#[test]
+fn a_static_program_runs_untouched() {
+    if !available("a static program", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = compiled("verify-static", &["verify.c"], &["-static"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let outcome = Program::new(program)
+        .args(["32", "4"])
+        .arg(folder.path().join("result"))
+        .run(Limits::Resident(8 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "....");
+    // Executed by a managed program as well.
+    let program = compiled("verify-static", &["verify.c"], &["-static"]);
+    let outcome = shell("\"$0\" 8 2 \"$1\"; echo $?")
+        .arg(program)
+        .arg(folder.path().join("result"))
+        .run(LIMIT);
+    assert_eq!(outcome.text(), "..0\n");
+}
+
+#[test]
+fn a_setuid_program_runs_untouched() {
+    if !available("a setuid program", &["cc", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    // The build folder may be mounted without setuid or closed to other users: the
+    // program is copied to the temporary directory, and executed as another user.
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("permissions");
+    let program = folder.path().join("verify-setuid");
+    fs::copy(compiled("verify", &["verify.c"], &[]), &program).expect("a copy");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("permissions");
+    let outcome = Program::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&program)
+        .args(["16", "3"])
+        .arg(folder.path().join("result"))
+        .run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "...");
+}
+
+#[test]
+fn the_binary_works_when_copied_elsewhere_alone() {
+    if !available("one file", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let copy = folder.path().join("renamed");
+    fs::copy(memfold(), &copy).expect("a copy");
+    let stats = folder.path().join("stats");
+    let output = Command::new(&copy)
+        .args(["run", "--resident", "8M", "--stats"])
+        .arg(&stats)
+        .arg("--")
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .args(["32", "4"])
+        .arg(folder.path().join("result"))
+        .env_clear()
+        .current_dir("/")
+        .output()
+        .expect("the copy starts");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(output.stdout, b"....");
+    assert_statistics_are_whole(&stats);
+}
+
+/// The fields that are fixed for whoever reads the statistics.
+fn assert_statistics_are_whole(file: &Path) {
+    let text = fs::read_to_string(file).expect("the statistics");
+    let stats: serde_json::Value = serde_json::from_str(&text).expect("one JSON object");
+    for name in [
+        "exit_code",
+        "wall_seconds",
+        "peak_resident_bytes",
+        "peak_pool_bytes",
+        "peak_total_bytes",
+        "faults_swap_in",
+        "faults_zero_fill",
+        "faults_cache",
+        "pages_out",
+        "pages_in",
+        "pages_same_filled",
+        "bytes_stored",
+        "bytes_original",
+        "processes",
+        "over_limit_pages",
+        "cpu_seconds",
+    ] {
+        assert!(stats[name].is_number(), "{name} is missing: {text}");
+    }
+    for name in ["limit_bytes", "resident_limit_bytes"] {
+        assert!(stats.get(name).is_some(), "{name} is missing: {text}");
+    }
+    for name in ["p50", "p90", "p99", "max"] {
+        assert!(
+            stats["fault_ns"][name].is_number(),
+            "fault_ns.{name} is missing: {text}"
+        );
+    }
+    assert_eq!(stats["resident_limit_bytes"], 8 * MIB);
+    let number = |name: &str| stats[name].as_f64().expect("a number");
+    assert!(
+        number("pages_out") * 4096.0 >= number("bytes_original") * 0.5,
+        "{text}"
+    );
+    assert!(number("bytes_stored") <= number("bytes_original"), "{text}");
+    assert!(
+        number("faults_swap_in") <= number("pages_in") + number("faults_cache") + 1.0,
+        "{text}"
+    );
+}

@@ -1,0 +1,165 @@
+//! Ordinary programs in a quarter of the memory they use: same output, limit held.
+
+use crate::support::{MIB, Program, alone, available, python, same_as_unlimited, source};
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn cpython_hashes_what_it_builds() {
+    if !available("cpython", &["python3"]) {
+        return;
+    }
+    let _guard = alone();
+    let native = same_as_unlimited(&Program::new(python()).arg(source("objects.py")), 65);
+    assert!(
+        native.peak.total > 140 * MIB,
+        "the program is meant to be large"
+    );
+}
+
+/// A C program that keeps an optimising compiler busy: many functions that call
+/// each other, loops over tables, and switches.
+fn generated_source(functions: usize) -> String {
+    let mut text = String::from("typedef unsigned long u64;\nextern u64 table[4096];\n");
+    for number in 0..functions {
+        let other = (number * 7919 + 13) % functions;
+        write!(
+            text,
+            "u64 f{other}(u64, u64);\n\
+             u64 f{number}(u64 a, u64 b) {{\n\
+             \x20 u64 sum = a * {number}UL + b;\n\
+             \x20 for (u64 i = 0; i < {}; i++) {{\n\
+             \x20   sum += table[(a + i * {}) % 4096] ^ (b >> (i % 13));\n\
+             \x20   switch ((sum + i) % 7) {{\n\
+             \x20     case 0: sum ^= a; break; case 1: sum += b * {}; break; case 2: sum -= table[i % 4096]; break;\n\
+             \x20     case 3: table[sum % 4096] = sum; break; case 4: a = sum + i; break; default: b ^= sum; }}\n\
+             \x20 }}\n\
+             \x20 return a > b ? sum : f{other}(sum, a) + {number};\n}}\n",
+            5 + number % 40,
+            1 + number % 31,
+            3 + number % 1000
+        )
+        .expect("a string");
+    }
+    text
+}
+
+#[test]
+fn a_c_compiler_writes_the_same_object_file() {
+    if !available("a C compiler", &["cc", "sha256sum"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("generated.c");
+    fs::write(&file, generated_source(2500)).expect("the source is written");
+    same_as_unlimited(&compilation("cc -O2", &file, folder.path()), 60);
+}
+
+#[test]
+fn a_cplusplus_compiler_writes_the_same_object_file() {
+    if !available("a C++ compiler", &["g++", "sha256sum"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let command = "g++ -std=c++17 -O1 -DINSTANCES=4";
+    same_as_unlimited(
+        &compilation(command, &source("templates.cc"), folder.path()),
+        60,
+    );
+}
+
+/// Compiles and prints the object file's digest.
+fn compilation(compiler: &str, file: &Path, folder: &Path) -> Program {
+    let script = format!("{compiler} -c \"$0\" -o \"$1\" && sha256sum < \"$1\"");
+    Program::new("sh")
+        .args(["-c", &script])
+        .arg(file)
+        .arg(folder.join("object.o"))
+}
+
+#[test]
+fn sort_orders_a_large_file() {
+    if !available("sort", &["sort", "sha256sum"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("lines");
+    let mut text = String::new();
+    let mut state: u64 = 1;
+    for number in 0..900_000 {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        writeln!(
+            text,
+            "{:012x} line {number} of many, a key and some text",
+            state >> 20
+        )
+        .expect("a string");
+    }
+    fs::write(&file, text).expect("the lines are written");
+    let script = "LC_ALL=C sort --parallel=4 --buffer-size=400M \"$0\" | sha256sum";
+    same_as_unlimited(&Program::new("sh").args(["-c", script]).arg(&file), 65);
+}
+
+#[test]
+fn sqlite_builds_and_checks_a_database_in_memory() {
+    if !available("sqlite", &["sqlite3"]) {
+        return;
+    }
+    let _guard = alone();
+    let native = same_as_unlimited(
+        &Program::new("sqlite3")
+            .arg(":memory:")
+            .input(source("database.sql")),
+        65,
+    );
+    assert!(
+        native.text().starts_with("ok\n"),
+        "the database is sound: {}",
+        native.text()
+    );
+}
+
+#[test]
+fn a_shell_runs_many_short_pipelines() {
+    if !available("a shell pipeline", &["bash", "sed", "tr", "cksum"]) {
+        return;
+    }
+    let _guard = alone();
+    same_as_unlimited(
+        &Program::new("bash")
+            .arg(source("many_processes.sh"))
+            .arg("40"),
+        70,
+    );
+}
+
+#[test]
+fn node_hashes_its_heap_between_collections() {
+    if !available("node", &["node"]) {
+        return;
+    }
+    let _guard = alone();
+    same_as_unlimited(
+        &Program::new("node").arg(source("heap.js")).arg("80000"),
+        75,
+    );
+}
+
+#[test]
+fn a_java_virtual_machine_checks_its_heap_between_collections() {
+    if !available("java", &["java"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new("java")
+        .args(["-Xmx400m", "-Xms16m"])
+        .arg(source("Heap.java"))
+        .arg("80000");
+    same_as_unlimited(&program, 75);
+}

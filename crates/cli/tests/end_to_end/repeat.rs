@@ -1,0 +1,58 @@
+//! Two hundred runs of short cases in a row: none may hang or fail.
+
+use crate::support::{Limits, MIB, Program, alone, available, compiled, python, source, torture};
+use std::time::Duration;
+
+#[test]
+fn two_hundred_short_runs_end_well() {
+    if !available("two hundred runs", &["cc", "python3", "bash"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let result = folder.path().join("result");
+    let verify = Program::new(compiled("verify", &["verify.c"], &[]))
+        .args(["16", "4"])
+        .arg(&result);
+    let cases = [
+        (verify.clone(), Limits::Resident(4 * MIB)),
+        (
+            Program::new(compiled("forktree", &["forktree.c"], &[])).arg("8"),
+            Limits::Resident(6 * MIB),
+        ),
+        (
+            Program::new(torture()).args(["--seconds", "1", "--megabytes", "16", "--threads", "3"]),
+            Limits::Resident(8 * MIB),
+        ),
+        (
+            Program::new("bash")
+                .arg(source("many_processes.sh"))
+                .arg("3"),
+            Limits::Resident(8 * MIB),
+        ),
+        (
+            Program::new(python()).arg(source("objects.py")).arg("0.05"),
+            Limits::Resident(6 * MIB),
+        ),
+        (verify, Limits::Total(12 * MIB)),
+        (Program::new("true"), Limits::Total(16 * MIB)),
+        (
+            Program::new("sh").args(["-c", "true & true | true; wait"]),
+            Limits::Total(16 * MIB),
+        ),
+    ];
+    for run in 0..200 {
+        let (program, limits) = &cases[run % cases.len()];
+        let outcome = program
+            .clone()
+            .timeout(Duration::from_secs(60))
+            .run(*limits);
+        assert!(
+            outcome.status.success(),
+            "run {run}: {}\n{}\n{}",
+            outcome.status,
+            outcome.text(),
+            outcome.errors
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! Runs real programs natively and under memfold, watches their memory from outside,
+//! and compares what they print.
+
+mod redis_client;
+mod run;
+mod tree;
+
+pub use redis_client::RedisClient;
+pub use run::{Limits, Outcome, Program, Running};
+pub use tree::{descendants, is_alive};
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// One mebibyte, in bytes.
+pub const MIB: u64 = 1 << 20;
+
+/// The binary under test.
+pub fn memfold() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_memfold"))
+}
+
+/// These tests load the machine and measure it: one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether what a test needs is here; if not, says so aloud, or fails where nothing
+/// may be left out (`CI=true`).
+#[must_use]
+pub fn available(test: &str, tools: &[&str]) -> bool {
+    let mut missing: Vec<String> = tools
+        .iter()
+        .filter(|tool| find_program(tool).is_none())
+        .map(|tool| format!("the program {tool}"))
+        .collect();
+    if !nix::unistd::geteuid().is_root() {
+        missing.push("root".to_owned());
+    }
+    if !Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
+        missing.push("userfaultfd in the kernel".to_owned());
+    }
+    if missing.is_empty() {
+        return true;
+    }
+    let missing = missing.join(", ");
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "{test} needs {missing}, and CI=true allows no test to be skipped"
+    );
+    // Not eprintln: the test harness would hide it from whoever runs the tests.
+    let line = format!("\nSKIPPED {test}: this machine lacks {missing}\n");
+    std::io::stderr()
+        .write_all(line.as_bytes())
+        .expect("stderr");
+    false
+}
+
+/// The full path of a program in `PATH`, or where Debian keeps system programs.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/bin")])
+        .map(|folder| folder.join(name))
+        .find(|candidate| candidate.is_file())
+}
+
+/// The Python interpreter itself: what `python3` names may be a wrapper script.
+pub fn python() -> PathBuf {
+    static PYTHON: OnceLock<PathBuf> = OnceLock::new();
+    PYTHON
+        .get_or_init(|| {
+            let output = Command::new("python3")
+                .args(["-c", "import sys; print(sys.executable)"])
+                .output()
+                .expect("python3 runs");
+            PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+        })
+        .clone()
+}
+
+/// A source file of the workload programs.
+pub fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/programs")
+        .join(name)
+}
+
+/// A C program of `tests/programs`, compiled once a test run.
+pub fn compiled(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
+    static DONE: OnceLock<Mutex<HashMap<String, PathBuf>>> = OnceLock::new();
+    let mut done = DONE
+        .get_or_init(Mutex::default)
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = done.get(name) {
+        return path.clone();
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let status = Command::new("cc")
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&path)
+        .args(sources.iter().map(|file| source(file)))
+        .args(options)
+        .stdin(Stdio::null())
+        .status()
+        .expect("cc runs");
+    assert!(status.success(), "cc could not compile {name}");
+    done.insert(name.to_owned(), path.clone());
+    path
+}
+
+/// The torture program, whose source has several parts.
+pub fn torture() -> PathBuf {
+    compiled(
+        "torture",
+        &["torture.c", "torture_owner.c", "torture_threads.c"],
+        &[],
+    )
+}
+
+/// How often each comparison is repeated: `MEMFOLD_TEST_ROUNDS`, by default 2.
+pub fn rounds() -> u32 {
+    std::env::var("MEMFOLD_TEST_ROUNDS")
+        .ok()
+        .and_then(|rounds| rounds.parse().ok())
+        .unwrap_or(2)
+}
+
+/// Runs `program` unlimited, then with a quarter of that run's peak resident, then
+/// with `total_percent` of it as a limit on everything; each time the output must be
+/// the same and the limit must hold.  Returns the unlimited run's outcome.
+pub fn same_as_unlimited(program: &Program, total_percent: u64) -> Outcome {
+    let native = program.run(Limits::None);
+    native.assert_success();
+    let peak = native.peak.total;
+    let limits = [
+        Limits::Resident(peak / 4),
+        Limits::Total(peak * total_percent / 100),
+    ];
+    for limits in limits {
+        for _ in 0..rounds() {
+            let limited = program.run(limits);
+            limited.assert_success();
+            assert!(
+                limited.output == native.output,
+                "{limits:?}: the output differs from the unlimited run's\nunlimited: {}\nlimited: {}",
+                native.text(),
+                limited.text()
+            );
+            limited.assert_swapped(peak);
+            limited.assert_limit_held();
+        }
+    }
+    native
+}

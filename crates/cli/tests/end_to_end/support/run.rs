@@ -1,0 +1,434 @@
+//! One run of a program: started, watched, timed, ended, and what it left.
+
+use super::tree::{Sample, Tree, diagnose, is_alive};
+use super::{MIB, memfold};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const SAMPLE_EVERY: Duration = Duration::from_millis(5);
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limits {
+    /// Natively, without memfold.
+    None,
+    /// Under memfold with `--resident` so many bytes.
+    Resident(u64),
+    /// Under memfold with `--limit` so many bytes.
+    Total(u64),
+}
+
+/// A program and its arguments.
+#[derive(Clone)]
+pub struct Program {
+    command: Vec<OsString>,
+    timeout: Duration,
+    input: Option<PathBuf>,
+    changes: Vec<(OsString, OsString)>,
+    empty_environment: bool,
+}
+
+impl Program {
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        Self {
+            command: vec![program.as_ref().to_owned()],
+            timeout: Duration::from_secs(180),
+            input: None,
+            changes: Vec::new(),
+            empty_environment: false,
+        }
+    }
+
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.push(argument.as_ref().to_owned());
+        self
+    }
+
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
+        self.command.extend(
+            arguments
+                .into_iter()
+                .map(|argument| argument.as_ref().to_owned()),
+        );
+        self
+    }
+
+    /// After how long the run counts as hung.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// A file to be its standard input; otherwise that is empty.
+    #[must_use]
+    pub fn input(mut self, file: impl Into<PathBuf>) -> Self {
+        self.input = Some(file.into());
+        self
+    }
+
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.changes.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts from an empty environment.
+    #[must_use]
+    pub fn empty_environment(mut self) -> Self {
+        self.empty_environment = true;
+        self
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self, limits: Limits) -> Outcome {
+        self.start(limits).wait()
+    }
+
+    /// Starts it and watches it.
+    pub fn start(&self, limits: Limits) -> Running {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let stats = folder.path().join("stats.json");
+        let mut command = match limits {
+            Limits::None => Command::new(&self.command[0]),
+            Limits::Resident(bytes) | Limits::Total(bytes) => {
+                let mut command = Command::new(memfold());
+                let option = if matches!(limits, Limits::Total(_)) {
+                    "--limit"
+                } else {
+                    "--resident"
+                };
+                command.args(["run", option, &bytes.to_string(), "--stats"]);
+                command.arg(&stats).arg("--").arg(&self.command[0]);
+                command
+            }
+        };
+        if self.empty_environment {
+            command.env_clear();
+        }
+        let create = |name: &str| File::create(folder.path().join(name)).expect("an output file");
+        command
+            .args(&self.command[1..])
+            .envs(self.changes.iter().map(|(name, value)| (name, value)))
+            .stdin(self.input.as_ref().map_or(Stdio::null(), |file| {
+                File::open(file).expect("the input file").into()
+            }))
+            .stdout(create("stdout"))
+            .stderr(create("stderr"));
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?} cannot be started: {error}", self.command));
+        let root = child.id().cast_signed();
+        Running {
+            what: format!("{:?} {limits:?}", self.command),
+            limits,
+            started: Instant::now(),
+            timeout: self.timeout,
+            watcher: Watcher::start(root, limits),
+            child,
+            root,
+            folder,
+        }
+    }
+}
+
+/// Samples a run's memory until it is told to stop.
+struct Watcher {
+    stop: Arc<AtomicBool>,
+    tree: Arc<Mutex<Tree>>,
+    thread: JoinHandle<Sample>,
+}
+
+impl Watcher {
+    fn start(root: i32, limits: Limits) -> Self {
+        let supervisor =
+            (limits != Limits::None).then(|| memfold().canonicalize().expect("the binary"));
+        let baseline = if limits == Limits::None {
+            0
+        } else {
+            supervisor_baseline()
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let tree = Arc::new(Mutex::new(Tree::new(root, supervisor)));
+        let (stopped, watched) = (Arc::clone(&stop), Arc::clone(&tree));
+        let thread = thread::spawn(move || {
+            let mut peak = Sample::default();
+            while !stopped.load(Ordering::Relaxed) {
+                let mut now = watched
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .sample();
+                now.supervisor = now.supervisor.saturating_sub(baseline);
+                now.total = now.programs + now.supervisor;
+                if now.total > peak.total {
+                    peak = now;
+                }
+                thread::sleep(SAMPLE_EVERY);
+            }
+            peak
+        });
+        Self { stop, tree, thread }
+    }
+
+    fn alive(&self) -> Vec<i32> {
+        self.tree
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .alive()
+    }
+
+    fn finish(self) -> Sample {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the watcher")
+    }
+}
+
+/// What memfold itself needs before it stores anything: its threads and tables,
+/// measured once beside a program that only waits.
+fn supervisor_baseline() -> u64 {
+    static BASELINE: OnceLock<u64> = OnceLock::new();
+    *BASELINE.get_or_init(|| {
+        let mut child = Command::new(memfold())
+            .args(["run", "--limit", "64M", "--quiet", "--", "sleep", "0.4"])
+            .spawn()
+            .expect("memfold starts");
+        let mut tree = Tree::new(
+            child.id().cast_signed(),
+            Some(memfold().canonicalize().expect("the binary")),
+        );
+        let mut most = 0;
+        while child.try_wait().expect("wait").is_none() {
+            most = most.max(tree.sample().supervisor);
+            thread::sleep(SAMPLE_EVERY);
+        }
+        most
+    })
+}
+
+/// A run that goes on.
+pub struct Running {
+    what: String,
+    limits: Limits,
+    started: Instant,
+    timeout: Duration,
+    watcher: Watcher,
+    child: Child,
+    root: i32,
+    folder: TempDir,
+}
+
+impl Running {
+    /// The process that was started: memfold's, or the program's if native.
+    pub fn root(&self) -> i32 {
+        self.root
+    }
+
+    /// The program's first process.
+    pub fn program(&self) -> i32 {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let below: Vec<i32> = self.watcher.alive();
+            if let Some(&first) = below.iter().filter(|&&process| process != self.root).min() {
+                return first;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{}: no program was started",
+                self.what
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// All processes of the run that are alive.
+    pub fn processes(&self) -> Vec<i32> {
+        self.watcher.alive()
+    }
+
+    /// What it has printed so far.
+    pub fn output_so_far(&self) -> Vec<u8> {
+        fs::read(self.folder.path().join("stdout")).unwrap_or_default()
+    }
+
+    /// Waits until it has printed at least `bytes` bytes.
+    pub fn wait_for_output(&mut self, bytes: usize) {
+        let deadline = Instant::now() + self.timeout;
+        while self.output_so_far().len() < bytes {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                panic!("{} ended early: {status}, {}", self.what, self.errors());
+            }
+            if Instant::now() > deadline {
+                self.give_up("printed too little");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_some()
+    }
+
+    fn errors(&self) -> String {
+        let text = fs::read(self.folder.path().join("stderr")).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Reports where every thread is, kills them all, and fails the test.
+    pub fn give_up(&mut self, why: &str) -> ! {
+        let processes = self.watcher.alive();
+        let report = diagnose(&processes);
+        for process in processes {
+            // Some may have ended since.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+        let _ = self.child.wait();
+        panic!(
+            "{}: {why} after {:?}\nstdout: {}\nstderr: {}\n{report}",
+            self.what,
+            self.started.elapsed(),
+            tail(&String::from_utf8_lossy(&self.output_so_far())),
+            tail(&self.errors())
+        );
+    }
+
+    /// Waits for its end, checks that no process outlives it, and returns what it left.
+    pub fn wait(mut self) -> Outcome {
+        let deadline = self.started + self.timeout;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                break status;
+            }
+            if Instant::now() > deadline {
+                self.give_up("hung");
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        let grace = Instant::now() + Duration::from_secs(5);
+        while self.watcher.alive().into_iter().any(is_alive) {
+            if Instant::now() > grace {
+                self.give_up("ended, but left processes behind");
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let read = |name: &str| fs::read(self.folder.path().join(name));
+        let stats = read("stats.json").ok().map(|text| {
+            serde_json::from_slice(&text).unwrap_or_else(|error| {
+                panic!("{}: the statistics are not JSON: {error}", self.what)
+            })
+        });
+        Outcome {
+            what: self.what,
+            limits: self.limits,
+            status,
+            output: read("stdout").expect("its output"),
+            errors: String::from_utf8_lossy(&read("stderr").expect("its errors")).into_owned(),
+            peak: self.watcher.finish(),
+            stats,
+        }
+    }
+}
+
+/// What a run left.
+pub struct Outcome {
+    what: String,
+    limits: Limits,
+    pub status: ExitStatus,
+    pub output: Vec<u8>,
+    pub errors: String,
+    pub peak: Sample,
+    pub stats: Option<serde_json::Value>,
+}
+
+impl Outcome {
+    /// The exit code, as a shell would show it.
+    pub fn code(&self) -> i32 {
+        self.status
+            .code()
+            .unwrap_or_else(|| 128 + self.status.signal().expect("a signal"))
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output).into_owned()
+    }
+
+    /// A number of the statistics; its absence fails the test.
+    pub fn number(&self, name: &str) -> f64 {
+        self.stats
+            .as_ref()
+            .unwrap_or_else(|| panic!("{} wrote no statistics", self.what))[name]
+            .as_f64()
+            .unwrap_or_else(|| panic!("{}: the statistics have no number {name}", self.what))
+    }
+
+    #[track_caller]
+    pub fn assert_success(&self) {
+        assert!(
+            self.status.success(),
+            "{} ended with {}\nstdout: {}\nstderr: {}",
+            self.what,
+            self.status,
+            tail(&self.text()),
+            tail(&self.errors)
+        );
+    }
+
+    /// That the program's memory really was out: otherwise the run shows nothing.
+    #[track_caller]
+    pub fn assert_swapped(&self, natural_peak: u64) {
+        let (Limits::Resident(limit) | Limits::Total(limit)) = self.limits else {
+            return;
+        };
+        let out = self.number("pages_out") * 4096.0;
+        let least = natural_peak.saturating_sub(limit) as f64 * 0.5;
+        assert!(
+            out >= least && self.number("pages_in") > 0.0,
+            "{}: only {out} bytes were paged out and {} pages in, of {natural_peak} bytes under a limit of {limit}",
+            self.what,
+            self.number("pages_in")
+        );
+    }
+
+    /// That the sampled peak stayed within the limit, plus 5 % and 8 MiB.
+    #[track_caller]
+    pub fn assert_limit_held(&self) {
+        let (limit, held) = match self.limits {
+            Limits::None => return,
+            Limits::Resident(limit) => (limit, self.peak.programs),
+            Limits::Total(limit) => (limit, self.peak.total),
+        };
+        let allowed = limit + limit / 20 + 8 * MIB;
+        let over = self
+            .stats
+            .as_ref()
+            .map_or(0.0, |_| self.number("over_limit_pages"));
+        assert!(
+            held <= allowed,
+            "{}: {} KiB at the peak ({} KiB in programs, {} KiB in memfold) under a limit of {} KiB; over_limit_pages {over}",
+            self.what,
+            held / 1024,
+            self.peak.programs / 1024,
+            self.peak.supervisor / 1024,
+            limit / 1024
+        );
+    }
+}
+
+/// The end of a long text.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+    let skipped = tail.chars().count().saturating_sub(4000);
+    tail.chars().skip(skipped).collect()
+}

@@ -1,0 +1,221 @@
+//! The processes of a run and their memory, seen from outside through /proc.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+
+/// What a run holds at one moment, in bytes of anonymous memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// Resident in the programs; memory that a fork shares is counted once.
+    pub programs: u64,
+    /// Resident in memfold itself: its pool and its tables.
+    pub supervisor: u64,
+    /// Both together.
+    pub total: u64,
+}
+
+/// The processes that came from one, also those whose parent has ended since.
+pub struct Tree {
+    root: i32,
+    supervisor: Option<PathBuf>,
+    /// Process number to start time: numbers are used again.
+    known: HashMap<i32, u64>,
+}
+
+impl Tree {
+    /// `supervisor` is the executable whose processes count as memfold's own.
+    pub fn new(root: i32, supervisor: Option<PathBuf>) -> Self {
+        let mut known = HashMap::new();
+        if let Some(start) = start_time(root) {
+            known.insert(root, start);
+        }
+        Self {
+            root,
+            supervisor,
+            known,
+        }
+    }
+
+    /// All that are alive, found anew.
+    pub fn alive(&mut self) -> Vec<i32> {
+        self.known
+            .retain(|&process, &mut start| start_time(process) == Some(start));
+        let mut found: Vec<i32> = self.known.keys().copied().collect();
+        let mut next = 0;
+        while let Some(&process) = found.get(next) {
+            next += 1;
+            for child in children(process) {
+                if let Some(start) = start_time(child)
+                    && self.known.insert(child, start).is_none()
+                {
+                    found.push(child);
+                }
+            }
+        }
+        found
+    }
+
+    /// Adds up the memory of all that are alive.
+    pub fn sample(&mut self) -> Sample {
+        let mut sample = Sample::default();
+        let alive = self.alive();
+        let (own, programs): (Vec<i32>, Vec<i32>) = alive
+            .into_iter()
+            .partition(|&process| self.is_supervisor(process));
+        sample.supervisor = own
+            .iter()
+            .filter_map(|&process| anonymous_resident(process))
+            .sum();
+        sample.programs = if programs.len() == 1 {
+            anonymous_resident(programs[0]).unwrap_or(0)
+        } else {
+            // Memory shared by fork must count once: proportional shares do that.
+            programs
+                .iter()
+                .filter_map(|&process| own_anonymous_share(process))
+                .sum()
+        };
+        sample.total = sample.programs + sample.supervisor;
+        sample
+    }
+
+    fn is_supervisor(&self, process: i32) -> bool {
+        self.supervisor.is_some()
+            && process == self.root
+            && fs::read_link(format!("/proc/{process}/exe")).ok() == self.supervisor
+    }
+}
+
+/// A process and everything below it, now.
+pub fn descendants(root: i32) -> Vec<i32> {
+    Tree::new(root, None).alive()
+}
+
+/// Whether a process exists and has not ended.
+pub fn is_alive(process: i32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat"))
+        .ok()
+        .and_then(|stat| stat.rsplit(") ").next().map(|rest| !rest.starts_with('Z')))
+        .unwrap_or(false)
+}
+
+fn start_time(process: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // Fields after the name, which may hold spaces; the 20th of them is the start time.
+    let rest = stat.rsplit_once(") ")?.1;
+    if rest.starts_with('Z') {
+        return None;
+    }
+    rest.split(' ').nth(19)?.parse().ok()
+}
+
+fn children(process: i32) -> Vec<i32> {
+    let mut found = Vec::new();
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
+        return found;
+    };
+    for thread in threads.flatten() {
+        if let Ok(list) = fs::read_to_string(thread.path().join("children")) {
+            found.extend(
+                list.split_whitespace()
+                    .filter_map(|word| word.parse::<i32>().ok()),
+            );
+        }
+    }
+    found
+}
+
+/// Anonymous resident bytes, from the cheap counters.
+fn anonymous_resident(process: i32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{process}/statm")).ok()?;
+    let mut fields = statm
+        .split(' ')
+        .map(|word| word.parse::<u64>().unwrap_or(0));
+    let resident = fields.nth(1)?;
+    let shared = fields.next()?;
+    Some(resident.saturating_sub(shared) * 4096)
+}
+
+/// Anonymous resident bytes, each page divided by how many processes map it.
+fn anonymous_share(process: i32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find(|line| line.starts_with("Pss_Anon:"))?;
+    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kilobytes * 1024)
+}
+
+/// The same, but nothing for a process that is between vfork and exec: what it shows is
+/// its parent's memory.  It may execute or end at any moment, so this looks before and after.
+fn own_anonymous_share(process: i32) -> Option<u64> {
+    let before = memory_owner(process)?;
+    let share = anonymous_share(process)?;
+    let after = memory_owner(process)?;
+    (before == after && before != MemoryOwner::Parent).then_some(share)
+}
+
+#[derive(PartialEq)]
+enum MemoryOwner {
+    Parent,
+    ItselfAfterFork,
+    ItselfAfterExec,
+}
+
+fn memory_owner(process: i32) -> Option<MemoryOwner> {
+    const FORKED_WITHOUT_EXEC: u64 = 0x40;
+    const KCMP_VM: i32 = 1;
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let parent: i32 = fields.nth(1)?.parse().ok()?;
+    let flags: u64 = fields.nth(4)?.parse().ok()?;
+    if flags & FORKED_WITHOUT_EXEC == 0 {
+        return Some(MemoryOwner::ItselfAfterExec);
+    }
+    // SAFETY: kcmp takes plain numbers, and compares kernel objects without changing any.
+    let order = unsafe { nix::libc::syscall(nix::libc::SYS_kcmp, process, parent, KCMP_VM, 0, 0) };
+    match order {
+        0 => Some(MemoryOwner::Parent),
+        1.. => Some(MemoryOwner::ItselfAfterFork),
+        _ => None,
+    }
+}
+
+/// Where every thread of these processes is: for the report of a hang.
+pub fn diagnose(processes: &[i32]) -> String {
+    let mut report = String::new();
+    for process in processes {
+        let command = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        writeln!(
+            report,
+            "== process {process}: {}",
+            command.replace('\0', " ")
+        )
+        .expect("a string");
+        let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
+            continue;
+        };
+        for thread in threads.flatten() {
+            let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+            let status = read("status");
+            let wanted = [
+                "Name:", "State:", "Threads:", "RssAnon:", "SigPnd:", "SigBlk:", "Seccomp:",
+            ];
+            let status: Vec<&str> = status
+                .lines()
+                .filter(|line| wanted.iter().any(|name| line.starts_with(name)))
+                .collect();
+            writeln!(
+                report,
+                " thread {}: {}\n  wchan {} syscall {}\n  {}",
+                thread.file_name().to_string_lossy(),
+                status.join(" ").replace('\t', " "),
+                read("wchan"),
+                read("syscall").trim(),
+                read("stack").trim().replace('\n', "\n  ")
+            )
+            .expect("a string");
+        }
+    }
+    report
+}

@@ -1,0 +1,134 @@
+//! Programs that verify every page they own while their mappings change.
+
+use crate::support::{Limits, MIB, Outcome, Program, alone, available, compiled, torture};
+use std::time::Duration;
+
+fn torment(options: &[&str], resident: u64) -> Outcome {
+    let program = Program::new(torture())
+        .args(options)
+        .timeout(Duration::from_secs(120));
+    let outcome = program.run(Limits::Resident(resident));
+    outcome.assert_success();
+    outcome.assert_limit_held();
+    assert!(
+        outcome.number("pages_in") > 1000.0,
+        "hardly anything was out: {}",
+        outcome.text()
+    );
+    outcome
+}
+
+/// One test a disturbance, so that a failure names its cause.
+macro_rules! verified_while {
+    ($($test:ident: $names:literal;)*) => {$(
+        #[test]
+        fn $test() {
+            if !available(stringify!($test), &["cc"]) {
+                return;
+            }
+            let _guard = alone();
+            torment(&["--seconds", "3", "--megabytes", "64", "--disturb", $names], 16 * MIB);
+        }
+    )*};
+}
+
+verified_while! {
+    pages_survive_reclaim_alone: "none";
+    pages_survive_mremap: "grow,shrink,move,part,dontunmap";
+    pages_survive_madvise: "dontneed,free,advice";
+    pages_survive_mprotect: "readonly,noaccess";
+    pages_survive_munmap_and_map_fixed: "unmap,fixed";
+    pages_survive_system_calls_and_locking: "syscalls,lock";
+    pages_survive_mappings_made_and_dropped_beside_them: "churn,sparse,brk";
+    pages_survive_forks: "fork,wipe";
+    pages_survive_spawned_programs: "spawn";
+    pages_survive_signals_and_short_threads: "signals,threads";
+}
+
+#[test]
+fn pages_survive_everything_at_once() {
+    if !available("torture", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    for (seed, threads, megabytes) in [("1", "2", "64"), ("2", "6", "96"), ("3", "1", "48")] {
+        torment(
+            &[
+                "--seconds",
+                "6",
+                "--megabytes",
+                megabytes,
+                "--threads",
+                threads,
+                "--seed",
+                seed,
+            ],
+            24 * MIB,
+        );
+    }
+}
+
+#[test]
+fn a_tree_of_forks_keeps_every_copy() {
+    if !available("forktree", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("forktree", &["forktree.c"], &[])).arg("60");
+    crate::support::same_as_unlimited(&program, 80);
+}
+
+#[test]
+fn a_program_that_secures_itself_keeps_its_memory() {
+    if !available("hostile", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("hostile", &["hostile.c"], &[])).arg("48");
+    let outcome = program.run(Limits::Resident(12 * MIB));
+    outcome.assert_success();
+    outcome.assert_swapped(48 * MIB);
+    outcome.assert_limit_held();
+}
+
+#[test]
+fn memtester_finds_nothing() {
+    if !available("memtester", &["memtester", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    // Without the capability and the limit it cannot lock its buffer, and tests it unlocked.
+    let script =
+        "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock memtester 16M 1";
+    let program = Program::new("sh")
+        .args(["-c", script])
+        .timeout(Duration::from_secs(300));
+    let outcome = program.run(Limits::Resident(6 * MIB));
+    outcome.assert_success();
+    let text = outcome.text();
+    assert!(
+        text.contains("unlocked"),
+        "its memory must not be locked: {text}"
+    );
+    assert!(text.contains("Done."), "{text}");
+    outcome.assert_swapped(16 * MIB);
+    outcome.assert_limit_held();
+}
+
+#[test]
+fn stressapptest_finds_nothing() {
+    if !available("stressapptest", &["stressapptest"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new("stressapptest").args(["-s", "8", "-M", "96", "-m", "2"]);
+    let outcome = program.run(Limits::Resident(32 * MIB));
+    outcome.assert_success();
+    assert!(
+        outcome.text().contains("Status: PASS"),
+        "{}",
+        outcome.text()
+    );
+    outcome.assert_swapped(96 * MIB);
+    outcome.assert_limit_held();
+}
