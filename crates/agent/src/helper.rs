@@ -185,21 +185,26 @@ impl Helper {
         let length = run.pages as u64 * PAGE_SIZE as u64;
         run.moved = 0;
         run.errno = 0;
-        // A partial move tells no reason; the second try at the rest does.
-        for _ in 0..2 {
+        let mut chunk = run.pages;
+        while run.moved < run.pages {
             let done = run.moved as u64 * PAGE_SIZE as u64;
-            match self.uffd.move_pages(run.target + done, run.source + done, length - done) {
+            let length = chunk.min(run.pages - run.moved) as u64 * PAGE_SIZE as u64;
+            match self.uffd.move_pages(run.target + done, run.source + done, length) {
                 Ok(()) => {
-                    run.moved = run.pages;
-                    run.errno = 0;
-                    return;
+                    run.moved += (length / PAGE_SIZE as u64) as u32;
+                    chunk = run.pages;
+                }
+                // A partial move tells no reason; the try at the rest does.
+                Err(partial) if partial.done > 0 => {
+                    run.moved += (partial.done / PAGE_SIZE as u64) as u32;
+                }
+                // The run may cross from one mapping into the next.
+                Err(partial) if partial.errno == Errno::EINVAL && length > PAGE_SIZE as u64 => {
+                    chunk = (length / PAGE_SIZE as u64 / 2) as u32;
                 }
                 Err(partial) => {
-                    run.moved += (partial.done / PAGE_SIZE as u64) as u32;
                     run.errno = partial.errno.0;
-                    if partial.done == 0 {
-                        return;
-                    }
+                    return;
                 }
             }
         }

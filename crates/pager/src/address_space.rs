@@ -49,6 +49,8 @@ pub struct AddressSpace {
     pub mover: Mutex<Mover>,
     pub windows: Mutex<Windows>,
     attached: OnceLock<Attached>,
+    /// For an address space made by a fork: the page in which the child looks for its number.
+    beacon: Option<VirtualPage>,
     /// Resident anonymous pages: what the kernel said last, and what was added and dropped since.
     resident: AtomicI64,
     /// The clock hand.
@@ -101,6 +103,7 @@ impl AddressSpace {
             mover: Mutex::new(mover),
             windows: Mutex::default(),
             attached: OnceLock::new(),
+            beacon: None,
             resident: AtomicI64::new(0),
             hand: AtomicU64::new(0),
             credit: AtomicI64::new(0),
@@ -112,6 +115,17 @@ impl AddressSpace {
             armed: Mutex::default(),
             group,
         }
+    }
+
+    /// Makes this the address space of a forked child.
+    pub fn with_beacon(mut self, beacon: Option<VirtualPage>) -> AddressSpace {
+        self.beacon = beacon;
+        self
+    }
+
+    /// Whether a fault on `page` is a forked child's question which address space is its own.
+    pub fn asks_for_number(&self, page: VirtualPage) -> bool {
+        self.beacon == Some(page) && self.attached().is_none()
     }
 
     pub fn group(&self) -> &Arc<Group> {

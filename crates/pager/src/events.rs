@@ -116,7 +116,9 @@ impl AddressSpace {
     ) -> Arc<AddressSpace> {
         let group = self.group();
         self.store_staged(gate);
-        let child = AddressSpace::new(group.clone(), group.next_id(), uffd, mover);
+        let beacon = self.attached().map(|attached| attached.arena.beacon);
+        let child =
+            AddressSpace::new(group.clone(), group.next_id(), uffd, mover).with_beacon(beacon);
         let shared = PageState::Resident { young: false, shared: true };
         self.table.visit(PageTable::everything(), |page, entry| {
             let inherited = match entry.load() {

@@ -79,6 +79,9 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Served {
+        if space.asks_for_number(fault.page) {
+            return self.answer_beacon(space, fault.page);
+        }
         for _ in 0..4 {
             let Ok(gate) = space.shared() else { return Served::Done };
             let entry = space.table.entry(fault.page);
@@ -122,6 +125,22 @@ impl Server {
         // The states change under us: the thread looks again itself.
         wake(space, fault.page, 1);
         Served::Done
+    }
+
+    /// A forked child learns the number of its address space.
+    fn answer_beacon(&mut self, space: &AddressSpace, page: VirtualPage) -> Served {
+        let Ok(_gate) = space.shared() else { return Served::Done };
+        let buffer = &mut self.buffer[0];
+        buffer.fill(0);
+        buffer[..8].copy_from_slice(&space.id.to_le_bytes());
+        match copy(space, page, buffer, 1) {
+            Ok(()) => Served::Done,
+            Err(Partial { errno: Errno::EEXIST, .. }) => {
+                wake(space, page, 1);
+                Served::Done
+            }
+            Err(partial) => after_failure(space, page, partial.errno),
+        }
     }
 
     /// A staged page is touched: it comes back by copy. The helper could move it back, but a

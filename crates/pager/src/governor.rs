@@ -199,6 +199,8 @@ impl Governor {
 
 fn worth_a_look(space: &AddressSpace) -> bool {
     let resident = space.resident_pages();
+    // Growth counts from the least there was since the last look, as reclaim shrinks it.
+    space.resident_at_look.fetch_min(resident, Ordering::Relaxed);
     let grown = resident - space.resident_at_look.load(Ordering::Relaxed);
     space.attached().is_some()
         && !space.is_dead()

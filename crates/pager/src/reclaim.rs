@@ -15,7 +15,7 @@
 use crate::address_space::AddressSpace;
 use crate::fault::{Admission, Fault, Served, Server, wake};
 use crate::group::{Group, Watermarks, lock};
-use crate::mover::Run;
+use crate::mover::{Run, Settled};
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use crate::state::PageState;
@@ -47,14 +47,21 @@ pub struct Reclaimer {
 /// What one round did.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
-    posted: usize,
+    staged: usize,
     stored: usize,
     dropped: usize,
 }
 
 impl Progress {
+    /// What was only asked for, and may be refused again and again, is no progress.
     fn any(self) -> bool {
-        self.posted + self.stored + self.dropped > 0
+        self.staged + self.stored + self.dropped > 0
+    }
+
+    fn add(&mut self, settled: Option<Settled>) {
+        let settled = settled.unwrap_or_default();
+        self.staged += settled.staged;
+        self.dropped += settled.dropped;
     }
 }
 
@@ -158,13 +165,16 @@ impl Reclaimer {
         let mut progress = Progress::default();
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
         if let Ok(gate) = space.shared() {
-            progress.dropped += space.settle().map_or(0, |settled| settled.dropped);
+            progress.add(space.settle());
             if !lock(&space.mover).is_busy() {
                 let staged = lock(&space.stage).live();
                 let wanted = (excess + stage_target(&self.group)).saturating_sub(staged).min(BATCH);
                 let moves = plan(space, wanted, self.group.seconds());
                 let drops = lock(&space.stage).take_dead(RUNS_MAX);
-                progress.posted = moves.iter().map(|run| run.pages as usize).sum();
+                if wanted > 0 && moves.is_empty() {
+                    // Nothing to be had in what is managed: maybe there is more by now.
+                    space.look_again.store(true, Ordering::Relaxed);
+                }
                 if !moves.is_empty() || !drops.is_empty() {
                     space.post(&gate, moves, drops);
                 }
@@ -180,7 +190,7 @@ impl Reclaimer {
             && space.channel.wait_done(posted, HELPER_PATIENCE)
             && let Ok(_gate) = space.shared()
         {
-            progress.dropped += space.settle().map_or(0, |settled| settled.dropped);
+            progress.add(space.settle());
         }
         progress
     }
