@@ -90,6 +90,9 @@ pub enum Corruption {
     /// The header gives a length that the object cannot have.
     #[error("the object's length is impossible")]
     BadLength,
+    /// The data is not what was encrypted for this slot.
+    #[error("the data is damaged, outdated or forged")]
+    Forged,
     /// The compressed data does not decode to a page.
     #[error("the data does not decode")]
     Undecodable,

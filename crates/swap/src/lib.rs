@@ -35,6 +35,9 @@
 //! The crate makes no system call and knows no address space: its memory comes from a
 //! [`zsmalloc::PageSource`].
 
+// The models use only a part of what they share with the space.
+#![cfg_attr(loom, allow(dead_code))]
+
 mod counts;
 mod entry;
 mod grace;
@@ -84,5 +87,8 @@ pub use {
     page::{PAGE_SIZE, Page, fill, fill_word},
     scratch::Scratch,
     space::{SwapConfig, SwapSpace},
-    tier::{Fault, Faults, FaultyTier, NoopTier, Placed, Stored, Tier},
+    tier::{
+        Fault, Faults, FaultyTier, FileBackend, FileKey, FileTier, FileUsage, NoopTier, Placed,
+        Stored, Tier,
+    },
 };

@@ -11,7 +11,7 @@ use zsmalloc::{ObjectWord, PageSource, Relocate};
 
 use crate::{
     PAGE_SIZE,
-    entry::{Location, Position, TierKind},
+    entry::{Location, Position, TierKind, wrong_entry},
     error::StoreError,
     page::Page,
     scratch::Scratch,
@@ -100,20 +100,17 @@ impl<S: PageSource> SwapSpace<S> {
                         continue;
                     };
                     report.looked_at += 1;
-                    match tier {
-                        TierKind::Compressed if policy.recompress => {
-                            if cell.mark_idle() {
-                                cold[0].push(slot);
-                            }
-                        }
+                    let to = match tier {
+                        TierKind::Compressed if policy.recompress => TierKind::Recompressed,
                         TierKind::Compressed | TierKind::Recompressed | TierKind::Uncompressed
                             if write_back =>
                         {
-                            if cell.mark_idle() {
-                                cold[1].push(slot);
-                            }
+                            TierKind::File
                         }
-                        _ => {}
+                        _ => continue,
+                    };
+                    if cell.mark_idle() {
+                        cold[usize::from(to == TierKind::File)].push(slot);
                     }
                 }
                 let [recompress, write_back] = cold;
@@ -321,8 +318,8 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Keeps a tier's annex word for a page that moves there. No tier that pages move from has
-    /// one where the tier that they move to does, so no load is misled.
+    /// Keeps a tier's annex word for a page that moves there. From here until the entry names the
+    /// new place, a load that needs the old word fails, and tries again once the move is over.
     pub(crate) fn keep_annex(
         &self,
         slot: Slot,
@@ -357,18 +354,14 @@ impl<S: PageSource> SwapSpace<S> {
             }
             return;
         }
-        match self.relocate_from(page, |_| to) {
-            Some(from) => {
-                // Nobody but this migration knows the old place any more, so it stays.
-                let before = self.tier(from.tier).bytes(from.location);
-                self.counters.moved((from.tier, before), (to.tier, after));
-                retired.push(from);
-                report.moved += 1;
-                report.bytes_before += before;
-                report.bytes_after += after;
-            }
-            None => self.tier(to.tier).free(&mut [to.location]),
-        }
+        let from = self.relocate_from(page, |_| to);
+        // Nobody but this migration knows the old place any more, so it stays.
+        let before = self.tier(from.tier).bytes(from.location);
+        self.counters.moved((from.tier, before), (to.tier, after));
+        retired.push(from);
+        report.moved += 1;
+        report.bytes_before += before;
+        report.bytes_after += after;
     }
 
     /// Makes the entry name another tier for the same data.
@@ -376,25 +369,25 @@ impl<S: PageSource> SwapSpace<S> {
         // The data at the place the entry names is not reused while the pin is held, even if
         // compaction moves it.
         let _pin = self.pool.pin();
-        let moved = self.relocate_from(page, |from| Position { tier, ..from });
-        if let Some(from) = moved {
-            let bytes = self.tier(tier).bytes(from.location);
-            self.counters.moved((from.tier, bytes), (tier, bytes));
-        }
+        let from = self.relocate_from(page, |from| Position { tier, ..from });
+        let bytes = self.tier(tier).bytes(from.location);
+        self.counters.moved((from.tier, bytes), (tier, bytes));
     }
 
     /// Replaces a page's position, following it if compaction moves it within its tier. Returns
     /// the position that was replaced.
-    fn relocate_from(&self, page: &Moving, to: impl Fn(Position) -> Position) -> Option<Position> {
+    fn relocate_from(&self, page: &Moving, to: impl Fn(Position) -> Position) -> Position {
         let cell = self.table.entry(page.slot);
         let mut from = page.from;
         loop {
             if cell.relocate(from, to(from)) {
-                return Some(from);
+                return from;
             }
-            match cell.load().position() {
+            // The migration holds a count and is the only one.
+            let found = cell.load();
+            match found.position() {
                 Some(now) if now.tier == from.tier => from = now,
-                _ => return None,
+                _ => wrong_entry(page.slot, found, "moving its page"),
             }
         }
     }

@@ -98,6 +98,14 @@ impl World {
         }
     }
 
+    fn release_one(&self) {
+        self.release();
+    }
+
+    fn migrate_away(&self) {
+        self.migrate();
+    }
+
     /// Moves the page from storage 0 to 1 as a migration does, if it is still there.
     fn migrate(&self) -> bool {
         let Some(from) = self.cell.try_hold(SLOT, &self.overflow) else {
@@ -165,6 +173,22 @@ fn what_is_published_is_what_was_written() {
 }
 
 #[test]
+fn a_cancelled_store_was_never_there() {
+    model(|| {
+        let world = Arc::new(World::new());
+        pair(
+            &world,
+            |w| {
+                assert!(w.cell.reserve(SLOT));
+                w.cell.cancel(SLOT);
+            },
+            |w| assert_eq!(w.cell.try_hold(SLOT, &w.overflow), None),
+        );
+        world.assert_gone();
+    });
+}
+
+#[test]
 fn two_last_releases_free_once() {
     model(|| {
         let world = World::stored(2);
@@ -180,14 +204,10 @@ fn two_last_releases_free_once() {
 fn load_beside_release() {
     model(|| {
         let world = World::stored(2);
-        pair(
-            &world,
-            |w| drop(w.release()),
-            |w| {
-                w.load();
-                w.release();
-            },
-        );
+        pair(&world, World::release_one, |w| {
+            w.load();
+            w.release();
+        });
         world.assert_gone();
     });
 }
@@ -218,7 +238,7 @@ fn duplicate_beside_release_at_the_border() {
     for start in MAX_INLINE_COUNT..=MAX_INLINE_COUNT + 2 {
         model(move || {
             let world = World::stored(start);
-            pair(&world, World::duplicate, |w| drop(w.release()));
+            pair(&world, World::duplicate, World::release_one);
             assert_eq!(world.count(), start);
         });
     }
@@ -230,7 +250,7 @@ fn hold_beside_release_at_the_border() {
         model(move || {
             let world = World::stored(start);
             let hold = |w: &World| assert!(w.cell.try_hold(SLOT, &w.overflow).is_some());
-            pair(&world, hold, |w| drop(w.release()));
+            pair(&world, hold, World::release_one);
             assert_eq!(world.count(), start);
         });
     }
@@ -240,7 +260,7 @@ fn hold_beside_release_at_the_border() {
 fn release_beside_release_out_of_overflow() {
     model(|| {
         let world = World::stored(MAX_INLINE_COUNT + 2);
-        pair(&world, |w| drop(w.release()), |w| drop(w.release()));
+        pair(&world, World::release_one, World::release_one);
         assert_eq!(world.count(), MAX_INLINE_COUNT);
     });
 }
@@ -249,7 +269,7 @@ fn release_beside_release_out_of_overflow() {
 fn load_beside_migration() {
     model(|| {
         let world = World::stored(1);
-        pair(&world, |w| drop(w.migrate()), World::load);
+        pair(&world, World::migrate_away, World::load);
         world.load();
         assert!(world.release());
         world.assert_gone();
@@ -260,7 +280,7 @@ fn load_beside_migration() {
 fn release_beside_migration() {
     model(|| {
         let world = World::stored(1);
-        pair(&world, |w| drop(w.migrate()), |w| drop(w.release()));
+        pair(&world, World::migrate_away, World::release_one);
         world.assert_gone();
     });
 }
@@ -269,7 +289,7 @@ fn release_beside_migration() {
 fn duplicate_beside_migration() {
     model(|| {
         let world = World::stored(1);
-        pair(&world, |w| drop(w.migrate()), World::duplicate);
+        pair(&world, World::migrate_away, World::duplicate);
         assert_eq!(world.count(), 2);
         world.load();
     });

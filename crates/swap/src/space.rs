@@ -19,7 +19,7 @@ use crate::{
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, Slot},
     source::SharedSource,
-    sync::{Mutex, atomic::Ordering},
+    sync::{Mutex, lock},
     table::SwapTable,
     tier::{CompressedTier, Placed, SameFilledTier, Stored, Tier, UncompressedTier},
 };
@@ -168,6 +168,20 @@ pub(crate) const STORE_ORDER: [TierKind; 3] = [
 ];
 
 impl<S: PageSource> SwapSpace<S> {
+    /// Adds a tier that pages are moved to, such as a file, before the space is shared.
+    ///
+    /// # Errors
+    ///
+    /// If the space has a tier of this kind.
+    pub fn add_tier(&mut self, tier: Box<dyn Tier>) -> Result<(), NewError> {
+        let place = &mut self.tiers[tier.kind().index()];
+        if place.is_some() {
+            return Err(NewError::Config("the space has a tier of this kind"));
+        }
+        *place = Some(tier);
+        Ok(())
+    }
+
     /// Stores a copy of `page` and returns its slot, with a count of 1. When it returns, the page
     /// is safe: the caller may drop its own.
     ///
@@ -235,39 +249,39 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Finds a tier for a page.
+    /// Finds a tier for a page. What the pool has no room for goes to the file, if there is one.
     fn place(
         &self,
         slot: Slot,
         page: &Page,
         scratch: &mut Scratch,
     ) -> Result<Position, StoreError> {
-        for kind in STORE_ORDER {
+        let mut no_room = None;
+        for kind in STORE_ORDER.into_iter().chain([TierKind::File]) {
+            if kind == TierKind::File && no_room.is_none() {
+                break;
+            }
             let Some(tier) = &self.tiers[kind.index()] else {
                 continue;
             };
-            match tier.store(slot, page, scratch)? {
-                Placed::Declined => {}
-                Placed::At(location) => {
-                    return Ok(Position {
-                        tier: kind,
-                        location,
-                    });
+            let location = match tier.store(slot, page, scratch) {
+                Ok(Placed::Declined) => continue,
+                Ok(Placed::At(location)) => location,
+                Ok(Placed::WithAnnex(location, word)) => {
+                    self.keep_annex(slot, kind, location, word)?
                 }
-                Placed::WithAnnex(location, word) => {
-                    if let Err(error) = self.allocator.take_annex(slot) {
-                        tier.free(&mut [location]);
-                        return Err(error);
-                    }
-                    self.table.annex(slot).store(word, Ordering::Release);
-                    return Ok(Position {
-                        tier: kind,
-                        location,
-                    });
+                Err(error @ StoreError::Pool(_)) => {
+                    no_room = Some(error);
+                    continue;
                 }
-            }
+                Err(error) => return Err(error),
+            };
+            return Ok(Position {
+                tier: kind,
+                location,
+            });
         }
-        Err(StoreError::NoTier)
+        Err(no_room.unwrap_or(StoreError::NoTier))
     }
 
     pub(crate) fn tier(&self, kind: TierKind) -> &dyn Tier {
@@ -288,7 +302,14 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If the slot holds no page.
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
-        match self.read(slot, out, scratch) {
+        let mut found = self.read(slot, out, scratch);
+        if let Err(LoadError::Corrupt { .. }) = found {
+            // The page may be on its way between two tiers that both use its annex word. Nothing
+            // moves while the lock is held, so what is found then is the truth.
+            let _migrator = lock(&self.migrator);
+            found = self.read(slot, out, scratch);
+        }
+        match found {
             Ok(entry) => {
                 self.table.entry(slot).mark_used(entry);
                 self.counters.loaded();

@@ -6,18 +6,20 @@
 
 mod compressed;
 mod fault;
+mod file;
 mod noop;
 mod same_filled;
 mod uncompressed;
 
 pub use fault::{Fault, Faults, FaultyTier};
+pub use file::{FileBackend, FileKey, FileTier, FileUsage};
 pub use noop::NoopTier;
 
 pub(crate) use compressed::{CompressedTier, slot_of};
 pub(crate) use same_filled::SameFilledTier;
 pub(crate) use uncompressed::UncompressedTier;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use crate::{
     entry::{Location, TierKind},
@@ -137,5 +139,46 @@ pub trait Tier: Send + Sync {
     fn reads(&self, other: TierKind) -> bool {
         let _ = other;
         false
+    }
+}
+
+/// A tier that somebody else looks at too.
+impl<T: Tier + ?Sized> Tier for Arc<T> {
+    fn kind(&self) -> TierKind {
+        (**self).kind()
+    }
+
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
+        (**self).store(slot, page, scratch)
+    }
+
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        (**self).load(stored, out, scratch)
+    }
+
+    fn free(&self, locations: &mut [Location]) {
+        (**self).free(locations);
+    }
+
+    fn bytes(&self, location: Location) -> u64 {
+        (**self).bytes(location)
+    }
+
+    fn store_batch(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        (**self).store_batch(pages, scratch, out);
+    }
+
+    fn reads(&self, other: TierKind) -> bool {
+        (**self).reads(other)
     }
 }

@@ -1,6 +1,8 @@
 //! Many threads on one space.
 #![cfg(not(loom))]
 
+mod common;
+
 use std::{
     sync::{
         Mutex,
@@ -23,7 +25,11 @@ fn space() -> SwapSpace<HeapSource> {
         shards: 4,
         ..Default::default()
     };
-    SwapSpace::new(HeapSource::new(), config).unwrap()
+    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
+    space
+        .add_tier(Box::new(common::MemoryFile::default().tier(256 << 20)))
+        .unwrap();
+    space
 }
 
 struct Random(u64);
@@ -66,27 +72,30 @@ fn check(space: &SwapSpace<HeapSource>, slot: Slot, seed: u64, scratch: &mut Scr
     assert!(out == page_of(seed), "wrong page from {slot:?}");
 }
 
-/// Recompresses, brings back and compacts all the time.
+/// Recompresses, writes to a file, brings back and compacts all the time.
 fn keep_moving(space: &SwapSpace<HeapSource>, end: Instant) {
     let mut scratch = Scratch::new();
     let policy = ScanPolicy {
         recompress: true,
         write_back: true,
     };
-    let (mut moved, mut back, mut packed) = (0, 0, 0);
+    let (mut moved, mut back, mut packed, mut in_file) = (0, 0, 0, 0);
     while Instant::now() < end {
         for _ in 0..3 {
             moved += space.scan(policy, 1 << 16, &mut scratch).moved;
         }
+        in_file += space.usage().file_pages;
         packed += space.compact(|| true).objects_moved;
-        let report = space.evacuate(TierKind::Recompressed, &mut scratch);
-        assert_eq!(report.store_error, None);
-        back += report.moved;
-        assert_eq!(report.failed, 0);
+        for tier in [TierKind::File, TierKind::Recompressed] {
+            let report = space.evacuate(tier, &mut scratch);
+            assert_eq!((report.store_error, report.failed), (None, 0));
+            back += report.moved;
+        }
     }
+    let work = (moved, back, packed, in_file);
     assert!(
-        moved > 100 && back > 100 && packed > 0,
-        "{moved} {back} {packed}"
+        moved > 100 && back > 100 && packed > 0 && in_file > 100,
+        "{work:?}"
     );
 }
 

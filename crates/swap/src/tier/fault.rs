@@ -54,6 +54,10 @@ impl Faults {
         self.happened.load(Relaxed)
     }
 
+    fn is_armed(&self, fault: Fault) -> bool {
+        self.pending[fault as usize].load(Relaxed) > 0
+    }
+
     fn strikes(&self, fault: Fault) -> bool {
         let struck = self.pending[fault as usize]
             .fetch_update(Relaxed, Relaxed, |pending| pending.checked_sub(1))
@@ -121,6 +125,23 @@ impl Tier for FaultyTier {
 
     fn bytes(&self, location: Location) -> u64 {
         self.inner.bytes(location)
+    }
+
+    fn store_batch(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        if !self.faults.is_armed(Fault::Store) {
+            self.inner.store_batch(pages, scratch, out);
+        } else {
+            out.extend(
+                pages
+                    .iter()
+                    .map(|&(slot, page)| self.store(slot, page, scratch)),
+            );
+        }
     }
 
     fn reads(&self, other: TierKind) -> bool {

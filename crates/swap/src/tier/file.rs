@@ -1,0 +1,443 @@
+//! Pages in a file: compressed, encrypted, and packed into long runs.
+//!
+//! The file keeps no record of what is where: that is all in memory, and the key is made for the
+//! run, so that the file is worthless to anybody else and after the end. A page is encrypted with
+//! AES-256-GCM under a number that is used once and kept in the slot's annex. Slot and location
+//! are authenticated too. So a page that was damaged, moved, cut off, written under another key,
+//! or that is an older one of the same place (a write that was lost) is refused.
+//!
+//! The tier makes no system call; it is given a [`FileBackend`].
+
+mod cipher;
+mod units;
+
+use std::{fmt, io};
+
+pub use cipher::FileKey;
+
+use cipher::{Cipher, TAG};
+use units::Units;
+
+use crate::{
+    PAGE_SIZE,
+    checksum::Checksums,
+    codec::{Codec, Uncompressed},
+    entry::{Location, TierKind},
+    error::{Corruption, LoadError, NewError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::*},
+        lock,
+    },
+    tier::{Placed, Stored, Tier},
+};
+
+/// What the file is divided into, in bytes.
+const UNIT: usize = 128;
+
+/// Bytes of the checksum before a page's data.
+const CHECKSUM: usize = 4;
+
+/// The longest compressed data; a longer page is kept as it is.
+const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
+
+/// Bytes read at once when pages are loaded in the order in which they were written.
+const READ_AHEAD: usize = 64 << 10;
+
+/// A file, or something like one, of a fixed size.
+pub trait FileBackend: Send + Sync {
+    /// Fills `buffer` from `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// If not all of it could be read.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `data` at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// If not all of it could be written. Some of it may have been.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+}
+
+/// Where a page lies in the file: a unit, and the length of its data; 0 for an uncompressed page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Extent {
+    unit: u64,
+    length: u16,
+}
+
+const LENGTH_BITS: u32 = 12;
+const UNIT_BITS: u32 = Location::BITS - LENGTH_BITS;
+
+const _: () = assert!(MAX_DATA < 1 << LENGTH_BITS);
+
+impl Extent {
+    fn location(self) -> Location {
+        Location::new(self.unit << LENGTH_BITS | u64::from(self.length))
+    }
+
+    fn of(location: Location) -> Self {
+        Self {
+            unit: location.get() >> LENGTH_BITS,
+            length: (location.get() & ((1 << LENGTH_BITS) - 1)) as u16,
+        }
+    }
+
+    fn offset(self) -> u64 {
+        self.unit * UNIT as u64
+    }
+
+    fn data(self) -> usize {
+        if self.length == 0 {
+            PAGE_SIZE
+        } else {
+            usize::from(self.length)
+        }
+    }
+
+    /// Bytes in the file.
+    fn bytes(self) -> usize {
+        CHECKSUM + self.data() + TAG
+    }
+
+    fn units(self) -> usize {
+        self.bytes().div_ceil(UNIT)
+    }
+}
+
+/// A run of the file that was read at once, as it lies there.
+#[derive(Default)]
+struct ReadAhead {
+    /// Where a load would go on that follows the last one.
+    expected: u64,
+    start: u64,
+    data: Vec<u8>,
+}
+
+/// How the file tier fares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct FileUsage {
+    /// Bytes of the file that are taken.
+    pub used_bytes: u64,
+    /// Bytes there are.
+    pub size_bytes: u64,
+    /// Writes that failed. The pages stayed where they were.
+    pub write_errors: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+}
+
+/// Pages in a file.
+pub struct FileTier {
+    backend: Box<dyn FileBackend>,
+    cipher: Cipher,
+    codec: Codec,
+    units: Mutex<Units>,
+    read_ahead: Mutex<ReadAhead>,
+    write_errors: AtomicU64,
+    read_errors: AtomicU64,
+    /// Batches to refuse before the file is tried again after errors.
+    pause: AtomicU64,
+}
+
+/// The most batches refused after an error, so that a full disk is not asked all the time.
+const LONGEST_PAUSE: u64 = 256;
+
+impl FileTier {
+    /// A tier on a file of `bytes` bytes. Pages are compressed with Zstandard at `level`.
+    ///
+    /// # Errors
+    ///
+    /// If the size is out of range: at least a page, at most 2^47 bytes.
+    pub fn new(
+        backend: Box<dyn FileBackend>,
+        bytes: u64,
+        key: &FileKey,
+        level: i32,
+    ) -> Result<Self, NewError> {
+        let units = bytes / UNIT as u64;
+        if bytes < PAGE_SIZE as u64 || units > 1 << UNIT_BITS {
+            return Err(NewError::Config("the swap file must have 4 KiB to 128 TiB"));
+        }
+        Ok(Self {
+            backend,
+            cipher: Cipher::new(key),
+            codec: Codec::Zstd { level },
+            units: Mutex::new(Units::new(units)),
+            read_ahead: Mutex::default(),
+            write_errors: AtomicU64::new(0),
+            read_errors: AtomicU64::new(0),
+            pause: AtomicU64::new(0),
+        })
+    }
+
+    /// How the tier fares.
+    pub fn usage(&self) -> FileUsage {
+        let units = lock(&self.units);
+        FileUsage {
+            used_bytes: units.used() * UNIT as u64,
+            size_bytes: units.size() * UNIT as u64,
+            write_errors: self.write_errors.load(Relaxed),
+            read_errors: self.read_errors.load(Relaxed),
+        }
+    }
+
+    const fn error(reason: &'static str) -> StoreError {
+        StoreError::Tier {
+            tier: TierKind::File,
+            reason,
+        }
+    }
+
+    /// Puts a page's data and checksum at the end of `batch`, with room for the tag and up to the
+    /// next unit. Returns the data's length as an extent has it.
+    fn pack(
+        &self,
+        slot: Slot,
+        page: &Page,
+        scratch: &mut Scratch,
+        batch: &mut Vec<u8>,
+    ) -> Result<u16, StoreError> {
+        batch.extend_from_slice(&Checksums::On.seal(slot, page).to_le_bytes());
+        let length = match self.codec.compress(page, MAX_DATA, scratch) {
+            Ok(data) => {
+                batch.extend_from_slice(data);
+                data.len() as u16
+            }
+            Err(Uncompressed::TooLong) => {
+                batch.extend_from_slice(page);
+                0
+            }
+            Err(Uncompressed::Failed) => {
+                batch.truncate(batch.len() - CHECKSUM);
+                return Err(Self::error("the codec failed"));
+            }
+        };
+        let length_in_file = batch.len() + TAG;
+        batch.resize(length_in_file.next_multiple_of(UNIT), 0);
+        Ok(length)
+    }
+
+    /// Encrypts the packed pages of a run that begins at `unit` and writes it.
+    fn write(
+        &self,
+        unit: u64,
+        packed: &[(Slot, u16)],
+        batch: &mut [u8],
+        placed: &mut Vec<Placed>,
+    ) -> io::Result<()> {
+        let mut rest = &mut *batch;
+        let mut next = unit;
+        for &(slot, length) in packed {
+            let extent = Extent { unit: next, length };
+            let (record, after) = rest.split_at_mut(extent.units() * UNIT);
+            let number = self
+                .cipher
+                .seal(slot, extent.location(), &mut record[..extent.bytes()]);
+            placed.push(Placed::WithAnnex(extent.location(), number));
+            rest = after;
+            next += extent.units() as u64;
+        }
+        self.backend.write_at(unit * UNIT as u64, batch)
+    }
+
+    /// Finds room for packed pages and writes them. Nothing is kept if it fails.
+    fn write_run(
+        &self,
+        packed: &[(Slot, u16)],
+        batch: &mut [u8],
+    ) -> Result<Vec<Placed>, StoreError> {
+        let count = (batch.len() / UNIT) as u64;
+        let unit = lock(&self.units)
+            .take(count)
+            .ok_or(Self::error("the file is full"))?;
+        let mut placed = Vec::with_capacity(packed.len());
+        match self.write(unit, packed, batch, &mut placed) {
+            Ok(()) => {
+                self.pause.store(0, Relaxed);
+                Ok(placed)
+            }
+            Err(_) => {
+                lock(&self.units).give_back(unit, count);
+                let errors = self.write_errors.fetch_add(1, Relaxed);
+                self.pause
+                    .store((1 << errors.min(63)).min(LONGEST_PAUSE), Relaxed);
+                Err(Self::error("a write failed"))
+            }
+        }
+    }
+
+    /// Whether the file is left alone for now, because writes to it failed.
+    fn is_paused(&self) -> bool {
+        self.pause
+            .fetch_update(Relaxed, Relaxed, |pause| pause.checked_sub(1))
+            .is_ok()
+    }
+
+    /// Reads a record, from what was read ahead if it is there. `Ok(true)` if it was.
+    fn read(&self, extent: Extent, record: &mut [u8]) -> io::Result<bool> {
+        let Ok(mut ahead) = self.read_ahead.try_lock() else {
+            return self.read_from_file(extent, record);
+        };
+        let (start, end) = (extent.offset(), extent.offset() + record.len() as u64);
+        let sequential = ahead.expected == start;
+        ahead.expected = start + (extent.units() * UNIT) as u64;
+        if ahead.start <= start && end <= ahead.start + ahead.data.len() as u64 {
+            let at = (start - ahead.start) as usize;
+            record.copy_from_slice(&ahead.data[at..at + record.len()]);
+            return Ok(true);
+        }
+        if !sequential {
+            drop(ahead);
+            return self.read_from_file(extent, record);
+        }
+        let written = lock(&self.units).reached() * UNIT as u64;
+        let length = (written.saturating_sub(start) as usize).clamp(record.len(), READ_AHEAD);
+        ahead.start = start;
+        ahead.data.resize(length, 0);
+        if self.backend.read_at(start, &mut ahead.data).is_err() {
+            ahead.data.clear();
+            drop(ahead);
+            return self.read_from_file(extent, record);
+        }
+        record.copy_from_slice(&ahead.data[..record.len()]);
+        Ok(false)
+    }
+
+    fn read_from_file(&self, extent: Extent, record: &mut [u8]) -> io::Result<bool> {
+        self.backend
+            .read_at(extent.offset(), record)
+            .map(|()| false)
+    }
+
+    fn decode(
+        &self,
+        stored: Stored<'_>,
+        record: &mut [u8],
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), Corruption> {
+        let extent = Extent::of(stored.location());
+        let opened = self
+            .cipher
+            .open(stored.slot(), stored.location(), stored.annex(), record);
+        let plain = opened.ok_or(Corruption::Forged)?;
+        let (checksum, data) = plain.split_first_chunk().ok_or(Corruption::BadLength)?;
+        match data.first_chunk::<PAGE_SIZE>() {
+            Some(page) if extent.length == 0 => *out = *page,
+            _ if self.codec.decompress(data, out, scratch) => {}
+            _ => return Err(Corruption::Undecodable),
+        }
+        Checksums::On.verify(stored.slot(), out, u32::from_le_bytes(*checksum))
+    }
+}
+
+impl Tier for FileTier {
+    fn kind(&self) -> TierKind {
+        TierKind::File
+    }
+
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
+        let mut out = Vec::with_capacity(1);
+        self.store_batch(&[(slot, page)], scratch, &mut out);
+        out.pop().unwrap_or(Err(Self::error("no outcome")))
+    }
+
+    fn store_batch(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        if self.is_paused() {
+            out.extend(
+                pages
+                    .iter()
+                    .map(|_| Err(Self::error("a recent write failed"))),
+            );
+            return;
+        }
+        let mut batch = Vec::with_capacity(pages.len() * PAGE_SIZE / 2);
+        let mut packed = Vec::with_capacity(pages.len());
+        let mut outcomes = Vec::with_capacity(pages.len());
+        for &(slot, page) in pages {
+            let length = self.pack(slot, page, scratch, &mut batch);
+            packed.extend(length.map(|length| (slot, length)));
+            outcomes.push(length.map(drop));
+        }
+        let placed: Vec<Result<Placed, StoreError>> = match self.write_run(&packed, &mut batch) {
+            Ok(placed) => placed.into_iter().map(Ok).collect(),
+            // Room for one page here and there may be left.
+            Err(error) if error == Self::error("the file is full") && packed.len() > 1 => {
+                let mut rest = &mut batch[..];
+                let one = |&(slot, length): &(Slot, u16)| {
+                    let units = Extent { unit: 0, length }.units();
+                    let (record, after) = std::mem::take(&mut rest).split_at_mut(units * UNIT);
+                    rest = after;
+                    let mut placed = self.write_run(&[(slot, length)], record)?;
+                    placed.pop().ok_or(error)
+                };
+                packed.iter().map(one).collect()
+            }
+            Err(error) => packed.iter().map(|_| Err(error)).collect(),
+        };
+        let mut placed = placed.into_iter();
+        out.extend(outcomes.into_iter().map(|outcome| {
+            outcome.and_then(|()| placed.next().unwrap_or(Err(Self::error("no outcome"))))
+        }));
+    }
+
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let (slot, tier) = (stored.slot(), TierKind::File);
+        let failed = |_| {
+            self.read_errors.fetch_add(1, Relaxed);
+            LoadError::Tier {
+                slot,
+                tier,
+                reason: "a read failed",
+            }
+        };
+        let extent = Extent::of(stored.location());
+        let mut buffer = [0; CHECKSUM + PAGE_SIZE + TAG];
+        let record = &mut buffer[..extent.bytes()];
+        let from_cache = self.read(extent, record).map_err(failed)?;
+        let mut decoded = self.decode(stored, record, out, scratch);
+        if decoded.is_err() && from_cache {
+            // What was read ahead may have been written since.
+            self.read_from_file(extent, record).map_err(failed)?;
+            decoded = self.decode(stored, record, out, scratch);
+        }
+        decoded.map_err(|what| LoadError::Corrupt { slot, tier, what })
+    }
+
+    fn free(&self, locations: &mut [Location]) {
+        let mut units = lock(&self.units);
+        for &location in &*locations {
+            let extent = Extent::of(location);
+            units.give_back(extent.unit, extent.units() as u64);
+        }
+    }
+
+    fn bytes(&self, location: Location) -> u64 {
+        (Extent::of(location).units() * UNIT) as u64
+    }
+}
+
+impl fmt::Debug for FileTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileTier")
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,99 @@
+//! Authenticated encryption of pages in a file.
+
+use std::fmt;
+
+use aes_gcm::{AeadInPlace, Aes256Gcm, Key, KeyInit, Nonce, Tag};
+use zeroize::ZeroizeOnDrop;
+
+use crate::{
+    entry::Location,
+    slot::Slot,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// Bytes that a sealed record is longer than what it holds.
+pub(super) const TAG: usize = 16;
+
+/// The key of a swap file: 32 random bytes, made for one run and used for one file. It is
+/// overwritten when it is dropped.
+#[derive(ZeroizeOnDrop)]
+pub struct FileKey([u8; 32]);
+
+impl FileKey {
+    /// A key of these bytes, which must come from the system's random number generator and must
+    /// not be used for anything else.
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for FileKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FileKey(…)")
+    }
+}
+
+/// AES-256-GCM with numbers that are never used twice.
+pub(super) struct Cipher {
+    cipher: Aes256Gcm,
+    /// The number of the next record. A run cannot use up 64 bits.
+    next: AtomicU64,
+}
+
+impl Cipher {
+    pub(super) fn new(key: &FileKey) -> Self {
+        let cipher = Aes256Gcm::new(Key::<Aes256Gcm>::from_slice(&key.0));
+        Self {
+            cipher,
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Encrypts all of `record` but its last bytes, which become the tag. Returns the number it
+    /// was encrypted under.
+    pub(super) fn seal(&self, slot: Slot, location: Location, record: &mut [u8]) -> u64 {
+        let number = self.next.fetch_add(1, Relaxed);
+        let (data, tag) = record.split_at_mut(record.len() - TAG);
+        let sealed = self
+            .cipher
+            .encrypt_in_place_detached(&nonce(number), &bound(slot, location), data)
+            .expect("a page is far shorter than the cipher's limit");
+        tag.copy_from_slice(&sealed);
+        number
+    }
+
+    /// Decrypts a record in place; `None` if it is not what was sealed for this slot, location and
+    /// number.
+    pub(super) fn open<'r>(
+        &self,
+        slot: Slot,
+        location: Location,
+        number: u64,
+        record: &'r mut [u8],
+    ) -> Option<&'r [u8]> {
+        let (data, tag) = record.split_at_mut(record.len().checked_sub(TAG)?);
+        self.cipher
+            .decrypt_in_place_detached(
+                &nonce(number),
+                &bound(slot, location),
+                data,
+                Tag::from_slice(tag),
+            )
+            .ok()?;
+        Some(data)
+    }
+}
+
+fn nonce(number: u64) -> Nonce<aes_gcm::aead::consts::U12> {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    bytes.into()
+}
+
+/// What a record is bound to besides its contents.
+fn bound(slot: Slot, location: Location) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&location.get().to_le_bytes());
+    bytes[8..].copy_from_slice(&slot.raw().to_le_bytes());
+    bytes
+}

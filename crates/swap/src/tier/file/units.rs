@@ -1,0 +1,158 @@
+//! Which units of a file are taken.
+
+/// A bit for each unit, as far as the file has been used.
+#[derive(Debug)]
+pub(super) struct Units {
+    taken: Vec<u64>,
+    size: u64,
+    used: u64,
+    /// Where the next search begins.
+    next: u64,
+}
+
+const BITS: u64 = u64::BITS as u64;
+
+impl Units {
+    pub(super) fn new(size: u64) -> Self {
+        Self {
+            taken: Vec::new(),
+            size,
+            used: 0,
+            next: 0,
+        }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// No unit from here on has ever been taken.
+    pub(super) fn reached(&self) -> u64 {
+        (self.taken.len() as u64 * BITS).min(self.size)
+    }
+
+    /// Takes `count` units in a row and returns the first.
+    pub(super) fn take(&mut self, count: u64) -> Option<u64> {
+        if count == 0 || count > self.size - self.used {
+            return None;
+        }
+        // New ground first: what was written together then lies together.
+        let start = self
+            .find(self.next, self.size, count)
+            .or_else(|| self.find(0, self.next.saturating_add(count).min(self.size), count))?;
+        let words = (start + count).div_ceil(BITS) as usize;
+        if words > self.taken.len() {
+            self.taken.try_reserve(words - self.taken.len()).ok()?;
+            self.taken.resize(words, 0);
+        }
+        self.set(start, count, true);
+        self.used += count;
+        self.next = start + count;
+        Some(start)
+    }
+
+    /// The first run of `count` free units from `from` that ends at `to` or before.
+    fn find(&self, from: u64, to: u64, count: u64) -> Option<u64> {
+        let mut start = from;
+        let mut at = from;
+        while at < start + count {
+            if start + count > to {
+                return None;
+            }
+            let word = self.taken.get((at / BITS) as usize).copied().unwrap_or(0);
+            let rest = word >> (at % BITS);
+            let free = u64::from(rest.trailing_zeros()).min(BITS - at % BITS);
+            if rest == 0 || at + free >= start + count {
+                at += if rest == 0 { BITS - at % BITS } else { free };
+            } else {
+                // Behind the run of taken units that follows.
+                let taken = u64::from((rest >> free).trailing_ones());
+                at += free + taken;
+                start = at;
+            }
+        }
+        Some(start)
+    }
+
+    /// Gives units back.
+    ///
+    /// # Panics
+    ///
+    /// If one of them is not taken: an entry was wrong.
+    pub(super) fn give_back(&mut self, start: u64, count: u64) {
+        self.set(start, count, false);
+        self.used -= count;
+    }
+
+    fn set(&mut self, start: u64, count: u64, taken: bool) {
+        let mut at = start;
+        while at < start + count {
+            let bits = (BITS - at % BITS).min(start + count - at);
+            let mask = (u64::MAX >> (BITS - bits)) << (at % BITS);
+            let word = self.taken.get_mut((at / BITS) as usize);
+            let word = word.unwrap_or_else(|| panic!("unit {at} of the swap file was never taken"));
+            let before = if taken { !*word } else { *word };
+            assert_eq!(
+                before & mask,
+                mask,
+                "units of the swap file from {start} on are mixed up"
+            );
+            *word ^= mask;
+            at += bits;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_never_overlap_and_all_space_is_found() {
+        let size = 1000;
+        let mut units = Units::new(size);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        let mut owner = vec![false; size as usize];
+        let mut random = 12345_u64;
+        for _ in 0..20_000 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let count = 1 + (random >> 33) % 90;
+            if random >> 63 == 0 {
+                if let Some(start) = units.take(count) {
+                    for unit in start..start + count {
+                        assert!(!std::mem::replace(&mut owner[unit as usize], true));
+                    }
+                    runs.push((start, count));
+                } else {
+                    let mut longest = 0;
+                    let mut length = 0;
+                    for &taken in &owner {
+                        length = if taken { 0 } else { length + 1 };
+                        longest = longest.max(length);
+                    }
+                    assert!(longest < count, "{count} units were free");
+                }
+            } else if !runs.is_empty() {
+                let (start, count) = runs.swap_remove((random >> 40) as usize % runs.len());
+                units.give_back(start, count);
+                owner[start as usize..(start + count) as usize].fill(false);
+            }
+            assert_eq!(units.used(), runs.iter().map(|run| run.1).sum::<u64>());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "mixed up")]
+    fn giving_back_twice_stops() {
+        let mut units = Units::new(100);
+        let start = units.take(7).unwrap();
+        units.give_back(start, 7);
+        units.give_back(start, 7);
+    }
+}

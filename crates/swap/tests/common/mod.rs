@@ -1,0 +1,93 @@
+//! What several tests need.
+#![allow(dead_code)]
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page};
+
+/// A file in memory that can be made to fail, and whose contents can be damaged.
+#[derive(Clone, Default)]
+pub struct MemoryFile {
+    pub contents: Arc<Mutex<Vec<u8>>>,
+    /// Writes beyond this many bytes fail, as on a full disk; 0 for no end.
+    pub disk: Arc<AtomicU64>,
+    /// So many reads to come fail.
+    pub bad_reads: Arc<AtomicU64>,
+    pub reads: Arc<AtomicU64>,
+    pub writes: Arc<AtomicU64>,
+}
+
+impl MemoryFile {
+    pub fn tier(&self, bytes: u64) -> Arc<FileTier> {
+        let key = FileKey::new([7; 32]);
+        Arc::new(FileTier::new(Box::new(self.clone()), bytes, &key, 1).unwrap())
+    }
+}
+
+impl FileBackend for MemoryFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let bad = |count: u64| count.checked_sub(1);
+        if self
+            .bad_reads
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, bad)
+            .is_ok()
+        {
+            return Err(io::Error::other("injected EIO"));
+        }
+        let contents = self.contents.lock().unwrap();
+        let offset = offset as usize;
+        let data = contents.get(offset..offset + buffer.len());
+        buffer.copy_from_slice(data.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let end = offset as usize + data.len();
+        let disk = self.disk.load(Ordering::Relaxed) as usize;
+        if disk > 0 && end > disk {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut contents = self.contents.lock().unwrap();
+        if contents.len() < end {
+            contents.resize(end, 0);
+        }
+        contents[offset as usize..end].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+fn random_words(seed: u64, page: &mut Page, mut word: impl FnMut(usize, u64) -> u64) {
+    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for (index, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        *bytes = word(index, random).to_le_bytes();
+    }
+}
+
+/// A page that compresses about 2:1 and is different for each `seed`.
+pub fn text(seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    random_words(
+        seed,
+        &mut page,
+        |index, random| if index % 2 == 0 { random } else { seed },
+    );
+    page
+}
+
+/// A page that does not compress.
+pub fn noise(seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    random_words(seed, &mut page, |_, random| random);
+    page
+}
