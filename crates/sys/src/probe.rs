@@ -47,19 +47,38 @@ pub struct Check {
 impl Check {
     /// Something that is there.
     pub fn ok(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, verdict: Verdict::Ok, found: found.into(), remedy: None }
+        Check {
+            name,
+            verdict: Verdict::Ok,
+            found: found.into(),
+            remedy: None,
+        }
     }
 
     /// Something that is missing, and what mends it.
-    pub fn missing(name: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Check {
+    pub fn missing(
+        name: &'static str,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Check {
         let remedy = Some(remedy.into());
-        Check { name, verdict: Verdict::Missing, found: found.into(), remedy }
+        Check {
+            name,
+            verdict: Verdict::Missing,
+            found: found.into(),
+            remedy,
+        }
     }
 
     /// Something worth knowing.
     pub fn note(name: &'static str, found: impl Into<String>, remedy: Option<&str>) -> Check {
         let remedy = remedy.map(str::to_owned);
-        Check { name, verdict: Verdict::Note, found: found.into(), remedy }
+        Check {
+            name,
+            verdict: Verdict::Note,
+            found: found.into(),
+            remedy,
+        }
     }
 }
 
@@ -82,7 +101,10 @@ const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that a
 #[must_use]
 pub fn requirements() -> Vec<Check> {
     let mut checks = vec![kernel(), page_size(), create()];
-    if checks.last().is_some_and(|check| check.verdict == Verdict::Ok) {
+    if checks
+        .last()
+        .is_some_and(|check| check.verdict == Verdict::Ok)
+    {
         checks.extend([features(), fork_events(), move_pages()]);
     }
     checks.extend([read_memory(), process_descriptors()]);
@@ -92,7 +114,13 @@ pub fn requirements() -> Vec<Check> {
 /// What is worth knowing besides.
 #[must_use]
 pub fn notes() -> Vec<Check> {
-    vec![seccomp(), memlock(), memory_limit(), host_swap(), huge_pages()]
+    vec![
+        seccomp(),
+        memlock(),
+        memory_limit(),
+        host_swap(),
+        huge_pages(),
+    ]
 }
 
 fn kernel() -> Check {
@@ -119,7 +147,11 @@ fn page_size() -> Check {
     if bytes == PAGE_SIZE as libc::c_long {
         Check::ok("page-size", format!("{bytes} bytes"))
     } else {
-        Check::missing("page-size", format!("{bytes} bytes, not 4096"), "use a 4 KiB-page kernel")
+        Check::missing(
+            "page-size",
+            format!("{bytes} bytes, not 4096"),
+            "use a 4 KiB-page kernel",
+        )
     }
 }
 
@@ -134,7 +166,11 @@ impl Probe {
     fn open() -> Result<Probe, Errno> {
         let uffd = Uffd::create()?;
         // SAFETY: `create` returned a descriptor that nobody else knows.
-        Ok(Probe { uffd, _descriptor: unsafe { OwnedFd::from_raw_fd(uffd.0) } })
+        let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
+        Ok(Probe {
+            uffd,
+            _descriptor: descriptor,
+        })
     }
 }
 
@@ -144,10 +180,10 @@ fn create() -> Check {
     let device = device_opens();
     match Probe::open() {
         Ok(_) if is_root() || allowed_to_all || device => {
-            let by = match (allowed_to_all, device) {
-                (true, _) => "vm.unprivileged_userfaultfd is 1",
-                (false, true) => "/dev/userfaultfd opens",
-                (false, false) => "by CAP_SYS_PTRACE",
+            let by = match allowed_to_all {
+                true => "vm.unprivileged_userfaultfd is 1",
+                _ if is_root() => "by CAP_SYS_PTRACE",
+                _ => "/dev/userfaultfd opens",
             };
             Check::ok(NAME, format!("may be created ({by})"))
         }
@@ -166,9 +202,11 @@ fn create() -> Check {
             "refused by a system call filter (Docker's default profile does)",
             CONTAINER_SECCOMP,
         ),
-        Err(errno) => {
-            Check::missing(NAME, format!("not permitted ({errno})"), unprivileged_remedy())
-        }
+        Err(errno) => Check::missing(
+            NAME,
+            format!("not permitted ({errno})"),
+            unprivileged_remedy(),
+        ),
     }
 }
 
@@ -183,15 +221,22 @@ fn unprivileged_remedy() -> String {
 }
 
 fn device_opens() -> bool {
-    fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd").is_ok()
+    fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd")
+        .is_ok()
 }
 
 fn features() -> Check {
     const NAME: &str = "userfaultfd-features";
     match Probe::open().and_then(|probe| probe.uffd.api(0)) {
         Ok(has) => {
-            let lacks: Vec<&str> =
-                FEATURES.iter().filter(|(bit, _)| has & bit == 0).map(|&(_, name)| name).collect();
+            let lacks: Vec<&str> = FEATURES
+                .iter()
+                .filter(|(bit, _)| has & bit == 0)
+                .map(|&(_, name)| name)
+                .collect();
             if lacks.is_empty() {
                 let names: Vec<&str> = FEATURES.iter().map(|&(_, name)| name).collect();
                 Check::ok(NAME, names.join(" "))
@@ -283,8 +328,14 @@ fn read_memory() -> Check {
     let word = 0x5eed_u64;
     let mut copy = 0_u64;
     let bytes = std::mem::size_of::<u64>();
-    let local = libc::iovec { iov_base: (&raw mut copy).cast(), iov_len: bytes };
-    let remote = libc::iovec { iov_base: (&raw const word).cast_mut().cast(), iov_len: bytes };
+    let local = libc::iovec {
+        iov_base: (&raw mut copy).cast(),
+        iov_len: bytes,
+    };
+    let remote = libc::iovec {
+        iov_base: (&raw const word).cast_mut().cast(),
+        iov_len: bytes,
+    };
     // SAFETY: both vectors name live words of this process, of the length told.
     let read =
         unsafe { libc::process_vm_readv(std::process::id() as i32, &local, 1, &remote, 1, 0) };
@@ -308,7 +359,11 @@ fn process_descriptors() -> Check {
     // SAFETY: takes a process number and flags; returns a new descriptor or an error.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
     if fd < 0 {
-        return Check::missing(NAME, format!("pidfd_open: {}", last_errno()), CONTAINER_SECCOMP);
+        return Check::missing(
+            NAME,
+            format!("pidfd_open: {}", last_errno()),
+            CONTAINER_SECCOMP,
+        );
     }
     // SAFETY: the descriptor is new and known to nobody else.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
@@ -317,12 +372,19 @@ fn process_descriptors() -> Check {
 
 fn seccomp() -> Check {
     let filtered = status_field("Seccomp:").is_some_and(|mode| mode.trim() != "0");
-    let found = if filtered { "a system call filter is in force" } else { "no system call filter" };
+    let found = if filtered {
+        "a system call filter is in force"
+    } else {
+        "no system call filter"
+    };
     Check::note("seccomp", found, None)
 }
 
 fn memlock() -> Check {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: writes one structure that lives here.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     if may_lock_memory() {
@@ -331,7 +393,10 @@ fn memlock() -> Check {
     let bytes = if asked == 0 { limit.rlim_cur } else { 0 };
     Check::note(
         "memlock",
-        format!("at most {} KiB may be locked: the host may swap memfold out", bytes / 1024),
+        format!(
+            "at most {} KiB may be locked: the host may swap memfold out",
+            bytes / 1024
+        ),
         Some("ulimit -l unlimited   (as root, or in /etc/security/limits.conf)"),
     )
 }
@@ -339,7 +404,10 @@ fn memlock() -> Check {
 /// Whether this process may lock any amount of memory.
 #[must_use]
 pub fn may_lock_memory() -> bool {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
     // SAFETY: writes one structure that lives here.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     has_capability(CAP_IPC_LOCK) || (asked == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
@@ -347,11 +415,21 @@ pub fn may_lock_memory() -> bool {
 
 fn memory_limit() -> Check {
     let found = match memory_allowance() {
-        Ok(Allowance { bytes, source: AllowanceSource::Host }) => {
+        Ok(Allowance {
+            bytes,
+            source: AllowanceSource::Host,
+        }) => {
             format!("{} MiB, the host's memory (no cgroup limit)", bytes >> 20)
         }
-        Ok(Allowance { bytes, source: AllowanceSource::Cgroup(path) }) => {
-            format!("{} MiB, the limit of the cgroup {}", bytes >> 20, path.display())
+        Ok(Allowance {
+            bytes,
+            source: AllowanceSource::Cgroup(path),
+        }) => {
+            format!(
+                "{} MiB, the limit of the cgroup {}",
+                bytes >> 20,
+                path.display()
+            )
         }
         Err(error) => format!("unknown: {error}"),
     };
@@ -359,7 +437,10 @@ fn memory_limit() -> Check {
 }
 
 fn host_swap() -> Check {
-    let areas = fs::read_to_string("/proc/swaps").unwrap_or_default().lines().count();
+    let areas = fs::read_to_string("/proc/swaps")
+        .unwrap_or_default()
+        .lines()
+        .count();
     let found = match areas.saturating_sub(1) {
         0 => "the host has no swap".to_owned(),
         areas => format!("the host has {areas} swap areas; memfold works beside them"),
@@ -370,7 +451,11 @@ fn host_swap() -> Check {
 fn huge_pages() -> Check {
     let setting = read_line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
-    let effect = if chosen == "always" { "; they are split when part of one is paged out" } else { "" };
+    let effect = if chosen == "always" {
+        "; they are split when part of one is paged out"
+    } else {
+        ""
+    };
     Check::note("transparent-huge-pages", format!("{chosen}{effect}"), None)
 }
 
@@ -390,7 +475,9 @@ fn is_root() -> bool {
 
 fn status_field(name: &str) -> Option<String> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name).map(str::to_owned))
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix(name).map(str::to_owned))
 }
 
 fn read_line(path: &str) -> Option<String> {
@@ -416,15 +503,22 @@ mod tests {
     #[test]
     fn every_gap_comes_with_its_mend() {
         for check in requirements() {
-            assert_eq!(check.verdict == Verdict::Missing, check.remedy.is_some(), "{check:?}");
+            assert_eq!(
+                check.verdict == Verdict::Missing,
+                check.remedy.is_some(),
+                "{check:?}"
+            );
             assert!(!check.found.contains('\n'), "{check:?}");
         }
     }
 
     #[test]
     fn names_are_unique() {
-        let mut names: Vec<_> =
-            requirements().into_iter().chain(notes()).map(|check| check.name).collect();
+        let mut names: Vec<_> = requirements()
+            .into_iter()
+            .chain(notes())
+            .map(|check| check.name)
+            .collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();

@@ -30,18 +30,26 @@ pub struct Allowance {
 pub fn memory_allowance() -> io::Result<Allowance> {
     let host = host_bytes(&fs::read_to_string("/proc/meminfo")?)
         .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal"))?;
-    let mut least = Allowance { bytes: host, source: AllowanceSource::Host };
+    let mut least = Allowance {
+        bytes: host,
+        source: AllowanceSource::Host,
+    };
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     for hierarchy in hierarchies(&mounts, &cgroups) {
         for folder in hierarchy.folders() {
             let file = folder.join(hierarchy.file);
-            let Some(bytes) = fs::read_to_string(file).ok().and_then(|text| limit_bytes(&text))
+            let Some(bytes) = fs::read_to_string(file)
+                .ok()
+                .and_then(|text| limit_bytes(&text))
             else {
                 continue;
             };
             if bytes < least.bytes {
-                least = Allowance { bytes, source: AllowanceSource::Cgroup(folder) };
+                least = Allowance {
+                    bytes,
+                    source: AllowanceSource::Cgroup(folder),
+                };
             }
         }
     }
@@ -49,7 +57,9 @@ pub fn memory_allowance() -> io::Result<Allowance> {
 }
 
 fn host_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -81,9 +91,13 @@ impl Hierarchy {
 fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
     let mut found = Vec::new();
     for line in mounts.lines() {
-        let Some((mount, file_system)) = line.split_once(" - ") else { continue };
+        let Some((mount, file_system)) = line.split_once(" - ") else {
+            continue;
+        };
         let mount: Vec<&str> = mount.split(' ').collect();
-        let (Some(root), Some(mount_point)) = (mount.get(3), mount.get(4)) else { continue };
+        let (Some(root), Some(mount_point)) = (mount.get(3), mount.get(4)) else {
+            continue;
+        };
         let mut file_system = file_system.split(' ');
         let (file, path) = match (file_system.next(), file_system.nth(1)) {
             (Some("cgroup2"), _) => ("memory.max", path_in(cgroups, |names| names.is_empty())),
@@ -96,12 +110,16 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
         let Some(path) = path else { continue };
         // In a container the mount's root is the container's own cgroup, and the process's path
         // may be told from the host's root or from there.
-        let below = Path::new(path).strip_prefix(root).unwrap_or_else(|_| {
-            Path::new(path).strip_prefix("/").unwrap_or(Path::new(""))
-        });
+        let below = Path::new(path)
+            .strip_prefix(root)
+            .unwrap_or_else(|_| Path::new(path).strip_prefix("/").unwrap_or(Path::new("")));
         let mount_point = PathBuf::from(mount_point);
         let folder = mount_point.join(below);
-        found.push(Hierarchy { mount_point, folder, file });
+        found.push(Hierarchy {
+            mount_point,
+            folder,
+            file,
+        });
     }
     found
 }
@@ -151,7 +169,10 @@ mod tests {
     fn limits_are_read() {
         assert_eq!(limit_bytes("max\n"), None);
         assert_eq!(limit_bytes("1048576\n"), Some(1 << 20));
-        assert_eq!(host_bytes("MemTotal:       24000000 kB\nMemFree: 1 kB\n"), Some(24_576_000_000));
+        assert_eq!(
+            host_bytes("MemTotal:       24000000 kB\nMemFree: 1 kB\n"),
+            Some(24_576_000_000)
+        );
     }
 
     #[test]

@@ -1,0 +1,45 @@
+//! memfold's own failures: one line and an exit status.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// The program was not started, or memfold failed by itself.
+pub const OWN: u8 = 125;
+/// The program was found but could not be executed.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The program was not found.
+pub const NOT_FOUND: u8 = 127;
+
+/// Why memfold ends without the program's own exit status.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    status: u8,
+}
+
+impl Failure {
+    /// A failure of memfold's own, exit status 125. `message` is one line, with the remedy.
+    pub fn own(message: impl Into<String>) -> Failure {
+        Failure::with_status(OWN, message)
+    }
+
+    /// A failure with another status.
+    pub fn with_status(status: u8, message: impl Into<String>) -> Failure {
+        Failure {
+            message: message.into(),
+            status,
+        }
+    }
+
+    /// Tells the user and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        eprintln!("memfold: {self}");
+        ExitCode::from(self.status)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

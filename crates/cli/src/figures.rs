@@ -1,0 +1,79 @@
+//! Figures as people read them.
+
+/// `81233` as `81,233`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Bytes in the largest binary unit that leaves a number of at least 1.
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 99.95 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+/// Nanoseconds in the unit that fits.
+pub fn nanoseconds(nanoseconds: u64) -> String {
+    let value = nanoseconds as f64;
+    match nanoseconds {
+        0..1_000 => format!("{nanoseconds} ns"),
+        1_000..1_000_000 => format!("{:.*} µs", usize::from(nanoseconds < 10_000), value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
+        _ => format!("{:.2} s", value / 1e9),
+    }
+}
+
+/// How many times smaller `stored` is than `original`; none while nothing is stored.
+pub fn ratio(original: u64, stored: u64) -> Option<String> {
+    (original > 0 && stored > 0).then(|| format!("{:.1}:1", original as f64 / stored as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_grouped() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(81_233), "81,233");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+    }
+
+    #[test]
+    fn units_follow_the_size() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(4096), "4.0 KiB");
+        assert_eq!(bytes(412 << 20), "412 MiB");
+        assert_eq!(bytes(3 << 29), "1.5 GiB");
+        assert_eq!(nanoseconds(950), "950 ns");
+        assert_eq!(nanoseconds(2_600), "2.6 µs");
+        assert_eq!(nanoseconds(31_234), "31 µs");
+        assert_eq!(nanoseconds(1_500_000), "1.5 ms");
+        assert_eq!(nanoseconds(2_000_000_000), "2.00 s");
+    }
+
+    #[test]
+    fn a_ratio_needs_something_stored() {
+        assert_eq!(ratio(0, 0), None);
+        assert_eq!(ratio(4096, 0), None);
+        assert_eq!(ratio(2200, 1000).as_deref(), Some("2.2:1"));
+    }
+}

@@ -1,0 +1,165 @@
+//! The figures of a run while it goes on, over a socket in the run's private folder.
+//!
+//! Whoever connects gets one JSON document and the end of the file. Both sides look at whom they
+//! talk to: only the same user and root are served, and only their answers are believed (the
+//! shared `/tmp` lets anybody make a folder with a name like ours).
+
+use crate::report::Snapshot;
+use crate::run::runtime;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOCKET: &str = "stats.sock";
+const FOLDER_PREFIX: &str = "memfold-";
+/// Far more than a document takes.
+const LONGEST_DOCUMENT: u64 = 1 << 20;
+/// A stopped run does not answer.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The serving side. The socket's file is removed on drop.
+#[derive(Debug)]
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Server {
+    /// Listens in the run's private folder.
+    pub fn bind(folder: &Path) -> io::Result<Server> {
+        let path = folder.join(SOCKET);
+        let listener = UnixListener::bind(&path)?;
+        let server = Server { listener, path };
+        fs::set_permissions(&server.path, fs::Permissions::from_mode(0o600))?;
+        server.listener.set_nonblocking(true)?;
+        Ok(server)
+    }
+
+    /// To wait for those who ask.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Answers all who ask now; never waits. Who cannot be answered gets nothing.
+    pub fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+        while let Ok((mut stream, _)) = self.listener.accept() {
+            if !is_trusted(&stream) || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if let Ok(document) = serde_json::to_vec(&snapshot()) {
+                // It fits into the socket's buffer; a peer that has left is no concern.
+                let _ = stream.write_all(&document);
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The same user, or root on either side.
+fn is_trusted(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(stream)
+        .is_ok_and(|peer| peer.uid == own || peer.uid.is_root() || own.is_root())
+}
+
+/// Asks one run.
+fn ask(socket: &Path) -> io::Result<Snapshot> {
+    let stream = UnixStream::connect(socket)?;
+    if !is_trusted(&stream) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut document = Vec::new();
+    stream.take(LONGEST_DOCUMENT).read_to_end(&mut document)?;
+    Ok(serde_json::from_slice(&document)?)
+}
+
+/// Asks all runs that can be found, oldest process number first.
+pub fn snapshots() -> Vec<Snapshot> {
+    let mut found: Vec<Snapshot> = Vec::new();
+    for base in runtime::candidates() {
+        let Ok(entries) = fs::read_dir(base) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            if !entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with(FOLDER_PREFIX)
+            {
+                continue;
+            }
+            if let Ok(snapshot) = ask(&entry.path().join(SOCKET)) {
+                found.push(snapshot);
+            }
+        }
+    }
+    found.sort_by_key(|snapshot| snapshot.pid);
+    found.dedup_by_key(|snapshot| snapshot.pid);
+    found
+}
+
+/// Those with this process number (memfold's or the program's); all without one.
+pub fn snapshots_of(pid: Option<u32>) -> Vec<Snapshot> {
+    let mut found = snapshots();
+    if let Some(pid) = pid {
+        found.retain(|snapshot| snapshot.pid == pid || snapshot.program_pid == pid);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Figures;
+    use memfold_pager::Stats;
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            pid: 11,
+            program_pid: 12,
+            command: "sort".into(),
+            uptime_seconds: 1.0,
+            resident_bytes: 1,
+            pool_bytes: 2,
+            metadata_bytes: 3,
+            processes_now: 1,
+            figures: Figures::new(&Stats::default(), 0.0, 0),
+        }
+    }
+
+    #[test]
+    fn who_asks_is_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = Server::bind(folder.path()).unwrap();
+        let socket = folder.path().join(SOCKET);
+        assert_eq!(
+            fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let asked = std::thread::spawn(move || ask(&socket));
+        while !asked.is_finished() {
+            server.answer(snapshot);
+        }
+        assert_eq!(asked.join().unwrap().unwrap(), snapshot());
+        drop(server);
+        assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_run_that_does_not_answer_is_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let _server = Server::bind(folder.path()).unwrap();
+        assert!(ask(&folder.path().join(SOCKET)).is_err());
+        assert!(ask(&folder.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,280 @@
+//! What a run says of itself: the JSON at its end, the JSON while it runs, the summary line.
+
+use crate::figures::{bytes, grouped, nanoseconds, ratio};
+use memfold_pager::Stats;
+use serde::{Deserialize, Serialize};
+
+/// Latency of fault service, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct FaultNanoseconds {
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// Largest seen.
+    pub max: u64,
+}
+
+/// The figures that the live and the final document share. The names are an interface: tools
+/// read them. They mean what [`Stats`] says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Figures {
+    pub limit_bytes: u64,
+    pub resident_limit_bytes: u64,
+    pub peak_resident_bytes: u64,
+    pub peak_pool_bytes: u64,
+    pub peak_total_bytes: u64,
+    pub faults_swap_in: u64,
+    pub faults_zero_fill: u64,
+    pub faults_cache: u64,
+    pub pages_out: u64,
+    pub pages_in: u64,
+    pub pages_same_filled: u64,
+    pub bytes_stored: u64,
+    pub bytes_original: u64,
+    pub processes: u64,
+    pub over_limit_pages: u64,
+    pub fault_ns: FaultNanoseconds,
+    /// Processor time of memfold's own process, user and system. What its helper threads use is
+    /// the programs' own time.
+    pub cpu_seconds: f64,
+    /// Programs seen that could not be put under the limit. Those that lived for less than about
+    /// a second may have gone unseen.
+    pub processes_unmanaged: u64,
+}
+
+impl Figures {
+    /// Takes them from the supervisor's.
+    pub fn new(stats: &Stats, cpu_seconds: f64, processes_unmanaged: u64) -> Figures {
+        Figures {
+            limit_bytes: stats.limit_bytes,
+            resident_limit_bytes: stats.resident_limit_bytes,
+            peak_resident_bytes: stats.peak_resident_bytes,
+            peak_pool_bytes: stats.peak_pool_bytes,
+            peak_total_bytes: stats.peak_total_bytes,
+            faults_swap_in: stats.faults_swap_in,
+            faults_zero_fill: stats.faults_zero_fill,
+            faults_cache: stats.faults_cache,
+            pages_out: stats.pages_out,
+            pages_in: stats.pages_in,
+            pages_same_filled: stats.pages_same_filled,
+            bytes_stored: stats.bytes_stored,
+            bytes_original: stats.bytes_original,
+            processes: stats.processes,
+            over_limit_pages: stats.over_limit_pages,
+            fault_ns: FaultNanoseconds {
+                p50: stats.fault_ns.p50,
+                p90: stats.fault_ns.p90,
+                p99: stats.fault_ns.p99,
+                max: stats.fault_ns.max,
+            },
+            cpu_seconds,
+            processes_unmanaged,
+        }
+    }
+}
+
+/// The document of `--stats`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The program's exit status; 128 + the signal's number if one killed it.
+    pub exit_code: i32,
+    /// The signal that killed the program.
+    pub signal: Option<i32>,
+    /// From the program's start to the end of the last process under the limit.
+    pub wall_seconds: f64,
+    /// The rest.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// The document of a run that is going on, as `stat` and `top` read it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The process number of `memfold run`.
+    pub pid: u32,
+    /// The program's.
+    pub program_pid: u32,
+    /// The program and its arguments, for people.
+    pub command: String,
+    /// Since the program's start.
+    pub uptime_seconds: f64,
+    /// Resident anonymous bytes now.
+    pub resident_bytes: u64,
+    /// Bytes of the compressed pool now.
+    pub pool_bytes: u64,
+    /// Bytes of swap tables and page states now.
+    pub metadata_bytes: u64,
+    /// Address spaces managed now.
+    pub processes_now: u64,
+    /// The rest.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+impl Snapshot {
+    /// All that counts towards the limit now, in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.resident_bytes + self.pool_bytes + self.metadata_bytes
+    }
+
+    /// What is in force: the total limit, or else the resident one.
+    pub fn limit(&self) -> (u64, u64) {
+        if self.figures.limit_bytes > 0 {
+            (self.total_bytes(), self.figures.limit_bytes)
+        } else {
+            (self.resident_bytes, self.figures.resident_limit_bytes)
+        }
+    }
+}
+
+/// One line about a run in which memfold had something to do; none where it had not.
+pub fn summary(program: &str, figures: &Figures) -> Option<String> {
+    if figures.pages_out == 0 {
+        return None;
+    }
+    let (peak, limit, what) = if figures.limit_bytes > 0 {
+        (figures.peak_total_bytes, figures.limit_bytes, "")
+    } else {
+        (
+            figures.peak_resident_bytes,
+            figures.resident_limit_bytes,
+            " resident",
+        )
+    };
+    let packed = ratio(figures.bytes_original, figures.bytes_stored)
+        .map(|ratio| format!(", {ratio}"))
+        .unwrap_or_default();
+    let over = if figures.over_limit_pages > 0 {
+        format!(
+            "; {} pages over the limit at worst",
+            grouped(figures.over_limit_pages)
+        )
+    } else {
+        String::new()
+    };
+    Some(format!(
+        "memfold: held {program} in {} of {}{what} (pool {}{packed}); {} pages out, {} in, \
+         p99 fault {}{over}",
+        bytes(peak),
+        bytes(limit),
+        bytes(figures.peak_pool_bytes),
+        grouped(figures.pages_out),
+        grouped(figures.pages_in),
+        nanoseconds(figures.fault_ns.p99),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memfold_pager::FaultLatency;
+
+    fn stats() -> Stats {
+        let mut stats = Stats::default();
+        stats.limit_bytes = 200 << 20;
+        stats.resident_limit_bytes = 104 << 20;
+        stats.peak_resident_bytes = 104 << 20;
+        stats.peak_pool_bytes = 95 << 20;
+        stats.peak_total_bytes = 199 << 20;
+        stats.pages_out = 81_233;
+        stats.pages_in = 62_110;
+        stats.bytes_original = 2200;
+        stats.bytes_stored = 1000;
+        stats.processes = 1;
+        stats.fault_ns = FaultLatency {
+            p50: 9_000,
+            p90: 15_000,
+            p99: 31_234,
+            max: 90_000,
+        };
+        stats
+    }
+
+    #[test]
+    fn the_summary_says_what_happened() {
+        let mut figures = Figures::new(&stats(), 0.5, 0);
+        assert_eq!(
+            summary("redis-server", &figures).unwrap(),
+            "memfold: held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
+             81,233 pages out, 62,110 in, p99 fault 31 µs"
+        );
+        figures.over_limit_pages = 1500;
+        figures.limit_bytes = 0;
+        assert_eq!(
+            summary("redis-server", &figures).unwrap(),
+            "memfold: held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1); \
+             81,233 pages out, 62,110 in, p99 fault 31 µs; 1,500 pages over the limit at worst"
+        );
+    }
+
+    #[test]
+    fn nothing_done_is_nothing_said() {
+        assert_eq!(
+            summary("true", &Figures::new(&Stats::default(), 0.0, 0)),
+            None
+        );
+    }
+
+    #[test]
+    fn the_fixed_names_are_there() {
+        const NAMES: [&str; 19] = [
+            "exit_code",
+            "wall_seconds",
+            "limit_bytes",
+            "resident_limit_bytes",
+            "peak_resident_bytes",
+            "peak_pool_bytes",
+            "peak_total_bytes",
+            "faults_swap_in",
+            "faults_zero_fill",
+            "faults_cache",
+            "pages_out",
+            "pages_in",
+            "pages_same_filled",
+            "bytes_stored",
+            "bytes_original",
+            "processes",
+            "over_limit_pages",
+            "cpu_seconds",
+            "processes_unmanaged",
+        ];
+        let figures = Figures::new(&stats(), 0.5, 3);
+        let report = Report {
+            exit_code: 7,
+            signal: None,
+            wall_seconds: 1.5,
+            figures,
+        };
+        let value = serde_json::to_value(&report).unwrap();
+        for name in NAMES {
+            assert!(value[name].is_number(), "{name}: {value}");
+        }
+        assert_eq!(value["fault_ns"]["p99"], 31_234);
+        assert_eq!(value["fault_ns"].as_object().unwrap().len(), 4);
+        assert_eq!(value["pages_out"], 81_233);
+        assert_eq!(value["processes_unmanaged"], 3);
+        assert_eq!(value["exit_code"], 7);
+    }
+
+    #[test]
+    fn a_snapshot_survives_the_wire() {
+        let snapshot = Snapshot {
+            pid: 1,
+            program_pid: 2,
+            command: "a 'b'".into(),
+            uptime_seconds: 0.25,
+            resident_bytes: 3,
+            pool_bytes: 4,
+            metadata_bytes: 5,
+            processes_now: 1,
+            figures: Figures::new(&stats(), 0.5, 3),
+        };
+        let text = serde_json::to_string(&snapshot).unwrap();
+        assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);
+        assert_eq!(snapshot.limit(), (12, 200 << 20));
+    }
+}

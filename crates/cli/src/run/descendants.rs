@@ -1,0 +1,229 @@
+//! The processes below memfold, and which of them it holds.
+//!
+//! The supervisor knows who connected to it. Who did not (a static program, one with more
+//! privileges, one whose environment was cleared) is found by looking at `/proc` now and then.
+//! As memfold is the subreaper of all it started, none of them can leave its tree.
+
+use super::unmanaged::{self, Reason};
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a program image may take to load the library and connect. What ends sooner without
+/// having connected goes unseen.
+const GRACE: Duration = Duration::from_millis(800);
+
+/// What tells that a process has connected: the memory it shares with the supervisor.
+const SHARED_MEMORY: &str = "/memfd:memfold";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Unknown,
+    Managed,
+    Unmanaged,
+}
+
+/// A program image in a process: exec makes a new one.
+#[derive(Debug)]
+struct Image {
+    started: u64,
+    executable: Option<PathBuf>,
+    since: Instant,
+    verdict: Verdict,
+}
+
+/// A process that was found to be outside the limit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its number.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// The tree below memfold as it was last looked at.
+#[derive(Debug)]
+pub struct Descendants {
+    root: u32,
+    preload: PathBuf,
+    images: HashMap<i32, Image>,
+    unmanaged: u64,
+}
+
+impl Descendants {
+    /// Of this process; `preload` is the library that managed programs load.
+    pub fn new(preload: &Path) -> Descendants {
+        let root = std::process::id();
+        Descendants {
+            root,
+            preload: preload.to_owned(),
+            images: HashMap::new(),
+            unmanaged: 0,
+        }
+    }
+
+    /// How many program images were found to be outside the limit so far.
+    pub fn unmanaged(&self) -> u64 {
+        self.unmanaged
+    }
+
+    /// Adds one that ended before it could be looked at.
+    pub fn count_unseen(&mut self) {
+        self.unmanaged += 1;
+    }
+
+    /// The processes that need memfold, or that may still turn out to.
+    pub fn held(&self) -> Vec<i32> {
+        let held = self
+            .images
+            .iter()
+            .filter(|(_, image)| image.verdict != Verdict::Unmanaged);
+        held.map(|(&pid, _)| pid).collect()
+    }
+
+    /// Looks at the tree; returns those newly found outside the limit.
+    pub fn look(&mut self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut seen = HashMap::new();
+        for pid in tree(self.root) {
+            let Some(started) = start_time(pid) else {
+                continue;
+            };
+            let mut image = self.image_of(pid, started);
+            if image.verdict == Verdict::Unknown {
+                image.verdict = self.judge(pid, &image);
+                if image.verdict == Verdict::Unmanaged {
+                    self.unmanaged += 1;
+                    let (name, reason) = (name_of(pid), unmanaged::reason(pid, &self.preload));
+                    findings.push(Finding { pid, name, reason });
+                }
+            }
+            seen.insert(pid, image);
+        }
+        self.images = seen;
+        findings
+    }
+
+    /// The image as it is known, or a new one where the process or its program changed.
+    fn image_of(&mut self, pid: i32, started: u64) -> Image {
+        let executable = fs::read_link(format!("/proc/{pid}/exe")).ok();
+        match self.images.remove(&pid) {
+            Some(known) if known.started == started && known.executable == executable => known,
+            _ => Image {
+                started,
+                executable,
+                since: Instant::now(),
+                verdict: Verdict::Unknown,
+            },
+        }
+    }
+
+    fn judge(&self, pid: i32, image: &Image) -> Verdict {
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        if contains(&maps, SHARED_MEMORY.as_bytes()) {
+            Verdict::Managed
+        } else if image.since.elapsed() < GRACE {
+            Verdict::Unknown
+        } else {
+            Verdict::Unmanaged
+        }
+    }
+}
+
+/// Whether `needle` is part of `bytes`.
+pub fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
+}
+
+/// All processes below `root`, parents before their children.
+fn tree(root: u32) -> Vec<i32> {
+    let mut found = children(root as i32);
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        found.extend(children(pid));
+        next += 1;
+    }
+    found
+}
+
+/// The children of all threads of a process. A child that comes or goes meanwhile may be missed;
+/// the next look finds it.
+fn children(pid: i32) -> Vec<i32> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let lists = threads
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|pid| pid.parse().ok())
+                .collect::<Vec<i32>>()
+        })
+        .collect()
+}
+
+/// When a process was started, in clock ticks since boot; none if it is gone or a zombie.
+fn start_time(pid: i32) -> Option<u64> {
+    living_since(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The start time in a line of `/proc/PID/stat`; none for a zombie. The name, in parentheses,
+/// may itself hold spaces and parentheses.
+fn living_since(stat: &str) -> Option<u64> {
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    // Field 22 of the line; the state was field 3.
+    fields.nth(18)?.parse().ok()
+}
+
+fn name_of(pid: i32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_name_with_spaces_does_not_shift_the_fields() {
+        let line = "12 (a) b (c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 100 200";
+        assert_eq!(living_since(line), Some(98_765));
+        assert_eq!(living_since(&line.replace(") S ", ") Z ")), None);
+    }
+
+    #[test]
+    fn the_tree_reaches_grandchildren() {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "sleep 30 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let grandchild: i32 = line.trim().parse().unwrap();
+        let found = tree(std::process::id());
+        assert!(found.contains(&(child.id() as i32)), "{found:?}");
+        assert!(found.contains(&grandchild), "{found:?}");
+        let mut descendants = Descendants::new(Path::new("/no/library"));
+        assert_eq!(descendants.look(), [], "too early to judge");
+        assert!(descendants.held().contains(&grandchild));
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(grandchild),
+            nix::sys::signal::SIGKILL,
+        )
+        .unwrap();
+        child.wait().unwrap();
+        descendants.look();
+        assert!(!descendants.held().contains(&grandchild));
+    }
+}

@@ -1,0 +1,263 @@
+//! `memfold run`.
+
+mod descendants;
+mod outcome;
+mod process;
+pub mod runtime;
+mod signals;
+mod stats_file;
+mod unmanaged;
+mod watch;
+
+use crate::arguments::{Algorithm, RunArguments};
+use crate::doctor;
+use crate::failure::Failure;
+use crate::figures;
+use crate::live::Server;
+use crate::report::{self, Figures, Report};
+use crate::size::Size;
+use memfold_pager::{Limit, Options, Supervisor};
+use memfold_sys::probe;
+use outcome::Outcome;
+use process::Original;
+use rustix::fs::Mode;
+use rustix::process::umask;
+use rustix::time::{ClockId, clock_gettime};
+use signals::Signals;
+use stats_file::StatsFile;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+use watch::Watch;
+
+/// The preload library, built by this crate's build script.
+static AGENT: &[u8] = include_bytes!(env!("MEMFOLD_AGENT"));
+
+/// Below this a program's own code and stacks do not fit.
+const LEAST_LIMIT: u64 = 16 << 20;
+
+const DEFAULT_LIMIT: Size = Size::Percent(50.0);
+
+/// `memfold run`: returns the program's exit status, or why it was not started.
+pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    let options = options(arguments)?;
+    doctor::check()?;
+    let stats_file = arguments
+        .stats
+        .as_deref()
+        .map(StatsFile::open)
+        .transpose()?;
+    let signals =
+        Signals::block().map_err(|error| Failure::own(format!("cannot take signals: {error}")))?;
+    let original = process::harden()?;
+    // What the supervisor makes is the user's own, from its first moment on.
+    let mask = umask(Mode::RWXG | Mode::RWXO);
+    let supervisor =
+        Supervisor::start(options).map_err(|error| Failure::own(format!("cannot start: {error}")));
+    umask(mask);
+    let supervisor = supervisor?;
+    let started = Instant::now();
+    let ended = supervise(arguments, &supervisor, &signals, &original);
+    let stats = supervisor.stop();
+    let (outcome, unmanaged) = ended?;
+    let figures = Figures::new(&stats, processor_seconds(), unmanaged);
+    let ending = Ending {
+        outcome,
+        wall_seconds: started.elapsed().as_secs_f64(),
+        figures,
+    };
+    ending.report(arguments, stats_file);
+    Ok(outcome.follow())
+}
+
+/// Starts the program and watches until nothing is left to hold.
+fn supervise(
+    arguments: &RunArguments,
+    supervisor: &Supervisor,
+    signals: &Signals,
+    original: &Original,
+) -> Result<(Outcome, u64), Failure> {
+    let preload = supervisor.preload_path();
+    let server = preload
+        .parent()
+        .map(Server::bind)
+        .transpose()
+        .map_err(|error| {
+            Failure::own(format!(
+                "cannot listen beside {}: {error}",
+                preload.display()
+            ))
+        })?;
+    let program = process::start(&arguments.program, preload, signals, original)?;
+    let watch = Watch {
+        supervisor,
+        signals,
+        server,
+        program,
+        command: command_line(&arguments.program),
+        quiet: arguments.quiet,
+    };
+    Ok(watch.until_done())
+}
+
+/// How a run ended.
+struct Ending {
+    outcome: Outcome,
+    wall_seconds: f64,
+    figures: Figures,
+}
+
+impl Ending {
+    /// Writes the report and the summary. The program's exit status stays what it is if the
+    /// report cannot be written: that is told.
+    fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
+        if !arguments.quiet {
+            let name = program_name(&arguments.program);
+            if let Some(line) = report::summary(&name, &self.figures) {
+                eprintln!("{line}");
+            }
+        }
+        let Some(file) = stats_file else { return };
+        let report = Report {
+            exit_code: self.outcome.exit_code().into(),
+            signal: self.outcome.signal(),
+            wall_seconds: self.wall_seconds,
+            figures: self.figures,
+        };
+        if let Err(error) = file.write(&report) {
+            eprintln!("memfold: the figures could not be written to --stats: {error}");
+        }
+    }
+}
+
+fn options(arguments: &RunArguments) -> Result<Options, Failure> {
+    let limit = limit(arguments)?;
+    let runtime_dir = runtime::base()
+        .map_err(|reasons| Failure::own(format!("no folder for the run: {reasons}; set TMPDIR")))?;
+    Ok(Options {
+        limit,
+        algorithm: match arguments.algo {
+            Algorithm::Lz4 => memfold_pager::Algorithm::Lz4,
+            Algorithm::Zstd => memfold_pager::Algorithm::Zstd,
+        },
+        checksum: !arguments.no_checksum,
+        agent_image: AGENT,
+        runtime_dir: Some(runtime_dir),
+    })
+}
+
+fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
+    let total = match (arguments.limit, arguments.resident) {
+        (None, None) => Some(DEFAULT_LIMIT),
+        (total, _) => total,
+    };
+    let bytes = |name: &str, size: Option<Size>| -> Result<Option<u64>, Failure> {
+        let Some(size) = size else { return Ok(None) };
+        let allowance = match size {
+            Size::Bytes(_) => 0,
+            Size::Percent(_) => {
+                let allowance = probe::memory_allowance().map_err(|error| {
+                    Failure::own(format!("cannot tell what the host allows: {error}"))
+                })?;
+                allowance.bytes
+            }
+        };
+        let bytes = size.bytes_of(allowance);
+        if bytes < LEAST_LIMIT {
+            return Err(Failure::own(format!(
+                "{name}: {} is too little for any program; give at least {}",
+                figures::bytes(bytes),
+                figures::bytes(LEAST_LIMIT)
+            )));
+        }
+        Ok(Some(bytes))
+    };
+    Ok(Limit {
+        total_bytes: bytes("--limit", total)?,
+        resident_bytes: bytes("--resident", arguments.resident)?,
+    })
+}
+
+/// User and system time of this process, all its threads together.
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The program's name without its folder, fit for a terminal.
+fn program_name(program: &[OsString]) -> String {
+    let name = program
+        .first()
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .unwrap_or_default();
+    printable(&name.to_string_lossy())
+}
+
+/// The command line, fit for a terminal and not too long.
+fn command_line(program: &[OsString]) -> String {
+    const LONGEST: usize = 200;
+    let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+    printable(&words.join(" ")).chars().take(LONGEST).collect()
+}
+
+/// Without what would steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(limit: Option<Size>, resident: Option<Size>) -> RunArguments {
+        RunArguments {
+            limit,
+            resident,
+            algo: Algorithm::Lz4,
+            no_checksum: false,
+            stats: None,
+            quiet: false,
+            program: vec!["true".into()],
+        }
+    }
+
+    #[test]
+    fn half_is_the_default_only_where_nothing_is_said() {
+        let allowed = probe::memory_allowance().unwrap().bytes;
+        let none = limit(&arguments(None, None)).unwrap();
+        assert_eq!(
+            (none.total_bytes, none.resident_bytes),
+            (Some(allowed / 2), None)
+        );
+        let resident = limit(&arguments(None, Some(Size::Bytes(LEAST_LIMIT)))).unwrap();
+        assert_eq!(
+            (resident.total_bytes, resident.resident_bytes),
+            (None, Some(LEAST_LIMIT))
+        );
+    }
+
+    #[test]
+    fn too_little_is_refused_in_one_line() {
+        for (total, resident) in [
+            (Some(Size::Bytes(1 << 20)), None),
+            (None, Some(Size::Bytes(0))),
+        ] {
+            let failure = limit(&arguments(total, resident)).unwrap_err().to_string();
+            assert!(
+                failure.contains("at least 16.0 MiB") && !failure.contains('\n'),
+                "{failure}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_do_not_steer_the_terminal() {
+        let program = ["/usr/bin/so\u{1b}[31mrt".into(), "-n\n".into()];
+        assert_eq!(program_name(&program), "so?[31mrt");
+        assert_eq!(command_line(&program), "/usr/bin/so?[31mrt -n?");
+    }
+}

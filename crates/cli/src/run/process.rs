@@ -1,0 +1,139 @@
+//! What memfold makes of its own process, and the start of the program.
+
+use super::signals::Signals;
+use crate::failure::{self, Failure};
+use memfold_sys::probe;
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
+    set_dumpable_behavior, setrlimit,
+};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+const PRELOAD: &str = "LD_PRELOAD";
+
+/// What was changed of this process and must not reach the program.
+#[derive(Debug, Clone)]
+pub struct Original {
+    descriptors: Rlimit,
+}
+
+/// Prepares this process for holding other programs' memory: nobody may read it by a debugger or
+/// a core dump, it is not swapped out where the host lets it lock memory, orphans of the program
+/// come to it, and it may hold many descriptors.
+pub fn harden() -> Result<Original, Failure> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .and_then(|()| set_child_subreaper(Some(getpid())))
+        .map_err(|error| Failure::own(format!("cannot prepare memfold's process: {error}")))?;
+    let descriptors = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: descriptors.maximum,
+        maximum: descriptors.maximum,
+    };
+    // Only many programs at a time need more than a shell's default.
+    let _ = setrlimit(Resource::Nofile, raised);
+    if probe::may_lock_memory() {
+        // What is there now: code, data, stacks. The pool is the supervisor's to lock; taking in
+        // all future mappings here would keep it from giving memory back (MADV_DONTNEED refuses
+        // locked memory).
+        let _ = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
+    }
+    Ok(Original { descriptors })
+}
+
+/// Starts the program with the preload library in front of its `LD_PRELOAD`. It gets memfold's
+/// process group, descriptors 0 to 2, and the signal mask and limits that memfold was started
+/// with. Returns its process number.
+pub fn start(
+    program: &[OsString],
+    preload: &Path,
+    signals: &Signals,
+    original: &Original,
+) -> Result<i32, Failure> {
+    let (name, arguments) = program
+        .split_first()
+        .ok_or_else(|| Failure::own("no program"))?;
+    let mask = signals.original();
+    let descriptors = original.descriptors;
+    let mut command = Command::new(name);
+    command
+        .args(arguments)
+        .env(PRELOAD, preload_list(preload, env::var_os(PRELOAD)));
+    // SAFETY: both are single system calls that allocate nothing and take no lock, as code
+    // between fork and exec must.
+    unsafe {
+        command.pre_exec(move || {
+            mask.thread_set_mask()?;
+            setrlimit(Resource::Nofile, descriptors)?;
+            Ok(())
+        });
+    }
+    match command.spawn() {
+        Ok(child) => Ok(child.id() as i32),
+        Err(error) => Err(not_started(name, &error)),
+    }
+}
+
+/// Ours first, then what the user had.
+fn preload_list(preload: &Path, had: Option<OsString>) -> OsString {
+    let mut list = preload.as_os_str().to_owned();
+    if let Some(had) = had.filter(|had| !had.is_empty()) {
+        list.push(":");
+        list.push(had);
+    }
+    list
+}
+
+/// Exit status 127 where the program is not there, 126 where it cannot be executed, 125 where it
+/// never came to that.
+fn not_started(name: &OsStr, error: &io::Error) -> Failure {
+    use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
+    let name = name.to_string_lossy();
+    match error.kind() {
+        NotFound => Failure::with_status(failure::NOT_FOUND, format!("{name}: not found")),
+        OutOfMemory | WouldBlock => {
+            Failure::own(format!("cannot start a process for {name}: {error}"))
+        }
+        _ => Failure::with_status(
+            failure::NOT_EXECUTABLE,
+            format!("{name}: cannot be executed: {error}"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_users_own_preloads_stay() {
+        let ours = Path::new("/tmp/memfold-1/a.so");
+        assert_eq!(preload_list(ours, None), "/tmp/memfold-1/a.so");
+        assert_eq!(preload_list(ours, Some("".into())), "/tmp/memfold-1/a.so");
+        assert_eq!(
+            preload_list(ours, Some("/usr/lib/b.so c.so".into())),
+            "/tmp/memfold-1/a.so:/usr/lib/b.so c.so"
+        );
+    }
+
+    #[test]
+    fn statuses_are_those_of_shells() {
+        let status = |errno| {
+            let failure = not_started(OsStr::new("p"), &io::Error::from_raw_os_error(errno));
+            format!("{:?}", failure)
+        };
+        // ENOENT, EACCES, ENOEXEC, EAGAIN.
+        for (errno, code) in [(2, 127), (13, 126), (8, 126), (11, 125)] {
+            assert!(
+                status(errno).contains(&format!("status: {code}")),
+                "{}",
+                status(errno)
+            );
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Where the private folder of a run can be.
+//!
+//! The preload library is mapped from there as code, its path travels in `LD_PRELOAD` (a list
+//! separated by spaces and colons), and sockets lie there, whose paths have little room.
+
+use memfold_sys::probe::Check;
+use rustix::fs::{Access, StatVfsMountFlags};
+use std::env;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Room that is left for `/memfold-PID/` and a file name in a socket's path of 107 bytes.
+const LONGEST_BASE: usize = 60;
+
+/// The folders a run may be in, the first that fits is taken. `stat` looks through all.
+pub fn candidates() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = ["XDG_RUNTIME_DIR", "TMPDIR"]
+        .into_iter()
+        .filter_map(env::var_os)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+        .collect();
+    folders.extend(["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from));
+    folders
+}
+
+/// The folder for this run's private one, or why each candidate does not do.
+pub fn base() -> Result<PathBuf, String> {
+    let mut reasons = Vec::new();
+    for folder in candidates() {
+        match unfit(&folder) {
+            None => return Ok(folder),
+            Some(reason) => reasons.push(format!("{} {reason}", folder.display())),
+        }
+    }
+    Err(reasons.join(", "))
+}
+
+/// The same as a check of `memfold doctor`.
+pub fn check() -> Check {
+    const NAME: &str = "runtime-folder";
+    match base() {
+        Ok(folder) => Check::ok(NAME, folder.display().to_string()),
+        Err(reasons) => Check::missing(
+            NAME,
+            reasons,
+            "export TMPDIR=… to a short path without spaces, writable and not mounted noexec",
+        ),
+    }
+}
+
+fn unfit(folder: &Path) -> Option<&'static str> {
+    let bytes = folder.as_os_str().as_bytes();
+    if !folder.is_absolute() {
+        return Some("is not absolute");
+    }
+    if bytes.len() > LONGEST_BASE {
+        return Some("is too long a path");
+    }
+    // `$` would be expanded by the loader ($ORIGIN and its like).
+    if bytes
+        .iter()
+        .any(|byte| b" :$\\".contains(byte) || byte.is_ascii_control())
+    {
+        return Some("has a character that LD_PRELOAD cannot hold");
+    }
+    if !folder.is_dir() {
+        return Some("is no folder");
+    }
+    if rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
+        return Some("is not writable");
+    }
+    match rustix::fs::statvfs(folder) {
+        Ok(file_system) if file_system.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
+            Some("is mounted noexec")
+        }
+        Ok(_) => None,
+        Err(_) => Some("cannot be examined"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_that_cannot_serve_are_told_apart() {
+        assert_eq!(unfit(Path::new("tmp")), Some("is not absolute"));
+        assert_eq!(unfit(Path::new("/no/such/folder")), Some("is no folder"));
+        assert_eq!(
+            unfit(Path::new(&format!("/{}", "x".repeat(80)))),
+            Some("is too long a path")
+        );
+        let folder = tempfile::tempdir_in("/tmp").unwrap();
+        assert_eq!(unfit(folder.path()), None);
+        let spaced = folder.path().join("a b");
+        std::fs::create_dir(&spaced).unwrap();
+        assert_eq!(
+            unfit(&spaced),
+            Some("has a character that LD_PRELOAD cannot hold")
+        );
+    }
+}

@@ -1,0 +1,161 @@
+//! Why a process is outside the limit.
+
+use super::descendants::contains;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Why a process did not connect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// There is no loader that would load a library.
+    Static,
+    /// It is a program of another kind than the library.
+    NotSixtyFourBit,
+    /// It has more privileges than its user: the loader ignores `LD_PRELOAD`.
+    Privileged,
+    /// `LD_PRELOAD` was taken out of its environment.
+    Environment,
+    /// The library was loaded but could not get on.
+    Refused,
+    /// It ended before it could be looked at.
+    Unseen,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reason::Static => {
+                "it is statically linked; use a dynamically linked build to have it held"
+            }
+            Reason::NotSixtyFourBit => {
+                "it is not a 64-bit program; use a 64-bit build to have it held"
+            }
+            Reason::Privileged => {
+                "it runs with other privileges (set-user-ID or capabilities); start memfold with \
+                 those privileges to have it held"
+            }
+            Reason::Environment => {
+                "LD_PRELOAD was removed from its environment; let whoever starts it pass that \
+                 variable on to have it held"
+            }
+            Reason::Refused => {
+                "it may not use userfaultfd or not reach memfold; if it runs as another user, \
+                 start memfold inside, as that user (see memfold doctor)"
+            }
+            Reason::Unseen => {
+                "it never loaded memfold's library; is it statically linked or set-user-ID?"
+            }
+        })
+    }
+}
+
+/// Finds out, as far as it can be seen.
+pub fn reason(pid: i32, preload: &Path) -> Reason {
+    let executable = format!("/proc/{pid}/exe");
+    let Ok(file) = File::open(&executable) else {
+        return Reason::Privileged;
+    };
+    match Image::read(file) {
+        Some(Image {
+            sixty_four_bit: false,
+            ..
+        }) => return Reason::NotSixtyFourBit,
+        Some(Image {
+            interpreted: false, ..
+        }) => return Reason::Static,
+        _ => {}
+    }
+    const SET_ID: u32 = 0o6000;
+    if fs::metadata(&executable).is_ok_and(|file| file.mode() & SET_ID != 0) {
+        return Reason::Privileged;
+    }
+    let preload = preload.as_os_str().as_bytes();
+    let has =
+        |file: &str| fs::read(format!("/proc/{pid}/{file}")).map(|bytes| contains(&bytes, preload));
+    match (has("maps"), has("environ")) {
+        (Ok(true), _) => Reason::Refused,
+        (_, Ok(false)) => Reason::Environment,
+        (Err(_), _) | (_, Err(_)) => Reason::Privileged,
+        _ => Reason::Unseen,
+    }
+}
+
+/// What an executable's headers say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Image {
+    sixty_four_bit: bool,
+    /// It names a loader.
+    interpreted: bool,
+}
+
+impl Image {
+    /// None for what is no ELF file. Programs have their headers in the first page.
+    fn read(file: impl Read) -> Option<Image> {
+        let mut head = Vec::new();
+        file.take(4096).read_to_end(&mut head).ok()?;
+        Image::parse(&head)
+    }
+
+    fn parse(head: &[u8]) -> Option<Image> {
+        const PT_INTERP: u32 = 3;
+        if head.get(..4)? != b"\x7fELF" {
+            return None;
+        }
+        if head[4] != 2 {
+            return Some(Image {
+                sixty_four_bit: false,
+                interpreted: false,
+            });
+        }
+        let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
+        let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
+        let first = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?) as usize;
+        let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
+        let interpreted = (0..count)
+            .filter_map(|index| first.checked_add(index * size).and_then(word))
+            .any(|kind| kind == PT_INTERP);
+        Some(Image {
+            sixty_four_bit: true,
+            interpreted,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_cannot_load_a_library_are_told_apart() {
+        let own = Image::read(File::open("/proc/self/exe").unwrap()).unwrap();
+        assert_eq!(
+            own,
+            Image {
+                sixty_four_bit: true,
+                interpreted: true
+            }
+        );
+        let mut head = fs::read("/proc/self/exe").unwrap();
+        head.truncate(4096);
+        // No program headers: nothing names a loader.
+        head[56..58].copy_from_slice(&[0, 0]);
+        assert!(!Image::parse(&head).unwrap().interpreted);
+        head[4] = 1;
+        assert!(!Image::parse(&head).unwrap().sixty_four_bit);
+        assert_eq!(Image::parse(b"#!/bin/sh\n"), None);
+        assert_eq!(Image::parse(b"\x7fELF\x02"), None);
+    }
+
+    #[test]
+    fn a_process_without_the_library_has_no_preload() {
+        let own = std::process::id() as i32;
+        assert_eq!(
+            reason(own, Path::new("/tmp/memfold-0/none.so")),
+            Reason::Environment
+        );
+    }
+}

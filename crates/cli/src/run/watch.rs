@@ -1,0 +1,241 @@
+//! While the program runs: signals, the ends of processes, who asks for figures.
+
+use super::descendants::{Descendants, Finding};
+use super::outcome::Outcome;
+use super::processor_seconds;
+use super::signals::{self, Received, Signals};
+use super::unmanaged::Reason;
+use crate::live::Server;
+use crate::report::{Figures, Snapshot};
+use memfold_pager::Supervisor;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{WaitOptions, wait};
+use std::time::{Duration, Instant};
+
+/// Between two looks at the processes below memfold.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The same once the program has ended: only what it left behind is waited for.
+const INTERVAL_AFTER: Duration = Duration::from_millis(100);
+/// After this long the user is told what is being waited for.
+const UNEXPLAINED: Duration = Duration::from_secs(1);
+/// Two signals closer together than this are one wish (`timeout` sends it twice, for instance).
+const SAME_WISH: Duration = Duration::from_millis(100);
+
+/// What is watched.
+pub struct Watch<'a> {
+    /// Holds the processes.
+    pub supervisor: &'a Supervisor,
+    /// Where signals come from.
+    pub signals: &'a Signals,
+    /// Who asks for figures.
+    pub server: Option<Server>,
+    /// The program's process number.
+    pub program: i32,
+    /// Its command line, for people.
+    pub command: String,
+    /// Print no warnings.
+    pub quiet: bool,
+}
+
+/// What changes while it is watched.
+struct State {
+    descendants: Descendants,
+    started: Instant,
+    /// How the program ended, and when.
+    ended: Option<(Outcome, Instant)>,
+    /// When what was left behind was first asked to end.
+    asked_to_end: Option<Instant>,
+    explained: bool,
+    warned: bool,
+}
+
+impl Watch<'_> {
+    /// Returns how the program ended once nothing is left to hold, and how many processes were
+    /// found that could not be held.
+    pub fn until_done(self) -> (Outcome, u64) {
+        let mut state = State {
+            descendants: Descendants::new(self.supervisor.preload_path()),
+            started: Instant::now(),
+            ended: None,
+            asked_to_end: None,
+            explained: false,
+            warned: false,
+        };
+        let mut next_look = state.started + INTERVAL / 4;
+        loop {
+            self.wait_until(next_look);
+            self.take_signals(&mut state);
+            if let Some(server) = &self.server {
+                server.answer(|| self.snapshot(&state));
+            }
+            let just_ended = self.reap(&mut state);
+            if just_ended || Instant::now() >= next_look {
+                let findings = state.descendants.look();
+                self.warn(&mut state, findings);
+                let interval = if state.ended.is_some() {
+                    INTERVAL_AFTER
+                } else {
+                    INTERVAL
+                };
+                next_look = Instant::now() + interval;
+            }
+            if let Some((outcome, since)) = state.ended {
+                let held = state.descendants.held();
+                if held.is_empty() {
+                    self.notice_unseen(&mut state);
+                    return (outcome, state.descendants.unmanaged());
+                }
+                self.explain(&mut state, outcome, since, &held);
+            }
+        }
+    }
+
+    /// Sleeps until something is to be done, at most until then.
+    fn wait_until(&self, deadline: Instant) {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec {
+            tv_sec: rest.as_secs() as i64,
+            tv_nsec: i64::from(rest.subsec_nanos()),
+        };
+        let signals = self.signals.descriptor();
+        let asked = self.server.as_ref().map_or(signals, Server::descriptor);
+        let mut descriptors =
+            [signals, asked].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        // An interruption only means to look sooner.
+        let _ = poll(&mut descriptors, Some(&timeout));
+    }
+
+    fn take_signals(&self, state: &mut State) {
+        while let Some(received) = self.signals.next() {
+            match (received.signal, state.ended) {
+                (Signal::SIGCHLD, _) => {}
+                (_, None) => self.pass_on(received),
+                (_, Some(_)) => end_the_rest(state, received.signal),
+            }
+        }
+    }
+
+    /// What the terminal sent has reached the program by itself.
+    fn pass_on(&self, received: Received) {
+        if !received.by_terminal {
+            let _ = kill(Pid::from_raw(self.program), received.signal);
+        }
+    }
+
+    /// Takes in what ended. Returns whether the program is among them, or any once it has ended.
+    fn reap(&self, state: &mut State) -> bool {
+        let mut relevant = false;
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            relevant |= state.ended.is_some();
+            if pid.as_raw_nonzero().get() != self.program {
+                continue;
+            }
+            if let Some(outcome) = Outcome::of(status) {
+                state.ended = Some((outcome, Instant::now()));
+                relevant = true;
+            } else if let Some(signal) = status.stopping_signal() {
+                follow_stop(signal);
+            }
+        }
+        relevant
+    }
+
+    fn warn(&self, state: &mut State, findings: Vec<Finding>) {
+        let Some(first) = findings.into_iter().next() else {
+            return;
+        };
+        if !self.quiet && !state.warned {
+            let name = super::printable(&first.name);
+            eprintln!(
+                "memfold: {name} (process {}) is not under the limit: {}",
+                first.pid, first.reason
+            );
+            state.warned = true;
+        }
+    }
+
+    /// A program too short to be looked at that never connected.
+    fn notice_unseen(&self, state: &mut State) {
+        if self.supervisor.stats().processes == 0 && state.descendants.unmanaged() == 0 {
+            state.descendants.count_unseen();
+            let name = self
+                .command
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            self.warn(
+                state,
+                vec![Finding {
+                    pid: self.program,
+                    name,
+                    reason: Reason::Unseen,
+                }],
+            );
+        }
+    }
+
+    /// Says once why memfold is still there.
+    fn explain(&self, state: &mut State, outcome: Outcome, since: Instant, held: &[i32]) {
+        if self.quiet || state.explained || since.elapsed() < UNEXPLAINED {
+            return;
+        }
+        state.explained = true;
+        let numbers: Vec<String> = held.iter().take(8).map(i32::to_string).collect();
+        let more = if held.len() > 8 { " …" } else { "" };
+        eprintln!(
+            "memfold: the program ended with status {}; holding what it left running: {}{more} \
+             (interrupt to end it)",
+            outcome.exit_code(),
+            numbers.join(" ")
+        );
+    }
+
+    fn snapshot(&self, state: &State) -> Snapshot {
+        let stats = self.supervisor.stats();
+        Snapshot {
+            pid: std::process::id(),
+            program_pid: self.program as u32,
+            command: self.command.clone(),
+            uptime_seconds: state.started.elapsed().as_secs_f64(),
+            resident_bytes: stats.resident_bytes,
+            pool_bytes: stats.pool_bytes,
+            metadata_bytes: stats.metadata_bytes,
+            processes_now: stats.processes_now,
+            figures: Figures::new(&stats, processor_seconds(), state.descendants.unmanaged()),
+        }
+    }
+}
+
+/// The program has ended, what it left behind has not: the first signal that asks to end is
+/// passed on to all of it, a later one ends it. (memfold cannot leave before them: the memory it
+/// holds for them would be gone.)
+fn end_the_rest(state: &mut State, signal: Signal) {
+    use Signal::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
+    if !matches!(signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
+        return;
+    }
+    let send = match state.asked_to_end {
+        Some(since) if since.elapsed() > SAME_WISH => SIGKILL,
+        Some(_) => return,
+        None => signal,
+    };
+    state.asked_to_end.get_or_insert_with(Instant::now);
+    state.descendants.look();
+    for pid in state.descendants.held() {
+        let _ = kill(Pid::from_raw(pid), send);
+    }
+}
+
+/// The terminal stopped the program (Ctrl-Z, or it read while in the background): memfold stops
+/// as well, so that the shell sees its job stopped. It was all of the job that stopped, so that
+/// nobody waits for memfold meanwhile. `SIGSTOP` means one process (a debugger, `cpulimit`) and
+/// the others need memfold.
+fn follow_stop(number: i32) {
+    use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
+    if let Ok(signal @ (SIGTSTP | SIGTTIN | SIGTTOU)) = Signal::try_from(number) {
+        let _ = signals::stop_by(signal);
+    }
+}

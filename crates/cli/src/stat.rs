@@ -1,0 +1,112 @@
+//! `memfold stat`.
+
+use crate::arguments::StatArguments;
+use crate::describe::print;
+use crate::failure::Failure;
+use crate::figures::{bytes, grouped, nanoseconds, ratio};
+use crate::live;
+use crate::report::Snapshot;
+use std::process::ExitCode;
+
+/// `memfold stat [--json] [PID]`: exit status 1 when nothing runs.
+pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
+    let found = live::snapshots_of(arguments.pid);
+    if let (Some(pid), true) = (arguments.pid, found.is_empty()) {
+        return Err(nothing_runs(Some(pid)));
+    }
+    if arguments.json {
+        let text = match (arguments.pid, found.first()) {
+            (Some(_), Some(snapshot)) => serde_json::to_string_pretty(snapshot),
+            _ => serde_json::to_string_pretty(&found),
+        };
+        let text = text.map_err(|error| Failure::own(format!("cannot write JSON: {error}")))?;
+        return print(format!("{text}\n").as_bytes());
+    }
+    if found.is_empty() {
+        return Err(nothing_runs(None));
+    }
+    let blocks: Vec<String> = found.iter().map(block).collect();
+    print(blocks.join("\n").as_bytes())
+}
+
+/// There is nothing to show.
+pub fn nothing_runs(pid: Option<u32>) -> Failure {
+    let text = match pid {
+        Some(pid) => format!("no run of yours has the process number {pid}; see memfold stat"),
+        None => "nothing of yours runs under memfold now".to_owned(),
+    };
+    Failure::with_status(1, text)
+}
+
+/// A run in a few lines.
+fn block(snapshot: &Snapshot) -> String {
+    let figures = &snapshot.figures;
+    let (held, limit) = snapshot.limit();
+    let packed = ratio(figures.bytes_original, figures.bytes_stored)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let faults = figures.faults_swap_in + figures.faults_zero_fill + figures.faults_cache;
+    let unmanaged = match figures.processes_unmanaged {
+        0 => String::new(),
+        count => format!(", {count} not under the limit"),
+    };
+    let rows = [
+        ("held", format!("{} of {}", bytes(held), bytes(limit))),
+        (
+            "now",
+            format!(
+                "resident {}, pool {}{packed}, metadata {}",
+                bytes(snapshot.resident_bytes),
+                bytes(snapshot.pool_bytes),
+                bytes(snapshot.metadata_bytes)
+            ),
+        ),
+        (
+            "peak",
+            format!(
+                "resident {}, pool {}, together {}",
+                bytes(figures.peak_resident_bytes),
+                bytes(figures.peak_pool_bytes),
+                bytes(figures.peak_total_bytes)
+            ),
+        ),
+        (
+            "pages",
+            format!(
+                "{} out ({} same-filled), {} in",
+                grouped(figures.pages_out),
+                grouped(figures.pages_same_filled),
+                grouped(figures.pages_in)
+            ),
+        ),
+        (
+            "faults",
+            format!(
+                "{} (p50 {}, p99 {}, longest {})",
+                grouped(faults),
+                nanoseconds(figures.fault_ns.p50),
+                nanoseconds(figures.fault_ns.p99),
+                nanoseconds(figures.fault_ns.max)
+            ),
+        ),
+        (
+            "processes",
+            format!(
+                "{} now, {} so far{unmanaged}",
+                snapshot.processes_now, figures.processes
+            ),
+        ),
+        (
+            "time",
+            format!(
+                "running for {:.0} s, {:.2} s of processor time in memfold",
+                snapshot.uptime_seconds, figures.cpu_seconds
+            ),
+        ),
+    ];
+    let mut text = format!("{} (memfold {})\n", snapshot.command, snapshot.pid);
+    for (name, value) in rows {
+        text.push_str(&format!("  {name:<10} {value}\n"));
+    }
+    text
+}
