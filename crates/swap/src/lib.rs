@@ -58,6 +58,8 @@ mod counters;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
+mod gather;
+#[cfg(not(loom))]
 mod migrate;
 #[cfg(not(loom))]
 mod page;
@@ -76,13 +78,14 @@ mod tier;
 
 pub use counts::CountError;
 pub use entry::{Location, TierKind};
-pub use slot::{CLUSTER_SLOTS, Slot};
+pub use slot::{CLUSTER_SLOTS, Slot, SlotRange, SlotRanges};
 
 #[cfg(not(loom))]
 pub use {
     codec::Algorithm,
     counters::Usage,
     error::{Corruption, LoadError, NewError, StoreError},
+    gather::{Gather, GatherConfig, GatherUsage},
     migrate::{MigrateReport, ScanPolicy},
     page::{PAGE_SIZE, Page, fill, fill_word},
     scratch::Scratch,

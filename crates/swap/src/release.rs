@@ -5,17 +5,19 @@ use zsmalloc::PageSource;
 use crate::{
     allocator::Leaving,
     entry::{Location, Released, TierKind},
-    slot::{ClusterId, Slot},
+    slot::{CLUSTER_SLOTS, ClusterId, Slot, SlotRange},
     space::SwapSpace,
 };
 
-/// Slots released at once; bounds the memory that a release of any length needs.
+/// Pages whose storage is freed at once; bounds the memory that a release of any length needs.
 const RELEASE_BATCH: usize = 4096;
 
-/// Storage of released slots, by tier, freed together.
+/// Storage of released slots, by tier, and emptied clusters, all given back together.
 #[derive(Debug, Default)]
 struct ReleaseBatch {
     locations: [Vec<Location>; TierKind::ALL.len()],
+    pages: usize,
+    leaving: Leaving,
 }
 
 impl<S: PageSource> SwapSpace<S> {
@@ -45,34 +47,67 @@ impl<S: PageSource> SwapSpace<S> {
         let mut batch = ReleaseBatch::default();
         let mut sorted = Vec::new();
         for chunk in slots.chunks(RELEASE_BATCH) {
-            if chunk.is_sorted() {
-                self.release_chunk(chunk, &mut batch);
+            let in_order = if chunk.is_sorted() {
+                chunk
             } else {
                 sorted.clear();
                 sorted.extend_from_slice(chunk);
                 sorted.sort_unstable();
-                self.release_chunk(&sorted, &mut batch);
+                &sorted
+            };
+            for neighbours in in_order.chunk_by(|one, next| one.cluster() == next.cluster()) {
+                let slots = neighbours.iter().copied();
+                self.release_in(neighbours[0].cluster(), slots, &mut batch);
             }
+            self.finish(&mut batch);
         }
     }
 
-    fn release_chunk(&self, slots: &[Slot], batch: &mut ReleaseBatch) {
-        let mut leaving = Leaving::default();
-        for neighbours in slots.chunk_by(|one, next| one.cluster() == next.cluster()) {
-            let cluster: ClusterId = neighbours[0].cluster();
-            let mut freed = 0;
-            for &slot in neighbours {
-                if let Released::Last(position) =
-                    self.table.entry(slot).release(slot, &self.overflow)
-                {
-                    batch.locations[position.tier.index()].push(position.location);
-                    freed += 1;
+    /// Drops a count of each slot of each range, as [`release_bulk`](Self::release_bulk).
+    ///
+    /// # Panics
+    ///
+    /// If one of the slots holds no page.
+    pub fn release_ranges(&self, ranges: &[SlotRange]) {
+        let mut batch = ReleaseBatch::default();
+        for &range in ranges {
+            let mut rest = range;
+            while rest.count() > 0 {
+                let left_in_cluster = CLUSTER_SLOTS - rest.start().index();
+                let here = rest.split_off_front(left_in_cluster as u32);
+                let first = here.start().raw();
+                let slots = (first..first + here.count()).map(Slot::from_raw);
+                self.release_in(here.start().cluster(), slots, &mut batch);
+                if batch.pages >= RELEASE_BATCH {
+                    self.finish(&mut batch);
                 }
             }
-            if freed > 0 {
-                self.allocator.freed(cluster, freed, &mut leaving);
+        }
+        self.finish(&mut batch);
+    }
+
+    /// Drops a count of each of some slots of one cluster.
+    fn release_in(
+        &self,
+        cluster: ClusterId,
+        slots: impl Iterator<Item = Slot>,
+        batch: &mut ReleaseBatch,
+    ) {
+        let mut freed = 0;
+        for slot in slots {
+            if let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) {
+                batch.locations[position.tier.index()].push(position.location);
+                freed += 1;
             }
         }
+        if freed > 0 {
+            batch.pages += freed as usize;
+            self.allocator.freed(cluster, freed, &mut batch.leaving);
+        }
+    }
+
+    /// Gives back what a batch has collected.
+    fn finish(&self, batch: &mut ReleaseBatch) {
         for kind in TierKind::ALL {
             let locations = &mut batch.locations[kind.index()];
             if !locations.is_empty() {
@@ -80,7 +115,8 @@ impl<S: PageSource> SwapSpace<S> {
                 locations.clear();
             }
         }
-        self.allocator.give_back(leaving);
+        batch.pages = 0;
+        self.allocator.give_back(std::mem::take(&mut batch.leaving));
     }
 
     /// Frees storage that no entry names any more.

@@ -48,6 +48,106 @@ impl fmt::Display for Slot {
     }
 }
 
+/// Slots whose numbers follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotRange {
+    start: Slot,
+    count: u32,
+}
+
+impl SlotRange {
+    /// The `count` slots from `start` on.
+    ///
+    /// # Panics
+    ///
+    /// If the numbers would not fit 32 bits.
+    pub const fn new(start: Slot, count: u32) -> Self {
+        assert!(
+            start.0.checked_add(count).is_some(),
+            "a range of slots ends at 2^32"
+        );
+        Self { start, count }
+    }
+
+    /// The first slot.
+    pub const fn start(self) -> Slot {
+        self.start
+    }
+
+    /// How many slots.
+    pub const fn count(self) -> u32 {
+        self.count
+    }
+
+    /// The first `count` slots, if there are more than that, which are left.
+    #[cfg_attr(loom, allow(dead_code))]
+    pub(crate) fn split_off_front(&mut self, count: u32) -> Self {
+        let front = Self {
+            start: self.start,
+            count: count.min(self.count),
+        };
+        *self = Self {
+            start: Slot(self.start.0 + front.count),
+            count: self.count - front.count,
+        };
+        front
+    }
+}
+
+/// Slots collected to be released together: 8 bytes for each run of neighbours.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SlotRanges {
+    ranges: Vec<SlotRange>,
+    slots: u64,
+}
+
+impl SlotRanges {
+    /// No slots.
+    pub const fn new() -> Self {
+        Self {
+            ranges: Vec::new(),
+            slots: 0,
+        }
+    }
+
+    /// Adds a slot. Slots of pages that were stored together come in ascending order when the
+    /// pages are visited in theirs, and then take no more room.
+    pub fn push(&mut self, slot: Slot) {
+        self.slots += 1;
+        match self.ranges.last_mut() {
+            Some(last) if last.start.0 + last.count == slot.0 => last.count += 1,
+            _ => self.ranges.push(SlotRange {
+                start: slot,
+                count: 1,
+            }),
+        }
+    }
+
+    /// The ranges, in the order in which they were added.
+    pub fn as_slice(&self) -> &[SlotRange] {
+        &self.ranges
+    }
+
+    /// How many slots there are in all ranges.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+}
+
+impl Extend<Slot> for SlotRanges {
+    fn extend<I: IntoIterator<Item = Slot>>(&mut self, slots: I) {
+        slots.into_iter().for_each(|slot| self.push(slot));
+    }
+}
+
+impl FromIterator<Slot> for SlotRanges {
+    fn from_iter<I: IntoIterator<Item = Slot>>(slots: I) -> Self {
+        let mut ranges = Self::new();
+        ranges.extend(slots);
+        ranges
+    }
+}
+
 /// The number of a cluster. Cluster 0 is never used, so that slot 0 is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClusterId(pub(crate) u32);

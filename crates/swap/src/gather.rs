@@ -1,0 +1,278 @@
+//! Gather: slots that an unmap, an exit or a trim leaves behind, released in batches by others.
+//!
+//! Whoever unmaps hands over ranges of slots and goes on. Workers release them, as many as the
+//! backlog calls for and no more than there are processors for; they end soon after there is
+//! nothing left to do, so that an idle gather costs nothing. Few slots are released at once, which is
+//! cheaper than to hand them over. The backlog is bounded: beyond it, who brings more works
+//! himself. Who needs memory can [help](Gather::help).
+//!
+//! (Batched release off the exit path is an idea from Z. Song's series of April 2026 for phones.)
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::Duration,
+};
+
+use zsmalloc::PageSource;
+
+use crate::{
+    slot::{SlotRange, SlotRanges},
+    space::SwapSpace,
+    sync::{
+        atomic::{AtomicU64, Ordering::Relaxed},
+        lock,
+    },
+};
+
+/// Slots that are released before the queue is looked at again.
+const CHUNK: u32 = 4096;
+
+/// How long a worker waits for more before it ends.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// How a gather is set up.
+#[derive(Debug, Clone)]
+pub struct GatherConfig {
+    /// Fewer slots than this are released by the caller at once.
+    pub threshold: u64,
+    /// The most workers at a time: as many as there are processors to spare. 0 leaves all work to
+    /// the callers.
+    pub max_workers: usize,
+    /// How many slots of backlog call for one more worker.
+    pub slots_per_worker: u64,
+    /// The most slots that wait.
+    pub max_backlog: u64,
+}
+
+impl Default for GatherConfig {
+    fn default() -> Self {
+        Self {
+            threshold: 512,
+            max_workers: 1,
+            slots_per_worker: 1 << 16,
+            max_backlog: 1 << 22,
+        }
+    }
+}
+
+/// What a gather has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct GatherUsage {
+    /// Slots that wait or are being released.
+    pub backlog_slots: u64,
+    /// Workers there are now.
+    pub workers: usize,
+    /// Slots ever released by workers and helpers.
+    pub released_by_others: u64,
+    /// Slots ever released by those who brought them.
+    pub released_at_once: u64,
+}
+
+#[derive(Default)]
+struct Queue {
+    ranges: VecDeque<SlotRange>,
+    waiting: u64,
+    /// Slots that somebody is releasing now.
+    in_hand: u64,
+    workers: usize,
+    /// Nobody will bring more.
+    closed: bool,
+}
+
+struct Shared<S: PageSource> {
+    space: Arc<SwapSpace<S>>,
+    config: GatherConfig,
+    queue: Mutex<Queue>,
+    /// Signalled when slots are handed over.
+    wake: Condvar,
+    /// Signalled when nothing is left.
+    quiet: Condvar,
+    released_by_others: AtomicU64,
+    released_at_once: AtomicU64,
+}
+
+/// Releases slots in the background. Dropping it finishes what is left.
+pub struct Gather<S: PageSource + 'static>(Arc<Shared<S>>);
+
+impl<S: PageSource + 'static> Gather<S> {
+    /// A gather that releases slots of `space`.
+    pub fn new(space: Arc<SwapSpace<S>>, config: GatherConfig) -> Self {
+        Self(Arc::new(Shared {
+            space,
+            config,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            quiet: Condvar::new(),
+            released_by_others: AtomicU64::new(0),
+            released_at_once: AtomicU64::new(0),
+        }))
+    }
+
+    /// Takes over the caller's counts of all `slots`, and drops them soon.
+    ///
+    /// # Panics
+    ///
+    /// If they are dropped at once and one of the slots holds no page; a worker panics otherwise.
+    pub fn release(&self, slots: SlotRanges) {
+        let shared = &self.0;
+        let count = slots.slots();
+        if count < shared.config.threshold || !self.hand_over(&slots) {
+            shared.released_at_once.fetch_add(count, Relaxed);
+            shared.space.release_ranges(slots.as_slice());
+        }
+    }
+
+    /// Queues slots if there is room for them and somebody to release them.
+    fn hand_over(&self, slots: &SlotRanges) -> bool {
+        let mut queue = lock(&self.0.queue);
+        let backlog = queue.waiting + queue.in_hand + slots.slots();
+        if backlog > self.0.config.max_backlog
+            || queue.ranges.try_reserve(slots.as_slice().len()).is_err()
+        {
+            return false;
+        }
+        let wanted = backlog.div_ceil(self.0.config.slots_per_worker.max(1));
+        let wanted = (wanted as usize).min(self.0.config.max_workers);
+        while queue.workers < wanted && self.start_worker() {
+            queue.workers += 1;
+        }
+        if queue.workers == 0 {
+            return false;
+        }
+        queue.waiting += slots.slots();
+        queue.ranges.extend(slots.as_slice());
+        self.0.wake.notify_all();
+        true
+    }
+
+    fn start_worker(&self) -> bool {
+        let worker = Arc::clone(&self.0);
+        let thread = thread::Builder::new().name("memfold-gather".to_owned());
+        thread.spawn(move || worker.work()).is_ok()
+    }
+
+    /// Releases up to about `slots` slots of the backlog in this thread: for one who needs memory
+    /// now. Returns how many there were.
+    pub fn help(&self, slots: u64) -> u64 {
+        let mut released = 0;
+        while released < slots {
+            match self.0.release_chunk() {
+                0 => break,
+                count => released += count,
+            }
+        }
+        released
+    }
+
+    /// Returns when everything that was handed over before the call is released; helps with it.
+    pub fn flush(&self) {
+        self.help(u64::MAX);
+        let mut queue = lock(&self.0.queue);
+        while queue.waiting + queue.in_hand > 0 {
+            queue = self
+                .0
+                .quiet
+                .wait(queue)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// What the gather has done and has to do.
+    pub fn usage(&self) -> GatherUsage {
+        let queue = lock(&self.0.queue);
+        GatherUsage {
+            backlog_slots: queue.waiting + queue.in_hand,
+            workers: queue.workers,
+            released_by_others: self.0.released_by_others.load(Relaxed),
+            released_at_once: self.0.released_at_once.load(Relaxed),
+        }
+    }
+}
+
+impl<S: PageSource> Shared<S> {
+    /// Takes some slots from the queue and releases them. Returns how many.
+    fn release_chunk(&self) -> u64 {
+        let mut ranges = Vec::new();
+        let mut count = 0;
+        let in_hand = {
+            let mut queue = lock(&self.queue);
+            while count < CHUNK {
+                let Some(front) = queue.ranges.front_mut() else {
+                    break;
+                };
+                let range = front.split_off_front(CHUNK - count);
+                if front.count() == 0 {
+                    queue.ranges.pop_front();
+                }
+                count += range.count();
+                ranges.push(range);
+            }
+            queue.waiting -= u64::from(count);
+            queue.in_hand += u64::from(count);
+            InHand {
+                shared: self,
+                count: count.into(),
+            }
+        };
+        self.space.release_ranges(&ranges);
+        self.released_by_others.fetch_add(in_hand.count, Relaxed);
+        in_hand.count
+    }
+
+    fn work(&self) {
+        loop {
+            while self.release_chunk() > 0 {}
+            let queue = lock(&self.queue);
+            if queue.waiting > 0 {
+                continue;
+            }
+            let linger = if queue.closed { Duration::ZERO } else { LINGER };
+            let (mut queue, _) = self
+                .wake
+                .wait_timeout(queue, linger)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            if queue.waiting == 0 {
+                // Whoever brings more takes the lock after this, and starts another.
+                queue.workers -= 1;
+                return;
+            }
+        }
+    }
+}
+
+/// Slots that somebody is releasing.
+struct InHand<'a, S: PageSource> {
+    shared: &'a Shared<S>,
+    count: u64,
+}
+
+impl<S: PageSource> Drop for InHand<'_, S> {
+    fn drop(&mut self) {
+        let mut queue = lock(&self.shared.queue);
+        queue.in_hand -= self.count;
+        if queue.waiting + queue.in_hand == 0 {
+            self.shared.quiet.notify_all();
+        }
+    }
+}
+
+impl<S: PageSource + 'static> Drop for Gather<S> {
+    fn drop(&mut self) {
+        // The workers keep what they need alive, and end by themselves.
+        self.flush();
+        lock(&self.0.queue).closed = true;
+        self.0.wake.notify_all();
+    }
+}
+
+impl<S: PageSource + 'static> fmt::Debug for Gather<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gather")
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}
