@@ -140,42 +140,43 @@ impl Helper {
             channel.seen.store(posted, Ordering::Release);
             MANAGED.store(1, Ordering::Relaxed);
             // SAFETY: between `posted` and `done` the command is the helper's alone.
-            self.execute(unsafe { &mut *channel.command() });
+            self.execute(unsafe { &mut *channel.command() }, posted);
             done = posted;
-            // Release: the outcome is seen by whoever sees `done`.
-            channel.done.store(done, Ordering::Release);
             futex::wake(&channel.done, i32::MAX as u32);
         }
     }
 
-    fn execute(&self, command: &mut Command) {
+    /// Executes a command and notes that it is done, the latter *inside* the gate: an event that
+    /// is applied next must find the moves either all to come, and then stale, or all settled.
+    fn execute(&self, command: &mut Command, posted: u32) {
+        let channel = self.channel;
         let drops = (command.drop_count as usize).min(RUNS_MAX);
         for run in command.drops.iter_mut().take(drops) {
             run.errno = self.drop_run(run).err().map_or(0, |errno| errno.0);
         }
         let moves = (command.move_count as usize).min(RUNS_MAX);
-        for run in command.moves.iter().take(moves).filter(|run| run.unshare != 0) {
-            // Before the gate: a page that is missing after all faults here, and the fault is
-            // served by whoever needs the gate. What fails shows as EBUSY at the move.
-            let _ = system::break_sharing(run.source as usize, run.pages as usize * PAGE_SIZE);
+        for run in command.moves.iter_mut().take(moves).filter(|run| run.unshare != 0) {
+            // Outside the gate: a page that is missing after all faults here, and the fault is
+            // served by whoever needs the gate.
+            let length = run.pages as usize * PAGE_SIZE;
+            let broken = system::break_sharing(run.source as usize, length);
+            run.errno = broken.err().map_or(0, |errno| errno.0);
         }
-        if moves == 0 {
-            return;
-        }
-        let channel = self.channel;
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
         if channel.gate.enter_shared(gone).is_err() {
-            command.stale = 1;
+            // The supervisor is dead: nobody looks at the outcome.
             return;
         }
-        if channel.event_count.load(Ordering::Relaxed) == command.event_count {
-            command.stale = 0;
-            for run in command.moves.iter_mut().take(moves) {
+        command.stale = u32::from(
+            channel.event_count.load(Ordering::Relaxed) != command.event_count,
+        );
+        if command.stale == 0 {
+            for run in command.moves.iter_mut().take(moves).filter(|run| run.unshare == 0) {
                 self.move_run(run);
             }
-        } else {
-            command.stale = 1;
         }
+        // Release: the outcome is seen by whoever sees `done`.
+        channel.done.store(posted, Ordering::Release);
         channel.gate.leave_shared();
     }
 

@@ -57,6 +57,7 @@ impl AddressSpace {
                 }
                 // The fault that claimed it finds its claim gone and releases the slot.
                 PageState::Filling(_) => entry.set(PageState::Hole),
+                PageState::Clearing => unreachable!("pages are cleared inside the gate"),
             }
             true
         });
@@ -137,6 +138,7 @@ impl AddressSpace {
                 PageState::Staged(_) | PageState::Returning(_) => {
                     unreachable!("staged pages were stored")
                 }
+                PageState::Clearing => unreachable!("pages are cleared inside the gate"),
                 removed @ PageState::Removed(_) => removed,
             };
             child.table.entry(page).set(inherited);

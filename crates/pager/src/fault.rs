@@ -88,10 +88,12 @@ impl Server {
             let state = entry.load();
             match state {
                 PageState::Moving(_) => {
-                    if space.settle().is_none() {
-                        drop(gate);
-                        wait_for_batch(space);
+                    if space.settle().is_some() {
+                        continue;
                     }
+                    let posted = lock(&space.mover).posted();
+                    drop(gate);
+                    space.channel.wait_done(posted, Duration::from_micros(300));
                 }
                 PageState::Staged(place) => {
                     if entry.replace(state, PageState::Returning(place)) {
@@ -99,14 +101,18 @@ impl Server {
                     }
                 }
                 // Whoever has it wakes the thread.
-                PageState::Returning(_) | PageState::Filling(_) => return Served::Done,
+                PageState::Returning(_) | PageState::Filling(_) | PageState::Clearing => {
+                    return Served::Done;
+                }
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
                     if admission == Admission::MayDefer && state == PageState::Hole && full(space) {
                         drop(gate);
                         defer(space, fault);
                         return Served::Done;
                     }
-                    return fill_zeros(space, fault, state);
+                    if let Some(served) = fill_zeros(space, fault) {
+                        return served;
+                    }
                 }
                 PageState::Swapped(_) => {
                     if admission == Admission::MayDefer && full(space) {
@@ -322,29 +328,29 @@ fn claim(space: &AddressSpace, page: VirtualPage) -> Vec<Slot> {
     claimed
 }
 
-/// First touch: pages of zeros. The gate is held shared.
-fn fill_zeros(space: &AddressSpace, fault: Fault, state: PageState) -> Served {
-    let advised = if state == PageState::Hole {
-        lock(&space.windows).advise(fault.page, ZERO_WINDOW)
-    } else {
-        1
-    };
-    let mut range = space.clip(fault.page, advised);
-    if range.pages() > 1 {
-        let room = room_pages(space) / 2;
-        let pages = range.pages().min(room.max(1));
-        range.end = range.start.plus(pages);
-        range.end = range.start.plus(leading_holes(space, range).max(1));
+/// First touch: pages of zeros. `None` if the page's state is another by now. The gate is held
+/// shared.
+fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
+    let claimed = claim_holes(space, fault.page);
+    let pages = claimed.len() as u64;
+    if pages == 0 {
+        return None;
     }
-    let pages = range.pages();
     // Writers get memory at once, in windows too; a lone reader gets the shared zero page.
     let owned = fault.write || pages > 1;
-    let result = if owned {
-        copy(space, range.start, &ZEROS, pages)
+    let mut result = if owned {
+        copy(space, fault.page, &ZEROS, pages)
     } else {
-        space.uffd().zero(range.start.address(), bytes(1))
+        space.uffd().zero(fault.page.address(), bytes(1))
     };
-    let done = match result {
+    if pages > 1 && matches!(result, Err(Partial { done: 0, errno: Errno::ENOENT })) {
+        // The window crosses into another mapping: the first page alone may still do.
+        result = copy(space, fault.page, &ZEROS, 1).and(Err(Partial {
+            done: bytes(1),
+            errno: Errno::ENOENT,
+        }));
+    }
+    let done = match &result {
         Ok(()) => pages,
         Err(partial) => partial.done / PAGE_SIZE as u64,
     };
@@ -352,40 +358,56 @@ fn fill_zeros(space: &AddressSpace, fault: Fault, state: PageState) -> Served {
         space.add_resident_pages(done as i64);
     }
     space.group().counters.faults_zero_fill.fetch_add(1, Ordering::Relaxed);
-    for step in 0..done {
-        let entry = space.table.entry(range.start.plus(step));
-        let before = entry.load();
-        if matches!(before, PageState::Hole | PageState::Removed(_)) {
-            entry.replace(before, PageState::FRESH);
-        }
+    let errno = result.err().map(|partial| partial.errno);
+    let present = errno == Some(Errno::EEXIST);
+    for (step, before) in (0..).zip(&claimed) {
+        // A page that is there already was never known, or the message was read late.
+        let there = step < done || (present && step == done);
+        let entry = space.table.entry(fault.page.plus(step));
+        entry.replace(PageState::Clearing, if there { PageState::FRESH } else { *before });
     }
-    match result.err().map(|partial| partial.errno) {
-        None => Served::Done,
-        Some(Errno::EEXIST) if done == 0 => {
-            // Present: filled by somebody else, or never registered when it was filled.
-            if state == PageState::Hole {
-                space.table.entry(fault.page).replace(state, PageState::FRESH);
-            }
-            wake(space, fault.page, 1);
-            Served::Done
-        }
-        // The window met something in its way; the faulting page itself is served.
-        Some(_) if done > 0 => Served::Done,
-        Some(Errno::ENOENT) if pages > 1 => {
-            let single = Fault { page: fault.page, write: fault.write };
-            fill_zeros(space, single, PageState::FRESH)
-        }
-        Some(errno) => after_failure(space, fault.page, errno),
+    if done < pages {
+        // Whoever faulted on the rest of the window meanwhile was told to wait for it.
+        wake(space, fault.page.plus(done), pages - done);
     }
+    Some(match errno {
+        Some(errno) if done == 0 && !present => after_failure(space, fault.page, errno),
+        _ => Served::Done,
+    })
 }
 
-fn leading_holes(space: &AddressSpace, range: PageRange) -> u64 {
-    (0..range.pages())
-        .take_while(|step| {
-            let page = range.start.plus(*step);
-            space.table.get(page).is_none_or(|entry| entry.load() == PageState::Hole)
-        })
-        .count() as u64
+/// Claims the page, missing as it is, and as many holes behind it as the window advises. Returns
+/// their states before.
+fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
+    let entry = space.table.entry(page);
+    let state = entry.load();
+    let known = matches!(
+        state,
+        PageState::Hole | PageState::Removed(_) | PageState::Resident { .. }
+    );
+    if !known || !entry.replace(state, PageState::Clearing) {
+        return Vec::new();
+    }
+    let mut claimed = vec![state];
+    if state != PageState::Hole {
+        return claimed;
+    }
+    let advised = lock(&space.windows).advise(page, ZERO_WINDOW);
+    if advised > 1 {
+        let room = (room_pages(space) / 2).max(1);
+        let range = space.clip(page, advised.min(room as u32));
+        for step in 1..range.pages() {
+            let entry = space.table.entry(page.plus(step));
+            if !entry.replace(PageState::Hole, PageState::Clearing) {
+                break;
+            }
+            claimed.push(PageState::Hole);
+        }
+    } else {
+        // Notes a fault outside of what is known to be managed.
+        space.clip(page, 1);
+    }
+    claimed
 }
 
 /// Copies pages in and wakes who waits for them.
@@ -424,11 +446,6 @@ fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Serve
             Served::Done
         }
     }
-}
-
-fn wait_for_batch(space: &AddressSpace) {
-    let posted = lock(&space.mover).posted();
-    space.channel.wait_done(posted, Duration::from_micros(300));
 }
 
 fn room_pages(space: &AddressSpace) -> u64 {

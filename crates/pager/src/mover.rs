@@ -14,14 +14,14 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A run of pages to move to neighbouring places of the stage. The pages are `Moving`.
+/// A run of pages of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
     pub page: VirtualPage,
-    pub place: StageIndex,
     pub pages: u32,
-    /// Break the sharing of a fork first.
-    pub unshare: bool,
+    /// The first of the neighbouring places of the stage to move to, the pages being `Moving`;
+    /// `None` to break the sharing that a fork left, the pages staying `Resident`.
+    pub place: Option<StageIndex>,
 }
 
 /// What was posted and is not settled yet.
@@ -44,8 +44,8 @@ pub struct Mover {
 pub struct Settled {
     pub staged: usize,
     pub dropped: usize,
-    /// Pages that an event in between, or the kernel, kept where they were.
-    pub refused: usize,
+    /// Pages that the program has to itself now.
+    pub unshared: usize,
 }
 
 impl Mover {
@@ -106,9 +106,9 @@ impl AddressSpace {
             .iter()
             .map(|run| MoveRun {
                 source: run.page.address(),
-                target: self.stage_address(run.place),
+                target: run.place.map_or(0, |place| self.stage_address(place)),
                 pages: run.pages,
-                unshare: u32::from(run.unshare),
+                unshare: u32::from(run.place.is_none()),
                 ..MoveRun::default()
             })
             .collect();
@@ -128,8 +128,14 @@ impl AddressSpace {
         let mut settled = Settled::default();
         self.settle_drops(&batch, &outcome, &mut settled);
         for (index, run) in batch.moves.iter().enumerate() {
-            let result = if outcome.stale { None } else { outcome.moves.get(index) };
-            self.settle_run(run, result, &mut settled);
+            let result = outcome.moves.get(index);
+            match run.place {
+                Some(place) => {
+                    let result = result.filter(|_| !outcome.stale);
+                    self.settle_move(run, place, result, &mut settled);
+                }
+                None => self.settle_unshare(run, result, &mut settled),
+            }
         }
         self.add_resident_pages(-(settled.dropped as i64));
         Some(settled)
@@ -148,13 +154,32 @@ impl AddressSpace {
         }
     }
 
-    fn settle_run(&self, run: &Run, result: Option<&MoveRun>, settled: &mut Settled) {
+    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>, settled: &mut Settled) {
+        let done = result.is_some_and(|result| result.errno == 0);
+        for step in 0..run.pages {
+            let entry = self.table.entry(run.page.plus(u64::from(step)));
+            if let state @ PageState::Resident { young, shared: true } = entry.load() {
+                // Where it failed, the hand looks again when it comes round twice.
+                let next = PageState::Resident { young: young || !done, shared: !done };
+                entry.replace(state, next);
+            }
+        }
+        settled.unshared += if done { run.pages as usize } else { 0 };
+    }
+
+    fn settle_move(
+        &self,
+        run: &Run,
+        first: StageIndex,
+        result: Option<&MoveRun>,
+        settled: &mut Settled,
+    ) {
         let moved = result.map_or(0, |result| result.moved.min(run.pages));
         let errno = result.map_or(Errno::EAGAIN, |result| Errno(result.errno));
         let mut stage = lock(&self.stage);
         for step in 0..run.pages {
             let page = run.page.plus(u64::from(step));
-            let place = StageIndex(run.place.0 + step);
+            let place = StageIndex(first.0 + step);
             let entry = self.table.entry(page);
             let moving = PageState::Moving(place);
             if step < moved {
@@ -162,22 +187,19 @@ impl AddressSpace {
                 if entry.replace(moving, PageState::Staged(place)) {
                     stage.arrived(place, page);
                 } else {
-                    // The page was unmapped or filled anew: what was moved is of no more use.
+                    // Unmapped since: what was moved is of no more use.
                     stage.arrived_dead(place);
                 }
                 continue;
             }
-            settled.refused += 1;
             stage.unused(place);
             let stays = match (step == moved, errno) {
                 // Not there: dropped by the program before its event was seen.
                 (true, Errno::ENOENT) => PageState::Hole,
-                (true, Errno::EBUSY) if !run.unshare => {
-                    PageState::Resident { young: false, shared: true }
-                }
+                (true, Errno::EBUSY) => PageState::Resident { young: false, shared: true },
                 // Cannot be moved now: look again when the hand comes round twice.
-                (true, _) => PageState::Resident { young: true, shared: run.unshare },
-                (false, _) => PageState::Resident { young: false, shared: run.unshare },
+                (true, _) => PageState::Resident { young: true, shared: false },
+                (false, _) => PageState::Resident { young: false, shared: false },
             };
             entry.replace(moving, stays);
         }

@@ -18,7 +18,7 @@ use crate::group::{Group, Watermarks, lock};
 use crate::mover::{Run, Settled};
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
-use crate::state::PageState;
+use crate::state::{Entry, PageState};
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::channel::RUNS_MAX;
@@ -47,7 +47,8 @@ pub struct Reclaimer {
 /// What one round did.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
-    staged: usize,
+    /// Pages staged, or taken out of sharing.
+    moved: usize,
     stored: usize,
     dropped: usize,
 }
@@ -55,12 +56,12 @@ struct Progress {
 impl Progress {
     /// What was only asked for, and may be refused again and again, is no progress.
     fn any(self) -> bool {
-        self.staged + self.stored + self.dropped > 0
+        self.moved + self.stored + self.dropped > 0
     }
 
     fn add(&mut self, settled: Option<Settled>) {
         let settled = settled.unwrap_or_default();
-        self.staged += settled.staged;
+        self.moved += settled.staged + settled.unshared;
         self.dropped += settled.dropped;
     }
 }
@@ -293,50 +294,68 @@ impl Planner<'_> {
                 return false;
             }
             let state = entry.load();
-            let unshare = match state {
+            let more = match state {
                 PageState::Resident { young: true, shared } => {
                     entry.replace(state, PageState::Resident { young: false, shared });
-                    return true;
+                    true
                 }
-                PageState::Resident { young: false, shared } => shared,
-                PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => false,
-                _ => return true,
+                PageState::Resident { young: false, shared: true } => self.add_unshare(page),
+                PageState::Resident { young: false, shared: false } => self.add_move(page, entry),
+                PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => {
+                    self.add_move(page, entry)
+                }
+                _ => true,
             };
-            if self.add(page, unshare, |place| entry.replace(state, PageState::Moving(place))) {
-                return true;
+            if !more {
+                stopped = Some(page);
             }
-            stopped = Some(page);
-            false
+            more
         });
         stopped
     }
 
-    /// Adds a page to the last run, or begins one. `false` if there is no more room.
-    fn add(
-        &mut self,
-        page: VirtualPage,
-        unshare: bool,
-        mark: impl FnOnce(StageIndex) -> bool,
-    ) -> bool {
+    /// Adds a page to be taken out of sharing. `false` if there is no more room.
+    fn add_unshare(&mut self, page: VirtualPage) -> bool {
+        if self.pages == self.wanted {
+            return false;
+        }
+        let full = self.runs.len() == RUNS_MAX;
+        match self.runs.last_mut() {
+            Some(run) if run.place.is_none() && behind(run) == page => run.pages += 1,
+            _ if full => return false,
+            _ => self.runs.push(Run { page, pages: 1, place: None }),
+        }
+        self.pages += 1;
+        true
+    }
+
+    /// Adds a page to be moved. `false` if there is no more room.
+    fn add_move(&mut self, page: VirtualPage, entry: &Entry) -> bool {
         if self.pages == self.wanted {
             return false;
         }
         let Some((place, _)) = lock(&self.space.stage).reserve(1) else { return false };
         let extends = self.runs.last().is_some_and(|run| {
-            run.page.plus(u64::from(run.pages)) == page
-                && run.place.0 + run.pages == place.0
-                && run.unshare == unshare
+            behind(run) == page
+                && run.place.is_some_and(|first| first.0 + run.pages == place.0)
         });
         let room = extends || self.runs.len() < RUNS_MAX;
-        if !room || !mark(place) {
+        let state = entry.load();
+        let movable = matches!(state, PageState::Resident { .. } | PageState::Removed(_));
+        if !room || !movable || !entry.replace(state, PageState::Moving(place)) {
             lock(&self.space.stage).unused(place);
             return room;
         }
         self.pages += 1;
         match self.runs.last_mut() {
             Some(run) if extends => run.pages += 1,
-            _ => self.runs.push(Run { page, place, pages: 1, unshare }),
+            _ => self.runs.push(Run { page, pages: 1, place: Some(place) }),
         }
         true
     }
+}
+
+/// The page behind a run.
+fn behind(run: &Run) -> VirtualPage {
+    run.page.plus(u64::from(run.pages))
 }

@@ -44,6 +44,9 @@ pub enum PageState {
     Swapped(Slot),
     /// In the swap space, being copied in by a fault, which owns the count.
     Filling(Slot),
+    /// A fault found it missing and fills it with zeros. The claim keeps reclaim away: a fault
+    /// that was read late must not put zeros where a page was moved out just now.
+    Clearing,
 }
 
 const TAG_MASK: u64 = 0xf;
@@ -68,6 +71,7 @@ impl PageState {
             PageState::Returning(index) => with(5, index.0),
             PageState::Swapped(slot) => with(6, slot.raw()),
             PageState::Filling(slot) => with(7, slot.raw()),
+            PageState::Clearing => 8,
         }
     }
 
@@ -82,6 +86,7 @@ impl PageState {
             5 => PageState::Returning(StageIndex(payload)),
             6 => PageState::Swapped(Slot::from_raw(payload)),
             7 => PageState::Filling(Slot::from_raw(payload)),
+            8 => PageState::Clearing,
             tag => unreachable!("page state with tag {tag}"),
         }
     }
@@ -140,6 +145,7 @@ mod tests {
             PageState::Returning(index),
             PageState::Swapped(slot),
             PageState::Filling(slot),
+            PageState::Clearing,
         ] {
             assert_eq!(PageState::unpack(state.pack()), state);
         }

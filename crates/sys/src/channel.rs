@@ -29,7 +29,7 @@ pub struct MoveRun {
     pub moved: u32,
     /// Out: the error that stopped the run; 0 if none.
     pub errno: i32,
-    /// 1: break the sharing that a fork left before moving (a write fault a page).
+    /// 1: only break the sharing that a fork left (a write fault a page), and move nothing.
     pub unshare: u32,
 }
 
@@ -80,8 +80,6 @@ pub struct Channel {
     pub quit: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
-    /// Why the supervisor kills this program, when it does: 0 none, 1 corrupt page.
-    pub verdict: AtomicU32,
     /// Robust list linkage, used by the supervisor alone.
     pub robust_next: AtomicU64,
     command: UnsafeCell<Command>,
