@@ -9,7 +9,8 @@ use std::sync::Arc;
 use zsmalloc::PageSource;
 
 use crate::{
-    error::{NewError, StoreError},
+    error::StoreError,
+    group::{Group, GroupId},
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
     sync::{
         Mutex, MutexGuard,
@@ -39,8 +40,8 @@ mod home {
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// The clusters with room that no shard holds.
-    offered: Vec<ClusterId>,
+    /// The clusters with room that no shard holds, by group.
+    offered: Vec<Vec<ClusterId>>,
     /// Numbers of clusters without pages, below `next`.
     absent: Vec<ClusterId>,
     /// The first number never used.
@@ -49,37 +50,61 @@ struct Lists {
     meta_pages: usize,
 }
 
+impl Lists {
+    /// Makes room for one more cluster in the lists.
+    fn make_room(&mut self, group: GroupId) -> Result<(), StoreError> {
+        let no_memory = |_| StoreError::NoMemory;
+        let clusters = self.next as usize + 1;
+        let groups = group.0 as usize + 1;
+        if groups > self.offered.len() {
+            self.offered
+                .try_reserve(groups - self.offered.len())
+                .map_err(no_memory)?;
+            self.offered.resize_with(groups, Vec::new);
+        }
+        for list in [&mut self.offered[group.0 as usize], &mut self.absent] {
+            list.try_reserve(clusters - list.len()).map_err(no_memory)?;
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shard {
     held: Option<ClusterId>,
     next_index: usize,
 }
 
+/// The clusters that a group holds.
+#[derive(Debug)]
+pub(crate) struct Shards(Box<[Mutex<Shard>]>);
+
+impl Shards {
+    pub(crate) fn new(count: usize) -> Self {
+        Self((0..count).map(|_| Mutex::default()).collect())
+    }
+}
+
 /// Hands out slots and takes them back.
 #[derive(Debug)]
 pub(crate) struct SlotAllocator<S: PageSource> {
     table: Arc<SwapTable<S>>,
-    shards: Box<[Mutex<Shard>]>,
     lists: Mutex<Lists>,
     /// Pages that tables, annexes and records take now.
     resident_pages: AtomicU64,
 }
 
 impl<S: PageSource> SlotAllocator<S> {
-    pub(crate) fn new(table: Arc<SwapTable<S>>, shards: usize) -> Result<Self, NewError> {
-        if !(1..=1024).contains(&shards) {
-            return Err(NewError::Config("shards must be between 1 and 1024"));
-        }
+    pub(crate) fn new(table: Arc<SwapTable<S>>) -> Self {
         let lists = Lists {
             next: 1,
             ..Lists::default()
         };
-        Ok(Self {
+        Self {
             table,
-            shards: (0..shards).map(|_| Mutex::default()).collect(),
             lists: Mutex::new(lists),
             resident_pages: AtomicU64::new(0),
-        })
+        }
     }
 
     /// Pages that swap tables, annexes and cluster records take now.
@@ -90,19 +115,21 @@ impl<S: PageSource> SlotAllocator<S> {
     /// Bytes of heap for the lists, roughly.
     pub(crate) fn heap_bytes(&self) -> usize {
         let lists = lock(&self.lists);
-        (lists.offered.capacity() + lists.absent.capacity()) * size_of::<ClusterId>()
-            + self.shards.len() * size_of::<Mutex<Shard>>()
+        let offered: usize = lists.offered.iter().map(Vec::capacity).sum();
+        (offered + lists.absent.capacity()) * size_of::<ClusterId>()
     }
 
     /// Reserves up to `wanted` free slots with ascending numbers, at least one, and gives them to
     /// `take`.
     pub(crate) fn reserve(
         &self,
+        group: &Group,
         shard: usize,
         wanted: usize,
         mut take: impl FnMut(Slot),
     ) -> Result<usize, StoreError> {
-        let mut shard = lock(&self.shards[shard % self.shards.len()]);
+        let Shards(shards) = group.shards();
+        let mut shard = lock(&shards[shard % shards.len()]);
         loop {
             if let Some(cluster) = shard.held {
                 let taken = self.reserve_in(cluster, &mut shard.next_index, wanted, &mut take);
@@ -112,7 +139,7 @@ impl<S: PageSource> SlotAllocator<S> {
                 self.let_go(cluster);
                 shard.held = None;
             }
-            shard.held = Some(self.take_cluster()?);
+            shard.held = Some(self.take_cluster(group.id())?);
             shard.next_index = 0;
         }
     }
@@ -142,14 +169,14 @@ impl<S: PageSource> SlotAllocator<S> {
         taken
     }
 
-    /// A cluster with room, for the caller to hold.
-    fn take_cluster(&self) -> Result<ClusterId, StoreError> {
+    /// A cluster with room, for a shard of `group` to hold.
+    fn take_cluster(&self, group: GroupId) -> Result<ClusterId, StoreError> {
         let mut lists = lock(&self.lists);
-        if let Some(cluster) = lists.offered.pop() {
+        if let Some(cluster) = lists.offered.get_mut(group.0 as usize).and_then(Vec::pop) {
             self.set_home(cluster, home::OFFERED, home::HELD);
             return Ok(cluster);
         }
-        if let Some(cluster) = self.absent_cluster(&mut lists)? {
+        if let Some(cluster) = self.absent_cluster(&mut lists, group)? {
             self.table.commit(TablePage::Entries(cluster))?;
             self.resident_pages.fetch_add(1, Relaxed);
             if lists.absent.last() == Some(&cluster) {
@@ -158,6 +185,7 @@ impl<S: PageSource> SlotAllocator<S> {
                 lists.next += 1;
             }
             self.set_home(cluster, home::ABSENT, home::HELD);
+            self.table.meta(cluster).group.store(group.0, Relaxed);
             return Ok(cluster);
         }
         // The space is as large as it may be: take any cluster with a free slot.
@@ -165,6 +193,7 @@ impl<S: PageSource> SlotAllocator<S> {
             let cluster = ClusterId(number);
             let meta = self.table.meta(cluster);
             if meta.home.load(Relaxed) == home::FULL
+                && meta.group.load(Relaxed) == group.0
                 && (meta.used.load(Acquire) as usize) < CLUSTER_SLOTS
             {
                 self.set_home(cluster, home::FULL, home::HELD);
@@ -175,19 +204,19 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 
     /// The number of a cluster without pages, which stays where it is until it has its pages.
-    fn absent_cluster(&self, lists: &mut Lists) -> Result<Option<ClusterId>, StoreError> {
+    fn absent_cluster(
+        &self,
+        lists: &mut Lists,
+        group: GroupId,
+    ) -> Result<Option<ClusterId>, StoreError> {
+        // Giving a cluster back must not need memory.
+        lists.make_room(group)?;
         if let Some(&cluster) = lists.absent.last() {
             return Ok(Some(cluster));
         }
         let cluster = ClusterId(lists.next);
         if cluster.number() >= self.table.clusters() {
             return Ok(None);
-        }
-        // Giving a cluster back must not need memory.
-        let numbers = lists.next as usize + 1;
-        for list in [&mut lists.offered, &mut lists.absent] {
-            list.try_reserve(numbers - list.len())
-                .map_err(|_| StoreError::NoMemory)?;
         }
         if cluster.number() / METAS_PER_PAGE >= lists.meta_pages {
             self.table.commit(TablePage::Metas(lists.meta_pages))?;
@@ -254,19 +283,20 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 
     fn offer(&self, lists: &mut Lists, cluster: ClusterId) {
-        self.table
-            .meta(cluster)
-            .list_index
-            .store(lists.offered.len() as u32, Relaxed);
-        lists.offered.push(cluster);
+        let meta = self.table.meta(cluster);
+        let offered = &mut lists.offered[meta.group.load(Relaxed) as usize];
+        meta.list_index.store(offered.len() as u32, Relaxed);
+        offered.push(cluster);
         self.set_home(cluster, home::FULL, home::OFFERED);
     }
 
     fn unlist(&self, lists: &mut Lists, cluster: ClusterId) {
-        let index = self.table.meta(cluster).list_index.load(Relaxed) as usize;
-        let removed = lists.offered.swap_remove(index);
+        let meta = self.table.meta(cluster);
+        let index = meta.list_index.load(Relaxed) as usize;
+        let offered = &mut lists.offered[meta.group.load(Relaxed) as usize];
+        let removed = offered.swap_remove(index);
         assert_eq!(removed, cluster, "the list of clusters with room is wrong");
-        if let Some(&moved) = lists.offered.get(index) {
+        if let Some(&moved) = offered.get(index) {
             self.table
                 .meta(moved)
                 .list_index
@@ -350,15 +380,47 @@ impl<S: PageSource> SlotAllocator<S> {
         Ok(())
     }
 
-    /// Gives up the clusters that shards hold and that are empty, as the others are given back as
-    /// soon as they are.
-    pub(crate) fn trim(&self) {
-        for shard in &self.shards {
+    /// Gives up the clusters that shards of a group hold, or those that are empty: the others are
+    /// given back as soon as they are.
+    pub(crate) fn let_go_of(&self, group: &Group, only_empty: bool) {
+        for shard in &group.shards().0 {
             let mut shard = lock(shard);
-            let empty = |cluster: &mut ClusterId| self.table.meta(*cluster).used.load(Acquire) == 0;
-            if let Some(cluster) = shard.held.take_if(empty) {
+            let goes = |cluster: &mut ClusterId| {
+                !only_empty || self.table.meta(*cluster).used.load(Acquire) == 0
+            };
+            if let Some(cluster) = shard.held.take_if(goes) {
                 self.let_go(cluster);
             }
+        }
+    }
+
+    /// The group that a cluster belongs to.
+    pub(crate) fn group_of(&self, cluster: ClusterId) -> GroupId {
+        GroupId(self.table.meta(cluster).group.load(Relaxed))
+    }
+
+    /// Makes all clusters of one group another's. The shards of the first hold none.
+    pub(crate) fn hand_over(&self, from: GroupId, to: GroupId) {
+        let mut lists = lock(&self.lists);
+        let lists = &mut *lists;
+        let offered = lists.offered.get_mut(from.0 as usize).map(std::mem::take);
+        for number in 1..lists.next {
+            let meta = self.table.meta(ClusterId(number));
+            if meta.group.load(Relaxed) == from.0 {
+                meta.group.store(to.0, Relaxed);
+            }
+        }
+        let groups = to.0 as usize + 1;
+        if groups > lists.offered.len() {
+            lists.offered.resize_with(groups, Vec::new);
+        }
+        // Room for every cluster there is, so that a release needs no memory.
+        let clusters = lists.next as usize + 1;
+        let list = &mut lists.offered[to.0 as usize];
+        list.reserve(clusters - list.len());
+        for cluster in offered.into_iter().flatten() {
+            self.set_home(cluster, home::OFFERED, home::FULL);
+            self.offer(lists, cluster);
         }
     }
 }

@@ -60,6 +60,8 @@ mod error;
 #[cfg(not(loom))]
 mod gather;
 #[cfg(not(loom))]
+mod group;
+#[cfg(not(loom))]
 mod migrate;
 #[cfg(not(loom))]
 mod page;
@@ -86,6 +88,7 @@ pub use {
     counters::Usage,
     error::{Corruption, LoadError, NewError, StoreError},
     gather::{Gather, GatherConfig, GatherUsage},
+    group::{Charge, Group, GroupUsage},
     migrate::{MigrateReport, ScanPolicy},
     page::{PAGE_SIZE, Page, fill, fill_word},
     scratch::Scratch,

@@ -16,7 +16,7 @@ use crate::{
     page::Page,
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    space::{STORE_ORDER, SwapSpace},
+    space::{STORE_ORDER, StoredBytes, SwapSpace},
     sync::{atomic::Ordering, lock},
     tier::{Placed, slot_of},
 };
@@ -358,6 +358,15 @@ impl<S: PageSource> SwapSpace<S> {
         // Nobody but this migration knows the old place any more, so it stays.
         let before = self.tier(from.tier).bytes(from.location);
         self.counters.moved((from.tier, before), (to.tier, after));
+        let (mut old, mut new) = (StoredBytes::default(), StoredBytes::default());
+        old.add(from.tier, before);
+        new.add(to.tier, after);
+        {
+            let groups = self.groups.read();
+            let group = groups.get(self.allocator.group_of(page.slot.cluster()));
+            new.charge(group);
+            old.uncharge(group);
+        }
         retired.push(from);
         report.moved += 1;
         report.bytes_before += before;

@@ -6,7 +6,7 @@ use crate::{
     allocator::Leaving,
     entry::{Location, Released, TierKind},
     slot::{CLUSTER_SLOTS, ClusterId, Slot, SlotRange},
-    space::SwapSpace,
+    space::{StoredBytes, SwapSpace},
 };
 
 /// Pages whose storage is freed at once; bounds the memory that a release of any length needs.
@@ -16,6 +16,7 @@ const RELEASE_BATCH: usize = 4096;
 #[derive(Debug, Default)]
 struct ReleaseBatch {
     locations: [Vec<Location>; TierKind::ALL.len()],
+    bytes: [u64; TierKind::ALL.len()],
     pages: usize,
     leaving: Leaving,
 }
@@ -30,10 +31,23 @@ impl<S: PageSource> SwapSpace<S> {
         let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) else {
             return;
         };
+        let tier = self.tier(position.tier);
+        let bytes = tier.bytes(position.location);
+        let mut stored = StoredBytes::default();
+        stored.add(position.tier, bytes);
+        self.uncharge(slot.cluster(), &stored);
+        self.counters.freed(position.tier, 1, bytes);
         let mut leaving = Leaving::default();
         self.allocator.freed(slot.cluster(), 1, &mut leaving);
-        self.free(position.tier, &mut [position.location]);
+        tier.free(&mut [position.location]);
         self.allocator.give_back(leaving);
+    }
+
+    /// Takes back what the group of a cluster was charged for pages that are freed. The cluster
+    /// still counts their slots as used, so it is the group's.
+    fn uncharge(&self, cluster: ClusterId, stored: &StoredBytes) {
+        let groups = self.groups.read();
+        stored.uncharge(groups.get(self.allocator.group_of(cluster)));
     }
 
     /// Drops a count of each of `slots`; a slot given twice loses two. Cheapest for slots in
@@ -94,13 +108,18 @@ impl<S: PageSource> SwapSpace<S> {
         batch: &mut ReleaseBatch,
     ) {
         let mut freed = 0;
+        let mut stored = StoredBytes::default();
         for slot in slots {
             if let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) {
+                let bytes = self.tier(position.tier).bytes(position.location);
+                stored.add(position.tier, bytes);
+                batch.bytes[position.tier.index()] += bytes;
                 batch.locations[position.tier.index()].push(position.location);
                 freed += 1;
             }
         }
         if freed > 0 {
+            self.uncharge(cluster, &stored);
             batch.pages += freed as usize;
             self.allocator.freed(cluster, freed, &mut batch.leaving);
         }
@@ -111,19 +130,13 @@ impl<S: PageSource> SwapSpace<S> {
         for kind in TierKind::ALL {
             let locations = &mut batch.locations[kind.index()];
             if !locations.is_empty() {
-                self.free(kind, locations);
+                let bytes = std::mem::take(&mut batch.bytes[kind.index()]);
+                self.counters.freed(kind, locations.len() as u64, bytes);
+                self.tier(kind).free(locations);
                 locations.clear();
             }
         }
         batch.pages = 0;
         self.allocator.give_back(std::mem::take(&mut batch.leaving));
-    }
-
-    /// Frees storage that no entry names any more.
-    pub(crate) fn free(&self, kind: TierKind, locations: &mut [Location]) {
-        let tier = self.tier(kind);
-        let bytes = locations.iter().map(|&location| tier.bytes(location)).sum();
-        self.counters.freed(kind, locations.len() as u64, bytes);
-        tier.free(locations);
     }
 }

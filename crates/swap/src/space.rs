@@ -14,6 +14,7 @@ use crate::{
     entry::{Entry, Position, TierKind, wrong_entry},
     error::{LoadError, NewError, StoreError},
     grace::Grace,
+    group::{Charge, Group, Groups},
     migrate::Migrator,
     page::Page,
     scratch::Scratch,
@@ -75,6 +76,7 @@ pub struct SwapSpace<S: PageSource> {
     /// By [`TierKind::index`].
     pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
     pub(crate) counters: Counters,
+    pub(crate) groups: Groups,
     pub(crate) grace: Grace,
     pub(crate) migrator: Mutex<Migrator>,
 }
@@ -110,6 +112,9 @@ impl<S: PageSource + 'static> SwapSpace<S> {
         } else {
             config.shards
         };
+        if shards > 1024 {
+            return Err(NewError::Config("shards must be at most 1024"));
+        }
         let source = Arc::new(source);
         let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
         let mut pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages);
@@ -148,12 +153,13 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             tiers[index] = Some(tier);
         }
         Ok(Self {
-            allocator: SlotAllocator::new(Arc::clone(&table), shards)?,
+            allocator: SlotAllocator::new(Arc::clone(&table)),
             table,
             overflow: OverflowCounts::new(),
             pool,
             tiers,
             counters: Counters::new(shards),
+            groups: Groups::new(shards),
             grace: Grace::new(shards),
             migrator: Mutex::default(),
         })
@@ -182,6 +188,25 @@ impl<S: PageSource> SwapSpace<S> {
         Ok(())
     }
 
+    /// The group above all others, which [`store`](Self::store) charges.
+    pub fn root_group(&self) -> &Group {
+        self.groups.root()
+    }
+
+    /// A new group below `parent`.
+    pub fn new_group(&self, parent: &Group) -> Group {
+        self.groups.add(parent)
+    }
+
+    /// Ends a group that stores no more. What others still use of its slots, pages shared by a
+    /// fork, becomes the parent's. Does nothing to the root.
+    pub fn end_group(&self, group: &Group) {
+        self.groups.remove(group, |parent| {
+            self.allocator.let_go_of(group, false);
+            self.allocator.hand_over(group.id(), parent.id());
+        });
+    }
+
     /// Stores a copy of `page` and returns its slot, with a count of 1. When it returns, the page
     /// is safe: the caller may drop its own.
     ///
@@ -189,10 +214,26 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If there is no room for the page. Nothing is kept of it then.
     pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
+        self.store_for(self.groups.root(), page, scratch)
+    }
+
+    /// Like [`store`](Self::store), for a group.
+    ///
+    /// # Errors
+    ///
+    /// As [`store`](Self::store).
+    pub fn store_for(
+        &self,
+        group: &Group,
+        page: &Page,
+        scratch: &mut Scratch,
+    ) -> Result<Slot, StoreError> {
         let mut reserved = None;
-        self.reserve(1, |slot| reserved = Some(slot))?;
+        self.reserve(group, 1, |slot| reserved = Some(slot))?;
         let slot = reserved.expect("a successful reservation gives a slot");
-        self.store_in(slot, page, scratch)?;
+        let mut bytes = StoredBytes::default();
+        self.store_in(slot, page, scratch, &mut bytes)?;
+        bytes.charge(group);
         Ok(slot)
     }
 
@@ -204,24 +245,45 @@ impl<S: PageSource> SwapSpace<S> {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Slot, StoreError>>,
     ) {
+        self.store_batch_for(self.groups.root(), pages, scratch, out);
+    }
+
+    /// Like [`store_batch`](Self::store_batch), for a group.
+    pub fn store_batch_for(
+        &self,
+        group: &Group,
+        pages: &[&Page],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Slot, StoreError>>,
+    ) {
         let mut slots = Vec::with_capacity(pages.len());
+        let mut bytes = StoredBytes::default();
         let mut rest = pages;
         while !rest.is_empty() {
             slots.clear();
-            if let Err(error) = self.reserve(rest.len(), |slot| slots.push(slot)) {
+            if let Err(error) = self.reserve(group, rest.len(), |slot| slots.push(slot)) {
                 out.extend(rest.iter().map(|_| Err(error)));
-                return;
+                break;
             }
             let (now, later) = rest.split_at(slots.len());
             for (&slot, page) in slots.iter().zip(now) {
-                out.push(self.store_in(slot, page, scratch).map(|()| slot));
+                out.push(
+                    self.store_in(slot, page, scratch, &mut bytes)
+                        .map(|()| slot),
+                );
             }
             rest = later;
         }
+        bytes.charge(group);
     }
 
-    fn reserve(&self, wanted: usize, take: impl FnMut(Slot)) -> Result<(), StoreError> {
-        match self.allocator.reserve(thread_number(), wanted, take) {
+    fn reserve(
+        &self,
+        group: &Group,
+        wanted: usize,
+        take: impl FnMut(Slot),
+    ) -> Result<(), StoreError> {
+        match self.allocator.reserve(group, thread_number(), wanted, take) {
             Ok(_) => Ok(()),
             Err(error) => {
                 self.counters.store_failed();
@@ -230,12 +292,19 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    fn store_in(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<(), StoreError> {
+    fn store_in(
+        &self,
+        slot: Slot,
+        page: &Page,
+        scratch: &mut Scratch,
+        stored: &mut StoredBytes,
+    ) -> Result<(), StoreError> {
         match self.place(slot, page, scratch) {
             Ok(position) => {
                 let bytes = self.tier(position.tier).bytes(position.location);
                 self.table.entry(slot).publish(slot, position);
                 self.counters.stored(position.tier, bytes);
+                stored.add(position.tier, bytes);
                 Ok(())
             }
             Err(error) => {
@@ -398,7 +467,9 @@ impl<S: PageSource> SwapSpace<S> {
 
     /// Gives back what is held for the next stores: empty clusters and free runs of the pool.
     pub fn trim(&self) {
-        self.allocator.trim();
+        for group in self.groups.read().iter() {
+            self.allocator.let_go_of(group, true);
+        }
         self.pool.trim();
     }
 
@@ -413,5 +484,32 @@ impl<S: PageSource> fmt::Debug for SwapSpace<S> {
         f.debug_struct("SwapSpace")
             .field("usage", &self.usage())
             .finish_non_exhaustive()
+    }
+}
+
+/// Bytes of a range of pages, by what they are charged as.
+#[derive(Debug, Default)]
+pub(crate) struct StoredBytes {
+    pool: u64,
+    file: u64,
+}
+
+impl StoredBytes {
+    pub(crate) fn add(&mut self, tier: TierKind, bytes: u64) {
+        match Charge::of_tier(tier) {
+            Some(Charge::Pool) => self.pool += bytes,
+            Some(Charge::File) => self.file += bytes,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn charge(&self, group: &Group) {
+        group.charge(Charge::Pool, self.pool);
+        group.charge(Charge::File, self.file);
+    }
+
+    pub(crate) fn uncharge(&self, group: &Group) {
+        group.uncharge(Charge::Pool, self.pool);
+        group.uncharge(Charge::File, self.file);
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct ClusterMeta {
     /// How many walkers look at all its entries; it is not given back meanwhile. Changed under
     /// the allocator's lock.
     pub(crate) walkers: AtomicU32,
+    /// The number of the group that it belongs to. Changed under the allocator's lock.
+    pub(crate) group: AtomicU32,
 }
 
 pub(crate) const METAS_PER_PAGE: usize = PAGE_SIZE / size_of::<ClusterMeta>();

@@ -1,0 +1,253 @@
+//! Groups: who is charged for what.
+//!
+//! A group is charged for the memory and storage of its address spaces, and so is every group
+//! above it. Charges are plain additions, made once for a range of pages, and never refused: a
+//! limit is something to look at before more is taken, so that no fault ever waits for it.
+//!
+//! Slots know their group by their cluster, which belongs to one group at a time. So a range of
+//! slots is looked up and charged a cluster at a time, and the entry needs no bits for it.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+};
+
+use crate::{
+    allocator::Shards,
+    entry::TierKind,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// What a group is charged for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Charge {
+    /// Memory that programs have mapped.
+    Resident,
+    /// Pages on their way out.
+    Staged,
+    /// Stored pages in the pool, without what the pool wastes.
+    Pool,
+    /// Stored pages in the file.
+    File,
+}
+
+impl Charge {
+    const COUNT: usize = 4;
+
+    /// What a page in this tier is charged as.
+    pub(crate) fn of_tier(tier: TierKind) -> Option<Self> {
+        match tier {
+            TierKind::Compressed | TierKind::Uncompressed | TierKind::Recompressed => {
+                Some(Self::Pool)
+            }
+            TierKind::File => Some(Self::File),
+            TierKind::SameFilled | TierKind::Remote => None,
+        }
+    }
+}
+
+/// What a group and the groups below it use, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct GroupUsage {
+    /// Memory that programs have mapped.
+    pub resident: u64,
+    /// Pages on their way out.
+    pub staged: u64,
+    /// Stored pages in the pool.
+    pub pool: u64,
+    /// Stored pages in the file.
+    pub file: u64,
+}
+
+impl GroupUsage {
+    /// Bytes of memory: all but what lies in the file.
+    pub fn memory(&self) -> u64 {
+        self.resident + self.staged + self.pool
+    }
+}
+
+/// A group's place among those of a space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupId(pub(crate) u32);
+
+impl GroupId {
+    pub(crate) const ROOT: Self = Self(0);
+}
+
+struct Node {
+    id: GroupId,
+    parent: Option<Arc<Node>>,
+    charges: [AtomicU64; Charge::COUNT],
+    limit: AtomicU64,
+    shards: Shards,
+}
+
+/// A group of address spaces, made by [`SwapSpace::new_group`](crate::SwapSpace::new_group).
+/// Clones are the same group.
+#[derive(Clone)]
+pub struct Group(Arc<Node>);
+
+impl Group {
+    pub(crate) fn new(id: GroupId, parent: Option<&Group>, shards: usize) -> Self {
+        Self(Arc::new(Node {
+            id,
+            parent: parent.map(|parent| Arc::clone(&parent.0)),
+            charges: Default::default(),
+            limit: AtomicU64::new(u64::MAX),
+            shards: Shards::new(shards),
+        }))
+    }
+
+    pub(crate) fn id(&self) -> GroupId {
+        self.0.id
+    }
+
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.0.shards
+    }
+
+    /// The group and those above it.
+    fn chain(&self) -> impl Iterator<Item = &Node> {
+        std::iter::successors(Some(&*self.0), |node| node.parent.as_deref())
+    }
+
+    /// The group above; `None` for a space's root.
+    pub fn parent(&self) -> Option<Group> {
+        self.0.parent.clone().map(Group)
+    }
+
+    /// Charges `bytes` to the group and those above it.
+    pub fn charge(&self, what: Charge, bytes: u64) {
+        if bytes > 0 {
+            for node in self.chain() {
+                node.charges[what as usize].fetch_add(bytes, Relaxed);
+            }
+        }
+    }
+
+    /// Takes a charge of `bytes` back.
+    pub fn uncharge(&self, what: Charge, bytes: u64) {
+        if bytes > 0 {
+            for node in self.chain() {
+                node.charges[what as usize].fetch_sub(bytes, Relaxed);
+            }
+        }
+    }
+
+    /// What the group and those below it use. Exact while nothing is going on; a charge that is
+    /// taken back before it is seen to be made counts as none.
+    pub fn usage(&self) -> GroupUsage {
+        self.0.usage()
+    }
+
+    /// Sets the most memory that the group and those below it are to use.
+    pub fn set_limit(&self, bytes: u64) {
+        self.0.limit.store(bytes, Relaxed);
+    }
+
+    /// By how many bytes the group, or the one above it that is worst off, is above its limit once
+    /// `more` bytes are taken. To be asked once for a range.
+    pub fn excess(&self, more: u64) -> u64 {
+        let excess = |node: &Node| {
+            let used = node.usage().memory().saturating_add(more);
+            used.saturating_sub(node.limit.load(Relaxed))
+        };
+        self.chain().map(excess).max().unwrap_or(0)
+    }
+}
+
+impl Node {
+    fn usage(&self) -> GroupUsage {
+        // Differences may be seen in any order, so that a gauge may seem negative for a moment.
+        let gauge = |what: Charge| {
+            let value = self.charges[what as usize].load(Relaxed);
+            if value > u64::MAX / 2 { 0 } else { value }
+        };
+        GroupUsage {
+            resident: gauge(Charge::Resident),
+            staged: gauge(Charge::Staged),
+            pool: gauge(Charge::Pool),
+            file: gauge(Charge::File),
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Group")
+            .field("id", &self.0.id.0)
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The groups of a space, by their number.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    groups: RwLock<Vec<Option<Group>>>,
+    root: Group,
+    shards: usize,
+}
+
+impl Groups {
+    pub(crate) fn new(shards: usize) -> Self {
+        let root = Group::new(GroupId::ROOT, None, shards);
+        Self {
+            groups: RwLock::new(vec![Some(root.clone())]),
+            root,
+            shards,
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Group {
+        &self.root
+    }
+
+    /// A new group below `parent`.
+    pub(crate) fn add(&self, parent: &Group) -> Group {
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        let number = groups
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(groups.len());
+        let id = GroupId(u32::try_from(number).expect("fewer than 2^32 groups"));
+        let group = Group::new(id, Some(parent), self.shards);
+        if number == groups.len() {
+            groups.push(None);
+        }
+        groups[number] = Some(group.clone());
+        group
+    }
+
+    /// Forgets a group after `hand_over` has given what is its own to the group above, while
+    /// nobody looks up any.
+    pub(crate) fn remove(&self, group: &Group, hand_over: impl FnOnce(&Group)) {
+        let Some(parent) = group.parent() else { return };
+        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        hand_over(&parent);
+        groups[group.id().0 as usize] = None;
+    }
+
+    /// The groups, which stay as they are as long as the guard is held.
+    pub(crate) fn read(&self) -> GroupsGuard<'_> {
+        GroupsGuard(self.groups.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The groups of a space, looked at.
+pub(crate) struct GroupsGuard<'a>(RwLockReadGuard<'a, Vec<Option<Group>>>);
+
+impl GroupsGuard<'_> {
+    pub(crate) fn get(&self, id: GroupId) -> &Group {
+        match self.0.get(id.0 as usize) {
+            Some(Some(group)) => group,
+            _ => panic!("a cluster belongs to group {}, which there is not", id.0),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.0.iter().flatten()
+    }
+}
