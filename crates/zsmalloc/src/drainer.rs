@@ -124,8 +124,8 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         // A word that names nothing was counted by the pool.
         let freed = pool.flush_through(&mut room);
         if freed != Ok(0) && pool.deferred_bytes() == 0 {
-            // The end of a burst: what was held back for its merging goes back too.
-            pool.discard_all_warm();
+            // The end of a burst: what was held back goes back too.
+            pool.trim();
         }
     }
     signal.set_drainer(None);

@@ -280,17 +280,13 @@ impl<S: PageSource> Pool<S> {
         }
         let before = self.resident_pages.load(Ordering::Relaxed);
         self.release(released);
-        let discarded: usize = self
-            .shards
-            .iter()
-            .map(|shard| self.discard_warm(shard))
-            .sum();
+        let discarded = self.discard_all_warm();
         let after = self.resident_pages.load(Ordering::Relaxed);
         discarded.max(before.saturating_sub(after))
     }
 
     /// Gives the memory of all freed runs back; returns how many pages that were.
-    pub(crate) fn discard_all_warm(&self) -> usize {
+    fn discard_all_warm(&self) -> usize {
         self.shards
             .iter()
             .map(|shard| self.discard_warm(shard))

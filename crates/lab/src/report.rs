@@ -1,0 +1,234 @@
+//! What an experiment prints: a table, or one JSON object.
+
+use std::{fmt::Write as _, process::Command};
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+/// One row: inputs and figures, in the order they were added.
+#[derive(Debug, Clone, Default)]
+pub struct Row(Vec<(&'static str, Value)>);
+
+impl Row {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a column.
+    pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> Self {
+        self.0.push((name, value.into()));
+        self
+    }
+
+    /// Adds a figure that was measured several times, rounded to four digits.
+    pub fn measured(self, name: &'static str, samples: &Samples) -> Self {
+        self.with(name, rounded(samples.median()))
+    }
+}
+
+/// A figure, measured several times.
+#[derive(Debug, Clone, Default)]
+pub struct Samples(Vec<f64>);
+
+impl Samples {
+    pub fn push(&mut self, sample: f64) {
+        self.0.push(sample);
+    }
+
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() {
+            0 => f64::NAN,
+            odd if odd % 2 == 1 => sorted[middle],
+            _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+        }
+    }
+
+    /// The largest over the smallest.
+    pub fn spread(&self) -> f64 {
+        let largest = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let smallest = self.0.iter().copied().fold(f64::INFINITY, f64::min);
+        rounded(largest / smallest)
+    }
+}
+
+/// `value` with four significant digits, so that tables do not claim more than was measured.
+pub fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let digits = 3 - value.abs().log10().floor() as i32;
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// All that an experiment found.
+#[derive(Debug)]
+pub struct Report {
+    experiment: &'static str,
+    notes: Vec<String>,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    pub fn new(experiment: &'static str) -> Self {
+        Self {
+            experiment,
+            notes: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub fn add(&mut self, row: Row) {
+        self.rows.push(row);
+    }
+
+    /// Adds a line to be printed below the table (and left out of the JSON rows).
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    pub fn print(&self, as_json: bool) {
+        if as_json {
+            println!("{}", self.to_json());
+        } else {
+            print!("{}", self.to_text());
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let object = |row: &Row| {
+            let fields = row
+                .0
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone()));
+            Value::Object(fields.collect::<Map<_, _>>())
+        };
+        json!({
+            "experiment": self.experiment,
+            "host": host(),
+            "commit": commit(),
+            "rows": self.rows.iter().map(object).collect::<Vec<_>>(),
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let mut columns: Vec<&'static str> = Vec::new();
+        for (name, _) in self.rows.iter().flat_map(|row| &row.0) {
+            if !columns.contains(name) {
+                columns.push(name);
+            }
+        }
+        let cell = |row: &Row, column: &str| match row.0.iter().find(|(name, _)| *name == column) {
+            None | Some((_, Value::Null)) => "-".to_owned(),
+            Some((_, Value::String(text))) => text.clone(),
+            Some((_, value)) => value.to_string(),
+        };
+        let widths: Vec<usize> = columns
+            .iter()
+            .map(|column| {
+                let cells = self.rows.iter().map(|row| cell(row, column).len());
+                cells.chain([column.len()]).max().unwrap_or(0)
+            })
+            .collect();
+        let mut text = format!("{} — {}, commit {}\n", self.experiment, host(), commit());
+        let mut line = |cells: &mut dyn Iterator<Item = String>| {
+            for (cell, width) in cells.zip(&widths) {
+                let _ = write!(text, "{cell:>width$}  ");
+            }
+            text.truncate(text.trim_end().len());
+            text.push('\n');
+        };
+        line(&mut columns.iter().map(|column| (*column).to_owned()));
+        for row in &self.rows {
+            line(&mut columns.iter().map(|column| cell(row, column)));
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "{note}");
+        }
+        text
+    }
+}
+
+/// What machine this is, without its name.
+fn host() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown CPU", |(_, model)| model);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "Linux {} {}, {cpus} CPUs, {model}",
+        kernel.trim(),
+        std::env::consts::ARCH
+    )
+}
+
+fn commit() -> String {
+    let output = Command::new("git")
+        .args([
+            "-C",
+            env!("CARGO_MANIFEST_DIR"),
+            "rev-parse",
+            "--short",
+            "HEAD",
+        ])
+        .stderr(std::process::Stdio::null())
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// Pages of anonymous memory this process has, in bytes, as the kernel counts them.
+pub fn anonymous_bytes() -> Result<usize> {
+    let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let kib = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("Anonymous:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB"))
+        .context("no Anonymous line in /proc/self/smaps_rollup")?;
+    Ok(kib.trim().parse::<usize>()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_summed_up() {
+        let mut samples = Samples::default();
+        [4.0, 1.0, 2.0]
+            .into_iter()
+            .for_each(|sample| samples.push(sample));
+        assert_eq!((samples.median(), samples.spread()), (2.0, 4.0));
+        samples.push(3.0);
+        assert_eq!(samples.median(), 2.5);
+    }
+
+    #[test]
+    fn figures_are_rounded_to_four_digits() {
+        assert_eq!(rounded(123_456.0), 123_500.0);
+        assert_eq!(rounded(0.012_345_6), 0.012_35);
+        assert_eq!(rounded(0.0), 0.0);
+    }
+
+    #[test]
+    fn a_report_is_one_json_object() {
+        let mut report = Report::new("test");
+        report.add(Row::new().with("variant", "one").with("value", 2));
+        let json = report.to_json();
+        assert_eq!(json["experiment"], "test");
+        assert_eq!(json["rows"][0]["value"], 2);
+        assert!(json["host"].is_string() && json["commit"].is_string());
+        assert!(report.to_text().contains("variant  value"));
+    }
+}

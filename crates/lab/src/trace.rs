@@ -1,0 +1,214 @@
+//! Recorded sizes of real programs' compressed pages.
+//!
+//! A trace is the size in bytes of each page of a program's memory after compression, page after
+//! page, as little-endian 16-bit numbers. Pages of one repeated word are left out, as a swap space
+//! stores nothing for them; a page that does not shrink counts as a whole page.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use zsmalloc::PAGE_SIZE;
+
+/// A program's pages under one compressor.
+#[derive(Debug, Clone, Copy)]
+pub struct Trace {
+    pub name: &'static str,
+    bytes: &'static [u8],
+}
+
+macro_rules! traces {
+    ($($name:literal),* $(,)?) => {
+        /// The traces that come with the lab.
+        pub const TRACES: &[Trace] = &[$(Trace {
+            name: $name,
+            bytes: include_bytes!(concat!("../traces/", $name, ".sizes")),
+        }),*];
+    };
+}
+
+traces!(
+    "compiler-lz4",
+    "compiler-zstd",
+    "cpython-lz4",
+    "cpython-zstd",
+    "node-lz4",
+    "node-zstd",
+    "redis-lz4",
+    "redis-zstd",
+);
+
+impl Trace {
+    pub fn find(name: &str) -> Result<Self> {
+        TRACES
+            .iter()
+            .copied()
+            .find(|trace| trace.name == name)
+            .with_context(|| format!("there is no trace {name:?}"))
+    }
+
+    pub fn sizes(&self) -> Vec<usize> {
+        self.bytes
+            .chunks_exact(2)
+            .map(|pair| usize::from(u16::from_le_bytes([pair[0], pair[1]])))
+            .collect()
+    }
+}
+
+/// All pages of all programs under lz4, in stretches of each.
+pub fn mixed_lz4() -> Vec<usize> {
+    const STRETCH: usize = 512;
+    let traces: Vec<Vec<usize>> = TRACES
+        .iter()
+        .filter(|trace| trace.name.ends_with("-lz4"))
+        .map(Trace::sizes)
+        .collect();
+    let longest = traces.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest)
+        .step_by(STRETCH)
+        .flat_map(|start| {
+            traces
+                .iter()
+                .flat_map(move |trace| trace.iter().skip(start).take(STRETCH))
+        })
+        .copied()
+        .collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    Lz4,
+    Zstd,
+}
+
+impl Algorithm {
+    pub fn parse(name: &str) -> Result<Self> {
+        match name {
+            "lz4" => Ok(Self::Lz4),
+            "zstd" => Ok(Self::Zstd),
+            _ => bail!("unknown compressor {name:?}; use lz4 or zstd"),
+        }
+    }
+
+    /// How many bytes `page` takes; a page if it does not shrink.
+    fn compressed_size(self, page: &[u8]) -> usize {
+        let mut output = [0_u8; PAGE_SIZE];
+        let size = match self {
+            Algorithm::Lz4 => {
+                // SAFETY: both buffers are valid for the lengths given with them.
+                let size = unsafe {
+                    lz4_sys::LZ4_compress_default(
+                        page.as_ptr().cast(),
+                        output.as_mut_ptr().cast(),
+                        page.len() as i32,
+                        output.len() as i32,
+                    )
+                };
+                usize::try_from(size).unwrap_or(0)
+            }
+            Algorithm::Zstd => zstd_safe::compress(&mut output[..], page, 1).unwrap_or(0),
+        };
+        if size == 0 {
+            PAGE_SIZE
+        } else {
+            size.min(PAGE_SIZE)
+        }
+    }
+}
+
+/// Records a running process: the sizes of its private writable pages, at most `at_most` of them,
+/// evenly taken in stretches of 64, written to `output`.
+pub fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Result<()> {
+    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let mut pages: Vec<u64> = Vec::new();
+    for line in maps.lines() {
+        let line = line?;
+        let mut fields = line.split_ascii_whitespace();
+        let (Some(range), Some(flags)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let file = fields.nth(3).unwrap_or("");
+        if !flags.starts_with("rw-p") || file.starts_with('/') || file == "[vvar]" {
+            continue;
+        }
+        let (start, end) = range
+            .split_once('-')
+            .context("a line of maps has no range")?;
+        let (start, end) = (
+            u64::from_str_radix(start, 16)?,
+            u64::from_str_radix(end, 16)?,
+        );
+        for address in (start..end).step_by(PAGE_SIZE) {
+            let mut entry = [0; 8];
+            pagemap.read_exact_at(&mut entry, address / PAGE_SIZE as u64 * 8)?;
+            if u64::from_le_bytes(entry) >> 63 == 1 {
+                pages.push(address);
+            }
+        }
+    }
+    ensure!(!pages.is_empty(), "process {pid} has no private memory");
+    let mut sizes = Vec::new();
+    let stretches: Vec<&[u64]> = pages.chunks(64).collect();
+    let step = (pages.len() / at_most.max(1)).max(1);
+    for &address in stretches.into_iter().step_by(step).flatten() {
+        let mut page = [0; PAGE_SIZE];
+        // A page may be gone by now.
+        if memory.read_exact_at(&mut page, address).is_err() || is_same_filled(&page) {
+            continue;
+        }
+        sizes.extend((algorithm.compressed_size(&page) as u16).to_le_bytes());
+    }
+    sizes.truncate(at_most * 2);
+    std::fs::write(output, &sizes)?;
+    println!(
+        "{}: {} of {} pages",
+        output.display(),
+        sizes.len() / 2,
+        pages.len()
+    );
+    Ok(())
+}
+
+fn is_same_filled(page: &[u8]) -> bool {
+    page.chunks_exact(8).all(|word| word == &page[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_trace_is_sound() {
+        for trace in TRACES {
+            let sizes = trace.sizes();
+            assert!(
+                sizes.len() > 1000,
+                "{} has {} pages",
+                trace.name,
+                sizes.len()
+            );
+            assert!(sizes.iter().all(|size| (1..=PAGE_SIZE).contains(size)));
+        }
+        assert!(mixed_lz4().len() > 4000);
+    }
+
+    #[test]
+    fn compressors_compress() {
+        let text: Vec<u8> = b"compressed swap in user space "
+            .iter()
+            .copied()
+            .cycle()
+            .take(PAGE_SIZE)
+            .collect();
+        for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
+            assert!((1..400).contains(&algorithm.compressed_size(&text)));
+        }
+        assert!(is_same_filled(&[7; PAGE_SIZE]) && !is_same_filled(&text));
+    }
+}
