@@ -256,7 +256,7 @@ impl Original {
         };
         let first = state.zspages[source as usize].first;
         let room: u32 = (0..FULLNESS_GROUPS)
-            .filter_map(|group| state.groups[group])
+            .flat_map(|group| members(state, group))
             .filter(|&number| number != source)
             .map(|number| class.objects - state.zspages[number as usize].used)
             .sum();
@@ -268,7 +268,8 @@ impl Original {
         for index in (0..class.objects).filter(|&index| !free[index as usize]) {
             let target = (0..FULLNESS_GROUPS)
                 .rev()
-                .find_map(|group| state.groups[group].filter(|&number| number != source));
+                .flat_map(|group| members(state, group))
+                .find(|&number| number != source);
             let Some(target) = target else {
                 return (moved, None);
             };
@@ -420,6 +421,14 @@ const STORED: u64 = 1 << 63;
 
 fn group_of(used: u32, class: &Class) -> usize {
     used as usize * FULLNESS_GROUPS / class.objects as usize
+}
+
+/// The zspages on a list.
+fn members(state: &ClassState, group: usize) -> impl Iterator<Item = u32> + '_ {
+    std::iter::successors(state.groups[group], |&number| {
+        let next = state.zspages[number as usize].next;
+        (next != NONE).then_some(next)
+    })
 }
 
 /// Moves a zspage to the list of its fullness.
