@@ -17,6 +17,7 @@ use memfold_sys::gate::Abandoned;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
 use memfold_sys::uffd::Uffd;
+use memfold_sys::{Errno, PAGE_SIZE};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -156,6 +157,23 @@ impl AddressSpace {
 
     pub fn set_dead(&self) {
         self.dead.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks the kernel for a page where none can be: its answer tells how things stand. ESRCH: the
+    /// address space is no more; EAGAIN: a change of its mappings is under way or its event unread;
+    /// ENOENT otherwise.
+    pub fn ask_kernel(&self) -> Errno {
+        const NOWHERE: u64 = 16 * PAGE_SIZE as u64;
+        match self.uffd().zero(NOWHERE, PAGE_SIZE as u64) {
+            Err(partial) => partial.errno,
+            // Something is mapped even there; it is managed, so all is well.
+            Ok(()) => Errno::ENOENT,
+        }
+    }
+
+    /// Whether the program is changing its mappings, or has and the event is unread.
+    pub fn is_changing(&self) -> bool {
+        self.ask_kernel() == Errno::EAGAIN
     }
 
     /// Enters the gate to change pages.

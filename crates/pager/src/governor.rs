@@ -1,14 +1,16 @@
 //! The governor: watches how large the programs are, and takes their memory under management
 //! only when the group comes near its limit. Below that they run at native speed.
 
-use crate::address_space::AddressSpace;
+use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Admission, Served, Server, wake};
 use crate::group::{Group, Watermarks, lock};
 use crate::handler::Handlers;
-use crate::page::PageRange;
+use crate::mover::bytes;
+use crate::page::{PageRange, VirtualPage};
 use crate::state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::Errno;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -88,10 +90,7 @@ impl Governor {
 
     /// An address space without a helper tells nobody when it goes: ask the kernel.
     fn probe(&self, space: &Arc<AddressSpace>) {
-        const NOWHERE: u64 = 16 * PAGE_SIZE as u64;
-        if let Err(partial) = space.uffd().zero(NOWHERE, PAGE_SIZE as u64)
-            && partial.errno == Errno::ESRCH
-        {
+        if space.ask_kernel() == Errno::ESRCH {
             space.set_dead();
             self.handlers.forget(space);
             self.group.remove_space(space.id);
@@ -145,13 +144,8 @@ impl Governor {
         let Ok(gate) = space.exclusive() else { return };
         // Events that are on their way must not be applied to what is registered now.
         let messages = self.handlers.read_messages(space, &gate);
-        let first_time = lock(&space.regions).ranges().is_empty();
-        if first_time && space.uffd().register(attached.arena.beacon.address(), PAGE_SIZE as u64).is_err() {
-            drop(gate);
-            return;
-        }
-        for range in candidates {
-            self.register(space, range);
+        if !self.register(space, attached, &candidates) {
+            space.look_again.store(true, Ordering::Relaxed);
         }
         drop(gate);
         for child in &messages.children {
@@ -167,34 +161,63 @@ impl Governor {
         }
     }
 
-    /// Registers one mapping; the gate is held exclusively.
-    fn register(&self, space: &AddressSpace, range: PageRange) {
-        let Some(attached) = space.attached() else { return };
-        let length = range.pages() * PAGE_SIZE as u64;
-        // The mapping may be gone or be another by now: then it is looked at again later.
-        if space.uffd().register(range.start.address(), length).is_err() {
-            return;
+    /// Registers mappings; the gate is held exclusively. `false` if they are to be looked at again.
+    ///
+    /// A fork that has copied the mappings already, but whose event is not there to be read yet,
+    /// would make a child of which the page states say that it is managed and the kernel that it
+    /// is not. So what was registered while any change was under way is taken back.
+    fn register(
+        &self,
+        space: &AddressSpace,
+        attached: &Attached,
+        candidates: &[PageRange],
+    ) -> bool {
+        if space.is_changing() {
+            return false;
         }
-        let uncovered = lock(&space.regions).uncovered(range);
-        for part in uncovered {
-            let scanned = attached.inspector.for_each_present(
-                part.start.address(),
-                part.end.address(),
-                |start, end| {
-                    let present = PageRange::of_addresses(start, end);
-                    for page in present.start.0..present.end.0 {
-                        let entry = space.table.entry(crate::page::VirtualPage(page));
-                        if entry.load() == PageState::Hole {
-                            entry.set(PageState::Resident { young: false, shared: false });
-                        }
-                    }
-                },
-            );
-            if scanned.is_ok() {
+        let uffd = space.uffd();
+        if lock(&space.regions).ranges().is_empty()
+            && uffd.register(attached.arena.beacon.address(), bytes(1)).is_err()
+        {
+            return false;
+        }
+        let mut registered = Vec::new();
+        for range in candidates {
+            for part in lock(&space.regions).uncovered(*range) {
+                // The mapping may be gone or be another by now: then it is looked at again later.
+                if uffd.register(part.start.address(), bytes(part.pages())).is_ok() {
+                    registered.push(part);
+                }
+            }
+        }
+        if space.is_changing() {
+            for part in registered {
+                // Nothing of it was moved out yet; if it is unmapped there is nothing to undo.
+                let _ = uffd.unregister(part.start.address(), bytes(part.pages()));
+            }
+            return false;
+        }
+        for part in registered {
+            if note_present(space, attached, part).is_ok() {
                 lock(&space.regions).add(part);
             }
         }
+        true
     }
+}
+
+/// Notes which pages of a range are there already.
+fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> io::Result<()> {
+    let (start, end) = (part.start.address(), part.end.address());
+    attached.inspector.for_each_present(start, end, |start, end| {
+        let present = PageRange::of_addresses(start, end);
+        for page in present.start.0..present.end.0 {
+            let entry = space.table.entry(VirtualPage(page));
+            if entry.load() == PageState::Hole {
+                entry.set(PageState::Resident { young: false, shared: false });
+            }
+        }
+    })
 }
 
 fn worth_a_look(space: &AddressSpace) -> bool {
