@@ -174,24 +174,25 @@ mod tests {
     use memfold_pager::FaultLatency;
 
     fn stats() -> Stats {
-        let mut stats = Stats::default();
-        stats.limit_bytes = 200 << 20;
-        stats.resident_limit_bytes = 104 << 20;
-        stats.peak_resident_bytes = 104 << 20;
-        stats.peak_pool_bytes = 95 << 20;
-        stats.peak_total_bytes = 199 << 20;
-        stats.pages_out = 81_233;
-        stats.pages_in = 62_110;
-        stats.bytes_original = 2200;
-        stats.bytes_stored = 1000;
-        stats.processes = 1;
-        stats.fault_ns = FaultLatency {
-            p50: 9_000,
-            p90: 15_000,
-            p99: 31_234,
-            max: 90_000,
-        };
-        stats
+        Stats {
+            limit_bytes: 200 << 20,
+            resident_limit_bytes: 104 << 20,
+            peak_resident_bytes: 104 << 20,
+            peak_pool_bytes: 95 << 20,
+            peak_total_bytes: 199 << 20,
+            pages_out: 81_233,
+            pages_in: 62_110,
+            bytes_original: 2200,
+            bytes_stored: 1000,
+            processes: 1,
+            fault_ns: FaultLatency {
+                p50: 9_000,
+                p90: 15_000,
+                p99: 31_234,
+                max: 90_000,
+            },
+            ..Stats::default()
+        }
     }
 
     #[test]

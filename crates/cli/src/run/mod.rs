@@ -204,9 +204,12 @@ fn command_line(program: &[OsString]) -> String {
 
 /// Without what would steer a terminal.
 fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    let safe = |c: char| match c {
+        '\n' | '\t' => ' ',
+        c if c.is_control() => '?',
+        c => c,
+    };
+    text.chars().map(safe).collect()
 }
 
 #[cfg(test)]
@@ -258,6 +261,6 @@ mod tests {
     fn names_do_not_steer_the_terminal() {
         let program = ["/usr/bin/so\u{1b}[31mrt".into(), "-n\n".into()];
         assert_eq!(program_name(&program), "so?[31mrt");
-        assert_eq!(command_line(&program), "/usr/bin/so?[31mrt -n?");
+        assert_eq!(command_line(&program), "/usr/bin/so?[31mrt -n ");
     }
 }

@@ -1,8 +1,8 @@
 //! How the program ended, and how memfold ends after it.
 
 use super::signals;
-use rustix::process::WaitStatus;
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub enum Outcome {
 
 impl Outcome {
     /// None while the process lives (it was stopped or continued).
-    pub fn of(status: WaitStatus) -> Option<Outcome> {
-        match (status.exit_status(), status.terminating_signal()) {
+    pub fn of(status: ExitStatus) -> Option<Outcome> {
+        match (status.code(), status.signal()) {
             (Some(code), _) => Some(Outcome::Exited(code as u8)),
             (_, Some(signal)) => Some(Outcome::Killed(signal)),
             _ => None,
@@ -52,17 +52,14 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::process::{WaitOptions, waitpid};
     use std::process::Command;
 
     fn end_of(script: &str) -> Outcome {
-        let child = Command::new("/bin/sh")
+        let mut child = Command::new("/bin/sh")
             .args(["-c", script])
             .spawn()
             .unwrap();
-        let pid = rustix::process::Pid::from_child(&child);
-        let (_, status) = waitpid(Some(pid), WaitOptions::empty()).unwrap().unwrap();
-        Outcome::of(status).unwrap()
+        Outcome::of(child.wait().unwrap()).unwrap()
     }
 
     #[test]

@@ -12,6 +12,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitOptions, wait};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 /// Between two looks at the processes below memfold.
@@ -132,7 +134,7 @@ impl Watch<'_> {
             if pid.as_raw_nonzero().get() != self.program {
                 continue;
             }
-            if let Some(outcome) = Outcome::of(status) {
+            if let Some(outcome) = Outcome::of(ExitStatus::from_raw(status.as_raw())) {
                 state.ended = Some((outcome, Instant::now()));
                 relevant = true;
             } else if let Some(signal) = status.stopping_signal() {
