@@ -14,23 +14,14 @@ use std::time::{Duration, Instant};
 /// having connected goes unseen.
 const GRACE: Duration = Duration::from_millis(800);
 
-/// What tells that a process has connected: the memory it shares with the supervisor.
-const SHARED_MEMORY: &str = "/memfd:memfold";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Unknown,
-    Managed,
-    Unmanaged,
-}
-
 /// A program image in a process: exec makes a new one.
 #[derive(Debug)]
 struct Image {
     started: u64,
     executable: Option<PathBuf>,
+    /// When it was first seen, or last seen to be connected.
     since: Instant,
-    verdict: Verdict,
+    unmanaged: bool,
 }
 
 /// A process that was found to be outside the limit.
@@ -77,15 +68,18 @@ impl Descendants {
 
     /// The processes that need memfold, or that may still turn out to.
     pub fn held(&self) -> Vec<i32> {
-        let held = self
-            .images
-            .iter()
-            .filter(|(_, image)| image.verdict != Verdict::Unmanaged);
+        let held = self.images.iter().filter(|(_, image)| !image.unmanaged);
         held.map(|(&pid, _)| pid).collect()
     }
 
-    /// Looks at the tree; returns those newly found outside the limit.
-    pub fn look(&mut self) -> Vec<Finding> {
+    /// Whether nothing lives below memfold.
+    pub fn is_empty(&self) -> bool {
+        self.images.is_empty()
+    }
+
+    /// Looks at the tree, of which `managed` have connected; returns those newly found outside
+    /// the limit.
+    pub fn look(&mut self, managed: &[i32]) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
         for pid in tree(self.root) {
@@ -93,13 +87,14 @@ impl Descendants {
                 continue;
             };
             let mut image = self.image_of(pid, started);
-            if image.verdict == Verdict::Unknown {
-                image.verdict = self.judge(pid, &image);
-                if image.verdict == Verdict::Unmanaged {
-                    self.unmanaged += 1;
-                    let (name, reason) = (name_of(pid), unmanaged::reason(pid, &self.preload));
-                    findings.push(Finding { pid, name, reason });
-                }
+            if managed.contains(&pid) {
+                image.since = Instant::now();
+                image.unmanaged = false;
+            } else if !image.unmanaged && image.since.elapsed() >= GRACE {
+                image.unmanaged = true;
+                self.unmanaged += 1;
+                let (name, reason) = (name_of(pid), unmanaged::reason(pid, &self.preload));
+                findings.push(Finding { pid, name, reason });
             }
             seen.insert(pid, image);
         }
@@ -116,19 +111,8 @@ impl Descendants {
                 started,
                 executable,
                 since: Instant::now(),
-                verdict: Verdict::Unknown,
+                unmanaged: false,
             },
-        }
-    }
-
-    fn judge(&self, pid: i32, image: &Image) -> Verdict {
-        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
-        if contains(&maps, SHARED_MEMORY.as_bytes()) {
-            Verdict::Managed
-        } else if image.since.elapsed() < GRACE {
-            Verdict::Unknown
-        } else {
-            Verdict::Unmanaged
         }
     }
 }
@@ -201,6 +185,24 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_connect_in_time_is_found_once() {
+        let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
+        let pid = child.id() as i32;
+        let mut descendants = Descendants::new(Path::new("/no/library"));
+        descendants.look(&[]);
+        descendants.images.get_mut(&pid).unwrap().since -= GRACE;
+        descendants.look(&[pid]);
+        assert!(descendants.held().contains(&pid), "it has connected");
+        descendants.images.get_mut(&pid).unwrap().since -= GRACE;
+        let ours = |findings: Vec<Finding>| findings.iter().filter(|one| one.pid == pid).count();
+        assert_eq!(ours(descendants.look(&[])), 1);
+        assert_eq!(ours(descendants.look(&[])), 0);
+        assert!(!descendants.held().contains(&pid) && !descendants.is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn the_tree_reaches_grandchildren() {
         let mut child = Command::new("/bin/sh")
             .args(["-c", "sleep 30 & echo $!; wait"])
@@ -215,7 +217,7 @@ mod tests {
         assert!(found.contains(&(child.id() as i32)), "{found:?}");
         assert!(found.contains(&grandchild), "{found:?}");
         let mut descendants = Descendants::new(Path::new("/no/library"));
-        assert_eq!(descendants.look(), [], "too early to judge");
+        assert_eq!(descendants.look(&[]), [], "too early to judge");
         assert!(descendants.held().contains(&grandchild));
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(grandchild),
@@ -223,7 +225,7 @@ mod tests {
         )
         .unwrap();
         child.wait().unwrap();
-        descendants.look();
+        descendants.look(&[]);
         assert!(!descendants.held().contains(&grandchild));
     }
 }

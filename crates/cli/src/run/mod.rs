@@ -78,17 +78,10 @@ fn supervise(
     signals: &Signals,
     original: &Original,
 ) -> Result<(Outcome, u64), Failure> {
+    let folder = supervisor.directory();
+    let server = Server::bind(folder)
+        .map_err(|error| Failure::own(format!("cannot listen in {}: {error}", folder.display())))?;
     let preload = supervisor.preload_path();
-    let server = preload
-        .parent()
-        .map(Server::bind)
-        .transpose()
-        .map_err(|error| {
-            Failure::own(format!(
-                "cannot listen beside {}: {error}",
-                preload.display()
-            ))
-        })?;
     let program = process::start(&arguments.program, preload, signals, original)?;
     let watch = Watch {
         supervisor,

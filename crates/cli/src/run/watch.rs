@@ -32,7 +32,7 @@ pub struct Watch<'a> {
     /// Where signals come from.
     pub signals: &'a Signals,
     /// Who asks for figures.
-    pub server: Option<Server>,
+    pub server: Server,
     /// The program's process number.
     pub program: i32,
     /// Its command line, for people.
@@ -69,12 +69,10 @@ impl Watch<'_> {
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
-            if let Some(server) = &self.server {
-                server.answer(|| self.snapshot(&state));
-            }
+            self.server.answer(|| self.snapshot(&state));
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
-                let findings = state.descendants.look();
+                let findings = state.descendants.look(&self.supervisor.managed_processes());
                 self.warn(&mut state, findings);
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER
@@ -85,7 +83,7 @@ impl Watch<'_> {
             }
             if let Some((outcome, since)) = state.ended {
                 let held = state.descendants.held();
-                if held.is_empty() {
+                if held.is_empty() && self.nobody_needs_memory(&state) {
                     self.notice_unseen(&mut state);
                     return (outcome, state.descendants.unmanaged());
                 }
@@ -101,10 +99,8 @@ impl Watch<'_> {
             tv_sec: rest.as_secs() as i64,
             tv_nsec: i64::from(rest.subsec_nanos()),
         };
-        let signals = self.signals.descriptor();
-        let asked = self.server.as_ref().map_or(signals, Server::descriptor);
-        let mut descriptors =
-            [signals, asked].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let sources = [self.signals.descriptor(), self.server.descriptor()];
+        let mut descriptors = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // An interruption only means to look sooner.
         let _ = poll(&mut descriptors, Some(&timeout));
     }
@@ -114,7 +110,7 @@ impl Watch<'_> {
             match (received.signal, state.ended) {
                 (Signal::SIGCHLD, _) => {}
                 (_, None) => self.pass_on(received),
-                (_, Some(_)) => end_the_rest(state, received.signal),
+                (_, Some(_)) => self.end_the_rest(state, received.signal),
             }
         }
     }
@@ -142,6 +138,11 @@ impl Watch<'_> {
             }
         }
         relevant
+    }
+
+    /// A child that was forked behind the C library's back has no helper, and yet memory here.
+    fn nobody_needs_memory(&self, state: &State) -> bool {
+        state.descendants.is_empty() || self.supervisor.stats().processes_now == 0
     }
 
     fn warn(&self, state: &mut State, findings: Vec<Finding>) {
@@ -195,6 +196,26 @@ impl Watch<'_> {
         );
     }
 
+    /// The program has ended, what it left behind has not: the first signal that asks to end is
+    /// passed on to all of it, a later one ends it. (memfold cannot leave before them: the memory it
+    /// holds for them would be gone.)
+    fn end_the_rest(&self, state: &mut State, signal: Signal) {
+        use Signal::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
+        if !matches!(signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
+            return;
+        }
+        let send = match state.asked_to_end {
+            Some(since) if since.elapsed() > SAME_WISH => SIGKILL,
+            Some(_) => return,
+            None => signal,
+        };
+        state.asked_to_end.get_or_insert_with(Instant::now);
+        state.descendants.look(&self.supervisor.managed_processes());
+        for pid in state.descendants.held() {
+            let _ = kill(Pid::from_raw(pid), send);
+        }
+    }
+
     fn snapshot(&self, state: &State) -> Snapshot {
         let stats = self.supervisor.stats();
         Snapshot {
@@ -208,26 +229,6 @@ impl Watch<'_> {
             processes_now: stats.processes_now,
             figures: Figures::new(&stats, processor_seconds(), state.descendants.unmanaged()),
         }
-    }
-}
-
-/// The program has ended, what it left behind has not: the first signal that asks to end is
-/// passed on to all of it, a later one ends it. (memfold cannot leave before them: the memory it
-/// holds for them would be gone.)
-fn end_the_rest(state: &mut State, signal: Signal) {
-    use Signal::{SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
-    if !matches!(signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
-        return;
-    }
-    let send = match state.asked_to_end {
-        Some(since) if since.elapsed() > SAME_WISH => SIGKILL,
-        Some(_) => return,
-        None => signal,
-    };
-    state.asked_to_end.get_or_insert_with(Instant::now);
-    state.descendants.look();
-    for pid in state.descendants.held() {
-        let _ = kill(Pid::from_raw(pid), send);
     }
 }
 
