@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 fn verifier(file: &Path) -> Program {
     Program::new(compiled("verify", &["verify.c"], &[]))
-        .args(["48", "0"])
+        .args(["64", "0"])
         .arg(file)
 }
 
@@ -53,7 +53,7 @@ fn the_supervisors_death_ends_the_program_before_it_reads_anything_wrong() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     for round in 0..12 {
         let file = folder.path().join(format!("result-{round}"));
-        let mut running = verifier(&file).start(Limits::Resident(12 * MIB));
+        let mut running = verifier(&file).start(Limits::Resident(16 * MIB));
         running.wait_for_output(1 + round % 3);
         // At another moment of its rounds each time.
         std::thread::sleep(Duration::from_millis(7 * round as u64));
@@ -85,7 +85,7 @@ fn the_supervisors_death_ends_children_and_grandchildren() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("result");
     let verify = compiled("verify", &["verify.c"], &[]);
-    let script = "\"$0\" 24 0 \"$1\" & (\"$0\" 24 0 \"$1\" & wait) & wait";
+    let script = "\"$0\" 32 0 \"$1\" & (\"$0\" 32 0 \"$1\" & wait) & wait";
     let program = Program::new("sh")
         .args(["-c", script])
         .arg(verify)
@@ -114,7 +114,7 @@ fn the_programs_death_ends_memfold_and_leaves_nothing() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
         let file = folder.path().join("result");
-        let mut running = verifier(&file).start(Limits::Resident(12 * MIB));
+        let mut running = verifier(&file).start(Limits::Resident(16 * MIB));
         running.wait_for_output(2);
         let program = running.program();
         send(signal, program);

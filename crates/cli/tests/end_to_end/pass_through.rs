@@ -158,20 +158,20 @@ fn an_empty_environment_is_no_obstacle() {
     let env = find_program("env").expect("env");
     // Started with an empty environment itself.
     let outcome = Program::new(&verify)
-        .args(["32", "4"])
+        .args(["64", "4"])
         .arg(&result)
         .empty_environment()
-        .run(Limits::Resident(8 * MIB));
+        .run(Limits::Resident(16 * MIB));
     outcome.assert_success();
-    outcome.assert_swapped(32 * MIB);
+    outcome.assert_swapped(64 * MIB);
     // Executed from a program that empties it: memfold may lose such a program, which
     // must then run untouched, or keep it; in both cases it is right.
     let outcome = Program::new(env)
         .arg("-i")
         .arg(&verify)
-        .args(["32", "4"])
+        .args(["64", "4"])
         .arg(&result)
-        .run(Limits::Resident(8 * MIB));
+        .run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     assert_eq!(outcome.text(), "....");
 }
@@ -185,9 +185,9 @@ fn a_static_program_runs_untouched() {
     let program = compiled("verify-static", &["verify.c"], &["-static"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let outcome = Program::new(program)
-        .args(["32", "4"])
+        .args(["64", "4"])
         .arg(folder.path().join("result"))
-        .run(Limits::Resident(8 * MIB));
+        .run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     assert_eq!(outcome.text(), "....");
     // Executed by a managed program as well.
@@ -233,11 +233,11 @@ fn the_binary_works_when_copied_elsewhere_alone() {
     fs::copy(memfold(), &copy).expect("a copy");
     let stats = folder.path().join("stats");
     let output = Command::new(&copy)
-        .args(["run", "--resident", "8M", "--stats"])
+        .args(["run", "--resident", "16M", "--stats"])
         .arg(&stats)
         .arg("--")
         .arg(compiled("verify", &["verify.c"], &[]))
-        .args(["32", "4"])
+        .args(["64", "4"])
         .arg(folder.path().join("result"))
         .env_clear()
         .current_dir("/")
@@ -285,7 +285,7 @@ fn assert_statistics_are_whole(file: &Path) {
             "fault_ns.{name} is missing: {text}"
         );
     }
-    assert_eq!(stats["resident_limit_bytes"], 8 * MIB);
+    assert_eq!(stats["resident_limit_bytes"], 16 * MIB);
     let number = |name: &str| stats[name].as_f64().expect("a number");
     assert!(
         number("pages_out") * 4096.0 >= number("bytes_original") * 0.5,

@@ -11,34 +11,32 @@ fn two_hundred_short_runs_end_well() {
     let _guard = alone();
     let folder = tempfile::tempdir().expect("a temporary directory");
     let result = folder.path().join("result");
+    let small = Limits::Resident(16 * MIB);
     let verify = Program::new(compiled("verify", &["verify.c"], &[]))
-        .args(["16", "4"])
+        .args(["40", "4"])
         .arg(&result);
+    let forktree = Program::new(compiled("forktree", &["forktree.c"], &[])).arg("24");
+    let torture =
+        Program::new(torture()).args(["--seconds", "1", "--megabytes", "32", "--threads", "3"]);
     let cases = [
-        (verify.clone(), Limits::Resident(4 * MIB)),
-        (
-            Program::new(compiled("forktree", &["forktree.c"], &[])).arg("8"),
-            Limits::Resident(6 * MIB),
-        ),
-        (
-            Program::new(torture()).args(["--seconds", "1", "--megabytes", "16", "--threads", "3"]),
-            Limits::Resident(8 * MIB),
-        ),
+        (verify.clone(), small),
+        (forktree, small),
+        (torture, Limits::Resident(20 * MIB)),
         (
             Program::new("bash")
                 .arg(source("many_processes.sh"))
-                .arg("3"),
-            Limits::Resident(8 * MIB),
+                .arg("2"),
+            small,
         ),
         (
-            Program::new(python()).arg(source("objects.py")).arg("0.05"),
-            Limits::Resident(6 * MIB),
+            Program::new(python()).arg(source("objects.py")).arg("0.25"),
+            small,
         ),
-        (verify, Limits::Total(12 * MIB)),
-        (Program::new("true"), Limits::Total(16 * MIB)),
+        (verify, Limits::Total(36 * MIB)),
+        (Program::new("true"), Limits::Total(32 * MIB)),
         (
             Program::new("sh").args(["-c", "true & true | true; wait"]),
-            Limits::Total(16 * MIB),
+            Limits::Total(32 * MIB),
         ),
     ];
     for run in 0..200 {

@@ -27,7 +27,7 @@ macro_rules! verified_while {
                 return;
             }
             let _guard = alone();
-            torment(&["--seconds", "3", "--megabytes", "64", "--disturb", $names], 16 * MIB);
+            torment(&["--seconds", "3", "--megabytes", "64", "--disturb", $names], 18 * MIB);
         }
     )*};
 }
@@ -84,10 +84,10 @@ fn a_program_that_secures_itself_keeps_its_memory() {
         return;
     }
     let _guard = alone();
-    let program = Program::new(compiled("hostile", &["hostile.c"], &[])).arg("48");
-    let outcome = program.run(Limits::Resident(12 * MIB));
+    let program = Program::new(compiled("hostile", &["hostile.c"], &[])).arg("64");
+    let outcome = program.run(Limits::Resident(16 * MIB));
     outcome.assert_success();
-    outcome.assert_swapped(48 * MIB);
+    outcome.assert_swapped(64 * MIB);
     outcome.assert_limit_held();
 }
 
@@ -99,11 +99,11 @@ fn memtester_finds_nothing() {
     let _guard = alone();
     // Without the capability and the limit it cannot lock its buffer, and tests it unlocked.
     let script =
-        "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock memtester 16M 1";
+        "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock memtester 40M 1";
     let program = Program::new("sh")
         .args(["-c", script])
         .timeout(Duration::from_secs(300));
-    let outcome = program.run(Limits::Resident(6 * MIB));
+    let outcome = program.run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     let text = outcome.text();
     assert!(
@@ -111,7 +111,7 @@ fn memtester_finds_nothing() {
         "its memory must not be locked: {text}"
     );
     assert!(text.contains("Done."), "{text}");
-    outcome.assert_swapped(16 * MIB);
+    outcome.assert_swapped(40 * MIB);
     outcome.assert_limit_held();
 }
 

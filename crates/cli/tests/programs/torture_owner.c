@@ -88,7 +88,8 @@ static void move_whole(struct verifier *verifier, struct region *region)
     region->at = at;
 }
 
-/* Moves a part away and back; verifies it at the other address. */
+/* Moves a part away and back; verifies it at the other address.  Its home stays mapped
+ * meanwhile: another thread's new mapping could otherwise slip in there. */
 static void move_part(struct verifier *verifier, struct region *region)
 {
     struct part part = some_part(verifier, region);
@@ -96,7 +97,8 @@ static void move_part(struct verifier *verifier, struct region *region)
     uint64_t *target = map_anonymous(part.pages);
     target[0] = 1;
     uint64_t *home = page_at(region, part.first);
-    uint64_t *away = mremap(home, part.pages * PAGE, part.pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, target);
+    uint64_t *away = mremap(home, part.pages * PAGE, part.pages * PAGE,
+                            MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target);
     if (away == MAP_FAILED) {
         munmap(target, part.pages * PAGE);
         renew(verifier, region, "mremap of a part");

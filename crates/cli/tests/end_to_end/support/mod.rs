@@ -18,6 +18,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// One mebibyte, in bytes.
 pub const MIB: u64 = 1 << 20;
 
+/// The least that `--resident` takes.
+pub const LEAST_RESIDENT: u64 = 16 * MIB;
+
 /// The binary under test.
 pub fn memfold() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_memfold"))
@@ -139,7 +142,7 @@ pub fn same_as_unlimited(program: &Program, total_percent: u64) -> Outcome {
     native.assert_success();
     let peak = native.peak.total;
     let limits = [
-        Limits::Resident(peak / 4),
+        Limits::Resident((peak / 4).max(LEAST_RESIDENT)),
         Limits::Total(peak * total_percent / 100),
     ];
     for limits in limits {
