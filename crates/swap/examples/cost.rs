@@ -3,10 +3,11 @@
 //! `cargo run --release -p memfold-swap --example cost -- [FILE…]`: a file is taken as pages one
 //! after another, for instance a copy of what `/proc/PID/mem` shows of a heap.
 
-use std::time::Instant;
+use std::{sync::Mutex, time::Instant};
 
 use memfold_swap::{
-    Algorithm, NoopTier, PAGE_SIZE, Page, Scratch, SwapConfig, SwapSpace, TierKind, fill_word,
+    Algorithm, FileBackend, FileKey, FileTier, NoopTier, PAGE_SIZE, Page, ScanPolicy, Scratch,
+    SwapConfig, SwapSpace, TierKind, fill_word,
 };
 use zsmalloc::HeapSource;
 
@@ -101,6 +102,85 @@ fn measure(what: &str, pages: &[Page], space: &SwapSpace<HeapSource>) {
     );
 }
 
+/// A file in memory: what is measured is the tier, not a disk.
+struct MemoryFile(Mutex<Vec<u8>>);
+
+impl FileBackend for MemoryFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        let contents = self.0.lock().expect("nobody panics with the lock");
+        let from = offset as usize;
+        let data = contents.get(from..from + buffer.len());
+        buffer.copy_from_slice(data.ok_or(std::io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        let mut contents = self.0.lock().expect("nobody panics with the lock");
+        let end = offset as usize + data.len();
+        if contents.len() < end {
+            contents.resize(end, 0);
+        }
+        contents[offset as usize..end].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// What it costs to move a page to the stronger algorithm and on to the file, and to load it there.
+fn measure_moves(pages: &[Page], config: SwapConfig) -> Result<(), Box<dyn std::error::Error>> {
+    let mut space = SwapSpace::new(HeapSource::new(), config)?;
+    let file = Box::new(MemoryFile(Mutex::default()));
+    space.add_tier(Box::new(FileTier::new(
+        file,
+        1 << 30,
+        &FileKey::new([7; 32]),
+        3,
+    )?))?;
+    let mut scratch = Scratch::new();
+    let store = |page| space.store(page, &mut Scratch::new());
+    let slots = pages.iter().map(store).collect::<Result<Vec<_>, _>>()?;
+    let policies = [
+        (
+            "  recompress",
+            ScanPolicy {
+                recompress: true,
+                write_back: false,
+            },
+        ),
+        (
+            "  write back",
+            ScanPolicy {
+                recompress: true,
+                write_back: true,
+            },
+        ),
+    ];
+    for (what, policy) in policies {
+        space.scan(policy, usize::MAX, &mut scratch);
+        let start = Instant::now();
+        let report = space.scan(policy, usize::MAX, &mut scratch);
+        let each = start.elapsed().as_nanos() as f64 / report.moved as f64;
+        let mut out = [0; PAGE_SIZE];
+        let load = fastest(pages.len(), || {
+            for slot in &slots {
+                space
+                    .load(*slot, &mut out, &mut scratch)
+                    .expect("no damage");
+            }
+        });
+        let usage = space.usage();
+        let ratio = usage.original_bytes as f64 / usage.stored_bytes as f64;
+        println!(
+            "{what:32} move  {each:6.0} ns  load {load:6.0} ns  {:19} {ratio:.2}:1",
+            ""
+        );
+    }
+    let start = Instant::now();
+    let report = space.evacuate(TierKind::File, &mut scratch);
+    let each = start.elapsed().as_nanos() as f64 / report.moved as f64;
+    println!("{:32} move  {each:6.0} ns", "  evacuate the file");
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut inputs = vec![("generated".to_owned(), generated())];
     for file in std::env::args().skip(1) {
@@ -134,6 +214,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         let space = SwapSpace::with_tiers(HeapSource::new(), base.clone(), noop)?;
         measure("  no codec, no pool", &pages, &space);
+        measure_moves(&pages, base.clone())?;
     }
     Ok(())
 }

@@ -1,4 +1,7 @@
 //! Compression of single pages.
+//!
+//! Without a dictionary for Zstandard: trained on a quarter of the pages of a program and used on
+//! the rest, dictionaries of 4 to 64 KiB changed the size by −3 % (CPython, node) to +3 % (redis).
 
 use std::ffi::{c_char, c_int};
 

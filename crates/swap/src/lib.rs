@@ -27,10 +27,17 @@
 //!   is a page at the cluster's place in one reserved range, taken when the cluster is and given
 //!   back when its last slot is freed. Look-ups take no lock; every change is a compare-and-swap
 //!   from an entry that was checked, and panics on one that cannot be.
-//! - **Tiers** ([`Tier`]) keep the data: same-filled pages in their entry, compressed and
-//!   incompressible ones in a [`zsmalloc::Pool`].
+//! - **Tiers** ([`Tier`]) keep the data: same-filled pages in their entry; compressed,
+//!   incompressible and recompressed ones in a [`zsmalloc::Pool`]; cold ones, encrypted, in a file
+//!   ([`FileTier`]), if there is one. Pages [move](SwapSpace::scan) between tiers under their
+//!   owners, and [back](SwapSpace::evacuate).
 //! - A page is stored with a **checksum** of its contents and its slot, and never handed out if
 //!   either does not match.
+//! - A [`Gather`] releases what an unmap or an exit leaves behind, off the caller's path.
+//! - A [`Group`] is charged for what it stores, and so is every group above it.
+//!
+//! What holds when, and why, is checked by models ([loom](https://docs.rs/loom)) of the changes a
+//! slot goes through: `RUSTFLAGS="--cfg loom" cargo test -p memfold-swap --lib --release`.
 //!
 //! The crate makes no system call and knows no address space: its memory comes from a
 //! [`zsmalloc::PageSource`].
