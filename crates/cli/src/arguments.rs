@@ -43,6 +43,7 @@ pub struct Arguments {
 pub enum Command {
     /// Run a program and all that it starts under a memory limit
     #[command(after_help = RUN_EXAMPLES)]
+    #[command(override_usage = "memfold run [OPTIONS] [--] PROGRAM [ARG]...")]
     Run(RunArguments),
     /// Show the figures of the runs of this user
     Stat(StatArguments),
@@ -79,7 +80,7 @@ pub struct RunArguments {
     #[arg(short, long)]
     pub quiet: bool,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM [ARG]", num_args = 1..)]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", num_args = 1..)]
     #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub program: Vec<OsString>,
 }

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SOCKET: &str = "stats.sock";
-const FOLDER_PREFIX: &str = "memfold-";
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: u64 = 1 << 20;
 /// A stopped run does not answer.
@@ -94,7 +93,7 @@ pub fn snapshots() -> Vec<Snapshot> {
             if !entry
                 .file_name()
                 .to_string_lossy()
-                .starts_with(FOLDER_PREFIX)
+                .starts_with(runtime::FOLDER_PREFIX)
             {
                 continue;
             }

@@ -128,6 +128,7 @@ fn options(arguments: &RunArguments) -> Result<Options, Failure> {
     let limit = limit(arguments)?;
     let runtime_dir = runtime::base()
         .map_err(|reasons| Failure::own(format!("no folder for the run: {reasons}; set TMPDIR")))?;
+    runtime::sweep(&runtime_dir);
     Ok(Options {
         limit,
         algorithm: match arguments.algo {

@@ -6,11 +6,23 @@
 use memfold_sys::probe::Check;
 use rustix::fs::{Access, StatVfsMountFlags};
 use std::env;
+use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Room that is left for `/memfold-PID/` and a file name in a socket's path of 107 bytes.
 const LONGEST_BASE: usize = 60;
+
+/// How the supervisor names the private folder of a run, before its process number.
+pub const FOLDER_PREFIX: &str = "memfold-";
+/// Its socket in there.
+const CONTROL: &str = "control";
+/// A run has begun to listen long before this.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// The folders a run may be in, the first that fits is taken. `stat` looks through all.
 pub fn candidates() -> Vec<PathBuf> {
@@ -49,6 +61,35 @@ pub fn check() -> Check {
     }
 }
 
+/// Removes what runs of this user that were killed left in `base`: folders whose control socket
+/// nobody listens at. (Asking for the wrong kind of connection tells that without disturbing a run
+/// that lives.) What cannot be removed stays.
+pub fn sweep(base: &Path) {
+    let own = rustix::process::geteuid().as_raw();
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        if !entry
+            .file_name()
+            .as_bytes()
+            .starts_with(FOLDER_PREFIX.as_bytes())
+        {
+            continue;
+        }
+        // Of the entry itself: no link is followed.
+        let Ok(found) = entry.metadata() else {
+            continue;
+        };
+        // A run that is just starting is not listening yet.
+        let age = found.modified().ok().and_then(|time| time.elapsed().ok());
+        if found.is_dir() && found.uid() == own && age.is_some_and(|age| age > SETTLED) {
+            let refused = UnixStream::connect(entry.path().join(CONTROL))
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+            if refused {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
 fn unfit(folder: &Path) -> Option<&'static str> {
     let bytes = folder.as_os_str().as_bytes();
     if !folder.is_absolute() {
@@ -82,6 +123,7 @@ fn unfit(folder: &Path) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn folders_that_cannot_serve_are_told_apart() {
@@ -99,5 +141,30 @@ mod tests {
             unfit(&spaced),
             Some("has a character that LD_PRELOAD cannot hold")
         );
+    }
+
+    #[test]
+    fn only_what_nobody_listens_at_is_swept() {
+        let base = tempfile::tempdir_in("/tmp").unwrap();
+        let make = |name: &str, age: u64| {
+            let folder = base.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            let listener = UnixListener::bind(folder.join(CONTROL)).unwrap();
+            let time = std::time::SystemTime::now() - Duration::from_secs(age);
+            fs::File::open(&folder).unwrap().set_modified(time).unwrap();
+            listener
+        };
+        let _alive = make("memfold-1", 3600);
+        drop(make("memfold-2", 3600));
+        drop(make("memfold-3", 0));
+        drop(make("other-4", 3600));
+        fs::create_dir(base.path().join("memfold-5")).unwrap();
+        sweep(base.path());
+        let mut left: Vec<_> = fs::read_dir(base.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["memfold-1", "memfold-3", "memfold-5", "other-4"]);
     }
 }

@@ -182,7 +182,7 @@ impl Watch<'_> {
 
     /// Says once why memfold is still there.
     fn explain(&self, state: &mut State, outcome: Outcome, since: Instant, held: &[i32]) {
-        if self.quiet || state.explained || since.elapsed() < UNEXPLAINED {
+        if self.quiet || state.explained || held.is_empty() || since.elapsed() < UNEXPLAINED {
             return;
         }
         state.explained = true;
