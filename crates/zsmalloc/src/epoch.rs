@@ -98,3 +98,51 @@ fn full_fence_after_rmw() {
         crate::sync::atomic::fence(Ordering::SeqCst);
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::{cell::UnsafeCell, sync::Arc, thread};
+
+    /// A word that a compactor replaces, and the two places it can name. The old place is used
+    /// again after the wait; no reader may look at it by then. Loom's cells panic if one does.
+    struct Moving {
+        epoch: Epoch,
+        word: AtomicUsize,
+        places: [UnsafeCell<usize>; 2],
+    }
+
+    #[test]
+    fn an_old_place_is_not_reused_under_a_reader() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let moving = Arc::new(Moving {
+                epoch: Epoch::new(1),
+                word: AtomicUsize::new(0),
+                places: [UnsafeCell::new(7), UnsafeCell::new(0)],
+            });
+            let readers: Vec<_> = (0..2)
+                .map(|_| {
+                    let moving = moving.clone();
+                    thread::spawn(move || {
+                        let _reader = moving.epoch.enter(0);
+                        let word = moving.word.load(Ordering::Acquire);
+                        // SAFETY: the place holds the object until all readers of now are gone.
+                        let found = moving.places[word].with(|place| unsafe { *place });
+                        assert_eq!(found, 7);
+                    })
+                })
+                .collect();
+            // SAFETY: nobody knows the new place yet, and nobody writes the old one.
+            moving.places[1].with_mut(|place| unsafe { *place = 7 });
+            moving.word.store(1, Ordering::Release);
+            moving.epoch.wait_for_readers();
+            // SAFETY: whoever may have loaded the old word is gone: this is what is tested.
+            moving.places[0].with_mut(|place| unsafe { *place = 9 });
+            readers
+                .into_iter()
+                .for_each(|reader| reader.join().unwrap());
+        });
+    }
+}

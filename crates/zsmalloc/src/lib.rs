@@ -10,6 +10,8 @@ mod drainer;
 mod epoch;
 mod error;
 mod handle;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod pool;
 mod release;
 mod relocate;

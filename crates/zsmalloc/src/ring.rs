@@ -203,7 +203,9 @@ mod loom_tests {
     /// word that found room comes out exactly once, round the end of the ring included.
     #[test]
     fn words_are_handed_over_once_with_what_came_before() {
-        loom::model(|| {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
             let ring = Arc::new(Ring::new(2, 100));
             let payload: Arc<[AtomicUsize; 3]> =
                 Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
