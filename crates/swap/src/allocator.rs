@@ -92,6 +92,7 @@ pub(crate) struct SlotAllocator<S: PageSource> {
     lists: Mutex<Lists>,
     /// Pages that tables, annexes and records take now.
     resident_pages: AtomicU64,
+    heap_bytes: AtomicU64,
 }
 
 impl<S: PageSource> SlotAllocator<S> {
@@ -104,6 +105,7 @@ impl<S: PageSource> SlotAllocator<S> {
             table,
             lists: Mutex::new(lists),
             resident_pages: AtomicU64::new(0),
+            heap_bytes: AtomicU64::new(0),
         }
     }
 
@@ -113,10 +115,15 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 
     /// Bytes of heap for the lists, roughly.
-    pub(crate) fn heap_bytes(&self) -> usize {
-        let lists = lock(&self.lists);
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        self.heap_bytes.load(Relaxed)
+    }
+
+    fn note_heap_bytes(&self, lists: &Lists) {
         let offered: usize = lists.offered.iter().map(Vec::capacity).sum();
-        (offered + lists.absent.capacity()) * size_of::<ClusterId>()
+        let clusters = offered + lists.absent.capacity();
+        self.heap_bytes
+            .store((clusters * size_of::<ClusterId>()) as u64, Relaxed);
     }
 
     /// Reserves up to `wanted` free slots with ascending numbers, at least one, and gives them to
@@ -211,6 +218,7 @@ impl<S: PageSource> SlotAllocator<S> {
     ) -> Result<Option<ClusterId>, StoreError> {
         // Giving a cluster back must not need memory.
         lists.make_room(group)?;
+        self.note_heap_bytes(lists);
         if let Some(&cluster) = lists.absent.last() {
             return Ok(Some(cluster));
         }
@@ -422,6 +430,7 @@ impl<S: PageSource> SlotAllocator<S> {
             self.set_home(cluster, home::OFFERED, home::FULL);
             self.offer(lists, cluster);
         }
+        self.note_heap_bytes(lists);
     }
 }
 

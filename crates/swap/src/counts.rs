@@ -4,7 +4,11 @@
 //! count kept here, and the entry says so by a count of 255. Every step into, within and out of
 //! that state is made under this table's lock, so the two always agree.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    ops::{Deref, DerefMut},
+    sync::atomic::Ordering::Relaxed,
+};
 
 use crate::{
     entry::{EntryCell, MAX_INLINE_COUNT, Position},
@@ -27,17 +31,58 @@ const SHARDS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct OverflowCounts {
     shards: Vec<Mutex<HashMap<u32, u64>>>,
+    /// Bytes of heap that the shards take, roughly. No part of what the models check.
+    bytes: std::sync::atomic::AtomicUsize,
+}
+
+/// A locked shard, whose memory is counted when it is unlocked.
+struct Shard<'a> {
+    counts: MutexGuard<'a, HashMap<u32, u64>>,
+    capacity: usize,
+    bytes: &'a std::sync::atomic::AtomicUsize,
+}
+
+/// Bytes of heap for an element of a shard, roughly.
+const ELEMENT: usize = size_of::<(u32, u64)>() + 1;
+
+impl Drop for Shard<'_> {
+    fn drop(&mut self) {
+        let (before, after) = (self.capacity * ELEMENT, self.counts.capacity() * ELEMENT);
+        if before != after {
+            self.bytes.fetch_add(after.wrapping_sub(before), Relaxed);
+        }
+    }
+}
+
+impl Deref for Shard<'_> {
+    type Target = HashMap<u32, u64>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.counts
+    }
+}
+
+impl DerefMut for Shard<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.counts
+    }
 }
 
 impl OverflowCounts {
     pub(crate) fn new() -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+            bytes: std::sync::atomic::AtomicUsize::new(0),
         }
     }
 
-    fn shard(&self, slot: Slot) -> MutexGuard<'_, HashMap<u32, u64>> {
-        lock(&self.shards[slot.raw() as usize % SHARDS])
+    fn shard(&self, slot: Slot) -> Shard<'_> {
+        let counts = lock(&self.shards[slot.raw() as usize % SHARDS]);
+        Shard {
+            capacity: counts.capacity(),
+            counts,
+            bytes: &self.bytes,
+        }
     }
 
     /// Adds a count to a slot whose entry was seen at its largest.
@@ -100,6 +145,9 @@ impl OverflowCounts {
         // Only other fields of the entry can change meanwhile: its count is ours.
         while cell.step_down_from_overflow(slot).is_err() {}
         shard.remove(&slot.raw());
+        if shard.is_empty() {
+            shard.shrink_to_fit();
+        }
         true
     }
 
@@ -109,12 +157,8 @@ impl OverflowCounts {
     }
 
     /// Bytes of heap that the table takes, roughly.
-    pub(crate) fn metadata_bytes(&self) -> usize {
-        let entry = size_of::<(u32, u64)>() + 1;
-        self.shards
-            .iter()
-            .map(|shard| lock(shard).capacity() * entry)
-            .sum()
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
     }
 }
 

@@ -443,21 +443,31 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// What the space holds and has done. Reads a few counters for each shard, and takes a lock
-    /// for a moment.
+    /// What the space holds and has done. Adds up a few counters for each shard; takes no lock.
     pub fn usage(&self) -> Usage {
-        let table_bytes = self.allocator.resident_pages() * PAGE_SIZE as u64;
-        let metadata_bytes = table_bytes
-            + (self.allocator.heap_bytes()
-                + self.overflow.metadata_bytes()
-                + self.counters.heap_bytes()
-                + self.pool.metadata_bytes()) as u64;
         Usage {
-            pool_bytes: self.pool.resident_bytes() as u64,
-            metadata_bytes,
-            table_bytes,
+            pool_bytes: self.pool_bytes(),
+            metadata_bytes: self.metadata_bytes(),
+            table_bytes: self.table_bytes(),
             ..self.counters.usage()
         }
+    }
+
+    /// Bytes of memory that the pool holds. A load of one counter.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool.resident_bytes() as u64
+    }
+
+    /// Bytes of memory for swap tables and for the records of the space and the pool. Loads of a
+    /// few counters.
+    pub fn metadata_bytes(&self) -> u64 {
+        let heap =
+            self.overflow.heap_bytes() + self.counters.heap_bytes() + self.pool.metadata_bytes();
+        self.table_bytes() + self.allocator.heap_bytes() + heap as u64
+    }
+
+    fn table_bytes(&self) -> u64 {
+        self.allocator.resident_pages() * PAGE_SIZE as u64
     }
 
     /// How many pages a tier keeps.

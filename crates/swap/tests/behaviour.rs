@@ -122,6 +122,7 @@ fn zstd_and_no_checksum_work_too() {
 fn counts_reach_any_height_and_come_back() {
     let space = space();
     let slot = space.store(&text(3), &mut Scratch::new()).unwrap();
+    let metadata = space.usage().metadata_bytes;
     for count in 1..1000 {
         assert_eq!(space.count(slot), count);
         space.duplicate(slot).unwrap();
@@ -134,6 +135,11 @@ fn counts_reach_any_height_and_come_back() {
     space.release(slot);
     assert_eq!(space.count(slot), 0);
     assert_eq!(space.usage().slots_in_use, 0);
+    assert_eq!(
+        space.usage().metadata_bytes,
+        metadata,
+        "large counts leave nothing behind"
+    );
 }
 
 #[test]
