@@ -123,7 +123,10 @@ impl Attendant {
             return Err(invalid("it has a helper"));
         }
         space.set_resident_pages(resident);
-        if !is_child {
+        if is_child {
+            // It stands still until it is welcomed, so its mappings are those of the fork.
+            space.keep_only_mapped();
+        } else {
             self.handlers.listen(&space)?;
             self.group.add_space(space.clone());
         }

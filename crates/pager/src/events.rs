@@ -9,6 +9,7 @@ use crate::group::lock;
 use crate::mover::Mover;
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
+use crate::regions::Regions;
 use crate::state::PageState;
 use crate::table::PageTable;
 use memfold_swap::{Page, Scratch, Slot};
@@ -101,6 +102,24 @@ impl AddressSpace {
         regions.add(target);
         // A mapping that grew while it moved is larger than the event says.
         self.look_again.store(true, Ordering::Relaxed);
+    }
+
+    /// For a forked child before its program runs on: forgets what another thread had unmapped
+    /// before the fork though its event was read later.
+    pub fn keep_only_mapped(&self) {
+        let Some(attached) = self.attached() else { return };
+        let (Ok(gate), Ok(areas)) = (self.exclusive(), attached.inspector.areas()) else { return };
+        let mut mapped = Regions::default();
+        for area in areas {
+            mapped.add(PageRange::of_addresses(area.start, area.end));
+        }
+        mapped.remove(attached.arena.whole);
+        let managed = lock(&self.regions).ranges().to_vec();
+        for range in managed {
+            for gone in mapped.uncovered(range) {
+                self.apply_unmap(&gate, gone);
+            }
+        }
     }
 
     fn must_duplicate(&self, slot: Slot) {

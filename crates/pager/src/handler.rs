@@ -10,13 +10,14 @@
 use crate::address_space::{AddressSpace, Exclusive};
 use crate::fault::{Admission, Fault, Served, Server, wake};
 use crate::group::{Group, lock};
+use crate::order::{Change, Order};
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::uffd::{self, Message};
 use memfold_sys::thread;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ const SAMPLE_NEAREST: u32 = 2;
 const SAMPLE_FARTHEST: u32 = 128;
 /// So many samples in a row from elsewhere, and a handler stops listening.
 const MISSES_TO_LEAVE: u32 = 4;
+/// How long changes of mappings may follow one upon the other before those read are applied.
+const QUIET_PATIENCE: Duration = Duration::from_millis(50);
+const QUIET_NAP: Duration = Duration::from_micros(5);
 
 /// Which handlers listen to an address space.
 #[derive(Debug, Default)]
@@ -99,6 +103,7 @@ impl Handlers {
         // Best effort: an unpinned handler is slower, not wrong.
         let _ = thread::pin_to(self.cpus[number]);
         thread::set_nice(-10);
+        thread::set_timer_slack(1000);
         let mut server = Server::default();
         let mut ready: Vec<Ready> = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
@@ -158,66 +163,44 @@ impl Handlers {
     /// Reads what there is and applies its events; faults are left to the caller, who serves them
     /// after leaving the gate.
     pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &Exclusive<'_>) -> Messages {
-        let mut buffer = [Message::default(); 8];
         let mut messages = Messages::default();
-        let read = match space.uffd().read(&mut buffer) {
-            Ok(read) => read,
-            Err(_) => {
-                // Read fails only on a descriptor that was never shaken hands with, or a broken
-                // fork event; the space is probed and removed if it is gone.
-                space.detached.store(true, Ordering::Relaxed);
-                return messages;
-            }
-        };
-        let mut begun = false;
-        for message in &buffer[..read] {
-            if message.event == uffd::EVENT_PAGEFAULT {
-                messages.faults.push((Fault::of_message(message), message.fault_thread()));
-                continue;
-            }
-            if !begun {
-                space.begin_events(gate);
-                begun = true;
-            }
-            self.apply(space, gate, message, &mut messages);
+        let mut order = Order::default();
+        let mut forks = Vec::new();
+        if !collect(space, &mut messages, &mut order, &mut forks) {
+            return messages;
         }
-        messages
-    }
-
-    fn apply(
-        &self,
-        space: &Arc<AddressSpace>,
-        gate: &Exclusive<'_>,
-        message: &Message,
-        messages: &mut Messages,
-    ) {
-        match message.event {
-            uffd::EVENT_UNMAP => {
-                let (start, end) = message.range();
-                space.apply_unmap(gate, PageRange::of_addresses(start, end));
-            }
-            uffd::EVENT_REMOVE => {
-                let (start, end) = message.range();
-                space.apply_remove(gate, PageRange::of_addresses(start, end));
-            }
-            uffd::EVENT_REMAP => {
-                let (from, to, length) = message.remap();
-                let from = PageRange::of_addresses(from, from + length);
-                space.apply_remap(gate, from, VirtualPage::containing(to));
-            }
-            uffd::EVENT_FORK => {
-                let uffd = message.take_fork_descriptor();
-                match self.sentinel.mover() {
-                    Ok(mover) => messages.children.push(space.apply_fork(gate, uffd, mover)),
-                    Err(error) => {
-                        // Without its uffd the child would read zeros: it must not run. Holding
-                        // the descriptor keeps its faults blocked until the end of the run.
-                        eprintln!("memfold: a forked program cannot be managed: {error}");
-                        std::mem::forget(uffd);
+        space.begin_events(gate);
+        loop {
+            let change = order.next(&lock(&space.regions));
+            match change {
+                None => return messages,
+                Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
+                Some(Change::Remove(range)) => space.apply_remove(gate, range),
+                Some(Change::Remap { from, to }) => space.apply_remap(gate, from, to),
+                Some(Change::Fork(number)) => {
+                    if let Some(uffd) = forks.get_mut(number).and_then(Option::take) {
+                        messages.children.extend(self.fork(space, gate, uffd));
                     }
                 }
             }
-            other => eprintln!("memfold: unknown userfaultfd event {other:#x} ignored"),
+        }
+    }
+
+    fn fork(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &Exclusive<'_>,
+        uffd: OwnedFd,
+    ) -> Option<Arc<AddressSpace>> {
+        match self.sentinel.mover() {
+            Ok(mover) => Some(space.apply_fork(gate, uffd, mover)),
+            Err(error) => {
+                eprintln!("memfold: a forked program cannot be managed and stands still: {error}");
+                // Without its userfaultfd the child would read zeros. Kept open, it makes the
+                // child's faults wait until the end of the run.
+                std::mem::forget(uffd);
+                None
+            }
         }
     }
 
@@ -263,5 +246,64 @@ impl Handlers {
                 stays
             });
         }
+    }
+}
+
+/// Reads messages until there are none and, if mappings changed, until no change is under way.
+/// Returns whether there are events to apply.
+fn collect(
+    space: &AddressSpace,
+    messages: &mut Messages,
+    order: &mut Order,
+    forks: &mut Vec<Option<OwnedFd>>,
+) -> bool {
+    let began = Instant::now();
+    let (mut any, mut needs_order) = (false, false);
+    loop {
+        let mut buffer = [Message::default(); 8];
+        let Ok(read) = space.uffd().read(&mut buffer) else {
+            // Only a descriptor whose address space is gone cannot be read: it is probed.
+            space.detached.store(true, Ordering::Relaxed);
+            return any;
+        };
+        for message in &buffer[..read] {
+            let Some(change) = change_of(message, forks) else {
+                messages.faults.push((Fault::of_message(message), message.fault_thread()));
+                continue;
+            };
+            any = true;
+            needs_order |= change.needs_order();
+            order.push(change);
+        }
+        if read == buffer.len() {
+            continue;
+        }
+        if !needs_order || !space.is_changing() || began.elapsed() > QUIET_PATIENCE {
+            return any;
+        }
+        // The thread whose event was read must run to end its change, maybe on this very CPU.
+        std::thread::sleep(QUIET_NAP);
+    }
+}
+
+/// What an event says; `None` for a fault.
+fn change_of(message: &Message, forks: &mut Vec<Option<OwnedFd>>) -> Option<Change> {
+    let range = || {
+        let (start, end) = message.range();
+        PageRange::of_addresses(start, end)
+    };
+    match message.event {
+        uffd::EVENT_UNMAP => Some(Change::Unmap(range())),
+        uffd::EVENT_REMOVE => Some(Change::Remove(range())),
+        uffd::EVENT_REMAP => {
+            let (from, to, length) = message.remap();
+            let from = PageRange::of_addresses(from, from + length);
+            Some(Change::Remap { from, to: VirtualPage::containing(to) })
+        }
+        uffd::EVENT_FORK => {
+            forks.push(Some(message.take_fork_descriptor()));
+            Some(Change::Fork(forks.len() - 1))
+        }
+        _ => None,
     }
 }

@@ -15,6 +15,7 @@ mod latency;
 mod memory;
 mod mover;
 mod options;
+mod order;
 mod page;
 mod reclaim;
 mod regions;

@@ -1,0 +1,180 @@
+//! The order of events.
+//!
+//! A system call that changes mappings gives up its locks before it queues its event. So with
+//! several threads the events can be read in another order than that in which the mappings
+//! changed, and the page states of one mapping would be taken for those of another at the same
+//! address. Two things set it right:
+//!
+//! * events are collected until the kernel says that no change is under way, so that nothing is
+//!   missing (until then it refuses to change pages anyway);
+//! * they are applied in an order in which each was possible: a range can only be moved *to* where
+//!   nothing is managed any more.
+//!
+//! `mremap` reports its move first and then the unmapping of where it came from; the second, the
+//! **echo**, says nothing new, and by then something else may lie there.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
+
+/// A change of mappings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    Unmap(PageRange),
+    Remove(PageRange),
+    Remap { from: PageRange, to: VirtualPage },
+    /// The number of the fork among those read.
+    Fork(usize),
+}
+
+impl Change {
+    /// Whether the order in which it is applied matters.
+    pub fn needs_order(self) -> bool {
+        !matches!(self, Change::Remove(_))
+    }
+}
+
+/// Changes that were read and wait to be applied.
+#[derive(Debug, Default)]
+pub struct Order {
+    pending: Vec<Change>,
+    echoes: Vec<PageRange>,
+}
+
+impl Order {
+    /// Adds a change as it is read. A thread's own events come in their order, so an echo comes
+    /// behind its move.
+    pub fn push(&mut self, change: Change) {
+        match change {
+            Change::Unmap(range) => {
+                if let Some(index) = self.echoes.iter().position(|echo| *echo == range) {
+                    self.echoes.swap_remove(index);
+                    return;
+                }
+            }
+            Change::Remap { from, .. } => self.echoes.push(from),
+            Change::Remove(_) | Change::Fork(_) => {}
+        }
+        self.pending.push(change);
+    }
+
+    /// The next change to apply, given what is managed by now.
+    pub fn next(&mut self, regions: &Regions) -> Option<Change> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let possible = |change: &Change| match *change {
+            Change::Remap { from, to } => {
+                let target = PageRange { start: to, end: to.plus(from.pages()) };
+                regions.uncovered(target) == [target]
+            }
+            // Whoever unmaps or drops a range that was just moved there knows of it from whoever
+            // moved it, whose event was then read.
+            Change::Unmap(_) | Change::Remove(_) | Change::Fork(_) => true,
+        };
+        let index = self.pending.iter().position(possible).unwrap_or(0);
+        Some(self.pending.remove(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange { start: VirtualPage(start), end: VirtualPage(end) }
+    }
+
+    fn remap(from: u64, to: u64) -> Change {
+        Change::Remap { from: range(from, from + 10), to: VirtualPage(to) }
+    }
+
+    /// Applies all changes as the pager does, to `(place, contents)` pairs.
+    fn apply(mut places: Vec<(u64, char)>, changes: &[Change]) -> Vec<(u64, char)> {
+        let mut order = Order::default();
+        let mut regions = Regions::default();
+        for (place, _) in &places {
+            regions.add(range(*place, place + 10));
+        }
+        changes.iter().for_each(|change| order.push(*change));
+        while let Some(change) = order.next(&regions) {
+            match change {
+                Change::Unmap(range) => {
+                    regions.remove(range);
+                    places.retain(|(place, _)| *place != range.start.0);
+                }
+                Change::Remap { from, to } => {
+                    regions.remove(from);
+                    regions.add(range(to.0, to.0 + 10));
+                    for (place, _) in &mut places {
+                        if *place == from.start.0 {
+                            *place = to.0;
+                        }
+                    }
+                }
+                Change::Remove(_) | Change::Fork(_) => {}
+            }
+        }
+        places.sort_unstable();
+        places
+    }
+
+    #[test]
+    fn the_order_read_is_kept_where_it_is_possible() {
+        let changes = [remap(100, 300), Change::Unmap(range(100, 110)), Change::Unmap(range(300, 310))];
+        assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(200, 'b')]);
+    }
+
+    #[test]
+    fn a_late_departure_goes_first() {
+        // a: 100 to 300, then b: 200 to 100; read the other way round, echoes last.
+        let changes = [
+            remap(200, 100),
+            remap(100, 300),
+            Change::Unmap(range(100, 110)),
+            Change::Unmap(range(200, 210)),
+        ];
+        assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(100, 'b'), (300, 'a')]);
+    }
+
+    #[test]
+    fn a_late_unmapping_goes_first() {
+        let changes =
+            [remap(200, 100), Change::Unmap(range(200, 210)), Change::Unmap(range(100, 110))];
+        assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(100, 'b')]);
+    }
+
+    #[test]
+    fn an_echo_and_an_unmapping_of_the_same_range_are_two() {
+        // a moves off, b moves in, b is unmapped, c moves in.
+        let changes = [
+            remap(100, 300),
+            remap(200, 100),
+            Change::Unmap(range(100, 110)),
+            remap(400, 100),
+            Change::Unmap(range(100, 110)),
+            Change::Unmap(range(200, 210)),
+            Change::Unmap(range(400, 410)),
+        ];
+        let places = vec![(100, 'a'), (200, 'b'), (400, 'c')];
+        assert_eq!(apply(places, &changes), [(100, 'c'), (300, 'a')]);
+    }
+
+    /// Every order in which two threads' events can be read gives what happened.
+    #[test]
+    fn all_interleavings_of_a_swap_agree() {
+        let a = [remap(100, 300), Change::Unmap(range(100, 110))];
+        let b = [remap(200, 100), Change::Unmap(range(200, 210))];
+        for mask in 0u32..16 {
+            if mask.count_ones() != 2 {
+                continue;
+            }
+            let (mut next_a, mut next_b) = (a.iter(), b.iter());
+            let changes: Vec<Change> = (0..4)
+                .filter_map(|bit| if mask >> bit & 1 == 0 { next_a.next() } else { next_b.next() })
+                .copied()
+                .collect();
+            let found = apply(vec![(100, 'a'), (200, 'b')], &changes);
+            assert_eq!(found, [(100, 'b'), (300, 'a')], "{changes:?}");
+        }
+    }
+}
