@@ -117,7 +117,12 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
     // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
     // and stays mapped for the life of the process image.
     let channel = unsafe { &*(channel as *const Channel) };
-    Ok(Helper { channel, uffd, trash_uffd, trash: arena.trash })
+    Ok(Helper {
+        channel,
+        uffd,
+        trash_uffd,
+        trash: arena.trash,
+    })
 }
 
 impl Helper {
@@ -128,9 +133,6 @@ impl Helper {
             let alive = channel.alive.load(Ordering::Acquire);
             if alive & OWNER_DIED != 0 {
                 die(b"memfold: the supervisor is gone; the program is stopped, as part of its memory went with it\n");
-            }
-            if channel.quit.load(Ordering::Acquire) != 0 {
-                system::exit_thread();
             }
             let posted = channel.posted.load(Ordering::Acquire);
             if posted == done {
@@ -155,7 +157,12 @@ impl Helper {
             run.errno = self.drop_run(run).err().map_or(0, |errno| errno.0);
         }
         let moves = (command.move_count as usize).min(RUNS_MAX);
-        for run in command.moves.iter_mut().take(moves).filter(|run| run.unshare != 0) {
+        for run in command
+            .moves
+            .iter_mut()
+            .take(moves)
+            .filter(|run| run.unshare != 0)
+        {
             // Outside the gate: a page that is missing after all faults here, and the fault is
             // served by whoever needs the gate.
             let length = run.pages as usize * PAGE_SIZE;
@@ -167,11 +174,15 @@ impl Helper {
             // The supervisor is dead: nobody looks at the outcome.
             return;
         }
-        command.stale = u32::from(
-            channel.event_count.load(Ordering::Relaxed) != command.event_count,
-        );
+        command.stale =
+            u32::from(channel.event_count.load(Ordering::Relaxed) != command.event_count);
         if command.stale == 0 {
-            for run in command.moves.iter_mut().take(moves).filter(|run| run.unshare == 0) {
+            for run in command
+                .moves
+                .iter_mut()
+                .take(moves)
+                .filter(|run| run.unshare == 0)
+            {
                 self.move_run(run);
             }
         }
@@ -183,14 +194,16 @@ impl Helper {
     /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the
     /// move (EAGAIN) while an event of the program's is unread.
     fn move_run(&self, run: &mut MoveRun) {
-        let length = run.pages as u64 * PAGE_SIZE as u64;
         run.moved = 0;
         run.errno = 0;
         let mut chunk = run.pages;
         while run.moved < run.pages {
             let done = run.moved as u64 * PAGE_SIZE as u64;
             let length = chunk.min(run.pages - run.moved) as u64 * PAGE_SIZE as u64;
-            match self.uffd.move_pages(run.target + done, run.source + done, length) {
+            match self
+                .uffd
+                .move_pages(run.target + done, run.source + done, length)
+            {
                 Ok(()) => {
                     run.moved += (length / PAGE_SIZE as u64) as u32;
                     chunk = run.pages;
@@ -238,7 +251,9 @@ impl Helper {
         let mut result = Ok(());
         for index in 0..pages {
             let page = start + index * PAGE_SIZE as u64;
-            let moved = self.trash_uffd.move_pages(self.trash as u64, page, PAGE_SIZE as u64);
+            let moved = self
+                .trash_uffd
+                .move_pages(self.trash as u64, page, PAGE_SIZE as u64);
             system::drop_pages(self.trash, PAGE_SIZE)?;
             match moved {
                 Ok(()) => {}

@@ -15,6 +15,8 @@
 //! * its memory (stack, stage, trash, channel) is not inherited by forked children and is never
 //!   managed: a helper that faulted on itself would wait for itself.
 #![cfg_attr(feature = "standalone", no_std)]
+// Without `standalone` there is no loader to call it: it is built for lints and documentation only.
+#![cfg_attr(not(feature = "standalone"), allow(dead_code))]
 
 mod arena;
 mod helper;

@@ -45,9 +45,25 @@ struct Control {
 
 const CONTROL_HEADER: usize = 16;
 
-/// Connects to the supervisor.
+/// Connects to the supervisor: by the socket's path, or where that is out of reach (a program that
+/// changed its root or its user) by the abstract name of the same letters.
 pub fn connect(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
-    let address = SocketAddress { family: AF_UNIX, path: *path };
+    connect_to(path).or_else(|_| {
+        let mut name = [0; SOCKET_PATH_MAX];
+        for (target, byte) in name.iter_mut().skip(1).zip(path) {
+            // Volatile, or the loop becomes a call of the C library, which is not there.
+            // SAFETY: a live local byte.
+            unsafe { core::ptr::write_volatile(target, *byte) };
+        }
+        connect_to(&name)
+    })
+}
+
+fn connect_to(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
+    let address = SocketAddress {
+        family: AF_UNIX,
+        path: *path,
+    };
     // SAFETY: numbers, then a live address of the length told.
     unsafe {
         let fd = Errno::result(syscall(
@@ -55,18 +71,24 @@ pub fn connect(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
             [AF_UNIX as usize, SOCK_SEQPACKET_CLOEXEC, 0, 0, 0, 0],
         ))?;
         let size = core::mem::size_of::<SocketAddress>();
-        Errno::result(syscall(
+        let connected = Errno::result(syscall(
             nr::CONNECT,
             [fd, &raw const address as usize, size, 0, 0, 0],
-        ))?;
+        ));
+        if let Err(errno) = connected {
+            syscall(nr::CLOSE, [fd, 0, 0, 0, 0, 0]);
+            return Err(errno);
+        }
         Ok(fd as i32)
     }
 }
 
 /// Sends a plain structure and descriptors (none or two).
 pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {
-    let mut vector =
-        IoVector { base: value as *const T as usize, length: core::mem::size_of::<T>() };
+    let mut vector = IoVector {
+        base: value as *const T as usize,
+        length: core::mem::size_of::<T>(),
+    };
     let mut control = Control {
         length: CONTROL_HEADER + 8,
         level: SOL_SOCKET,
@@ -79,14 +101,25 @@ pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> R
         vector: &mut vector,
         vector_length: 1,
         control: &mut control,
-        control_length: if descriptors.is_some() { CONTROL_HEADER + 8 } else { 0 },
+        control_length: if descriptors.is_some() {
+            CONTROL_HEADER + 8
+        } else {
+            0
+        },
         flags: 0,
     };
     // SAFETY: the header and what it points to are live; the kernel only reads them.
     let sent = unsafe {
         syscall(
             nr::SENDMSG,
-            [socket as usize, &raw const header as usize, MSG_NOSIGNAL, 0, 0, 0],
+            [
+                socket as usize,
+                &raw const header as usize,
+                MSG_NOSIGNAL,
+                0,
+                0,
+                0,
+            ],
         )
     };
     Errno::result(sent).map(|_| ())
@@ -95,8 +128,16 @@ pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> R
 /// Receives a plain structure of integers and up to two descriptors (-1 where none came).
 pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
     let expected = core::mem::size_of::<T>();
-    let mut vector = IoVector { base: value as *mut T as usize, length: expected };
-    let mut control = Control { length: 0, level: 0, kind: 0, descriptors: [-1, -1] };
+    let mut vector = IoVector {
+        base: value as *mut T as usize,
+        length: expected,
+    };
+    let mut control = Control {
+        length: 0,
+        level: 0,
+        kind: 0,
+        descriptors: [-1, -1],
+    };
     let mut header = MessageHeader {
         name: 0,
         name_length: 0,
@@ -110,7 +151,14 @@ pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
     let received = unsafe {
         syscall(
             nr::RECVMSG,
-            [socket as usize, &raw mut header as usize, MSG_CMSG_CLOEXEC, 0, 0, 0],
+            [
+                socket as usize,
+                &raw mut header as usize,
+                MSG_CMSG_CLOEXEC,
+                0,
+                0,
+                0,
+            ],
         )
     };
     if Errno::result(received)? != expected {

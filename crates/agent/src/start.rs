@@ -48,7 +48,9 @@ fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
 
 /// Starts a helper and waits until it is ready or has found that it cannot be.
 fn start(inherited: u64, inherited_beacon: Option<usize>) {
-    let Some(socket_path) = socket_path() else { return };
+    let Some(socket_path) = socket_path() else {
+        return;
+    };
     let Ok(arena) = Arena::map(inherited_beacon) else {
         if inherited != 0 {
             helper::fail_inherited();
@@ -56,7 +58,12 @@ fn start(inherited: u64, inherited_beacon: Option<usize>) {
         return;
     };
     BEACON.store(arena.beacon, Ordering::Relaxed);
-    let handover = Handover { arena, inherited, socket_path, state: AtomicU32::new(0) };
+    let handover = Handover {
+        arena,
+        inherited,
+        socket_path,
+        state: AtomicU32::new(0),
+    };
     let mask = system::block_signals();
     // SAFETY: the stack is the arena's, fresh and large enough; `handover` lives until the
     // helper has set its state, which is waited for below.
@@ -149,6 +156,4 @@ unsafe fn register_fork_handler() {
 
 /// Built as an ordinary library (by `cargo test --workspace`) there is no loader to register with.
 #[cfg(not(feature = "standalone"))]
-unsafe fn register_fork_handler() {
-    let _ = (child, load);
-}
+unsafe fn register_fork_handler() {}

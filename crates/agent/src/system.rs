@@ -21,7 +21,14 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     Errno::result(unsafe {
         syscall(
             nr::MMAP,
-            [0, length, PROT_NONE, MAP_PRIVATE_ANONYMOUS_NORESERVE, usize::MAX, 0],
+            [
+                0,
+                length,
+                PROT_NONE,
+                MAP_PRIVATE_ANONYMOUS_NORESERVE,
+                usize::MAX,
+                0,
+            ],
         )
     })
 }
@@ -37,7 +44,10 @@ pub fn open_up(start: usize, length: usize) -> Result<(), Errno> {
 pub fn map_shared(fd: i32, length: usize) -> Result<usize, Errno> {
     // SAFETY: as in `reserve`.
     Errno::result(unsafe {
-        syscall(nr::MMAP, [0, length, PROT_READ_WRITE, MAP_SHARED, fd as usize, 0])
+        syscall(
+            nr::MMAP,
+            [0, length, PROT_READ_WRITE, MAP_SHARED, fd as usize, 0],
+        )
     })
 }
 
@@ -90,7 +100,10 @@ fn set_mask(new: &u64, old: Option<&mut u64>) {
     let old = old.map_or(0, |o| o as *mut u64 as usize);
     // SAFETY: both pointers are to live 8-byte masks, the size the kernel is told.
     unsafe {
-        syscall(nr::RT_SIGPROCMASK, [SIG_SETMASK, new as *const u64 as usize, old, 8, 0, 0])
+        syscall(
+            nr::RT_SIGPROCMASK,
+            [SIG_SETMASK, new as *const u64 as usize, old, 8, 0, 0],
+        )
     };
 }
 
@@ -127,7 +140,10 @@ pub fn complain(text: &[u8]) {
         else {
             return;
         };
-        syscall(nr::WRITE, [stderr, text.as_ptr() as usize, text.len(), 0, 0, 0]);
+        syscall(
+            nr::WRITE,
+            [stderr, text.as_ptr() as usize, text.len(), 0, 0, 0],
+        );
     }
 }
 

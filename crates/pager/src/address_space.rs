@@ -210,12 +210,18 @@ impl AddressSpace {
     /// The part of the managed range around `page` that a window may use: from `page`, at most
     /// `pages` long, never across the mapping's end. One page where nothing is known.
     pub fn clip(&self, page: VirtualPage, pages: u32) -> PageRange {
-        let wanted = PageRange { start: page, end: page.plus(u64::from(pages.max(1))) };
+        let wanted = PageRange {
+            start: page,
+            end: page.plus(u64::from(pages.max(1))),
+        };
         match lock(&self.regions).containing(page) {
             Some(region) => wanted.intersection(region),
             None => {
                 self.look_again.store(true, Ordering::Relaxed);
-                PageRange { start: page, end: page.plus(1) }
+                PageRange {
+                    start: page,
+                    end: page.plus(1),
+                }
             }
         }
     }

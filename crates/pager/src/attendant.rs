@@ -7,7 +7,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
-use memfold_sys::process::Inspector;
+use memfold_sys::process::{self, Inspector};
 use memfold_sys::uffd::{self, Uffd};
 use memfold_sys::{PAGE_SIZE, socket};
 use std::collections::HashMap;
@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const LISTENER: u64 = 0;
+/// Tokens of the listeners; those of address spaces count from 1 and never come near.
+const LISTENERS: [u64; 2] = [0, u64::MAX];
 
 /// What is asked of the program's userfaultfd.
 pub const FEATURES: u64 = uffd::FEATURE_EVENT_FORK
@@ -31,7 +32,7 @@ pub struct Attendant {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
     sentinel: Arc<Sentinel>,
-    listener: OwnedFd,
+    listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
 }
@@ -45,33 +46,45 @@ impl Attendant {
         group: Arc<Group>,
         handlers: Arc<Handlers>,
         sentinel: Arc<Sentinel>,
-        listener: OwnedFd,
+        listeners: [OwnedFd; 2],
     ) -> io::Result<Attendant> {
         let epoll = Epoll::new()?;
-        epoll.add(listener.as_fd(), LISTENER)?;
-        Ok(Attendant { group, handlers, sentinel, listener, epoll, sockets: HashMap::new() })
+        for (listener, token) in listeners.iter().zip(LISTENERS) {
+            epoll.add(listener.as_fd(), token)?;
+        }
+        Ok(Attendant {
+            group,
+            handlers,
+            sentinel,
+            listeners,
+            epoll,
+            sockets: HashMap::new(),
+        })
     }
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
         let mut ready: Vec<Ready> = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            if self.epoll.wait(&mut ready, Some(Duration::from_millis(500))).is_err() {
+            if self
+                .epoll
+                .wait(&mut ready, Some(Duration::from_millis(500)))
+                .is_err()
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             for event in &ready {
-                if event.token == LISTENER {
-                    self.let_in();
-                } else {
-                    self.see_off(event.token);
+                match LISTENERS.iter().position(|token| *token == event.token) {
+                    Some(listener) => self.let_in(listener),
+                    None => self.see_off(event.token),
                 }
             }
         }
     }
 
-    fn let_in(&mut self) {
+    fn let_in(&mut self, listener: usize) {
         loop {
-            match socket::accept(self.listener.as_fd()) {
+            match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
                     if let Err(error) = self.attach(connection) {
                         eprintln!("memfold: a program runs unmanaged: {error}");
@@ -88,11 +101,16 @@ impl Attendant {
 
     fn attach(&mut self, connection: OwnedFd) -> io::Result<()> {
         let peer = socket::peer(connection.as_fd())?;
+        if !process::descends_from(peer.pid, std::process::id() as i32) {
+            return Err(invalid("it was not started by this memfold"));
+        }
         socket::set_timeout(connection.as_fd(), 2)?;
         let (hello, mut descriptors) = socket::receive_hello(connection.as_fd())?;
         if hello.refused != 0 {
             let error = io::Error::from_raw_os_error(hello.refused as i32);
-            return Err(io::Error::other(format!("it may not use userfaultfd ({error})")));
+            return Err(io::Error::other(format!(
+                "it may not use userfaultfd ({error})"
+            )));
         }
         let (Some(trash), Some(own), 0) = (descriptors.pop(), descriptors.pop(), descriptors.len())
         else {
@@ -116,9 +134,13 @@ impl Attendant {
             }
         };
         let stage_bytes = arena.stage.pages() * PAGE_SIZE as u64;
-        space.uffd().register(arena.stage.start.address(), stage_bytes)?;
+        space
+            .uffd()
+            .register(arena.stage.start.address(), stage_bytes)?;
         let resident = inspector.resident_pages().unwrap_or(0);
-        let file = lock(&space.mover).take_file().ok_or_else(|| invalid("it has a helper"))?;
+        let file = lock(&space.mover)
+            .take_file()
+            .ok_or_else(|| invalid("it has a helper"))?;
         if !space.attach(Attached { inspector, arena }) {
             return Err(invalid("it has a helper"));
         }
@@ -130,8 +152,11 @@ impl Attendant {
             self.handlers.listen(&space)?;
             self.group.add_space(space.clone());
         }
-        let welcome =
-            Welcome { magic: MAGIC, address_space: space.id, replaces_uffd: u64::from(is_child) };
+        let welcome = Welcome {
+            magic: MAGIC,
+            address_space: space.id,
+            replaces_uffd: u64::from(is_child),
+        };
         let uffd = space.uffd_descriptor().as_fd();
         let both = [file.as_fd(), uffd];
         let sent = if is_child { &both[..] } else { &both[..1] };
@@ -163,7 +188,11 @@ fn arena_of(hello: &Hello) -> io::Result<Arena> {
     if stage.intersection(whole) != stage || stage.is_empty() {
         return Err(invalid("its stage is not in its arena"));
     }
-    Ok(Arena { whole, stage, beacon: VirtualPage::containing(hello.beacon) })
+    Ok(Arena {
+        whole,
+        stage,
+        beacon: VirtualPage::containing(hello.beacon),
+    })
 }
 
 /// Dropped pages pass through the trash, which asks for no events.

@@ -8,8 +8,8 @@ use crate::address_space::{AddressSpace, Exclusive};
 use crate::group::lock;
 use crate::mover::Mover;
 use crate::page::{PageRange, VirtualPage};
-use crate::stage::StageIndex;
 use crate::regions::Regions;
+use crate::stage::StageIndex;
 use crate::state::PageState;
 use crate::table::PageTable;
 use memfold_swap::{Page, Scratch, Slot};
@@ -68,7 +68,10 @@ impl AddressSpace {
 
     /// `mremap` moved a range: its pages have other addresses now.
     pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage) {
-        let target = PageRange { start: to, end: to.plus(from.pages()) };
+        let target = PageRange {
+            start: to,
+            end: to.plus(from.pages()),
+        };
         self.forget(gate, target, PageState::Hole);
         let mut moved = Vec::new();
         self.table.visit(from, |page, entry| {
@@ -86,7 +89,10 @@ impl AddressSpace {
                     PageState::Staged(place)
                 }
                 // Planned, and stale since this event: it stays in the program.
-                PageState::Moving(_) => PageState::Resident { young: false, shared: false },
+                PageState::Moving(_) => PageState::Resident {
+                    young: false,
+                    shared: false,
+                },
                 // The claim is void; the fault releases its own count of the slot.
                 PageState::Filling(slot) => {
                     self.must_duplicate(slot);
@@ -107,8 +113,12 @@ impl AddressSpace {
     /// For a forked child before its program runs on: forgets what another thread had unmapped
     /// before the fork though its event was read later.
     pub fn keep_only_mapped(&self) {
-        let Some(attached) = self.attached() else { return };
-        let (Ok(gate), Ok(areas)) = (self.exclusive(), attached.inspector.areas()) else { return };
+        let Some(attached) = self.attached() else {
+            return;
+        };
+        let (Ok(gate), Ok(areas)) = (self.exclusive(), attached.inspector.areas()) else {
+            return;
+        };
         let mut mapped = Regions::default();
         for area in areas {
             mapped.add(PageRange::of_addresses(area.start, area.end));
@@ -123,7 +133,10 @@ impl AddressSpace {
     }
 
     fn must_duplicate(&self, slot: Slot) {
-        self.group().swap.duplicate(slot).expect("a live slot can have another owner");
+        self.group()
+            .swap
+            .duplicate(slot)
+            .expect("a live slot can have another owner");
     }
 
     /// `fork`: the child sees every page as it was at that moment. No page was copied in or moved
@@ -139,12 +152,18 @@ impl AddressSpace {
         let beacon = self.attached().map(|attached| attached.arena.beacon);
         let child =
             AddressSpace::new(group.clone(), group.next_id(), uffd, mover).with_beacon(beacon);
-        let shared = PageState::Resident { young: false, shared: true };
+        let shared = PageState::Resident {
+            young: false,
+            shared: true,
+        };
         self.table.visit(PageTable::everything(), |page, entry| {
             let inherited = match entry.load() {
                 PageState::Hole => return true,
                 PageState::Resident { young, .. } => {
-                    entry.set(PageState::Resident { young, shared: true });
+                    entry.set(PageState::Resident {
+                        young,
+                        shared: true,
+                    });
                     shared
                 }
                 // Still in the parent's memory, as the batch is stale.
@@ -192,9 +211,13 @@ impl AddressSpace {
         let mut scratch = Scratch::new();
         let mut buffer = vec![[0u8; PAGE_SIZE]; 64];
         for chunk in staged.chunks(64) {
-            let places: Vec<u64> =
-                chunk.iter().map(|(_, place)| self.staged_address(*place)).collect();
-            let read = attached.inspector.read_pages(&places, buffer.as_flattened_mut());
+            let places: Vec<u64> = chunk
+                .iter()
+                .map(|(_, place)| self.staged_address(*place))
+                .collect();
+            let read = attached
+                .inspector
+                .read_pages(&places, buffer.as_flattened_mut());
             assert!(
                 matches!(read, Ok(pages) if pages == chunk.len()),
                 "the stage of a forking program can be read: {read:?}"
@@ -225,7 +248,9 @@ impl AddressSpace {
 
     /// Ranges that `madvise` keeps out of children, or wipes there, were not inherited.
     fn leave_out_of_child(&self, _gate: &Exclusive<'_>, child: &AddressSpace) {
-        let Some(attached) = self.attached() else { return };
+        let Some(attached) = self.attached() else {
+            return;
+        };
         for (start, end) in attached.inspector.not_inherited().unwrap_or_default() {
             let range = PageRange::of_addresses(start, end);
             let mut slots = Vec::new();

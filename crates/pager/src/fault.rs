@@ -58,7 +58,10 @@ pub struct Server {
 
 impl Default for Server {
     fn default() -> Self {
-        Server { buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize], scratch: Scratch::new() }
+        Server {
+            buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
+            scratch: Scratch::new(),
+        }
     }
 }
 
@@ -83,7 +86,9 @@ impl Server {
             return self.answer_beacon(space, fault.page);
         }
         for _ in 0..4 {
-            let Ok(gate) = space.shared() else { return Served::Done };
+            let Ok(gate) = space.shared() else {
+                return Served::Done;
+            };
             let entry = space.table.entry(fault.page);
             let state = entry.load();
             match state {
@@ -135,13 +140,18 @@ impl Server {
 
     /// A forked child learns the number of its address space.
     fn answer_beacon(&mut self, space: &AddressSpace, page: VirtualPage) -> Served {
-        let Ok(_gate) = space.shared() else { return Served::Done };
+        let Ok(_gate) = space.shared() else {
+            return Served::Done;
+        };
         let buffer = &mut self.buffer[0];
         buffer.fill(0);
         buffer[..8].copy_from_slice(&space.id.to_le_bytes());
         match copy(space, page, buffer, 1) {
             Ok(()) => Served::Done,
-            Err(Partial { errno: Errno::EEXIST, .. }) => {
+            Err(Partial {
+                errno: Errno::EEXIST,
+                ..
+            }) => {
                 wake(space, page, 1);
                 Served::Done
             }
@@ -165,7 +175,9 @@ impl Server {
             return Served::Done;
         };
         let buffer = &mut self.buffer[0];
-        let read = attached.inspector.read_pages(&[space.staged_address(place)], buffer);
+        let read = attached
+            .inspector
+            .read_pages(&[space.staged_address(place)], buffer);
         if !matches!(read, Ok(1)) {
             // Only a dying program's memory cannot be read.
             entry.replace(returning, staged);
@@ -176,12 +188,19 @@ impl Server {
         match copy(space, page, buffer, 1) {
             Ok(()) => {
                 space.add_resident_pages(1);
-                space.group().counters.faults_cache.fetch_add(1, Ordering::Relaxed);
+                space
+                    .group()
+                    .counters
+                    .faults_cache
+                    .fetch_add(1, Ordering::Relaxed);
                 entry.replace(returning, PageState::FRESH);
                 lock(&space.stage).retire(place);
                 Served::Done
             }
-            Err(Partial { errno: Errno::EEXIST, .. }) => {
+            Err(Partial {
+                errno: Errno::EEXIST,
+                ..
+            }) => {
                 entry.replace(returning, PageState::FRESH);
                 lock(&space.stage).retire(place);
                 wake(space, page, 1);
@@ -195,12 +214,7 @@ impl Server {
     }
 
     /// Loads claimed pages and copies them in. The claims own one count of each slot.
-    fn swap_in(
-        &mut self,
-        space: &AddressSpace,
-        first: VirtualPage,
-        claimed: &[Slot],
-    ) -> Served {
+    fn swap_in(&mut self, space: &AddressSpace, first: VirtualPage, claimed: &[Slot]) -> Served {
         let group = space.group();
         let mut loaded = 0;
         for (slot, page) in claimed.iter().zip(&mut self.buffer) {
@@ -214,12 +228,21 @@ impl Server {
             loaded += 1;
         }
         // Without the gate the address space is gone, and the claims go with its table.
-        let Ok(gate) = space.shared() else { return Served::Done };
+        let Ok(gate) = space.shared() else {
+            return Served::Done;
+        };
         let mut copied = 0;
         let mut failure = None;
         let mut spare = Vec::new();
         while copied < loaded && failure.is_none() {
-            failure = copy_claimed(space, first, &claimed[..loaded], &self.buffer, &mut copied, &mut spare);
+            failure = copy_claimed(
+                space,
+                first,
+                &claimed[..loaded],
+                &self.buffer,
+                &mut copied,
+                &mut spare,
+            );
         }
         // What was not brought in goes back to where it was.
         for (step, slot) in claimed.iter().enumerate().skip(copied) {
@@ -234,7 +257,11 @@ impl Server {
             wake(space, first.plus(copied as u64), behind as u64);
         }
         group.swap.release_bulk(&spare);
-        if copied == 0 { failure.map_or(Served::Done, |errno| after_failure(space, first, errno)) } else { Served::Done }
+        if copied == 0 {
+            failure.map_or(Served::Done, |errno| after_failure(space, first, errno))
+        } else {
+            Served::Done
+        }
     }
 }
 
@@ -249,9 +276,8 @@ fn copy_claimed(
     spare: &mut Vec<Slot>,
 ) -> Option<Errno> {
     let page_at = |step: usize| first.plus(step as u64);
-    let ours = |step: usize| {
-        space.table.entry(page_at(step)).load() == PageState::Filling(claimed[step])
-    };
+    let ours =
+        |step: usize| space.table.entry(page_at(step)).load() == PageState::Filling(claimed[step]);
     let start = *copied;
     if !ours(start) {
         // An event took the page away; its count is left to us.
@@ -260,7 +286,9 @@ fn copy_claimed(
         wake(space, page_at(start), 1);
         return None;
     }
-    let run = (start..claimed.len()).take_while(|step| ours(*step)).count();
+    let run = (start..claimed.len())
+        .take_while(|step| ours(*step))
+        .count();
     let source = &buffer.as_flattened()[start * PAGE_SIZE..];
     let result = copy(space, page_at(start), source, run as u64);
     let (mut done, errno) = match result {
@@ -315,7 +343,10 @@ fn claim(space: &AddressSpace, page: VirtualPage) -> Vec<Slot> {
     let range = if advised > 1 {
         space.clip(page, advised)
     } else {
-        PageRange { start: page, end: page.plus(1) }
+        PageRange {
+            start: page,
+            end: page.plus(1),
+        }
     };
     let mut claimed = Vec::with_capacity(range.pages() as usize);
     space.table.visit(range, |_, entry| match entry.load() {
@@ -343,7 +374,15 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     } else {
         space.uffd().zero(fault.page.address(), bytes(1))
     };
-    if pages > 1 && matches!(result, Err(Partial { done: 0, errno: Errno::ENOENT })) {
+    if pages > 1
+        && matches!(
+            result,
+            Err(Partial {
+                done: 0,
+                errno: Errno::ENOENT
+            })
+        )
+    {
         // The window crosses into another mapping: the first page alone may still do.
         result = copy(space, fault.page, &ZEROS, 1).and(Err(Partial {
             done: bytes(1),
@@ -357,14 +396,21 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     if owned {
         space.add_resident_pages(done as i64);
     }
-    space.group().counters.faults_zero_fill.fetch_add(1, Ordering::Relaxed);
+    space
+        .group()
+        .counters
+        .faults_zero_fill
+        .fetch_add(1, Ordering::Relaxed);
     let errno = result.err().map(|partial| partial.errno);
     let present = errno == Some(Errno::EEXIST);
     for (step, before) in (0..).zip(&claimed) {
         // A page that is there already was never known, or the message was read late.
         let there = step < done || (present && step == done);
         let entry = space.table.entry(fault.page.plus(step));
-        entry.replace(PageState::Clearing, if there { PageState::FRESH } else { *before });
+        entry.replace(
+            PageState::Clearing,
+            if there { PageState::FRESH } else { *before },
+        );
     }
     if done < pages {
         // Whoever faulted on the rest of the window meanwhile was told to wait for it.
@@ -411,12 +457,7 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
 }
 
 /// Copies pages in and wakes who waits for them.
-fn copy(
-    space: &AddressSpace,
-    page: VirtualPage,
-    source: &[u8],
-    pages: u64,
-) -> Result<(), Partial> {
+fn copy(space: &AddressSpace, page: VirtualPage, source: &[u8], pages: u64) -> Result<(), Partial> {
     space.uffd().copy_in(page.address(), source, bytes(pages))
 }
 
@@ -440,7 +481,11 @@ fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Serve
         }
         _ => {
             // No memory, say: the thread tries again, but not at once.
-            space.group().counters.errors.fetch_add(1, Ordering::Relaxed);
+            space
+                .group()
+                .counters
+                .errors
+                .fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(200));
             wake(space, page, 1);
             Served::Done
@@ -450,7 +495,10 @@ fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Serve
 
 fn room_pages(space: &AddressSpace) -> u64 {
     let group = space.group();
-    group.resident_limit_bytes().saturating_sub(group.resident_bytes()) / PAGE_SIZE as u64
+    group
+        .resident_limit_bytes()
+        .saturating_sub(group.resident_bytes())
+        / PAGE_SIZE as u64
 }
 
 fn full(space: &AddressSpace) -> bool {
@@ -462,7 +510,11 @@ fn full(space: &AddressSpace) -> bool {
 }
 
 fn defer(space: &Arc<AddressSpace>, fault: Fault) {
-    space.group().defer(DeferredFault { space: space.clone(), page: fault.page, write: fault.write });
+    space.group().defer(DeferredFault {
+        space: space.clone(),
+        page: fault.page,
+        write: fault.write,
+    });
 }
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.

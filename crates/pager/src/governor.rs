@@ -8,8 +8,8 @@ use crate::handler::Handlers;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::state::PageState;
-use memfold_sys::PAGE_SIZE;
 use memfold_sys::Errno;
+use memfold_sys::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,7 +38,12 @@ pub struct Governor {
 
 impl Governor {
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
-        Governor { group, handlers, server: Server::default(), sharing_counted: Instant::now() }
+        Governor {
+            group,
+            handlers,
+            server: Server::default(),
+            sharing_counted: Instant::now(),
+        }
     }
 
     /// Runs until the group stops.
@@ -98,7 +103,11 @@ impl Governor {
     }
 
     fn count_sharing(&mut self, spaces: &[Arc<AddressSpace>]) {
-        let forked = || spaces.iter().filter(|space| space.forked.load(Ordering::Relaxed));
+        let forked = || {
+            spaces
+                .iter()
+                .filter(|space| space.forked.load(Ordering::Relaxed))
+        };
         if self.sharing_counted.elapsed() < SHARING_INTERVAL {
             return;
         }
@@ -106,10 +115,13 @@ impl Governor {
         let mut shared = 0;
         if forked().count() > 1 {
             for space in forked() {
-                let Some(attached) = space.attached() else { continue };
-                let (Ok(bytes), pages) =
-                    (attached.inspector.proportional_bytes(), space.resident_pages() as u64)
-                else {
+                let Some(attached) = space.attached() else {
+                    continue;
+                };
+                let (Ok(bytes), pages) = (
+                    attached.inspector.proportional_bytes(),
+                    space.resident_pages() as u64,
+                ) else {
                     continue;
                 };
                 shared += pages.saturating_sub(bytes / PAGE_SIZE as u64);
@@ -120,10 +132,16 @@ impl Governor {
 
     /// Registers the mappings of a program that are not yet, whole, and notes what is resident.
     fn take_over(&mut self, space: &Arc<AddressSpace>) {
-        let Some(attached) = space.attached() else { return };
+        let Some(attached) = space.attached() else {
+            return;
+        };
         space.look_again.store(false, Ordering::Relaxed);
-        space.resident_at_look.store(space.resident_pages(), Ordering::Relaxed);
-        let Ok(areas) = attached.inspector.areas() else { return };
+        space
+            .resident_at_look
+            .store(space.resident_pages(), Ordering::Relaxed);
+        let Ok(areas) = attached.inspector.areas() else {
+            return;
+        };
         let candidates: Vec<PageRange> = {
             let regions = lock(&space.regions);
             areas
@@ -177,7 +195,9 @@ impl Governor {
         }
         let uffd = space.uffd();
         if lock(&space.regions).ranges().is_empty()
-            && uffd.register(attached.arena.beacon.address(), bytes(1)).is_err()
+            && uffd
+                .register(attached.arena.beacon.address(), bytes(1))
+                .is_err()
         {
             return false;
         }
@@ -185,7 +205,10 @@ impl Governor {
         for range in candidates {
             for part in lock(&space.regions).uncovered(*range) {
                 // The mapping may be gone or be another by now: then it is looked at again later.
-                if uffd.register(part.start.address(), bytes(part.pages())).is_ok() {
+                if uffd
+                    .register(part.start.address(), bytes(part.pages()))
+                    .is_ok()
+                {
                     registered.push(part);
                 }
             }
@@ -209,21 +232,28 @@ impl Governor {
 /// Notes which pages of a range are there already.
 fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> io::Result<()> {
     let (start, end) = (part.start.address(), part.end.address());
-    attached.inspector.for_each_present(start, end, |start, end| {
-        let present = PageRange::of_addresses(start, end);
-        for page in present.start.0..present.end.0 {
-            let entry = space.table.entry(VirtualPage(page));
-            if entry.load() == PageState::Hole {
-                entry.set(PageState::Resident { young: false, shared: false });
+    attached
+        .inspector
+        .for_each_present(start, end, |start, end| {
+            let present = PageRange::of_addresses(start, end);
+            for page in present.start.0..present.end.0 {
+                let entry = space.table.entry(VirtualPage(page));
+                if entry.load() == PageState::Hole {
+                    entry.set(PageState::Resident {
+                        young: false,
+                        shared: false,
+                    });
+                }
             }
-        }
-    })
+        })
 }
 
 fn worth_a_look(space: &AddressSpace) -> bool {
     let resident = space.resident_pages();
     // Growth counts from the least there was since the last look, as reclaim shrinks it.
-    space.resident_at_look.fetch_min(resident, Ordering::Relaxed);
+    space
+        .resident_at_look
+        .fetch_min(resident, Ordering::Relaxed);
     let grown = resident - space.resident_at_look.load(Ordering::Relaxed);
     space.attached().is_some()
         && !space.is_dead()

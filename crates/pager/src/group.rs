@@ -105,17 +105,28 @@ impl Group {
     }
 
     fn read_spaces<R>(&self, read: impl FnOnce(&HashMap<u64, Arc<AddressSpace>>) -> R) -> R {
-        read(&self.spaces.read().unwrap_or_else(|poison| poison.into_inner()))
+        read(
+            &self
+                .spaces
+                .read()
+                .unwrap_or_else(|poison| poison.into_inner()),
+        )
     }
 
     pub fn add_space(&self, space: Arc<AddressSpace>) {
         self.counters.processes.fetch_add(1, Ordering::Relaxed);
-        let mut spaces = self.spaces.write().unwrap_or_else(|poison| poison.into_inner());
+        let mut spaces = self
+            .spaces
+            .write()
+            .unwrap_or_else(|poison| poison.into_inner());
         spaces.insert(space.id, space);
     }
 
     pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
-        self.spaces.write().unwrap_or_else(|poison| poison.into_inner()).remove(&id)
+        self.spaces
+            .write()
+            .unwrap_or_else(|poison| poison.into_inner())
+            .remove(&id)
     }
 
     /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
@@ -135,10 +146,6 @@ impl Group {
 
     pub fn add_shared_pages(&self, pages: u64) {
         self.shared_pages.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    pub fn shared_pages(&self) -> u64 {
-        self.shared_pages.load(Ordering::Relaxed)
     }
 
     pub fn metadata_bytes(&self) -> u64 {
@@ -185,7 +192,9 @@ impl Group {
 
     /// Lets a fault wait until the reclaimer has made room.
     pub fn defer(&self, fault: DeferredFault) {
-        self.counters.faults_deferred.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .faults_deferred
+            .fetch_add(1, Ordering::Relaxed);
         lock(&self.deferred).push(fault);
         self.call_reclaimer();
     }
@@ -204,7 +213,9 @@ impl Group {
         let pool = self.swap.usage().pool_bytes;
         let total = resident + pool + self.metadata_bytes();
         let counters = &self.counters;
-        counters.peak_resident.fetch_max(resident, Ordering::Relaxed);
+        counters
+            .peak_resident
+            .fetch_max(resident, Ordering::Relaxed);
         counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
         counters.peak_total.fetch_max(total, Ordering::Relaxed);
     }
@@ -212,7 +223,9 @@ impl Group {
     /// Notes that reclaim could not get the group under its limit; warns once.
     pub fn note_over_limit(&self, excess_bytes: u64) {
         let pages = excess_bytes / PAGE_SIZE as u64;
-        self.counters.peak_over_limit_pages.fetch_max(pages, Ordering::Relaxed);
+        self.counters
+            .peak_over_limit_pages
+            .fetch_max(pages, Ordering::Relaxed);
         if !self.warned_over_limit.swap(true, Ordering::Relaxed) {
             eprintln!(
                 "memfold: the limit is exceeded by {} KiB, as nothing more can be moved out; \

@@ -14,8 +14,8 @@ use crate::order::{Change, Order};
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
-use memfold_sys::uffd::{self, Message};
 use memfold_sys::thread;
+use memfold_sys::uffd::{self, Message};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -58,8 +58,16 @@ pub struct Messages {
 impl Handlers {
     pub fn new(group: Arc<Group>, sentinel: Arc<Sentinel>) -> io::Result<Handlers> {
         let cpus = thread::allowed_cpus();
-        let epolls = cpus.iter().map(|_| Epoll::new()).collect::<io::Result<_>>()?;
-        Ok(Handlers { group, cpus, epolls, sentinel })
+        let epolls = cpus
+            .iter()
+            .map(|_| Epoll::new())
+            .collect::<io::Result<_>>()?;
+        Ok(Handlers {
+            group,
+            cpus,
+            epolls,
+            sentinel,
+        })
     }
 
     /// Starts the threads.
@@ -75,9 +83,9 @@ impl Handlers {
 
     /// Listens to an address space, at first where its main thread ran last.
     pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
-        let cpu = space.attached().and_then(|attached| {
-            attached.inspector.last_cpu(attached.inspector.pid() as u32)
-        });
+        let cpu = space
+            .attached()
+            .and_then(|attached| attached.inspector.last_cpu(attached.inspector.pid() as u32));
         let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
         let mut armed = lock(&space.armed);
         if armed.listening.is_empty() {
@@ -107,7 +115,10 @@ impl Handlers {
         let mut server = Server::default();
         let mut ready: Vec<Ready> = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            if self.epolls[number].wait(&mut ready, Some(Duration::from_secs(1))).is_err() {
+            if self.epolls[number]
+                .wait(&mut ready, Some(Duration::from_secs(1)))
+                .is_err()
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
             for event in &ready {
@@ -133,7 +144,12 @@ impl Handlers {
                 return;
             }
             let again = std::mem::take(&mut retries);
-            for (fault, thread) in messages.faults.iter().map(|(f, t)| (*f, Some(*t))).chain(again.into_iter().map(|f| (f, None))) {
+            for (fault, thread) in messages
+                .faults
+                .iter()
+                .map(|(f, t)| (*f, Some(*t)))
+                .chain(again.into_iter().map(|f| (f, None)))
+            {
                 let began = Instant::now();
                 if server.serve(space, fault, Admission::MayDefer) == Served::Retry {
                     retries.push(fault);
@@ -217,9 +233,15 @@ impl Handlers {
             armed.until_sample -= 1;
             return;
         }
-        let Some(attached) = space.attached() else { return };
-        let Some(cpu) = attached.inspector.last_cpu(thread) else { return };
-        let Some(home) = self.number_of(cpu) else { return };
+        let Some(attached) = space.attached() else {
+            return;
+        };
+        let Some(cpu) = attached.inspector.last_cpu(thread) else {
+            return;
+        };
+        let Some(home) = self.number_of(cpu) else {
+            return;
+        };
         let descriptor = space.uffd_descriptor().as_fd();
         let as_expected = home == number;
         armed.distance = if as_expected {
@@ -228,7 +250,10 @@ impl Handlers {
             SAMPLE_NEAREST
         };
         armed.until_sample = armed.distance;
-        if !armed.listening.iter().any(|(listener, _)| *listener == home)
+        if !armed
+            .listening
+            .iter()
+            .any(|(listener, _)| *listener == home)
             && self.epolls[home].add(descriptor, space.id).is_ok()
         {
             armed.listening.push((home, 0));
@@ -268,7 +293,9 @@ fn collect(
         };
         for message in &buffer[..read] {
             let Some(change) = change_of(message, forks) else {
-                messages.faults.push((Fault::of_message(message), message.fault_thread()));
+                messages
+                    .faults
+                    .push((Fault::of_message(message), message.fault_thread()));
                 continue;
             };
             any = true;
@@ -298,7 +325,10 @@ fn change_of(message: &Message, forks: &mut Vec<Option<OwnedFd>>) -> Option<Chan
         uffd::EVENT_REMAP => {
             let (from, to, length) = message.remap();
             let from = PageRange::of_addresses(from, from + length);
-            Some(Change::Remap { from, to: VirtualPage::containing(to) })
+            Some(Change::Remap {
+                from,
+                to: VirtualPage::containing(to),
+            })
         }
         uffd::EVENT_FORK => {
             forks.push(Some(message.take_fork_descriptor()));

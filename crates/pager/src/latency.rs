@@ -48,7 +48,11 @@ impl Histogram {
 
     /// The percentiles so far.
     pub fn summary(&self) -> FaultLatency {
-        let counts: Vec<u64> = self.buckets.iter().map(|b| b.load(Ordering::Relaxed)).collect();
+        let counts: Vec<u64> = self
+            .buckets
+            .iter()
+            .map(|b| b.load(Ordering::Relaxed))
+            .collect();
         let total: u64 = counts.iter().sum();
         let max = self.max.load(Ordering::Relaxed);
         let percentile = |percent: u64| {
@@ -62,7 +66,12 @@ impl Histogram {
             }
             0
         };
-        FaultLatency { p50: percentile(50), p90: percentile(90), p99: percentile(99), max }
+        FaultLatency {
+            p50: percentile(50),
+            p90: percentile(90),
+            p99: percentile(99),
+            max,
+        }
     }
 }
 
@@ -78,10 +87,15 @@ mod tests {
             histogram.record(nanoseconds);
         }
         let summary = histogram.summary();
-        for (found, exact) in
-            [(summary.p50, 50_000.0), (summary.p90, 90_000.0), (summary.p99, 99_000.0)]
-        {
-            assert!((found as f64 / exact - 1.0).abs() < 0.08, "{found} for {exact}");
+        for (found, exact) in [
+            (summary.p50, 50_000.0),
+            (summary.p90, 90_000.0),
+            (summary.p99, 99_000.0),
+        ] {
+            assert!(
+                (found as f64 / exact - 1.0).abs() < 0.08,
+                "{found} for {exact}"
+            );
         }
         assert_eq!(summary.max, 100_000);
     }

@@ -20,12 +20,18 @@ unsafe impl PageSource for MappedSource {
         let length = pages.checked_mul(PAGE_SIZE).ok_or(refused)?;
         let mapping = Mapping::anonymous(length).map_err(|_| refused)?;
         let start = mapping.start();
-        self.mappings.lock().unwrap_or_else(|poison| poison.into_inner()).push(mapping);
+        self.mappings
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
+            .push(mapping);
         Ok(start)
     }
 
     unsafe fn unreserve(&self, base: NonNull<u8>, _pages: usize) {
-        let mut mappings = self.mappings.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut mappings = self
+            .mappings
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
         mappings.retain(|mapping| mapping.start() != base);
     }
 

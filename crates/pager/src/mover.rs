@@ -50,7 +50,11 @@ pub struct Settled {
 
 impl Mover {
     pub fn new(port: Port, file: OwnedFd) -> Mover {
-        Mover { port, file: Some(file), batch: None }
+        Mover {
+            port,
+            file: Some(file),
+            batch: None,
+        }
     }
 
     /// The descriptor to hand to the program; once.
@@ -71,15 +75,15 @@ impl Mover {
     pub fn posted(&self) -> u32 {
         self.port.posted()
     }
-
-    pub fn quit(&self) {
-        self.port.quit();
-    }
 }
 
 impl AddressSpace {
     fn stage_address(&self, place: StageIndex) -> u64 {
-        let stage = self.attached().expect("only attached spaces stage pages").arena.stage;
+        let stage = self
+            .attached()
+            .expect("only attached spaces stage pages")
+            .arena
+            .stage;
         stage.start.plus(u64::from(place.0)).address()
     }
 
@@ -91,7 +95,10 @@ impl AddressSpace {
     /// Posts one command. The batch before must be settled; `_held` shows that the gate is held,
     /// so that the event count belongs to the states the moves were planned from.
     pub fn post(&self, _held: &Shared<'_>, moves: Vec<Run>, drops: Vec<(StageIndex, u32)>) {
-        assert!(moves.len() <= RUNS_MAX && drops.len() <= RUNS_MAX, "too many runs");
+        assert!(
+            moves.len() <= RUNS_MAX && drops.len() <= RUNS_MAX,
+            "too many runs"
+        );
         let mut mover = lock(&self.mover);
         assert!(mover.batch.is_none(), "the batch before is settled");
         let drop_runs: Vec<DropRun> = drops
@@ -158,9 +165,16 @@ impl AddressSpace {
         let done = result.is_some_and(|result| result.errno == 0);
         for step in 0..run.pages {
             let entry = self.table.entry(run.page.plus(u64::from(step)));
-            if let state @ PageState::Resident { young, shared: true } = entry.load() {
+            if let state @ PageState::Resident {
+                young,
+                shared: true,
+            } = entry.load()
+            {
                 // Where it failed, the hand looks again when it comes round twice.
-                let next = PageState::Resident { young: young || !done, shared: !done };
+                let next = PageState::Resident {
+                    young: young || !done,
+                    shared: !done,
+                };
                 entry.replace(state, next);
             }
         }
@@ -196,10 +210,19 @@ impl AddressSpace {
             let stays = match (step == moved, errno) {
                 // Not there: dropped by the program before its event was seen.
                 (true, Errno::ENOENT) => PageState::Hole,
-                (true, Errno::EBUSY) => PageState::Resident { young: false, shared: true },
+                (true, Errno::EBUSY) => PageState::Resident {
+                    young: false,
+                    shared: true,
+                },
                 // Cannot be moved now: look again when the hand comes round twice.
-                (true, _) => PageState::Resident { young: true, shared: false },
-                (false, _) => PageState::Resident { young: false, shared: false },
+                (true, _) => PageState::Resident {
+                    young: true,
+                    shared: false,
+                },
+                (false, _) => PageState::Resident {
+                    young: false,
+                    shared: false,
+                },
             };
             entry.replace(moving, stays);
         }

@@ -21,7 +21,10 @@ use crate::regions::Regions;
 pub enum Change {
     Unmap(PageRange),
     Remove(PageRange),
-    Remap { from: PageRange, to: VirtualPage },
+    Remap {
+        from: PageRange,
+        to: VirtualPage,
+    },
     /// The number of the fork among those read.
     Fork(usize),
 }
@@ -64,7 +67,10 @@ impl Order {
         }
         let possible = |change: &Change| match *change {
             Change::Remap { from, to } => {
-                let target = PageRange { start: to, end: to.plus(from.pages()) };
+                let target = PageRange {
+                    start: to,
+                    end: to.plus(from.pages()),
+                };
                 regions.uncovered(target) == [target]
             }
             // Whoever unmaps or drops a range that was just moved there knows of it from whoever
@@ -81,11 +87,17 @@ mod tests {
     use super::*;
 
     fn range(start: u64, end: u64) -> PageRange {
-        PageRange { start: VirtualPage(start), end: VirtualPage(end) }
+        PageRange {
+            start: VirtualPage(start),
+            end: VirtualPage(end),
+        }
     }
 
     fn remap(from: u64, to: u64) -> Change {
-        Change::Remap { from: range(from, from + 10), to: VirtualPage(to) }
+        Change::Remap {
+            from: range(from, from + 10),
+            to: VirtualPage(to),
+        }
     }
 
     /// Applies all changes as the pager does, to `(place, contents)` pairs.
@@ -120,7 +132,11 @@ mod tests {
 
     #[test]
     fn the_order_read_is_kept_where_it_is_possible() {
-        let changes = [remap(100, 300), Change::Unmap(range(100, 110)), Change::Unmap(range(300, 310))];
+        let changes = [
+            remap(100, 300),
+            Change::Unmap(range(100, 110)),
+            Change::Unmap(range(300, 310)),
+        ];
         assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(200, 'b')]);
     }
 
@@ -133,13 +149,19 @@ mod tests {
             Change::Unmap(range(100, 110)),
             Change::Unmap(range(200, 210)),
         ];
-        assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(100, 'b'), (300, 'a')]);
+        assert_eq!(
+            apply(vec![(100, 'a'), (200, 'b')], &changes),
+            [(100, 'b'), (300, 'a')]
+        );
     }
 
     #[test]
     fn a_late_unmapping_goes_first() {
-        let changes =
-            [remap(200, 100), Change::Unmap(range(200, 210)), Change::Unmap(range(100, 110))];
+        let changes = [
+            remap(200, 100),
+            Change::Unmap(range(200, 210)),
+            Change::Unmap(range(100, 110)),
+        ];
         assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(100, 'b')]);
     }
 
@@ -170,7 +192,13 @@ mod tests {
             }
             let (mut next_a, mut next_b) = (a.iter(), b.iter());
             let changes: Vec<Change> = (0..4)
-                .filter_map(|bit| if mask >> bit & 1 == 0 { next_a.next() } else { next_b.next() })
+                .filter_map(|bit| {
+                    if mask >> bit & 1 == 0 {
+                        next_a.next()
+                    } else {
+                        next_b.next()
+                    }
+                })
                 .copied()
                 .collect();
             let found = apply(vec![(100, 'a'), (200, 'b')], &changes);

@@ -53,6 +53,9 @@ impl PageRange {
 
     /// The common part.
     pub fn intersection(self, other: PageRange) -> PageRange {
-        PageRange { start: self.start.max(other.start), end: self.end.min(other.end) }
+        PageRange {
+            start: self.start.max(other.start),
+            end: self.end.min(other.end),
+        }
     }
 }

@@ -134,7 +134,10 @@ impl Reclaimer {
     /// Serves faults that waited for room.
     fn serve_deferred(&mut self) {
         for deferred in self.group.take_deferred() {
-            let fault = Fault { page: deferred.page, write: deferred.write };
+            let fault = Fault {
+                page: deferred.page,
+                write: deferred.write,
+            };
             if self.server.serve(&deferred.space, fault, Admission::Now) == Served::Retry {
                 wake(&deferred.space, fault.page, 1);
             }
@@ -147,7 +150,10 @@ impl Reclaimer {
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
         for space in spaces {
-            if space.attached().is_none() || space.is_dead() || space.detached.load(Ordering::Relaxed) {
+            if space.attached().is_none()
+                || space.is_dead()
+                || space.detached.load(Ordering::Relaxed)
+            {
                 continue;
             }
             let weight = space.resident_pages();
@@ -169,7 +175,9 @@ impl Reclaimer {
             progress.add(space.settle());
             if !lock(&space.mover).is_busy() {
                 let staged = lock(&space.stage).live();
-                let wanted = (excess + stage_target(&self.group)).saturating_sub(staged).min(BATCH);
+                let wanted = (excess + stage_target(&self.group))
+                    .saturating_sub(staged)
+                    .min(BATCH);
                 let moves = plan(space, wanted, self.group.seconds());
                 let drops = lock(&space.stage).take_dead(RUNS_MAX);
                 if wanted > 0 && moves.is_empty() {
@@ -181,7 +189,9 @@ impl Reclaimer {
                 }
             }
         }
-        let surplus = lock(&space.stage).live().saturating_sub(stage_target(&self.group));
+        let surplus = lock(&space.stage)
+            .live()
+            .saturating_sub(stage_target(&self.group));
         progress.stored = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
             let mover = lock(&space.mover);
@@ -198,16 +208,24 @@ impl Reclaimer {
 
     /// Stores up to `count` of the pages that have been staged longest.
     fn store_staged(&mut self, space: &AddressSpace, count: usize) -> usize {
-        let Some(attached) = space.attached() else { return 0 };
+        let Some(attached) = space.attached() else {
+            return 0;
+        };
         lock(&space.stage).oldest(count, &mut self.oldest);
         if self.oldest.is_empty() {
             return 0;
         }
-        let places: Vec<u64> =
-            self.oldest.iter().map(|(place, _)| space.staged_address(*place)).collect();
+        let places: Vec<u64> = self
+            .oldest
+            .iter()
+            .map(|(place, _)| space.staged_address(*place))
+            .collect();
         let buffer = &mut self.buffer[..places.len()];
         // A page that came back meanwhile may be gone from the stage: read what can be read.
-        let read = attached.inspector.read_pages(&places, buffer.as_flattened_mut()).unwrap_or(0);
+        let read = attached
+            .inspector
+            .read_pages(&places, buffer.as_flattened_mut())
+            .unwrap_or(0);
         let mut stored: Vec<(StageIndex, VirtualPage, Slot)> = Vec::with_capacity(read);
         for ((place, page), contents) in self.oldest.iter().zip(&self.buffer[..read]) {
             match self.group.swap.store(contents, &mut self.scratch) {
@@ -240,7 +258,10 @@ impl Reclaimer {
         } else {
             unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
         }
-        self.group.counters.pages_out.fetch_add(count as u64, Ordering::Relaxed);
+        self.group
+            .counters
+            .pages_out
+            .fetch_add(count as u64, Ordering::Relaxed);
         self.group.swap.release_bulk(&unwanted);
         count
     }
@@ -255,14 +276,27 @@ fn stage_target(group: &Group) -> usize {
 /// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
 /// The gate is held shared.
 fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
-    let mut planner = Planner { space, wanted, now, looked: 0, runs: Vec::new(), pages: 0 };
+    let mut planner = Planner {
+        space,
+        wanted,
+        now,
+        looked: 0,
+        runs: Vec::new(),
+        pages: 0,
+    };
     if wanted == 0 {
         return planner.runs;
     }
     let ranges = lock(&space.regions).ranges().to_vec();
     let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
-    let behind = ranges.iter().map(|range| PageRange { start: range.start.max(hand), end: range.end });
-    let before = ranges.iter().map(|range| PageRange { start: range.start, end: range.end.min(hand) });
+    let behind = ranges.iter().map(|range| PageRange {
+        start: range.start.max(hand),
+        end: range.end,
+    });
+    let before = ranges.iter().map(|range| PageRange {
+        start: range.start,
+        end: range.end.min(hand),
+    });
     for range in behind.chain(before).filter(|range| !range.is_empty()) {
         if let Some(stopped) = planner.take(range) {
             space.hand.store(stopped.0, Ordering::Relaxed);
@@ -295,12 +329,27 @@ impl Planner<'_> {
             }
             let state = entry.load();
             let more = match state {
-                PageState::Resident { young: true, shared } => {
-                    entry.replace(state, PageState::Resident { young: false, shared });
+                PageState::Resident {
+                    young: true,
+                    shared,
+                } => {
+                    entry.replace(
+                        state,
+                        PageState::Resident {
+                            young: false,
+                            shared,
+                        },
+                    );
                     true
                 }
-                PageState::Resident { young: false, shared: true } => self.add_unshare(page),
-                PageState::Resident { young: false, shared: false } => self.add_move(page, entry),
+                PageState::Resident {
+                    young: false,
+                    shared: true,
+                } => self.add_unshare(page),
+                PageState::Resident {
+                    young: false,
+                    shared: false,
+                } => self.add_move(page, entry),
                 PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => {
                     self.add_move(page, entry)
                 }
@@ -323,7 +372,11 @@ impl Planner<'_> {
         match self.runs.last_mut() {
             Some(run) if run.place.is_none() && behind(run) == page => run.pages += 1,
             _ if full => return false,
-            _ => self.runs.push(Run { page, pages: 1, place: None }),
+            _ => self.runs.push(Run {
+                page,
+                pages: 1,
+                place: None,
+            }),
         }
         self.pages += 1;
         true
@@ -334,10 +387,14 @@ impl Planner<'_> {
         if self.pages == self.wanted {
             return false;
         }
-        let Some((place, _)) = lock(&self.space.stage).reserve(1) else { return false };
+        let Some((place, _)) = lock(&self.space.stage).reserve(1) else {
+            return false;
+        };
         let extends = self.runs.last().is_some_and(|run| {
             behind(run) == page
-                && run.place.is_some_and(|first| first.0 + run.pages == place.0)
+                && run
+                    .place
+                    .is_some_and(|first| first.0 + run.pages == place.0)
         });
         let room = extends || self.runs.len() < RUNS_MAX;
         let state = entry.load();
@@ -349,7 +406,11 @@ impl Planner<'_> {
         self.pages += 1;
         match self.runs.last_mut() {
             Some(run) if extends => run.pages += 1,
-            _ => self.runs.push(Run { page, pages: 1, place: Some(place) }),
+            _ => self.runs.push(Run {
+                page,
+                pages: 1,
+                place: Some(place),
+            }),
         }
         true
     }

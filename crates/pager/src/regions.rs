@@ -15,7 +15,10 @@ impl Regions {
     /// The range that holds `page`.
     pub fn containing(&self, page: VirtualPage) -> Option<PageRange> {
         let index = self.0.partition_point(|range| range.end <= page);
-        self.0.get(index).copied().filter(|range| range.start <= page)
+        self.0
+            .get(index)
+            .copied()
+            .filter(|range| range.start <= page)
     }
 
     /// Adds a range; what overlaps or touches becomes one.
@@ -36,8 +39,14 @@ impl Regions {
     pub fn remove(&mut self, range: PageRange) {
         let mut kept = Vec::with_capacity(self.0.len() + 1);
         for old in &self.0 {
-            let before = PageRange { start: old.start, end: old.end.min(range.start) };
-            let after = PageRange { start: old.start.max(range.end), end: old.end };
+            let before = PageRange {
+                start: old.start,
+                end: old.end.min(range.start),
+            };
+            let after = PageRange {
+                start: old.start.max(range.end),
+                end: old.end,
+            };
             kept.extend([before, after].into_iter().filter(|part| !part.is_empty()));
         }
         if range.is_empty() {
@@ -54,13 +63,19 @@ impl Regions {
             if old.start >= range.end {
                 break;
             }
-            let gap = PageRange { start, end: old.start };
+            let gap = PageRange {
+                start,
+                end: old.start,
+            };
             if !gap.is_empty() {
                 parts.push(gap);
             }
             start = start.max(old.end);
         }
-        let rest = PageRange { start, end: range.end };
+        let rest = PageRange {
+            start,
+            end: range.end,
+        };
         if !rest.is_empty() {
             parts.push(rest);
         }
@@ -73,7 +88,10 @@ mod tests {
     use super::*;
 
     fn range(start: u64, end: u64) -> PageRange {
-        PageRange { start: VirtualPage(start), end: VirtualPage(end) }
+        PageRange {
+            start: VirtualPage(start),
+            end: VirtualPage(end),
+        }
     }
 
     /// Random adds and removes against a plain set of pages.
@@ -83,7 +101,9 @@ mod tests {
         let mut pages = std::collections::BTreeSet::new();
         let mut seed = 12345u64;
         let mut next = |below: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (seed >> 33) % below
         };
         for _ in 0..3000 {
@@ -96,15 +116,27 @@ mod tests {
                 regions.remove(change);
                 pages.retain(|page| !(change.start.0..change.end.0).contains(page));
             }
-            let listed: Vec<u64> =
-                regions.ranges().iter().flat_map(|r| r.start.0..r.end.0).collect();
+            let listed: Vec<u64> = regions
+                .ranges()
+                .iter()
+                .flat_map(|r| r.start.0..r.end.0)
+                .collect();
             assert_eq!(listed, pages.iter().copied().collect::<Vec<_>>());
-            assert!(regions.ranges().windows(2).all(|two| two[0].end < two[1].start));
+            assert!(
+                regions
+                    .ranges()
+                    .windows(2)
+                    .all(|two| two[0].end < two[1].start)
+            );
             let probe = range(next(60), 70);
-            let uncovered: Vec<u64> =
-                regions.uncovered(probe).iter().flat_map(|r| r.start.0..r.end.0).collect();
-            let expected: Vec<u64> =
-                (probe.start.0..70).filter(|page| !pages.contains(page)).collect();
+            let uncovered: Vec<u64> = regions
+                .uncovered(probe)
+                .iter()
+                .flat_map(|r| r.start.0..r.end.0)
+                .collect();
+            let expected: Vec<u64> = (probe.start.0..70)
+                .filter(|page| !pages.contains(page))
+                .collect();
             assert_eq!(uncovered, expected);
             let page = next(70);
             assert_eq!(

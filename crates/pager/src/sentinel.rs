@@ -1,8 +1,8 @@
 //! Threads that do nothing but live: when the supervisor dies, the kernel tells every program's
 //! helper through the futexes these threads own, whatever the supervisor died of.
 
-use crate::mover::Mover;
 use crate::group::lock;
+use crate::mover::Mover;
 use memfold_sys::port::{Port, ROBUST_OFFSET};
 use memfold_sys::thread::RobustList;
 use std::io;
@@ -33,17 +33,21 @@ impl Sentinel {
 
     fn start_thread() -> io::Result<Arc<RobustList>> {
         let (sender, receiver) = mpsc::channel();
-        std::thread::Builder::new().name("sentinel".into()).spawn(move || {
-            let list = RobustList::for_current_thread(ROBUST_OFFSET).map(Arc::new);
-            // Kept alive here too: the kernel walks the list when this thread dies.
-            let kept = list.as_ref().ok().cloned();
-            let alive = kept.is_some();
-            // The receiver waits for exactly this message.
-            let _ = sender.send(list);
-            while alive {
-                std::thread::park();
-            }
-        })?;
-        receiver.recv().map_err(|_| io::Error::other("the sentinel thread ended"))?
+        std::thread::Builder::new()
+            .name("sentinel".into())
+            .spawn(move || {
+                let list = RobustList::for_current_thread(ROBUST_OFFSET).map(Arc::new);
+                // Kept alive here too: the kernel walks the list when this thread dies.
+                let kept = list.as_ref().ok().cloned();
+                let alive = kept.is_some();
+                // The receiver waits for exactly this message.
+                let _ = sender.send(list);
+                while alive {
+                    std::thread::park();
+                }
+            })?;
+        receiver
+            .recv()
+            .map_err(|_| io::Error::other("the sentinel thread ended"))?
     }
 }

@@ -56,7 +56,10 @@ const PAYLOAD: u32 = 8;
 
 impl PageState {
     /// Resident, just brought in.
-    pub const FRESH: PageState = PageState::Resident { young: true, shared: false };
+    pub const FRESH: PageState = PageState::Resident {
+        young: true,
+        shared: false,
+    };
 
     fn pack(self) -> u64 {
         let with = |tag: u64, payload: u32| tag | u64::from(payload) << PAYLOAD;
@@ -79,7 +82,10 @@ impl PageState {
         let payload = (word >> PAYLOAD) as u32;
         match word & TAG_MASK {
             0 => PageState::Hole,
-            1 => PageState::Resident { young: word & YOUNG != 0, shared: word & SHARED != 0 },
+            1 => PageState::Resident {
+                young: word & YOUNG != 0,
+                shared: word & SHARED != 0,
+            },
             2 => PageState::Removed(payload),
             3 => PageState::Moving(StageIndex(payload)),
             4 => PageState::Staged(StageIndex(payload)),
@@ -136,9 +142,18 @@ mod tests {
         let index = StageIndex(8191);
         for state in [
             PageState::Hole,
-            PageState::Resident { young: false, shared: false },
-            PageState::Resident { young: true, shared: false },
-            PageState::Resident { young: false, shared: true },
+            PageState::Resident {
+                young: false,
+                shared: false,
+            },
+            PageState::Resident {
+                young: true,
+                shared: false,
+            },
+            PageState::Resident {
+                young: false,
+                shared: true,
+            },
             PageState::Removed(77),
             PageState::Moving(index),
             PageState::Staged(index),

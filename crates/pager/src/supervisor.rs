@@ -13,6 +13,7 @@ use memfold_swap::{NewError, SwapConfig, SwapSpace};
 use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
 use memfold_sys::socket;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -81,21 +82,27 @@ impl Supervisor {
             let path = path.to_owned();
             move |source| StartError::Directory { path, source }
         };
-        let listener = socket::listen(&control).map_err(failed(&control))?;
+        let listeners = [
+            socket::listen(&control).map_err(failed(&control))?,
+            socket::listen_abstract(&control).map_err(failed(&control))?,
+        ];
         let image = patched(options.agent_image, &control)?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
-        supervisor.start_threads(listener)?;
+        // A program that changed its user and starts another must find the library.
+        let readable = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(&supervisor.preload, readable)
+            .map_err(failed(&supervisor.preload))?;
+        supervisor.start_threads(listeners)?;
         Ok(supervisor)
     }
 
-    fn start_threads(&self, listener: std::os::fd::OwnedFd) -> io::Result<()> {
+    fn start_threads(&self, listeners: [OwnedFd; 2]) -> io::Result<()> {
         let group = &self.group;
         group.refresh_limit();
         let sentinel = Arc::new(Sentinel::default());
         let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone())?);
         handlers.start()?;
-        let mut attendant =
-            Attendant::new(group.clone(), handlers.clone(), sentinel, listener)?;
+        let mut attendant = Attendant::new(group.clone(), handlers.clone(), sentinel, listeners)?;
         let mut governor = Governor::new(group.clone(), handlers);
         let mut reclaimer = Reclaimer::new(group.clone());
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
@@ -123,7 +130,10 @@ impl Supervisor {
     /// Process numbers of the programs that are managed now.
     pub fn managed_processes(&self) -> Vec<i32> {
         let spaces = self.group.spaces();
-        spaces.iter().filter_map(|space| Some(space.attached()?.inspector.pid())).collect()
+        spaces
+            .iter()
+            .filter_map(|space| Some(space.attached()?.inspector.pid()))
+            .collect()
     }
 
     /// Stops. Programs that are still managed are killed, as part of their memory is here.
@@ -136,7 +146,10 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
         for space in self.group.spaces() {
-            if let Some(attached) = space.attached().filter(|_| !space.detached.load(Ordering::Relaxed)) {
+            if let Some(attached) = space
+                .attached()
+                .filter(|_| !space.detached.load(Ordering::Relaxed))
+            {
                 // Fails only if it is gone already.
                 let _ = attached.inspector.kill(9);
             }
@@ -149,10 +162,15 @@ impl Drop for Supervisor {
 fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
     let parent = options.runtime_dir.clone().unwrap_or_else(|| {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        runtime.filter(|path| path.is_absolute() && path.is_dir()).unwrap_or_else(std::env::temp_dir)
+        runtime
+            .filter(|path| path.is_absolute() && path.is_dir())
+            .unwrap_or_else(std::env::temp_dir)
     });
     let directory = parent.join(format!("memfold-{}", std::process::id()));
-    let failed = |source| StartError::Directory { path: directory.clone(), source };
+    let failed = |source| StartError::Directory {
+        path: directory.clone(),
+        source,
+    };
     // Left over from a killed run whose process number came round again.
     if let Ok(metadata) = std::fs::symlink_metadata(&directory) {
         if !metadata.is_dir() {
@@ -160,7 +178,10 @@ fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
         }
         std::fs::remove_dir_all(&directory).map_err(failed)?;
     }
-    std::fs::DirBuilder::new().mode(0o711).create(&directory).map_err(failed)?;
+    std::fs::DirBuilder::new()
+        .mode(0o711)
+        .create(&directory)
+        .map_err(failed)?;
     // A program that gave up its privileges must still find the library.
     std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).map_err(failed)?;
     Ok(directory)
@@ -173,12 +194,17 @@ fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
         return Err(StartError::PathTooLong(control.to_owned()));
     }
     let mark = SOCKET_PATH_MARK.as_slice();
-    let mut places = image.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
+    let mut places = image
+        .windows(mark.len())
+        .enumerate()
+        .filter(|(_, window)| *window == mark);
     let (Some((place, _)), None) = (places.next(), places.next()) else {
         return Err(StartError::Image);
     };
     let mut image = image.to_vec();
-    let room = image.get_mut(place..place + SOCKET_PATH_MAX).ok_or(StartError::Image)?;
+    let room = image
+        .get_mut(place..place + SOCKET_PATH_MAX)
+        .ok_or(StartError::Image)?;
     room.fill(0);
     room[..path.len()].copy_from_slice(path);
     Ok(image)
@@ -196,8 +222,14 @@ mod tests {
         let patched = patched(&image, Path::new("/run/x")).unwrap();
         assert_eq!(&patched[50..57], b"/run/x\0");
         assert_eq!(patched.len(), image.len());
-        assert!(matches!(super::patched(&patched, Path::new("/y")), Err(StartError::Image)));
+        assert!(matches!(
+            super::patched(&patched, Path::new("/y")),
+            Err(StartError::Image)
+        ));
         let long = PathBuf::from("/".repeat(200));
-        assert!(matches!(super::patched(&image, &long), Err(StartError::PathTooLong(_))));
+        assert!(matches!(
+            super::patched(&image, &long),
+            Err(StartError::PathTooLong(_))
+        ));
     }
 }

@@ -39,12 +39,6 @@ fn index(page: VirtualPage, level: u32) -> usize {
 }
 
 impl PageTable {
-    /// The entry of a page, if any of its neighbourhood has had one.
-    pub fn get(&self, page: VirtualPage) -> Option<&Entry> {
-        let leaf = self.leaf(page)?;
-        Some(&leaf.0[index(page, 0)])
-    }
-
     /// The entry of a page, made if need be.
     pub fn entry(&self, page: VirtualPage) -> &Entry {
         let upper = self.child(&self.root.0[index(page, 3)]);
@@ -55,7 +49,8 @@ impl PageTable {
 
     fn child<'a, T: Default>(&self, place: &'a OnceLock<Box<T>>) -> &'a T {
         place.get_or_init(|| {
-            self.bytes.fetch_add(size_of::<T>() as u64, Ordering::Relaxed);
+            self.bytes
+                .fetch_add(size_of::<T>() as u64, Ordering::Relaxed);
             Box::default()
         })
     }
@@ -97,7 +92,10 @@ impl PageTable {
 
     /// Every page there can be.
     pub fn everything() -> PageRange {
-        PageRange { start: VirtualPage(0), end: VirtualPage(1 << (4 * BITS)) }
+        PageRange {
+            start: VirtualPage(0),
+            end: VirtualPage(1 << (4 * BITS)),
+        }
     }
 
     /// Memory that the table takes, in bytes.
@@ -125,8 +123,8 @@ mod tests {
             true
         });
         assert_eq!(seen, [VirtualPage(5), far]);
-        assert!(table.get(VirtualPage(1 << 20)).is_none());
-        assert_eq!(table.get(VirtualPage(6)).unwrap().load(), PageState::Hole);
+        assert!(table.leaf(VirtualPage(1 << 20)).is_none());
+        assert_eq!(table.entry(VirtualPage(6)).load(), PageState::Hole);
     }
 
     #[test]
@@ -136,7 +134,10 @@ mod tests {
             table.entry(VirtualPage(page)).set(PageState::FRESH);
         }
         let mut seen = 0;
-        let range = PageRange { start: VirtualPage(510), end: VirtualPage(1026) };
+        let range = PageRange {
+            start: VirtualPage(510),
+            end: VirtualPage(1026),
+        };
         table.visit(range, |page, _| {
             assert!(page >= range.start && page < range.end);
             seen += 1;

@@ -36,7 +36,10 @@ impl Windows {
                 return stream.window;
             }
         }
-        self.streams[self.oldest] = Stream { next: page.plus(1), window: 1 };
+        self.streams[self.oldest] = Stream {
+            next: page.plus(1),
+            window: 1,
+        };
         self.oldest = (self.oldest + 1) % STREAMS;
         1
     }
@@ -63,14 +66,21 @@ mod tests {
     fn scattered_faults_bring_in_one_page() {
         let mut windows = Windows::default();
         for step in 0..100u64 {
-            assert_eq!(windows.advise(VirtualPage(step * 7919 % 100_003 + (step << 20)), 16), 1);
+            assert_eq!(
+                windows.advise(VirtualPage(step * 7919 % 100_003 + (step << 20)), 16),
+                1
+            );
         }
     }
 
     #[test]
     fn interleaved_streams_keep_their_windows() {
         let mut windows = Windows::default();
-        let mut pages = [VirtualPage(10_000), VirtualPage(900_000), VirtualPage(5_000_000)];
+        let mut pages = [
+            VirtualPage(10_000),
+            VirtualPage(900_000),
+            VirtualPage(5_000_000),
+        ];
         let mut last = 0;
         for _ in 0..6 {
             for page in &mut pages {

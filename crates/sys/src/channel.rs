@@ -76,8 +76,6 @@ pub struct Channel {
     pub done: AtomicU32,
     /// Events applied so far; changes only while the gate is held exclusively.
     pub event_count: AtomicU32,
-    /// 1: the helper must leave the program alone and end.
-    pub quit: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
     /// Robust list linkage, used by the supervisor alone.

@@ -40,12 +40,24 @@ impl Epoll {
     }
 
     fn control(&self, operation: i32, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        let mut event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: token,
+        };
         // SAFETY: live descriptors and a live event.
         let result = unsafe {
-            libc::epoll_ctl(self.0.as_raw_fd(), operation, descriptor.as_raw_fd(), &mut event)
+            libc::epoll_ctl(
+                self.0.as_raw_fd(),
+                operation,
+                descriptor.as_raw_fd(),
+                &mut event,
+            )
         };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Waits for descriptors to be ready, at most `timeout`; interrupted counts as none.
@@ -65,11 +77,16 @@ impl Epoll {
         };
         if count < 0 {
             let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+            return if error.kind() == io::ErrorKind::Interrupted {
+                Ok(())
+            } else {
+                Err(error)
+            };
         }
         ready.extend(events[..count as usize].iter().map(|event| Ready {
             token: event.u64,
-            hung_up: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32 != 0,
+            hung_up: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32
+                != 0,
         }));
         Ok(())
     }

@@ -27,7 +27,11 @@ impl Errno {
     /// Splits a raw system call result.
     #[inline]
     pub fn result(value: isize) -> Result<usize, Errno> {
-        if (-4095..0).contains(&value) { Err(Errno(-value as i32)) } else { Ok(value as usize) }
+        if (-4095..0).contains(&value) {
+            Err(Errno(-value as i32))
+        } else {
+            Ok(value as usize)
+        }
     }
 }
 

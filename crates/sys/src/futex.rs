@@ -1,7 +1,7 @@
 //! Futexes between processes (never `FUTEX_PRIVATE_FLAG`: the words lie in shared memory).
 
-use crate::raw::{nr, syscall};
 use crate::Errno;
+use crate::raw::{nr, syscall};
 use core::sync::atomic::AtomicU32;
 
 const FUTEX_WAIT: usize = 0;
@@ -27,12 +27,21 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> Result<
         seconds: (ns / 1_000_000_000) as i64,
         nanoseconds: (ns % 1_000_000_000) as i64,
     });
-    let pointer = timeout.as_ref().map_or(0, |t| t as *const Timespec as usize);
+    let pointer = timeout
+        .as_ref()
+        .map_or(0, |t| t as *const Timespec as usize);
     // SAFETY: the word and the timeout outlive the call; FUTEX_WAIT writes to neither.
     let result = unsafe {
         syscall(
             nr::FUTEX,
-            [word.as_ptr() as usize, FUTEX_WAIT, expected as usize, pointer, 0, 0],
+            [
+                word.as_ptr() as usize,
+                FUTEX_WAIT,
+                expected as usize,
+                pointer,
+                0,
+                0,
+            ],
         )
     };
     Errno::result(result).map(|_| ())
@@ -42,7 +51,10 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> Result<
 pub fn wake(word: &AtomicU32, count: u32) -> usize {
     // SAFETY: FUTEX_WAKE only uses the address as a key.
     let result = unsafe {
-        syscall(nr::FUTEX, [word.as_ptr() as usize, FUTEX_WAKE, count as usize, 0, 0, 0])
+        syscall(
+            nr::FUTEX,
+            [word.as_ptr() as usize, FUTEX_WAKE, count as usize, 0, 0, 0],
+        )
     };
     Errno::result(result).unwrap_or(0)
 }

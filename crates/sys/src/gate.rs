@@ -45,7 +45,11 @@ pub struct Abandoned;
 impl Gate {
     /// An open gate.
     pub const fn new() -> Gate {
-        Gate { state: AtomicU32::new(0), turn: AtomicU32::new(0), waiters: AtomicU32::new(0) }
+        Gate {
+            state: AtomicU32::new(0),
+            turn: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
+        }
     }
 
     /// Enters to change pages. `give_up` is asked now and then while waiting.

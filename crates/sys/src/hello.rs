@@ -6,7 +6,7 @@
 //! supervisor that the address space is gone.
 
 /// Spells "memfold1".
-pub const MAGIC: u64 = 0x31_646c_6f66_6d65_6d;
+pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
 
 /// Longest socket path, as the kernel has it, terminator included.
 pub const SOCKET_PATH_MAX: usize = 108;

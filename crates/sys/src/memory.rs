@@ -20,7 +20,11 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `length` bytes without reserving swap or memory for them.
     pub fn anonymous(length: usize) -> io::Result<Mapping> {
-        Self::map(length, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+        Self::map(
+            length,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+        )
     }
 
     /// Maps a descriptor shared.
@@ -31,7 +35,14 @@ impl Mapping {
     fn map(length: usize, flags: i32, fd: i32) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address of the kernel's choice harms nobody.
         let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                fd,
+                0,
+            )
         };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -76,7 +87,10 @@ pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
 pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
     // SAFETY: a terminated name and flags.
     let fd = unsafe {
-        libc::memfd_create(c"memfold".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        libc::memfd_create(
+            c"memfold".as_ptr(),
+            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+        )
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -92,5 +106,9 @@ pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
                 libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
             ) == 0
     };
-    if sized { Ok(file) } else { Err(io::Error::last_os_error()) }
+    if sized {
+        Ok(file)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }

@@ -100,16 +100,30 @@ impl Port {
     pub fn create(robust: Arc<RobustList>) -> io::Result<(Port, OwnedFd)> {
         let file = sealed_file(CHANNEL_BYTES)?;
         let mapping = Mapping::shared(&file, CHANNEL_BYTES)?;
-        let mut shared = SharedChannel { mapping, robust: None };
+        let mut shared = SharedChannel {
+            mapping,
+            robust: None,
+        };
         let channel = shared.channel();
-        let entry =
-            RobustEntry { futex: &raw const channel.alive, link: &raw const channel.robust_next };
+        let entry = RobustEntry {
+            futex: &raw const channel.alive,
+            link: &raw const channel.robust_next,
+        };
         // SAFETY: the mapping lives until `SharedChannel::drop`, which removes the entry first.
         if !unsafe { robust.add(entry) } {
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "robust list is full"));
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                "robust list is full",
+            ));
         }
         shared.robust = Some(robust);
-        Ok((Port { shared: Arc::new(shared), posted: 0 }, file))
+        Ok((
+            Port {
+                shared: Arc::new(shared),
+                posted: 0,
+            },
+            file,
+        ))
     }
 
     /// The part for everyone.
@@ -133,7 +147,10 @@ impl Port {
     /// If it is not, or if there are too many runs.
     pub fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
         assert!(self.is_done(), "one command at a time");
-        assert!(drops.len() <= RUNS_MAX && moves.len() <= RUNS_MAX, "too many runs");
+        assert!(
+            drops.len() <= RUNS_MAX && moves.len() <= RUNS_MAX,
+            "too many runs"
+        );
         let channel = self.shared.channel();
         let command: *mut Command = channel.command();
         // SAFETY: the command before is done, so the command is this end's alone (`&mut self`);
@@ -175,12 +192,5 @@ impl Port {
                     .collect(),
             })
         }
-    }
-
-    /// Tells the helper to end without touching the program.
-    pub fn quit(&self) {
-        let channel = self.shared.channel();
-        channel.quit.store(1, Ordering::Release);
-        futex::wake(&channel.alive, 1);
     }
 }

@@ -32,6 +32,25 @@ fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     })
 }
 
+/// Whether a process was started by `ancestor` or by one that was.
+pub fn descends_from(pid: i32, ancestor: i32) -> bool {
+    let mut pid = pid;
+    while pid > 1 && pid != ancestor {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+            return false;
+        };
+        // The parent is the second field behind the name, which may hold anything.
+        let parent = text
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_ascii_whitespace().nth(1)?.parse().ok());
+        match parent {
+            Some(parent) => pid = parent,
+            None => return false,
+        }
+    }
+    pid == ancestor
+}
+
 /// What is looked at in a process, its files held open.
 #[derive(Debug)]
 pub struct Inspector {
@@ -70,7 +89,10 @@ impl Inspector {
         let mut buffer = [0u8; 128];
         let length = self.statm.read_at(&mut buffer, 0)?;
         let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
-        let mut fields = text.split_ascii_whitespace().skip(1).map(|f| f.parse::<u64>());
+        let mut fields = text
+            .split_ascii_whitespace()
+            .skip(1)
+            .map(|f| f.parse::<u64>());
         match (fields.next(), fields.next()) {
             (Some(Ok(resident)), Some(Ok(shared))) => Ok(resident.saturating_sub(shared)),
             _ => Err(io::ErrorKind::InvalidData.into()),
@@ -83,7 +105,9 @@ impl Inspector {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid))?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
         let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse().ok());
-        kilobytes.map(|kb: u64| kb * 1024).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        kilobytes
+            .map(|kb: u64| kb * 1024)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// All mappings, in address order.
@@ -100,9 +124,15 @@ impl Inspector {
         let mut ranges = Vec::new();
         for line in text.lines() {
             if let Some(flags) = line.strip_prefix("VmFlags:") {
-                let kept = flags.split_ascii_whitespace().any(|f| f == "wf" || f == "dc");
+                let kept = flags
+                    .split_ascii_whitespace()
+                    .any(|f| f == "wf" || f == "dc");
                 ranges.extend(area.take().filter(|_| kept));
-            } else if line.as_bytes().first().is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()) {
+            } else if line
+                .as_bytes()
+                .first()
+                .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+            {
                 area = parse_line(line).map(|vma| (vma.start, vma.end));
             }
         }
@@ -153,10 +183,16 @@ impl Inspector {
     /// Copies pages out of the process: `sources` are addresses of single pages, `target` has room
     /// for all. Returns how many whole pages were copied, from the front.
     pub fn read_pages(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
-        assert!(target.len() >= sources.len() * PAGE_SIZE, "room for every page");
+        assert!(
+            target.len() >= sources.len() * PAGE_SIZE,
+            "room for every page"
+        );
         let mut copied = 0;
         for (chunk, room) in sources.chunks(64).zip(target.chunks_mut(64 * PAGE_SIZE)) {
-            let mut remote = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+            let mut remote = [libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            }; 64];
             for (vector, source) in remote.iter_mut().zip(chunk) {
                 vector.iov_base = *source as *mut libc::c_void;
                 vector.iov_len = PAGE_SIZE;
@@ -188,7 +224,12 @@ impl Inspector {
         let length = File::open(path).ok()?.read(&mut buffer).ok()?;
         let text = std::str::from_utf8(&buffer[..length]).ok()?;
         // Fields are counted behind the name, which may hold anything; the CPU is the 39th.
-        text.rsplit_once(')')?.1.split_ascii_whitespace().nth(36)?.parse().ok()
+        text.rsplit_once(')')?
+            .1
+            .split_ascii_whitespace()
+            .nth(36)?
+            .parse()
+            .ok()
     }
 
     /// Sends a signal to this very process, not to one that got its number later.
@@ -203,7 +244,11 @@ impl Inspector {
                 0,
             )
         };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 }
 
@@ -253,6 +298,18 @@ mod tests {
     }
 
     #[test]
+    fn descent_is_known() {
+        let own = std::process::id() as i32;
+        assert!(descends_from(own, own));
+        assert!(descends_from(
+            own,
+            std::os::unix::process::parent_id() as i32
+        ));
+        assert!(!descends_from(1, own));
+        assert!(!descends_from(0, own));
+    }
+
+    #[test]
     fn own_memory_is_seen() {
         let inspector = Inspector::open(std::process::id() as i32).unwrap();
         let buffer = vec![7u8; 64 * PAGE_SIZE];
@@ -265,7 +322,12 @@ mod tests {
             .unwrap();
         assert_eq!(pages, 32);
         let mut copy = vec![0u8; 2 * PAGE_SIZE];
-        assert_eq!(inspector.read_pages(&[first, first + PAGE_SIZE as u64], &mut copy).unwrap(), 2);
+        assert_eq!(
+            inspector
+                .read_pages(&[first, first + PAGE_SIZE as u64], &mut copy)
+                .unwrap(),
+            2
+        );
         assert!(copy.iter().all(|byte| *byte == 7));
         assert!(inspector.resident_pages().unwrap() >= 64);
         assert!(inspector.proportional_bytes().unwrap() > 0);

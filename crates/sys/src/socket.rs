@@ -16,11 +16,30 @@ pub struct Peer {
 }
 
 fn check(result: i32) -> io::Result<i32> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
-/// Listens at `path` (mode 0600, by the umask of the caller's directory and an explicit chmod).
+/// Listens at `path`, for the user alone (mode 0600).
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let socket = listen_at(path.as_os_str().as_bytes())?;
+    let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600);
+    std::fs::set_permissions(path, mode)?;
+    Ok(socket)
+}
+
+/// Listens at the abstract name made of `path`'s letters: within reach of programs that changed
+/// their root or their user. Whoever accepts must look who it is.
+pub fn listen_abstract(path: &Path) -> io::Result<OwnedFd> {
+    let mut name = vec![0];
+    name.extend(path.as_os_str().as_bytes());
+    listen_at(&name)
+}
+
+fn listen_at(name: &[u8]) -> io::Result<OwnedFd> {
     // SAFETY: all pointers are to live values of the lengths told; the descriptor is fresh.
     unsafe {
         let fd = check(libc::socket(
@@ -31,19 +50,18 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
         let socket = OwnedFd::from_raw_fd(fd);
         let mut address: libc::sockaddr_un = std::mem::zeroed();
         address.sun_family = libc::AF_UNIX as u16;
-        let bytes = path.as_os_str().as_bytes();
-        if bytes.len() >= address.sun_path.len() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "socket path too long"));
+        if name.len() >= address.sun_path.len() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "socket path too long",
+            ));
         }
-        for (target, byte) in address.sun_path.iter_mut().zip(bytes) {
+        for (target, byte) in address.sun_path.iter_mut().zip(name) {
             *target = *byte as libc::c_char;
         }
+        // The whole structure counts, so that an abstract name is padded alike on both sides.
         let size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
         check(libc::bind(fd, (&raw const address).cast(), size))?;
-        std::fs::set_permissions(
-            path,
-            <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o600),
-        )?;
         check(libc::listen(fd, 1024))?;
         Ok(socket)
     }
@@ -80,13 +98,19 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
             (&raw mut credentials).cast(),
             &mut size,
         ))?;
-        Ok(Peer { pid: credentials.pid, uid: credentials.uid })
+        Ok(Peer {
+            pid: credentials.pid,
+            uid: credentials.uid,
+        })
     }
 }
 
 /// Bounds how long reads and writes on a socket may wait.
 pub fn set_timeout(socket: BorrowedFd<'_>, seconds: i64) -> io::Result<()> {
-    let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
+    let timeout = libc::timeval {
+        tv_sec: seconds,
+        tv_usec: 0,
+    };
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         // SAFETY: a live structure of the size told.
         check(unsafe {
@@ -109,8 +133,10 @@ struct ControlBuffer([u8; 64]);
 pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)> {
     let mut hello = Hello::default();
     let mut control = ControlBuffer([0; 64]);
-    let mut vector =
-        libc::iovec { iov_base: (&raw mut hello).cast(), iov_len: size_of::<Hello>() };
+    let mut vector = libc::iovec {
+        iov_base: (&raw mut hello).cast(),
+        iov_len: size_of::<Hello>(),
+    };
     let mut descriptors = Vec::new();
     // SAFETY: the header points to live buffers of the lengths told; `Hello` is plain integers,
     // so any bytes are valid; received descriptors are fresh and owned from here on.
@@ -139,7 +165,10 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)
         received as usize
     };
     if received != size_of::<Hello>() || hello.magic != MAGIC {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "not a memfold helper"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "not a memfold helper",
+        ));
     }
     Ok((hello, descriptors))
 }
@@ -155,7 +184,10 @@ pub fn send_welcome(
         iov_base: std::ptr::from_ref(welcome).cast_mut().cast(),
         iov_len: size_of::<Welcome>(),
     };
-    assert!(descriptors.len() <= 2, "the control buffer holds two descriptors");
+    assert!(
+        descriptors.len() <= 2,
+        "the control buffer holds two descriptors"
+    );
     // SAFETY: as in `receive_hello`; the control buffer has room for the descriptors.
     unsafe {
         let mut header: libc::msghdr = std::mem::zeroed();
@@ -170,7 +202,8 @@ pub fn send_welcome(
         (*message).cmsg_len = libc::CMSG_LEN(bytes) as usize;
         let data: *mut i32 = libc::CMSG_DATA(message).cast();
         for (index, descriptor) in descriptors.iter().enumerate() {
-            data.add(index).write_unaligned(descriptor.as_fd().as_raw_fd());
+            data.add(index)
+                .write_unaligned(descriptor.as_fd().as_raw_fd());
         }
         if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) < 0 {
             return Err(io::Error::last_os_error());

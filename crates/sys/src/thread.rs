@@ -19,7 +19,9 @@ pub fn allowed_cpus() -> Vec<usize> {
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
             return vec![0];
         }
-        (0..libc::CPU_SETSIZE as usize).filter(|cpu| libc::CPU_ISSET(*cpu, &set)).collect()
+        (0..libc::CPU_SETSIZE as usize)
+            .filter(|cpu| libc::CPU_ISSET(*cpu, &set))
+            .collect()
     }
 }
 
@@ -84,18 +86,25 @@ impl RobustList {
     ///
     /// `offset` is the distance in bytes from an entry's link to its futex.
     pub fn for_current_thread(offset: i64) -> io::Result<RobustList> {
-        let head = Box::new(RobustHead { next: AtomicU64::new(0), offset, pending: 0 });
+        let head = Box::new(RobustHead {
+            next: AtomicU64::new(0),
+            offset,
+            pending: 0,
+        });
         let address = &raw const *head as u64;
         head.next.store(address, Ordering::Relaxed);
         // SAFETY: the head is live and, by the contract above, stays so until the thread ends;
         // its layout is the kernel's `robust_list_head`.
-        let result = unsafe {
-            libc::syscall(libc::SYS_set_robust_list, address, size_of::<RobustHead>())
-        };
+        let result =
+            unsafe { libc::syscall(libc::SYS_set_robust_list, address, size_of::<RobustHead>()) };
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(RobustList { head, thread: current_id(), entries: Mutex::new(Vec::new()) })
+        Ok(RobustList {
+            head,
+            thread: current_id(),
+            entries: Mutex::new(Vec::new()),
+        })
     }
 
     fn head_address(&self) -> u64 {
@@ -107,7 +116,10 @@ impl RobustList {
     /// # Safety
     /// Both pointers must stay valid until [`RobustList::remove`].
     pub unsafe fn add(&self, entry: RobustEntry) -> bool {
-        let mut entries = self.entries.lock().unwrap_or_else(|poison| poison.into_inner());
+        let mut entries = self
+            .entries
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
         if entries.len() >= ROBUST_LIMIT {
             return false;
         }
@@ -123,8 +135,14 @@ impl RobustList {
 
     /// Stops watching a futex; what it points to may go afterwards.
     pub fn remove(&self, link: *const AtomicU64) {
-        let mut entries = self.entries.lock().unwrap_or_else(|poison| poison.into_inner());
-        let Some(index) = entries.iter().position(|entry| std::ptr::eq(entry.link, link)) else {
+        let mut entries = self
+            .entries
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
+        let Some(index) = entries
+            .iter()
+            .position(|entry| std::ptr::eq(entry.link, link))
+        else {
             return;
         };
         // The newest entry comes first in the list: the successor is the one added before.

@@ -3,8 +3,8 @@
 //! The errors keep their meaning: what was done before the error is returned beside it, because a
 //! partial copy is ordinary (the next page is there already, an event came in between).
 
-use crate::raw::{nr, syscall};
 use crate::Errno;
+use crate::raw::{nr, syscall};
 
 const UFFD_API: u64 = 0xaa;
 
@@ -78,7 +78,10 @@ impl Message {
     #[cfg(feature = "std")]
     pub fn take_fork_descriptor(&self) -> std::os::fd::OwnedFd {
         use std::os::fd::FromRawFd;
-        assert_eq!(self.event, EVENT_FORK, "only a fork message brings a descriptor");
+        assert_eq!(
+            self.event, EVENT_FORK,
+            "only a fork message brings a descriptor"
+        );
         // SAFETY: the kernel made the descriptor for this message; each message is applied once.
         unsafe { std::os::fd::OwnedFd::from_raw_fd(self.arguments[0] as u32 as i32) }
     }
@@ -107,8 +110,19 @@ pub struct Uffd(pub i32);
 
 fn ioctl(fd: i32, request: usize, argument: &mut [u64]) -> Result<(), Errno> {
     // SAFETY: each caller passes the structure that the request reads and writes, as u64 words.
-    let result =
-        unsafe { syscall(nr::IOCTL, [fd as usize, request, argument.as_mut_ptr() as usize, 0, 0, 0]) };
+    let result = unsafe {
+        syscall(
+            nr::IOCTL,
+            [
+                fd as usize,
+                request,
+                argument.as_mut_ptr() as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    };
     Errno::result(result).map(|_| ())
 }
 
@@ -118,9 +132,15 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
     let done_bytes = if (done as i64) < 0 { 0 } else { done };
     match result {
         Ok(()) if done_bytes == length => Ok(()),
-        Ok(()) => Err(Partial { done: done_bytes, errno: Errno::EAGAIN }),
+        Ok(()) => Err(Partial {
+            done: done_bytes,
+            errno: Errno::EAGAIN,
+        }),
         // The ioctl answers EAGAIN for any partial result; the word then holds what was done.
-        Err(errno) => Err(Partial { done: done_bytes, errno }),
+        Err(errno) => Err(Partial {
+            done: done_bytes,
+            errno,
+        }),
     }
 }
 
@@ -130,8 +150,7 @@ impl Uffd {
         const O_CLOEXEC: usize = 0o2_000_000;
         const O_NONBLOCK: usize = 0o4_000;
         // SAFETY: takes flags only.
-        let result =
-            unsafe { syscall(nr::USERFAULTFD, [O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::USERFAULTFD, [O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0]) };
         match Errno::result(result) {
             Ok(fd) => Ok(Uffd(fd as i32)),
             Err(refused) => Self::create_by_device(O_CLOEXEC | O_NONBLOCK).map_err(|_| refused),
@@ -143,7 +162,10 @@ impl Uffd {
         const O_RDWR_CLOEXEC: usize = 0o2_000_002;
         // SAFETY: a terminated path and flags; the descriptor is closed below.
         let device = Errno::result(unsafe {
-            syscall(nr::OPEN, [path.as_ptr() as usize, O_RDWR_CLOEXEC, 0, 0, 0, 0])
+            syscall(
+                nr::OPEN,
+                [path.as_ptr() as usize, O_RDWR_CLOEXEC, 0, 0, 0, 0],
+            )
         })?;
         // SAFETY: USERFAULTFD_IOC_NEW takes flags by value; closing our own descriptor.
         unsafe {
@@ -162,7 +184,11 @@ impl Uffd {
 
     /// Registers a range for missing-page faults.
     pub fn register(self, start: u64, length: u64) -> Result<(), Errno> {
-        ioctl(self.0, IOC_REGISTER, &mut [start, length, REGISTER_MODE_MISSING, 0])
+        ioctl(
+            self.0,
+            IOC_REGISTER,
+            &mut [start, length, REGISTER_MODE_MISSING, 0],
+        )
     }
 
     /// Takes a range back: its holes are filled by the kernel again.
@@ -216,7 +242,17 @@ impl Uffd {
         let bytes = core::mem::size_of_val(messages);
         // SAFETY: the kernel writes whole messages, plain integers, into the slice.
         let result = unsafe {
-            syscall(nr::READ, [self.0 as usize, messages.as_mut_ptr() as usize, bytes, 0, 0, 0])
+            syscall(
+                nr::READ,
+                [
+                    self.0 as usize,
+                    messages.as_mut_ptr() as usize,
+                    bytes,
+                    0,
+                    0,
+                    0,
+                ],
+            )
         };
         match Errno::result(result) {
             Ok(read) => Ok(read / core::mem::size_of::<Message>()),
