@@ -29,7 +29,7 @@ const IDLE_POLL: Duration = Duration::from_millis(50);
 
 /// How many words are freed at once: the more, the more of them share a zspage, and the longer are
 /// the runs of pages that go back together.
-const BATCH: usize = 32 * 1024;
+const BATCH: usize = 64 * 1024;
 
 /// How a pool wakes its drainer.
 #[derive(Debug)]
