@@ -49,7 +49,7 @@ fn redis_keeps_every_key_during_and_after_a_background_save() {
         return;
     }
     let _guard = alone();
-    for limits in [Limits::Resident(30 * MIB), Limits::Total(80 * MIB)] {
+    for limits in [Limits::Resident(30 * MIB), Limits::Total(100 * MIB)] {
         fill_save_and_compare(limits);
     }
 }
