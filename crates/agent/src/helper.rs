@@ -91,7 +91,7 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         beacon: arena.beacon as u64,
         refused: 0,
     };
-    let (uffd, trash_uffd) = match Uffd::create().and_then(|a| Ok((a, Uffd::create()?))) {
+    let (uffd, trash_uffd) = match open_descriptors(handover.inherited != 0) {
         Ok(pair) => pair,
         Err(errno) => {
             hello.refused = errno.0 as u64;
@@ -106,7 +106,6 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         return Err(Errno::EINVAL);
     }
     let uffd = if welcome.replaces_uffd != 0 && replacement >= 0 {
-        system::close(uffd.0);
         Uffd(replacement)
     } else {
         uffd
@@ -123,6 +122,13 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         trash_uffd,
         trash: arena.trash,
     })
+}
+
+/// The program's userfaultfd and the trash's. A forked child gets the former from the supervisor,
+/// who had it from the kernel; it may have given up the right to make one itself.
+fn open_descriptors(forked: bool) -> Result<(Uffd, Uffd), Errno> {
+    let trash = Uffd::create_for_user_mode()?;
+    Ok((if forked { trash } else { Uffd::create()? }, trash))
 }
 
 impl Helper {

@@ -100,6 +100,11 @@ static LOAD: extern "C" fn() = load;
 
 /// Called in a forked child before anything of the program's runs there.
 extern "C" fn child() {
+    if system::is_filtered() {
+        // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
+        // child's faults all the same; its pages are not moved out.
+        return;
+    }
     let beacon = BEACON.load(Ordering::Relaxed);
     if beacon == 0 {
         return start(0, None);

@@ -107,6 +107,13 @@ fn set_mask(new: &u64, old: Option<&mut u64>) {
     };
 }
 
+/// Whether the calling thread's system calls are filtered.
+pub fn is_filtered() -> bool {
+    const PR_GET_SECCOMP: usize = 21;
+    // SAFETY: queries only.
+    unsafe { syscall(nr::PRCTL, [PR_GET_SECCOMP, 0, 0, 0, 0, 0]) != 0 }
+}
+
 /// Closes all descriptors of the calling thread's table.
 pub fn close_all() -> Result<(), Errno> {
     // SAFETY: called by the helper on its own table only.

@@ -101,8 +101,10 @@ impl Attendant {
 
     fn attach(&mut self, connection: OwnedFd) -> io::Result<()> {
         let peer = socket::peer(connection.as_fd())?;
-        if !process::descends_from(peer.pid, std::process::id() as i32) {
-            return Err(invalid("it was not started by this memfold"));
+        if peer.uid != process::own_user() && !process::descends_from(peer.pid, process::own_id()) {
+            return Err(invalid(
+                "it is another user's and was not started by this memfold",
+            ));
         }
         socket::set_timeout(connection.as_fd(), 2)?;
         let (hello, mut descriptors) = socket::receive_hello(connection.as_fd())?;

@@ -307,10 +307,10 @@ fn copy_claimed(
         wake(space, page_at(start + done), 1);
         done += 1;
     }
-    for step in start..start + done {
+    for (step, slot) in claimed.iter().enumerate().skip(start).take(done) {
         let entry = space.table.entry(page_at(step));
-        entry.replace(PageState::Filling(claimed[step]), PageState::FRESH);
-        spare.push(claimed[step]);
+        entry.replace(PageState::Filling(*slot), PageState::FRESH);
+        spare.push(*slot);
     }
     *copied += done;
     match errno {

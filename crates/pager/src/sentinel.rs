@@ -39,11 +39,12 @@ impl Sentinel {
                 let list = RobustList::for_current_thread(ROBUST_OFFSET).map(Arc::new);
                 // Kept alive here too: the kernel walks the list when this thread dies.
                 let kept = list.as_ref().ok().cloned();
-                let alive = kept.is_some();
                 // The receiver waits for exactly this message.
                 let _ = sender.send(list);
-                while alive {
-                    std::thread::park();
+                if kept.is_some() {
+                    loop {
+                        std::thread::park();
+                    }
                 }
             })?;
         receiver

@@ -32,6 +32,17 @@ fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     })
 }
 
+/// This process's number.
+pub fn own_id() -> i32 {
+    std::process::id() as i32
+}
+
+/// This process's effective user.
+pub fn own_user() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { libc::geteuid() }
+}
+
 /// Whether a process was started by `ancestor` or by one that was.
 pub fn descends_from(pid: i32, ancestor: i32) -> bool {
     let mut pid = pid;

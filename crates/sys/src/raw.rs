@@ -22,6 +22,7 @@ pub mod nr {
     pub const RECVMSG: usize = 47;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
+    pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
     pub const FUTEX: usize = 202;
     pub const USERFAULTFD: usize = 323;

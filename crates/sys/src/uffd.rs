@@ -145,6 +145,17 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
 }
 
 impl Uffd {
+    /// Creates one for the calling process (non-blocking, close-on-exec) that serves no fault of
+    /// the kernel's own; that needs no privilege.
+    pub fn create_for_user_mode() -> Result<Uffd, Errno> {
+        const O_CLOEXEC_NONBLOCK: usize = 0o2_000_000 | 0o4_000;
+        const USER_MODE_ONLY: usize = 1;
+        let flags = O_CLOEXEC_NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: takes flags only.
+        let result = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
+        Errno::result(result).map(|fd| Uffd(fd as i32))
+    }
+
     /// Creates one for the calling process (non-blocking, close-on-exec).
     pub fn create() -> Result<Uffd, Errno> {
         const O_CLOEXEC: usize = 0o2_000_000;
