@@ -62,6 +62,8 @@ impl Arena {
             system::keep_from_children(self.start, self.length)?;
         } else {
             system::open_up(self.beacon, PAGE_SIZE)?;
+            // Whoever reads all of a program's memory fills the beacon, too.
+            system::wipe_in_children(self.beacon, PAGE_SIZE)?;
             system::keep_from_children(self.start, GUARD)?;
             let rest = self.beacon + PAGE_SIZE;
             system::keep_from_children(rest, self.start + self.length - rest)?;

@@ -7,10 +7,12 @@ const PROT_NONE: usize = 0;
 const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
-const MADV_DONTNEED: usize = 4;
 const MADV_DONTFORK: usize = 10;
 const MADV_DONTDUMP: usize = 16;
+const MADV_WIPEONFORK: usize = 18;
 const MADV_POPULATE_WRITE: usize = 23;
+/// Also where the program has locked all its memory.
+const MADV_DONTNEED_LOCKED: usize = 24;
 const SIG_SETMASK: usize = 2;
 const SIGKILL: usize = 9;
 const STDERR: usize = 2;
@@ -65,12 +67,17 @@ fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
 
 /// Drops the pages of our own range.
 pub fn drop_pages(start: usize, length: usize) -> Result<(), Errno> {
-    advise(start, length, MADV_DONTNEED)
+    advise(start, length, MADV_DONTNEED_LOCKED)
 }
 
 /// Keeps our own range out of forked children.
 pub fn keep_from_children(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTFORK)
+}
+
+/// Lets children find our own range empty, whatever is in it here.
+pub fn wipe_in_children(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_WIPEONFORK)
 }
 
 /// Keeps our own range out of core dumps (and apart from mappings without the mark).

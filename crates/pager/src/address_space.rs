@@ -6,6 +6,7 @@
 
 use crate::group::{Group, lock};
 use crate::mover::Mover;
+use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
 use crate::stage::Stage;
@@ -18,6 +19,7 @@ use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -39,6 +41,15 @@ pub struct Attached {
     pub arena: Arena,
 }
 
+/// Changes of the mappings that were read and are not applied yet.
+#[derive(Default)]
+pub struct Changes {
+    pub order: Order,
+    /// The userfaultfds of forked children, by the number in their change.
+    pub forks: HashMap<u64, OwnedFd>,
+    pub next_fork: u64,
+}
+
 /// See the module.
 pub struct AddressSpace {
     pub id: u64,
@@ -49,6 +60,8 @@ pub struct AddressSpace {
     pub stage: Mutex<Stage>,
     pub mover: Mutex<Mover>,
     pub windows: Mutex<Windows>,
+    /// Changes that were read and wait for others; locked only inside the gate.
+    pub changes: Mutex<Changes>,
     attached: OnceLock<Attached>,
     /// For an address space made by a fork: the page in which the child looks for its number.
     beacon: Option<VirtualPage>,
@@ -103,12 +116,14 @@ impl AddressSpace {
             stage: Mutex::new(Stage::new(0)),
             mover: Mutex::new(mover),
             windows: Mutex::default(),
+            changes: Mutex::default(),
             attached: OnceLock::new(),
             beacon: None,
             resident: AtomicI64::new(0),
             hand: AtomicU64::new(0),
             credit: AtomicI64::new(0),
-            detached: AtomicBool::new(false),
+            // Until the helper is welcomed nobody would notice the end.
+            detached: AtomicBool::new(true),
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -122,6 +137,11 @@ impl AddressSpace {
     pub fn with_beacon(mut self, beacon: Option<VirtualPage>) -> AddressSpace {
         self.beacon = beacon;
         self
+    }
+
+    /// The page in which a child looks for its number, if this is a child's address space.
+    pub fn beacon(&self) -> Option<VirtualPage> {
+        self.beacon
     }
 
     /// Whether a fault on `page` is a forked child's question which address space is its own.
@@ -159,32 +179,42 @@ impl AddressSpace {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// Asks the kernel for a page where none can be: its answer tells how things stand. ESRCH: the
-    /// address space is no more; EAGAIN: a change of its mappings is under way or its event unread;
-    /// ENOENT otherwise.
-    pub fn ask_kernel(&self) -> Errno {
-        const NOWHERE: u64 = 16 * PAGE_SIZE as u64;
-        match self.uffd().zero(NOWHERE, PAGE_SIZE as u64) {
-            Err(partial) => partial.errno,
-            // Something is mapped even there; it is managed, so all is well.
-            Ok(()) => Errno::ENOENT,
+    /// For who waits for the gate: a helper that was killed inside never leaves it.
+    fn is_dead_or_gone(&self) -> bool {
+        if !self.is_dead() && self.is_gone() {
+            self.set_dead();
         }
+        self.is_dead()
+    }
+
+    /// Whether the kernel says that the address space is no more.
+    pub fn is_gone(&self) -> bool {
+        // The last page a program can have is never registered, so nothing can be filled there.
+        const LAST_PAGE: u64 = 0x7fff_ffff_e000;
+        let asked = self.uffd().zero(LAST_PAGE, PAGE_SIZE as u64);
+        asked.is_err_and(|partial| partial.errno == Errno::ESRCH)
     }
 
     /// Whether the program is changing its mappings, or has and the event is unread.
     pub fn is_changing(&self) -> bool {
-        self.ask_kernel() == Errno::EAGAIN
+        // The kernel looks for changes before it looks at the range, which is none.
+        let asked = self.uffd().zero(1, PAGE_SIZE as u64);
+        asked.is_err_and(|partial| partial.errno == Errno::EAGAIN)
     }
 
     /// Enters the gate to change pages.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
-        self.channel.gate().enter_shared(|| self.is_dead())?;
+        self.channel
+            .gate()
+            .enter_shared(|| self.is_dead_or_gone())?;
         Ok(Shared(self))
     }
 
     /// Enters the gate to read messages.
     pub fn exclusive(&self) -> Result<Exclusive<'_>, Abandoned> {
-        self.channel.gate().enter_exclusive(|| self.is_dead())?;
+        self.channel
+            .gate()
+            .enter_exclusive(|| self.is_dead_or_gone())?;
         Ok(Exclusive(self))
     }
 

@@ -200,7 +200,8 @@ fn arena_of(hello: &Hello) -> io::Result<Arena> {
 /// Dropped pages pass through the trash, which asks for no events.
 fn prepare_trash(hello: &Hello, trash: &OwnedFd) -> io::Result<()> {
     let trash_uffd = Uffd(trash.as_raw_fd());
-    trash_uffd.api(0)?;
+    // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
+    trash_uffd.api(uffd::FEATURE_SIGBUS)?;
     let stage_end = hello.stage + hello.stage_pages * PAGE_SIZE as u64;
     let arena_end = hello.arena + hello.arena_length;
     // The trash lies between the stage and the last guard page.

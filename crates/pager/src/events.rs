@@ -141,15 +141,22 @@ impl AddressSpace {
 
     /// `fork`: the child sees every page as it was at that moment. No page was copied in or moved
     /// out since (the kernel refused, or the gate was held), so the states here are the child's.
+    ///
+    /// Gives the descriptor back if the parent is gone, and staged pages with it.
     pub fn apply_fork(
         self: &Arc<Self>,
         gate: &Exclusive<'_>,
         uffd: OwnedFd,
         mover: Mover,
-    ) -> Arc<AddressSpace> {
+    ) -> Result<Arc<AddressSpace>, OwnedFd> {
         let group = self.group();
-        self.store_staged(gate);
-        let beacon = self.attached().map(|attached| attached.arena.beacon);
+        if !self.store_staged(gate) {
+            return Err(uffd);
+        }
+        let beacon = self
+            .attached()
+            .map(|attached| attached.arena.beacon)
+            .or(self.beacon());
         let child =
             AddressSpace::new(group.clone(), group.next_id(), uffd, mover).with_beacon(beacon);
         let shared = PageState::Resident {
@@ -192,11 +199,12 @@ impl AddressSpace {
         child.detached.store(true, Ordering::Relaxed);
         let child = Arc::new(child);
         group.add_space(child.clone());
-        child
+        Ok(child)
     }
 
-    /// Puts every staged page into the swap space, so that it can have two owners.
-    fn store_staged(&self, _gate: &Exclusive<'_>) {
+    /// Puts every staged page into the swap space, so that it can have two owners. `false` if
+    /// they cannot be read any more, as only those of a dying program cannot.
+    fn store_staged(&self, _gate: &Exclusive<'_>) -> bool {
         let mut staged: Vec<(VirtualPage, StageIndex)> = Vec::new();
         self.table.visit(PageTable::everything(), |page, entry| {
             if let PageState::Staged(place) | PageState::Returning(place) = entry.load() {
@@ -206,7 +214,7 @@ impl AddressSpace {
         });
         let Some(attached) = self.attached() else {
             assert!(staged.is_empty(), "only attached spaces stage pages");
-            return;
+            return true;
         };
         let mut scratch = Scratch::new();
         let mut buffer = vec![[0u8; PAGE_SIZE]; 64];
@@ -218,14 +226,14 @@ impl AddressSpace {
             let read = attached
                 .inspector
                 .read_pages(&places, buffer.as_flattened_mut());
-            assert!(
-                matches!(read, Ok(pages) if pages == chunk.len()),
-                "the stage of a forking program can be read: {read:?}"
-            );
+            if !matches!(read, Ok(pages) if pages == chunk.len()) {
+                return false;
+            }
             for ((page, place), contents) in chunk.iter().zip(&buffer) {
                 self.store_one_staged(*page, *place, contents, &mut scratch);
             }
         }
+        true
     }
 
     fn store_one_staged(

@@ -404,13 +404,16 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     let errno = result.err().map(|partial| partial.errno);
     let present = errno == Some(Errno::EEXIST);
     for (step, before) in (0..).zip(&claimed) {
-        // A page that is there already was never known, or the message was read late.
-        let there = step < done || (present && step == done);
         let entry = space.table.entry(fault.page.plus(step));
-        entry.replace(
-            PageState::Clearing,
-            if there { PageState::FRESH } else { *before },
-        );
+        let after = if step < done {
+            PageState::FRESH
+        } else if present && step == done && *before == PageState::Hole {
+            // It is there already and was never known.
+            PageState::FRESH
+        } else {
+            *before
+        };
+        entry.replace(PageState::Clearing, after);
     }
     if done < pages {
         // Whoever faulted on the rest of the window meanwhile was told to wait for it.

@@ -8,7 +8,6 @@ use crate::handler::Handlers;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::state::PageState;
-use memfold_sys::Errno;
 use memfold_sys::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
@@ -95,7 +94,7 @@ impl Governor {
 
     /// An address space without a helper tells nobody when it goes: ask the kernel.
     fn probe(&self, space: &Arc<AddressSpace>) {
-        if space.ask_kernel() == Errno::ESRCH {
+        if space.is_gone() {
             space.set_dead();
             self.handlers.forget(space);
             self.group.remove_space(space.id);

@@ -7,10 +7,10 @@
 //! sampled: now and then the handler looks where the thread it served runs, often at first and
 //! after each surprise, rarely once it is settled.
 
-use crate::address_space::{AddressSpace, Exclusive};
+use crate::address_space::{AddressSpace, Changes, Exclusive};
 use crate::fault::{Admission, Fault, Served, Server, wake};
 use crate::group::{Group, lock};
-use crate::order::{Change, Order};
+use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
@@ -28,7 +28,8 @@ const SAMPLE_FARTHEST: u32 = 128;
 /// So many samples in a row from elsewhere, and a handler stops listening.
 const MISSES_TO_LEAVE: u32 = 4;
 /// How long changes of mappings may follow one upon the other before those read are applied.
-const QUIET_PATIENCE: Duration = Duration::from_millis(50);
+/// Until then the kernel refuses to change pages; afterwards it would, by states of another time.
+const QUIET_PATIENCE: Duration = Duration::from_secs(1);
 const QUIET_NAP: Duration = Duration::from_micros(5);
 
 /// Which handlers listen to an address space.
@@ -180,21 +181,20 @@ impl Handlers {
     /// after leaving the gate.
     pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &Exclusive<'_>) -> Messages {
         let mut messages = Messages::default();
-        let mut order = Order::default();
-        let mut forks = Vec::new();
-        if !collect(space, &mut messages, &mut order, &mut forks) {
+        let mut changes = lock(&space.changes);
+        let Some(quiet) = collect(space, &mut messages, &mut changes) else {
             return messages;
-        }
+        };
         space.begin_events(gate);
         loop {
-            let change = order.next(&lock(&space.regions));
+            let change = changes.order.next(&lock(&space.regions), quiet);
             match change {
                 None => return messages,
                 Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to }) => space.apply_remap(gate, from, to),
                 Some(Change::Fork(number)) => {
-                    if let Some(uffd) = forks.get_mut(number).and_then(Option::take) {
+                    if let Some(uffd) = changes.forks.remove(&number) {
                         messages.children.extend(self.fork(space, gate, uffd));
                     }
                 }
@@ -208,16 +208,24 @@ impl Handlers {
         gate: &Exclusive<'_>,
         uffd: OwnedFd,
     ) -> Option<Arc<AddressSpace>> {
-        match self.sentinel.mover() {
-            Ok(mover) => Some(space.apply_fork(gate, uffd, mover)),
+        let forked = match self.sentinel.mover() {
+            Ok(mover) => space.apply_fork(gate, uffd, mover),
             Err(error) => {
-                eprintln!("memfold: a forked program cannot be managed and stands still: {error}");
-                // Without its userfaultfd the child would read zeros. Kept open, it makes the
-                // child's faults wait until the end of the run.
-                std::mem::forget(uffd);
-                None
+                eprintln!("memfold: no channel for a forked program: {error}");
+                Err(uffd)
             }
-        }
+        };
+        forked
+            .map_err(|uffd| {
+                eprintln!(
+                    "memfold: a program ended while it forked; its child, if there is one, stands \
+                     still, as part of its memory is lost"
+                );
+                // A parent that is killed in its fork has no child, as a rule. If it has one, that
+                // must not read zeros: kept open, its userfaultfd makes its faults wait.
+                std::mem::forget(uffd);
+            })
+            .ok()
     }
 
     fn welcome_child(&self, child: &Arc<AddressSpace>) {
@@ -261,7 +269,9 @@ impl Handlers {
         for (listener, misses) in &mut armed.listening {
             *misses = if *listener == home { 0 } else { *misses + 1 };
         }
-        if armed.listening.len() > 1 {
+        // Misses are counted in a row, so the last that hit is never among those who leave.
+        let somebody_hits = armed.listening.iter().any(|(_, misses)| *misses == 0);
+        if armed.listening.len() > 1 && somebody_hits {
             armed.listening.retain(|(listener, misses)| {
                 let stays = *misses < MISSES_TO_LEAVE;
                 if !stays {
@@ -275,24 +285,19 @@ impl Handlers {
 }
 
 /// Reads messages until there are none and, if mappings changed, until no change is under way.
-/// Returns whether there are events to apply.
-fn collect(
-    space: &AddressSpace,
-    messages: &mut Messages,
-    order: &mut Order,
-    forks: &mut Vec<Option<OwnedFd>>,
-) -> bool {
+/// `None` if there is nothing to apply; else whether it is quiet: nothing more is to come.
+fn collect(space: &AddressSpace, messages: &mut Messages, changes: &mut Changes) -> Option<bool> {
     let began = Instant::now();
-    let (mut any, mut needs_order) = (false, false);
+    let (mut needs_order, mut any) = (false, false);
     loop {
         let mut buffer = [Message::default(); 8];
         let Ok(read) = space.uffd().read(&mut buffer) else {
             // Only a descriptor whose address space is gone cannot be read: it is probed.
             space.detached.store(true, Ordering::Relaxed);
-            return any;
+            return any.then_some(false);
         };
         for message in &buffer[..read] {
-            let Some(change) = change_of(message, forks) else {
+            let Some(change) = change_of(message, changes) else {
                 messages
                     .faults
                     .push((Fault::of_message(message), message.fault_thread()));
@@ -300,13 +305,19 @@ fn collect(
             };
             any = true;
             needs_order |= change.needs_order();
-            order.push(change);
+            changes.order.push(change);
         }
         if read == buffer.len() {
             continue;
         }
-        if !needs_order || !space.is_changing() || began.elapsed() > QUIET_PATIENCE {
-            return any;
+        if !needs_order {
+            return any.then_some(true);
+        }
+        if !space.is_changing() {
+            return Some(true);
+        }
+        if began.elapsed() > QUIET_PATIENCE {
+            return Some(false);
         }
         // The thread whose event was read must run to end its change, maybe on this very CPU.
         std::thread::sleep(QUIET_NAP);
@@ -314,7 +325,7 @@ fn collect(
 }
 
 /// What an event says; `None` for a fault.
-fn change_of(message: &Message, forks: &mut Vec<Option<OwnedFd>>) -> Option<Change> {
+fn change_of(message: &Message, changes: &mut Changes) -> Option<Change> {
     let range = || {
         let (start, end) = message.range();
         PageRange::of_addresses(start, end)
@@ -331,8 +342,10 @@ fn change_of(message: &Message, forks: &mut Vec<Option<OwnedFd>>) -> Option<Chan
             })
         }
         uffd::EVENT_FORK => {
-            forks.push(Some(message.take_fork_descriptor()));
-            Some(Change::Fork(forks.len() - 1))
+            let number = changes.next_fork;
+            changes.next_fork += 1;
+            changes.forks.insert(number, message.take_fork_descriptor());
+            Some(Change::Fork(number))
         }
         _ => None,
     }

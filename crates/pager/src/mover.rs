@@ -44,8 +44,6 @@ pub struct Mover {
 pub struct Settled {
     pub staged: usize,
     pub dropped: usize,
-    /// Pages that the program has to itself now.
-    pub unshared: usize,
 }
 
 impl Mover {
@@ -141,7 +139,7 @@ impl AddressSpace {
                     let result = result.filter(|_| !outcome.stale);
                     self.settle_move(run, place, result, &mut settled);
                 }
-                None => self.settle_unshare(run, result, &mut settled),
+                None => self.settle_unshare(run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
@@ -161,7 +159,7 @@ impl AddressSpace {
         }
     }
 
-    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>, settled: &mut Settled) {
+    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>) {
         let done = result.is_some_and(|result| result.errno == 0);
         for step in 0..run.pages {
             let entry = self.table.entry(run.page.plus(u64::from(step)));
@@ -178,7 +176,6 @@ impl AddressSpace {
                 entry.replace(state, next);
             }
         }
-        settled.unshared += if done { run.pages as usize } else { 0 };
     }
 
     fn settle_move(

@@ -25,8 +25,8 @@ pub enum Change {
         from: PageRange,
         to: VirtualPage,
     },
-    /// The number of the fork among those read.
-    Fork(usize),
+    /// The number of the fork among those of the address space.
+    Fork(u64),
 }
 
 impl Change {
@@ -60,11 +60,9 @@ impl Order {
         self.pending.push(change);
     }
 
-    /// The next change to apply, given what is managed by now.
-    pub fn next(&mut self, regions: &Regions) -> Option<Change> {
-        if self.pending.is_empty() {
-            return None;
-        }
+    /// The next change to apply, given what is managed by now. `quiet` says that nothing more is
+    /// to come; echoes that have not come by then never will.
+    pub fn next(&mut self, regions: &Regions, quiet: bool) -> Option<Change> {
         let possible = |change: &Change| match *change {
             Change::Remap { from, to } => {
                 let target = PageRange {
@@ -75,10 +73,19 @@ impl Order {
             }
             // Whoever unmaps or drops a range that was just moved there knows of it from whoever
             // moved it, whose event was then read.
-            Change::Unmap(_) | Change::Remove(_) | Change::Fork(_) => true,
+            Change::Unmap(_) | Change::Remove(_) => true,
+            // The child has what was there before: nothing read earlier may be left out.
+            Change::Fork(_) => self.pending.first() == Some(change),
         };
-        let index = self.pending.iter().position(possible).unwrap_or(0);
-        Some(self.pending.remove(index))
+        if !self.pending.is_empty() {
+            let index = self.pending.iter().position(possible).unwrap_or(0);
+            return Some(self.pending.remove(index));
+        }
+        if quiet {
+            // All echoes have been read; a move that left its mapping behind has none.
+            self.echoes.clear();
+        }
+        None
     }
 }
 
@@ -108,7 +115,7 @@ mod tests {
             regions.add(range(*place, place + 10));
         }
         changes.iter().for_each(|change| order.push(*change));
-        while let Some(change) = order.next(&regions) {
+        while let Some(change) = order.next(&regions, true) {
             match change {
                 Change::Unmap(range) => {
                     regions.remove(range);
@@ -179,6 +186,39 @@ mod tests {
         ];
         let places = vec![(100, 'a'), (200, 'b'), (400, 'c')];
         assert_eq!(apply(places, &changes), [(100, 'c'), (300, 'a')]);
+    }
+
+    #[test]
+    fn an_echo_is_known_in_the_next_batch() {
+        let mut regions = Regions::default();
+        regions.add(range(100, 110));
+        let mut order = Order::default();
+        order.push(remap(100, 300));
+        assert_eq!(order.next(&regions, false), Some(remap(100, 300)));
+        assert_eq!(order.next(&regions, false), None);
+        order.push(Change::Unmap(range(100, 110)));
+        assert_eq!(order.next(&regions, true), None);
+        // By now all echoes were read: this one is a real one.
+        order.push(Change::Unmap(range(100, 110)));
+        assert_eq!(
+            order.next(&regions, true),
+            Some(Change::Unmap(range(100, 110)))
+        );
+    }
+
+    #[test]
+    fn a_fork_waits_for_what_was_read_before() {
+        let mut regions = Regions::default();
+        regions.add(range(100, 110));
+        regions.add(range(200, 210));
+        let mut order = Order::default();
+        for change in [remap(200, 100), Change::Fork(0), remap(100, 300)] {
+            order.push(change);
+        }
+        assert_eq!(order.next(&regions, true), Some(remap(100, 300)));
+        regions.remove(range(100, 110));
+        assert_eq!(order.next(&regions, true), Some(remap(200, 100)));
+        assert_eq!(order.next(&regions, true), Some(Change::Fork(0)));
     }
 
     /// Every order in which two threads' events can be read gives what happened.

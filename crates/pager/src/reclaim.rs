@@ -47,7 +47,6 @@ pub struct Reclaimer {
 /// What one round did.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
-    /// Pages staged, or taken out of sharing.
     moved: usize,
     stored: usize,
     dropped: usize,
@@ -61,7 +60,7 @@ impl Progress {
 
     fn add(&mut self, settled: Option<Settled>) {
         let settled = settled.unwrap_or_default();
-        self.moved += settled.staged + settled.unshared;
+        self.moved += settled.staged;
         self.dropped += settled.dropped;
     }
 }
@@ -170,6 +169,7 @@ impl Reclaimer {
 
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
+        let mut target = stage_target(&self.group);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
         if let Ok(gate) = space.shared() {
             progress.add(space.settle());
@@ -183,15 +183,15 @@ impl Reclaimer {
                 if wanted > 0 && moves.is_empty() {
                     // Nothing to be had in what is managed: maybe there is more by now.
                     space.look_again.store(true, Ordering::Relaxed);
+                    // Nor must pages that were staged long ago hold up the ring of places.
+                    target = 0;
                 }
                 if !moves.is_empty() || !drops.is_empty() {
                     space.post(&gate, moves, drops);
                 }
             }
         }
-        let surplus = lock(&space.stage)
-            .live()
-            .saturating_sub(stage_target(&self.group));
+        let surplus = lock(&space.stage).live().saturating_sub(target);
         progress.stored = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
             let mover = lock(&space.mover);

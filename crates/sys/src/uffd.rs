@@ -27,6 +27,8 @@ pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 pub const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 /// `UFFD_FEATURE_EVENT_UNMAP`.
 pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+/// `UFFD_FEATURE_SIGBUS`: faults are errors, not messages.
+pub const FEATURE_SIGBUS: u64 = 1 << 7;
 /// `UFFD_FEATURE_THREAD_ID`: messages carry the faulting thread.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 /// `UFFD_FEATURE_MOVE` (Linux 6.8).
