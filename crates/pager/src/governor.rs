@@ -182,7 +182,7 @@ impl Governor {
     ///
     /// A fork that has copied the mappings already, but whose event is not there to be read yet,
     /// would make a child of which the page states say that it is managed and the kernel that it
-    /// is not. So what was registered while any change was under way is taken back.
+    /// is not. So what was registered while any change was under way does not count as managed.
     fn register(
         &self,
         space: &AddressSpace,
@@ -213,10 +213,8 @@ impl Governor {
             }
         }
         if space.is_changing() {
-            for part in registered {
-                // Nothing of it was moved out yet; if it is unmapped there is nothing to undo.
-                let _ = uffd.unregister(part.start.address(), bytes(part.pages()));
-            }
+            // What was registered stays so, as something else may have moved there by now; what is
+            // not in `regions` is never moved out, and its faults are served like any other.
             return false;
         }
         for part in registered {
