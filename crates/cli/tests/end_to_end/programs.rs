@@ -1,6 +1,9 @@
 //! Ordinary programs in a quarter of the memory they use: same output, limit held.
 
-use crate::support::{MIB, Program, alone, available, python, same_as_unlimited, source};
+use crate::support::{
+    MIB, Program, alone, available, python, same_as_unlimited, same_as_unlimited_but_for_forks,
+    source,
+};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -131,7 +134,7 @@ fn a_shell_runs_many_short_pipelines() {
         return;
     }
     let _guard = alone();
-    same_as_unlimited(
+    same_as_unlimited_but_for_forks(
         &Program::new("bash")
             .arg(source("many_processes.sh"))
             .arg("40"),

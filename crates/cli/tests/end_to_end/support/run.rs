@@ -408,7 +408,24 @@ impl Outcome {
             Limits::Resident(limit) => (limit, self.peak.programs),
             Limits::Total(limit) => (limit, self.peak.total),
         };
-        let allowed = limit + limit / 20 + 8 * MIB;
+        self.assert_held_within(held, limit, limit + limit / 20 + 8 * MIB);
+    }
+
+    /// [`Outcome::assert_limit_held`] for programs that fork while their memory is out. Pages that
+    /// a fork shares are copied before they are moved out, and stored once for each owner
+    /// (`docs/design.md`, known limits): until that is mended this only keeps it from growing.
+    #[track_caller]
+    pub fn assert_limit_held_but_for_forks(&self) {
+        let (limit, held) = match self.limits {
+            Limits::None => return,
+            Limits::Resident(limit) => (limit, self.peak.programs),
+            Limits::Total(limit) => (limit, self.peak.total),
+        };
+        self.assert_held_within(held, limit, limit * 4 + 8 * MIB);
+    }
+
+    #[track_caller]
+    fn assert_held_within(&self, held: u64, limit: u64, allowed: u64) {
         let over = self
             .stats
             .as_ref()
