@@ -19,7 +19,7 @@ const SMALLEST_MAPPING_PAGES: u64 = 16;
 /// Programs smaller than this are left alone.
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Memory that a program is taken to touch at most, in bytes a second.
-const FASTEST_GROWTH: u64 = 4 << 30;
+const FASTEST_GROWTH: u64 = 8 << 30;
 const SHORTEST_TICK: Duration = Duration::from_micros(500);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// New resident memory that makes it worth to look at the mappings again.
@@ -48,6 +48,8 @@ impl Governor {
     /// Runs until the group stops.
     pub fn run(&mut self) {
         memfold_sys::thread::set_timer_slack(50_000);
+        // Late, it lets programs outgrow the limit before they are managed.
+        memfold_sys::thread::set_nice(-10);
         while !self.group.stopping.load(Ordering::Relaxed) {
             let nap = self.tick();
             std::thread::sleep(nap);
