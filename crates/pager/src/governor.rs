@@ -74,7 +74,7 @@ impl Governor {
         self.group.note_peaks();
         let marks = Watermarks::of(self.group.resident_limit_bytes());
         let resident = self.group.resident_bytes();
-        let manage_from = marks.hard / 4 * 3;
+        let manage_from = manage_from(marks.hard);
         if resident >= manage_from {
             for space in &spaces {
                 if worth_a_look(space) {
@@ -245,6 +245,15 @@ fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> i
                 }
             }
         })
+}
+
+/// From how many resident bytes on programs are managed: three quarters of the limit, or less where
+/// the rest would be touched before the governor looks again.
+fn manage_from(limit: u64) -> u64 {
+    const HEADROOM: u64 = 16 << 20;
+    (limit / 4 * 3)
+        .min(limit.saturating_sub(HEADROOM))
+        .max(limit / 4)
 }
 
 fn worth_a_look(space: &AddressSpace) -> bool {
