@@ -221,7 +221,7 @@ impl AddressSpace {
         for chunk in staged.chunks(64) {
             let places: Vec<u64> = chunk
                 .iter()
-                .map(|(_, place)| self.staged_address(*place))
+                .map(|(_, place)| self.stage_address(*place))
                 .collect();
             let read = attached
                 .inspector

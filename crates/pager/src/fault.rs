@@ -177,7 +177,7 @@ impl Server {
         let buffer = &mut self.buffer[0];
         let read = attached
             .inspector
-            .read_pages(&[space.staged_address(place)], buffer);
+            .read_pages(&[space.stage_address(place)], buffer);
         if !matches!(read, Ok(1)) {
             // Only a dying program's memory cannot be read.
             entry.replace(returning, staged);

@@ -163,7 +163,7 @@ impl Handlers {
                 }
             }
             rounds += 1;
-            if retries.is_empty() && rounds >= 1 {
+            if retries.is_empty() {
                 // Level-triggered: what came meanwhile is reported again.
                 return;
             }

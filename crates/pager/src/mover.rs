@@ -76,18 +76,14 @@ impl Mover {
 }
 
 impl AddressSpace {
-    fn stage_address(&self, place: StageIndex) -> u64 {
+    /// Where a place of the stage lies in the program.
+    pub fn stage_address(&self, place: StageIndex) -> u64 {
         let stage = self
             .attached()
             .expect("only attached spaces stage pages")
             .arena
             .stage;
         stage.start.plus(u64::from(place.0)).address()
-    }
-
-    /// Where a staged page lies in the program.
-    pub fn staged_address(&self, place: StageIndex) -> u64 {
-        self.stage_address(place)
     }
 
     /// Posts one command. The batch before must be settled; `_held` shows that the gate is held,

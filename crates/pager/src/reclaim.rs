@@ -218,7 +218,7 @@ impl Reclaimer {
         let places: Vec<u64> = self
             .oldest
             .iter()
-            .map(|(place, _)| space.staged_address(*place))
+            .map(|(place, _)| space.stage_address(*place))
             .collect();
         let buffer = &mut self.buffer[..places.len()];
         // A page that came back meanwhile may be gone from the stage: read what can be read.

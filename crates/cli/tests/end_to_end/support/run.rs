@@ -403,12 +403,7 @@ impl Outcome {
     /// That the sampled peak stayed within the limit, plus 5 % and 8 MiB.
     #[track_caller]
     pub fn assert_limit_held(&self) {
-        let (limit, held) = match self.limits {
-            Limits::None => return,
-            Limits::Resident(limit) => (limit, self.peak.programs),
-            Limits::Total(limit) => (limit, self.peak.total),
-        };
-        self.assert_held_within(held, limit, limit + limit / 20 + 8 * MIB);
+        self.assert_held_within(|limit| limit + limit / 20 + 8 * MIB);
     }
 
     /// [`Outcome::assert_limit_held`] for programs that fork while their memory is out. Pages that
@@ -416,22 +411,22 @@ impl Outcome {
     /// (`docs/design.md`, known limits): until that is mended this only keeps it from growing.
     #[track_caller]
     pub fn assert_limit_held_but_for_forks(&self) {
+        self.assert_held_within(|limit| limit * 4 + 8 * MIB);
+    }
+
+    #[track_caller]
+    fn assert_held_within(&self, allowed: fn(u64) -> u64) {
         let (limit, held) = match self.limits {
             Limits::None => return,
             Limits::Resident(limit) => (limit, self.peak.programs),
             Limits::Total(limit) => (limit, self.peak.total),
         };
-        self.assert_held_within(held, limit, limit * 4 + 8 * MIB);
-    }
-
-    #[track_caller]
-    fn assert_held_within(&self, held: u64, limit: u64, allowed: u64) {
         let over = self
             .stats
             .as_ref()
             .map_or(0.0, |_| self.number("over_limit_pages"));
         assert!(
-            held <= allowed,
+            held <= allowed(limit),
             "{}: {} KiB at the peak ({} KiB in programs, {} KiB in memfold) under a limit of {} KiB; over_limit_pages {over}",
             self.what,
             held / 1024,
