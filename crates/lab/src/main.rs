@@ -4,6 +4,8 @@
 mod before;
 mod chain;
 mod free;
+#[allow(dead_code, unused_imports)] // The first experiments that use it are on their way.
+mod host;
 mod mapping;
 mod pool;
 mod random;
@@ -140,6 +142,7 @@ fn run() -> Result<()> {
             let options = Options::parse(&mut parser, &known)?;
             free::run(&options)?.print(options.json);
         }
+        host::GUARDIAN => host::guard()?,
         "trace" => {
             let options = Options::parse(&mut parser, &["pid", "algo", "output", "pages"])?;
             record(&options)?;

@@ -17,7 +17,7 @@ use crate::{Errno, PAGE_SIZE};
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-pub use cgroup::{Allowance, AllowanceSource, memory_allowance};
+pub use cgroup::{Allowance, AllowanceSource, Hierarchy, memory_allowance, memory_hierarchies};
 
 /// What a check found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -34,11 +34,9 @@ pub fn memory_allowance() -> io::Result<Allowance> {
         bytes: host,
         source: AllowanceSource::Host,
     };
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    for hierarchy in hierarchies(&mounts, &cgroups) {
+    for hierarchy in memory_hierarchies() {
         for folder in hierarchy.folders() {
-            let file = folder.join(hierarchy.file);
+            let file = folder.join(hierarchy.limit_file);
             let Some(bytes) = fs::read_to_string(file)
                 .ok()
                 .and_then(|text| limit_bytes(&text))
@@ -69,12 +67,24 @@ fn limit_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// A mounted cgroup hierarchy that counts memory, and where this process is in it.
-#[derive(Debug, PartialEq, Eq)]
-struct Hierarchy {
-    mount_point: PathBuf,
-    folder: PathBuf,
-    file: &'static str,
+/// A mounted cgroup hierarchy that may count memory, and where this process is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// The folder of this process's group.
+    pub folder: PathBuf,
+    /// The name of the file that holds a group's limit: `memory.max` (version 2) or
+    /// `memory.limit_in_bytes` (version 1).
+    pub limit_file: &'static str,
+}
+
+/// The mounted cgroup hierarchies that have, or in version 2 may have, a memory controller.
+#[must_use]
+pub fn memory_hierarchies() -> Vec<Hierarchy> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    hierarchies(&mounts, &cgroups)
 }
 
 impl Hierarchy {
@@ -99,7 +109,7 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
             continue;
         };
         let mut file_system = file_system.split(' ');
-        let (file, path) = match (file_system.next(), file_system.nth(1)) {
+        let (limit_file, path) = match (file_system.next(), file_system.nth(1)) {
             (Some("cgroup2"), _) => ("memory.max", path_in(cgroups, |names| names.is_empty())),
             (Some("cgroup"), Some(options)) if options.split(',').any(|one| one == "memory") => (
                 "memory.limit_in_bytes",
@@ -118,7 +128,7 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
         found.push(Hierarchy {
             mount_point,
             folder,
-            file,
+            limit_file,
         });
     }
     found
@@ -151,7 +161,7 @@ mod tests {
             ]
             .map(PathBuf::from)
         );
-        assert_eq!(found[0].file, "memory.max");
+        assert_eq!(found[0].limit_file, "memory.max");
     }
 
     #[test]
@@ -162,7 +172,7 @@ mod tests {
         let found = hierarchies(mounts, "4:memory:/docker/abc\n1:cpu:/docker/abc\n0::/\n");
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].folders(), [PathBuf::from("/sys/fs/cgroup/memory")]);
-        assert_eq!(found[0].file, "memory.limit_in_bytes");
+        assert_eq!(found[0].limit_file, "memory.limit_in_bytes");
     }
 
     #[test]

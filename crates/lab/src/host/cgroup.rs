@@ -1,0 +1,109 @@
+//! A memory cgroup for one run, in version 1 or 2, whatever the host has.
+
+use std::{
+    fs::OpenOptions,
+    io::Write,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context, Result, bail};
+use memfold_sys::probe::memory_hierarchies;
+
+use super::{Change, Guardian, Undo, read, require_root, undo::PREFIX, write};
+
+/// A memory cgroup; dropping it kills what is in it and removes it.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    path: PathBuf,
+    version: Version,
+    _group: Change,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl MemoryGroup {
+    /// Makes a group whose members may have `limit` bytes resident together; `None` only counts.
+    ///
+    /// # Errors
+    /// Without root, and where no memory controller is mounted.
+    pub fn start(guardian: &Guardian, limit: Option<u64>) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        require_root("a memory cgroup")?;
+        let (version, parent) = find()?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
+        let group = guardian.promise(Undo::RemoveGroup(path.clone()))?;
+        std::fs::create_dir(&path).with_context(|| format!("cgroup {}", path.display()))?;
+        let group = Self {
+            path,
+            version,
+            _group: group,
+        };
+        if let Some(limit) = limit {
+            group.set_limit(limit)?;
+        }
+        Ok(group)
+    }
+
+    /// Changes the limit; the kernel reclaims what is above it before this returns.
+    pub fn set_limit(&self, bytes: u64) -> Result<()> {
+        let file = match self.version {
+            Version::One => "memory.limit_in_bytes",
+            Version::Two => "memory.max",
+        };
+        write(self.path.join(file), &bytes.to_string())
+    }
+
+    /// Has `command` run in this group, from its first instruction on.
+    pub fn run_here(&self, command: &mut Command) -> Result<()> {
+        let members = self.path.join("cgroup.procs");
+        let mut members = OpenOptions::new()
+            .write(true)
+            .open(&members)
+            .with_context(|| format!("{} cannot be opened", members.display()))?;
+        // SAFETY: between fork and exec this only writes to an open descriptor, which is
+        // async-signal-safe and allocates nothing.
+        unsafe { command.pre_exec(move || members.write_all(b"0\n")) };
+        Ok(())
+    }
+
+    /// The most bytes that were charged at any time (file pages and kernel memory included).
+    pub fn peak(&self) -> Result<u64> {
+        let file = match self.version {
+            Version::One => "memory.max_usage_in_bytes",
+            Version::Two => "memory.peak",
+        };
+        Ok(read(self.path.join(file))?.parse()?)
+    }
+}
+
+/// The hierarchy with the memory controller. The group is made at the top of the mount: in
+/// version 2 a group with members of its own cannot have groups below it.
+fn find() -> Result<(Version, PathBuf)> {
+    for hierarchy in memory_hierarchies() {
+        let root = hierarchy.mount_point;
+        if hierarchy.limit_file == "memory.limit_in_bytes" {
+            return Ok((Version::One, root));
+        }
+        if has_memory(&root.join("cgroup.controllers")) {
+            let subtree = root.join("cgroup.subtree_control");
+            if !has_memory(&subtree) {
+                // Left enabled: other groups may come to rely on it, and it changes nothing else.
+                write(&subtree, "+memory")?;
+            }
+            return Ok((Version::Two, root));
+        }
+    }
+    bail!("no memory cgroup controller is mounted (mount cgroup2 with the memory controller)")
+}
+
+fn has_memory(file: &Path) -> bool {
+    read(file).is_ok_and(|text| text.split_whitespace().any(|name| name == "memory"))
+}

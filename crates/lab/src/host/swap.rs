@@ -1,0 +1,88 @@
+//! Swap areas: their header, and taking them into use and out of it.
+
+use std::{
+    ffi::CString,
+    fs::OpenOptions,
+    io,
+    os::unix::{ffi::OsStrExt, fs::FileExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use zsmalloc::PAGE_SIZE;
+
+use super::{Change, Guardian, Undo, read, require_root, retry};
+
+/// `swapon(2)`: use this priority.
+const PRIORITY_GIVEN: libc::c_int = 0x8000;
+/// Above whatever else there is (nothing: see [`require_none`]).
+const PRIORITY: libc::c_int = 100;
+
+/// Fails if the host swaps already: then a comparison would not be with what it names.
+pub fn require_none() -> Result<()> {
+    let areas = areas()?;
+    let names: Vec<String> = areas
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    ensure!(
+        areas.is_empty(),
+        "other swap is in use ({}): take it out of use first (swapoff), or the comparison is not \
+         with what it names",
+        names.join(", ")
+    );
+    Ok(())
+}
+
+/// What the host swaps to.
+pub fn areas() -> Result<Vec<PathBuf>> {
+    let table = read("/proc/swaps")?;
+    let name = |line: &str| line.split_whitespace().next().map(PathBuf::from);
+    Ok(table.lines().skip(1).filter_map(name).collect())
+}
+
+/// Writes a swap header to a device or file of `bytes`, and swaps to it until the result is
+/// dropped.
+pub fn start(guardian: &Guardian, area: &Path, bytes: u64) -> Result<Change> {
+    require_root("swap")?;
+    let file = OpenOptions::new()
+        .write(true)
+        .open(area)
+        .with_context(|| format!("{} cannot be opened", area.display()))?;
+    file.write_all_at(&header(bytes)?, 0)?;
+    file.sync_all()?;
+    drop(file);
+    let change = guardian.promise(Undo::StopSwapping(area.to_owned()))?;
+    let name = CString::new(area.as_os_str().as_bytes())?;
+    // SAFETY: the name is a C string; the call reads nothing else of ours.
+    let failed = unsafe { libc::swapon(name.as_ptr(), PRIORITY_GIVEN | PRIORITY) } != 0;
+    let error = io::Error::last_os_error();
+    ensure!(!failed, "swapon {}: {error}", area.display());
+    Ok(change)
+}
+
+/// Takes an area out of use, if it is in use.
+pub fn stop(area: &Path) -> Result<()> {
+    let name = CString::new(area.as_os_str().as_bytes())?;
+    retry(|| {
+        if !areas()?.iter().any(|one| one == area) {
+            return Ok(());
+        }
+        // SAFETY: the name is a C string; the call reads nothing else of ours.
+        let failed = unsafe { libc::swapoff(name.as_ptr()) } != 0;
+        let error = io::Error::last_os_error();
+        ensure!(!failed, "swapoff {}: {error}", area.display());
+        Ok(())
+    })
+}
+
+/// The first page of a swap area, as `mkswap` writes it: version 1, no bad pages, no label.
+fn header(bytes: u64) -> Result<[u8; PAGE_SIZE]> {
+    let pages = u32::try_from(bytes / PAGE_SIZE as u64)?;
+    ensure!(pages > 10, "a swap area of {bytes} bytes is too small");
+    let mut page = [0; PAGE_SIZE];
+    page[1024..1028].copy_from_slice(&1_u32.to_le_bytes());
+    page[1028..1032].copy_from_slice(&(pages - 1).to_le_bytes());
+    page[PAGE_SIZE - 10..].copy_from_slice(b"SWAPSPACE2");
+    Ok(page)
+}

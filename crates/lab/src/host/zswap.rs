@@ -1,0 +1,105 @@
+//! zswap in front of a swap file.
+
+use std::{
+    fs::File,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Change, Guardian, Undo, read, require_root, swap, undo::PREFIX, write};
+
+const PARAMETERS: &str = "/sys/module/zswap/parameters";
+
+/// zswap, with a swap file behind it as the host's only swap, until it is dropped.
+#[derive(Debug)]
+pub struct Zswap {
+    compressor: String,
+    // In this order: swapping stops, then the file goes, then the parameters are as before.
+    _swapping: Change,
+    _file: Change,
+    _parameters: Vec<Change>,
+}
+
+/// What zswap holds. Bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ZswapUse {
+    /// The pages stored, before compression.
+    pub original: u64,
+    /// All memory taken for them.
+    pub used: u64,
+}
+
+impl Zswap {
+    /// Makes a swap file of `bytes` in `folder` (of a file system that allows it) and enables
+    /// zswap, with lz4 where the kernel's crypto has it and else with what it is set to
+    /// ([`Zswap::compressor`] tells which).
+    ///
+    /// # Errors
+    /// Without root, where the kernel has no zswap, and where other swap is in use.
+    pub fn start(guardian: &Guardian, folder: &Path, bytes: u64) -> Result<Self> {
+        require_root("zswap")?;
+        swap::require_none()?;
+        let enabled = Path::new(PARAMETERS).join("enabled");
+        ensure!(enabled.exists(), "this kernel has no zswap (CONFIG_ZSWAP)");
+        let mut parameters = Vec::new();
+        let compressor = Path::new(PARAMETERS).join("compressor");
+        parameters.push(guardian.promise(write_back(&compressor)?)?);
+        // Refused where the kernel has no such compressor: then the name read below stands.
+        let _ = std::fs::write(&compressor, "lz4");
+        parameters.push(guardian.promise(write_back(&enabled)?)?);
+        write(&enabled, "Y")?;
+        let path = folder.join(format!("{PREFIX}{}.swap", std::process::id()));
+        let file = guardian.promise(Undo::Delete(path.clone()))?;
+        fill(&path, bytes).with_context(|| format!("swap file {}", path.display()))?;
+        let swapping = swap::start(guardian, &path, bytes)
+            .context("zswap (choose a folder on a file system that allows swap files)")?;
+        Ok(Self {
+            compressor: read(&compressor)?,
+            _swapping: swapping,
+            _file: file,
+            _parameters: parameters,
+        })
+    }
+
+    /// The compressor in use.
+    pub fn compressor(&self) -> &str {
+        &self.compressor
+    }
+
+    /// What it holds now.
+    pub fn usage(&self) -> Result<ZswapUse> {
+        let meminfo = read("/proc/meminfo")?;
+        let bytes = |name: &str| -> Result<u64> {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
+            let line = line.with_context(|| format!("/proc/meminfo has no {name}"))?;
+            Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? * 1024)
+        };
+        Ok(ZswapUse {
+            original: bytes("Zswapped:")?,
+            used: bytes("Zswap:")?,
+        })
+    }
+}
+
+fn write_back(parameter: &Path) -> Result<Undo> {
+    Ok(Undo::WriteBack(parameter.to_owned(), read(parameter)?))
+}
+
+/// A file without holes: the kernel swaps to no other.
+fn fill(path: &PathBuf, bytes: u64) -> Result<()> {
+    const CHUNK: usize = 1 << 20;
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let zeros = vec![0; CHUNK];
+    for _ in 0..bytes.div_ceil(CHUNK as u64) {
+        file.write_all(&zeros)?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
