@@ -105,15 +105,26 @@ impl BinState {
             }
         };
         let zspage = context.arenas.zspage(page);
-        let index = zspage
-            .take_slot()
-            .expect("the current zspage has a free slot");
+        let word = self.take_slot(context, page, zspage);
+        if zspage.place() == Place::Full {
+            self.current = Link::NONE;
+        }
+        Some(word)
+    }
+
+    /// Takes a slot of a zspage of this bin that has a free one.
+    fn take_slot(
+        &mut self,
+        context: &BinContext<'_>,
+        page: PageNumber,
+        zspage: &Zspage,
+    ) -> ObjectWord {
+        let index = zspage.take_slot().expect("the zspage has a free slot");
         self.used += 1;
         if zspage.used() == context.class.objects() {
             zspage.set_place(Place::Full);
-            self.current = Link::NONE;
         }
-        Some(ObjectWord::new(context.class_index, page, index))
+        ObjectWord::new(context.class_index, page, index)
     }
 
     /// Puts a run of pages into service as a zspage of this bin, and takes a slot.
@@ -128,20 +139,24 @@ impl BinState {
         self.adopt(context, page)
     }
 
-    /// Adds a zspage that another bin gave away, and takes a slot.
+    /// Adds a zspage that another bin gave away, and takes a slot of it.
+    ///
+    /// Not a slot of the current zspage, should another thread of this shard have been faster: a
+    /// zspage on a list must hold an object, or no free would ever find it empty.
     pub(crate) fn adopt(&mut self, context: &BinContext<'_>, page: PageNumber) -> ObjectWord {
         self.zspages += 1;
         let zspage = context.arenas.zspage(page);
         self.used += zspage.used();
-        if self.current.get().is_some() {
-            // Another thread of this shard was faster.
-            self.list(context, page, zspage);
-        } else {
-            zspage.set_place(Place::Current);
-            self.current = Link::to(page);
+        let word = self.take_slot(context, page, zspage);
+        if zspage.place() != Place::Full {
+            if self.current.get().is_some() {
+                self.list(context, page, zspage);
+            } else {
+                zspage.set_place(Place::Current);
+                self.current = Link::to(page);
+            }
         }
-        self.allocate(context)
-            .expect("a zspage with a free slot was added")
+        word
     }
 
     /// Gives the fullest zspage that is not full away to another bin.

@@ -60,6 +60,9 @@ impl<S: PageSource> Pool<S> {
     /// empty. Runs beside stores, reads and frees, none of which waits for it. `owner` is told of
     /// every move. `go_on` is asked before each batch of zspages (a few hundred objects).
     ///
+    /// The memory goes back to the system before the call returns, with what was held back for
+    /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages).
+    ///
     /// A class that another thread is compacting just now is left out.
     ///
     /// The caller must not hold a [`Pin`](crate::Pin), nor be inside a read or a
@@ -75,6 +78,7 @@ impl<S: PageSource> Pool<S> {
                 continue;
             };
             let mut surplus = self.surplus_zspages(class_index);
+            let anything = surplus > 0;
             while surplus > 0 && go_on() {
                 let before = report;
                 let mut batch = Batch::isolate(self, class_index, surplus, &mut report);
@@ -86,6 +90,10 @@ impl<S: PageSource> Pool<S> {
                     break;
                 }
                 surplus = self.surplus_zspages(class_index);
+            }
+            if anything {
+                // What others freed while its zspages were isolated is given back here or never.
+                self.trim_classes(class_index..class_index + 1);
             }
         }
         report

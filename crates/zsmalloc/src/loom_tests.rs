@@ -27,14 +27,22 @@ impl Relocate for Owner {
     }
 }
 
-/// A pool with one object in each of two zspages of two slots.
-fn owner() -> Owner {
+/// A pool of one shard with nothing in it.
+fn empty_owner() -> Owner {
     let mut config = Config::with_capacity_pages(1024);
     config.max_chain_pages = 1;
     config.shards = 1;
     config.deferred_bytes = 0;
     config.retained_pages = 0;
-    let pool = Pool::new(HeapSource::new(), config).unwrap();
+    Owner {
+        pool: Pool::new(HeapSource::new(), config).unwrap(),
+        entries: Vec::new(),
+    }
+}
+
+/// A pool with one object in each of two zspages of two slots.
+fn owner() -> Owner {
+    let pool = empty_owner().pool;
     let object = |number: u8| pool.store(&[&[number; PAGE_SIZE / 2]]).unwrap();
     let words = [object(0), object(8), object(1), object(9)];
     pool.free(words[1]);
@@ -105,5 +113,25 @@ fn a_read_against_compaction() {
         reader.join().unwrap();
         assert_eq!(owner.pool.stats().objects_used(), 2);
         report.objects_moved
+    });
+}
+
+/// Two threads of one shard that find no free slot both bring a zspage; when their objects are
+/// gone, all memory is. (A zspage that was put on a list empty would stay for ever.)
+#[test]
+fn two_stores_that_both_bring_a_zspage() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let owner = Arc::new(empty_owner());
+        let store = |owner: &Owner| owner.pool.store(&[&[1; PAGE_SIZE / 2]]).unwrap();
+        let other = {
+            let owner = owner.clone();
+            thread::spawn(move || store(&owner))
+        };
+        let words = [store(&owner), other.join().unwrap()];
+        words.into_iter().for_each(|word| owner.pool.free(word));
+        owner.pool.trim();
+        assert_eq!(owner.pool.resident_bytes(), 0);
     });
 }

@@ -6,6 +6,8 @@
 //! what is discarded comes in address order and neighbours are given back together: to the system,
 //! one long run is less than half the work of its pages in small ones.
 
+use std::ops::Range;
+
 use crate::{
     arena::{Arena, Arenas, NOT_LISTED, RunBits},
     class::MAX_CHAIN_PAGES,
@@ -268,11 +270,16 @@ impl<S: PageSource> Pool<S> {
     /// Gives the memory of all pages that hold no object back: empty zspages that were held back
     /// for reuse. Returns how many pages that were.
     pub fn trim(&self) -> usize {
+        self.trim_classes(0..self.classes().len())
+    }
+
+    /// Like [`Pool::trim`], but looks for empty zspages in some classes only.
+    pub(crate) fn trim_classes(&self, classes: Range<usize>) -> usize {
         let mut released = Released::new();
         for (shard_index, shard) in self.shards.iter().enumerate() {
-            for (class_index, bin) in shard.bins.iter().enumerate() {
+            for class_index in classes.clone() {
                 let context = self.context(shard_index, class_index);
-                let emptied = lock(&bin.state).trim(&context);
+                let emptied = lock(&shard.bins[class_index].state).trim(&context);
                 if let Some(page) = emptied {
                     released.push(&self.arenas, page);
                 }

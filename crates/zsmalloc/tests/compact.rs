@@ -4,7 +4,7 @@ mod common;
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -191,6 +191,48 @@ fn an_owner_that_refuses_loses_nothing() {
         pool.free(word);
     }
     pool.trim();
+    assert_eq!(pool.resident_bytes(), 0);
+}
+
+/// Frees all objects and gives the memory back as soon as the first is to be moved.
+struct FreesAll<'a> {
+    pool: &'a Pool<HeapSource>,
+    words: Mutex<Vec<ObjectWord>>,
+}
+
+impl Relocate for FreesAll<'_> {
+    fn relocate(&self, _: ObjectWord, _: ObjectWord, _: &[u8]) -> bool {
+        let words = std::mem::take(&mut *self.words.lock().unwrap());
+        words.into_iter().for_each(|word| self.pool.free(word));
+        self.pool.trim();
+        false
+    }
+}
+
+/// The last free and the trim come while a compactor holds zspages of its own: what it still has
+/// then goes back when it is done, as nobody else will see to it.
+#[test]
+fn memory_goes_back_that_was_freed_during_compaction() {
+    let pool = Pool::new(HeapSource::new(), Config::with_capacity_pages(1 << 14)).unwrap();
+    let mut words: Vec<ObjectWord> = (0..200)
+        .map(|n| pool.store(&[&contents(n, 1500)]).unwrap())
+        .collect();
+    let mut number = 0;
+    words.retain(|&word| {
+        number += 1;
+        let keep = number % 2 == 0;
+        if !keep {
+            pool.free(word);
+        }
+        keep
+    });
+    let owner = FreesAll {
+        pool: &pool,
+        words: Mutex::new(words),
+    };
+    let report = pool.compact(&owner, || true);
+    assert!(report.objects_refused > 0 && report.objects_moved == 0);
+    assert_eq!(pool.stats().objects_used(), 0);
     assert_eq!(pool.resident_bytes(), 0);
 }
 
