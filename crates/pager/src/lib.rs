@@ -6,6 +6,7 @@
 
 mod address_space;
 mod attendant;
+pub mod embedded;
 mod events;
 mod fault;
 mod governor;

@@ -12,6 +12,15 @@ pub enum Algorithm {
     Zstd,
 }
 
+impl From<Algorithm> for memfold_swap::Algorithm {
+    fn from(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::Lz4 => Self::Lz4,
+            Algorithm::Zstd => Self::Zstd,
+        }
+    }
+}
+
 /// The memory limit of a group, in bytes. At least one of the two is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limit {

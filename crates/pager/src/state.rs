@@ -100,6 +100,7 @@ impl PageState {
 
 /// A page's entry in the page table.
 #[derive(Debug, Default)]
+#[repr(transparent)]
 pub struct Entry(AtomicU64);
 
 impl Entry {

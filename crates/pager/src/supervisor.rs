@@ -5,7 +5,7 @@ use crate::governor::Governor;
 use crate::group::Group;
 use crate::handler::Handlers;
 use crate::memory::MappedSource;
-use crate::options::{Algorithm, Options};
+use crate::options::Options;
 use crate::reclaim::Reclaimer;
 use crate::sentinel::Sentinel;
 use crate::stats::Stats;
@@ -63,10 +63,7 @@ impl Supervisor {
     /// See [`StartError`]; nothing is left behind.
     pub fn start(options: Options) -> Result<Supervisor, StartError> {
         let config = SwapConfig {
-            algorithm: match options.algorithm {
-                Algorithm::Lz4 => memfold_swap::Algorithm::Lz4,
-                Algorithm::Zstd => memfold_swap::Algorithm::Zstd,
-            },
+            algorithm: options.algorithm.into(),
             checksum: options.checksum,
             ..SwapConfig::default()
         };

@@ -23,6 +23,8 @@ pub mod uffd;
 #[cfg(feature = "std")]
 pub mod epoll;
 #[cfg(feature = "std")]
+pub mod fork;
+#[cfg(feature = "std")]
 pub mod memory;
 #[cfg(feature = "std")]
 pub mod port;
@@ -30,6 +32,10 @@ pub mod port;
 pub mod probe;
 #[cfg(feature = "std")]
 pub mod process;
+#[cfg(feature = "std")]
+pub mod reserve;
+#[cfg(feature = "std")]
+pub mod signal;
 #[cfg(feature = "std")]
 pub mod socket;
 #[cfg(feature = "std")]

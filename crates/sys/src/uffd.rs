@@ -31,6 +31,8 @@ pub const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
 pub const FEATURE_SIGBUS: u64 = 1 << 7;
 /// `UFFD_FEATURE_THREAD_ID`: messages carry the faulting thread.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+/// `UFFD_FEATURE_EXACT_ADDRESS`: messages carry the address that was touched, not its page's.
+pub const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 /// `UFFD_FEATURE_MOVE` (Linux 6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
@@ -68,6 +70,11 @@ impl Message {
     /// Page fault: the address, rounded down to its page.
     pub fn fault_address(&self) -> u64 {
         self.arguments[1] & !(crate::PAGE_SIZE as u64 - 1)
+    }
+    /// Page fault: the address as the kernel tells it, which is exact only with
+    /// [`FEATURE_EXACT_ADDRESS`].
+    pub fn exact_fault_address(&self) -> u64 {
+        self.arguments[1]
     }
     /// Page fault: the faulting thread.
     pub fn fault_thread(&self) -> u32 {
@@ -185,6 +192,19 @@ impl Uffd {
             let fd = Errno::result(syscall(nr::IOCTL, [device, IOC_NEW, flags, 0, 0, 0]));
             syscall(nr::CLOSE, [device, 0, 0, 0, 0, 0]);
             fd.map(|fd| Uffd(fd as i32))
+        }
+    }
+
+    /// Lets [`Uffd::read`] wait for messages instead of returning without any.
+    #[cfg(feature = "std")]
+    pub fn set_blocking(self) -> Result<(), Errno> {
+        // SAFETY: numbers only.
+        let result = unsafe { libc::fcntl(self.0, libc::F_SETFL, 0) };
+        match result {
+            0 => Ok(()),
+            _ => Err(Errno(
+                std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+            )),
         }
     }
 

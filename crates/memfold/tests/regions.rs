@@ -1,0 +1,237 @@
+//! Regions hold what was written to them, whatever comes and goes.
+
+mod common;
+
+use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
+use memfold::{Error, Memfold};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Four times as much as the limit, written and read back in order and out of order.
+#[test]
+fn pages_survive_a_limit_of_a_quarter() {
+    for mode in modes() {
+        let memfold = builder(mode)
+            .resident_limit(4 * MIB as u64)
+            .build()
+            .unwrap();
+        let mut region = memfold.map(16 * MIB).unwrap();
+        let pages = region.len() / PAGE;
+        for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, number as u64, 1);
+        }
+        for step in 0..pages * 2 {
+            let number = step * 7919 % pages;
+            verify_page(&region[number * PAGE..][..PAGE], number as u64, 1);
+        }
+        for number in (0..pages).rev() {
+            verify_page(&region[number * PAGE..][..PAGE], number as u64, 1);
+        }
+        let stats = memfold.stats();
+        assert_eq!(stats.mode, mode);
+        assert!(stats.pages_out > 3000 && stats.pages_in > 3000, "{stats:?}");
+        assert!(stats.peak_resident_bytes <= 4 * MIB as u64, "{stats:?}");
+        assert_eq!((stats.over_limit_pages, stats.store_failures), (0, 0));
+        drop(region);
+        memfold.settle();
+        let stats = memfold.stats();
+        assert_eq!(
+            (stats.stored_pages, stats.resident_bytes, stats.mapped_bytes),
+            (0, 0, 0)
+        );
+    }
+}
+
+/// Threads write and verify pages of their own while others page everything out all the time.
+#[test]
+fn threads_keep_their_pages_under_torture_reclaim() {
+    for mode in modes() {
+        let memfold = builder(mode)
+            .resident_limit(2 * MIB as u64)
+            .build()
+            .unwrap();
+        let region = memfold.map(6 * MIB).unwrap();
+        let pages = region.len() / PAGE;
+        let start = region.as_ptr() as usize;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut turn = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        turn += 1;
+                        let from = turn * 37 % pages * PAGE;
+                        let to = (from + 200 * PAGE).min(region.len());
+                        match turn % 4 {
+                            0 => region.cold(from..to).unwrap(),
+                            1 => region.will_need(from..to).unwrap(),
+                            _ => drop(region.page_out(from..to).unwrap()),
+                        }
+                    }
+                });
+            }
+            let workers: Vec<_> = (0..4)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        // Neighbouring pages belong to different threads.
+                        let own: Vec<usize> = (thread..pages).step_by(4).collect();
+                        let page = |number: usize| {
+                            let address = (start + number * PAGE) as *mut u8;
+                            // SAFETY: pages of the region, which outlives the scope; each is used
+                            // by one thread.
+                            unsafe { std::slice::from_raw_parts_mut(address, PAGE) }
+                        };
+                        for generation in 1..12_u64 {
+                            for &number in &own {
+                                if generation > 1 {
+                                    verify_page(page(number), number as u64, generation - 1);
+                                }
+                                fill_page(page(number), number as u64, generation);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for worker in workers {
+                worker.join().unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(memfold.stats().peak_resident_bytes <= 2 * MIB as u64);
+    }
+}
+
+#[test]
+fn untouched_and_dropped_memory_reads_as_zeros() {
+    for mode in modes() {
+        let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+        let mut region = memfold.map(3 * MIB + 100).unwrap();
+        assert_eq!(region.len(), 3 * MIB + 100);
+        assert!(region.iter().all(|byte| *byte == 0));
+        region.fill(7);
+        region.page_out(MIB..2 * MIB).unwrap();
+        region.dont_need(10..2 * MIB + 10).unwrap();
+        assert!(region[..10].iter().all(|byte| *byte == 7));
+        assert!(region[10..2 * MIB + 10].iter().all(|byte| *byte == 0));
+        assert!(region[2 * MIB + 10..].iter().all(|byte| *byte == 7));
+        region.dont_need(..).unwrap();
+        assert_eq!(memfold.stats().stored_pages, 0);
+        assert!(region.iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn several_limits_live_side_by_side() {
+    let memfolds: Vec<Memfold> = [2, 8, 32]
+        .iter()
+        .map(|limit| {
+            let bytes = limit * MIB as u64;
+            Memfold::builder().resident_limit(bytes).build().unwrap()
+        })
+        .collect();
+    let mut regions: Vec<_> = memfolds
+        .iter()
+        .map(|one| one.map(10 * MIB).unwrap())
+        .collect();
+    for (number, region) in regions.iter_mut().enumerate() {
+        for (index, page) in region.chunks_exact_mut(PAGE).enumerate() {
+            fill_page(page, index as u64, number as u64);
+        }
+    }
+    for (number, region) in regions.iter().enumerate() {
+        for (index, page) in region.chunks_exact(PAGE).enumerate() {
+            verify_page(page, index as u64, number as u64);
+        }
+    }
+    let peaks: Vec<u64> = memfolds
+        .iter()
+        .map(|one| one.stats().peak_resident_bytes)
+        .collect();
+    assert!(
+        peaks[0] <= 2 << 20 && peaks[1] <= 8 << 20 && peaks[2] == 10 << 20,
+        "{peaks:?}"
+    );
+    assert_eq!(memfolds[2].stats().pages_out, 0);
+}
+
+/// Pinned pages can be given to system calls; others, in the modes of signals, cannot.
+#[test]
+fn system_calls_need_a_pin_or_thread_mode() {
+    use std::io::{Read, Write};
+    for mode in modes() {
+        let memfold = builder(mode).limit(16 * MIB as u64).build().unwrap();
+        let mut region = memfold.map(MIB).unwrap();
+        region.fill(0xa5);
+        region.page_out(..).unwrap();
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let direct = writer.write(&region[..PAGE]);
+        assert_eq!(
+            direct.is_ok(),
+            region.serves_system_calls(),
+            "{mode}: {direct:?}"
+        );
+        if direct.is_ok() {
+            let mut bytes = [0; PAGE];
+            reader.read_exact(&mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0xa5));
+        }
+        region.page_out(..).unwrap();
+        let pin = region.pin(..8 * PAGE).unwrap();
+        assert_eq!(region.page_out(..8 * PAGE).unwrap(), 0);
+        assert_eq!(memfold.stats().pinned_bytes, 8 * PAGE as u64);
+        writer.write_all(&pin).unwrap();
+        drop(pin);
+        assert_eq!(region.page_out(..8 * PAGE).unwrap(), 8 * PAGE as u64);
+        let mut pin = region.pin_mut(PAGE..9 * PAGE).unwrap();
+        reader.read_exact(&mut pin).unwrap();
+        assert!(pin.iter().all(|byte| *byte == 0xa5));
+        drop(pin);
+        assert_eq!(memfold.stats().pinned_bytes, 0);
+        assert!(matches!(
+            region.pin(MIB..MIB + 1),
+            Err(Error::OutOfRange { .. })
+        ));
+        let large = memfold.map(64 * MIB).unwrap();
+        assert!(matches!(large.pin(..), Err(Error::TooMuchPinned { .. })));
+    }
+}
+
+/// What does not compress stays above the limit rather than be lost.
+#[test]
+fn what_cannot_be_stored_in_less_exceeds_the_limit() {
+    let memfold = Memfold::builder().limit(4 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(8 * MIB).unwrap();
+    let mut state = 1_u64;
+    for word in region.view_mut::<u64>() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *word = state;
+    }
+    let mut state = 1_u64;
+    for word in region.view::<u64>() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        assert_eq!(*word, state);
+    }
+    let stats = memfold.stats();
+    assert!(
+        stats.pool_bytes + stats.resident_bytes >= 8 * MIB as u64,
+        "{stats:?}"
+    );
+}
+
+#[test]
+fn bad_requests_say_what_is_wrong() {
+    let small = Memfold::builder().limit(1000).build().unwrap_err();
+    assert!(small.to_string().contains("too small"), "{small}");
+    let memfold = Memfold::builder().limit(8 * MIB as u64).build().unwrap();
+    assert!(matches!(memfold.map(0), Err(Error::Length(0))));
+    assert!(matches!(memfold.map(usize::MAX), Err(Error::Length(_))));
+    let region = memfold.map(PAGE).unwrap();
+    assert!(matches!(
+        region.cold(5..PAGE + 1),
+        Err(Error::OutOfRange { .. })
+    ));
+    assert!(memfold.is_handler_installed());
+}

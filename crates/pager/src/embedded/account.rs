@@ -1,0 +1,194 @@
+//! The account of an engine's memory.
+
+use crate::options::Limit;
+use memfold_sys::PAGE_SIZE;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The engine always may keep so many pages resident, or it could not go on.
+pub const LEAST_PAGES: u64 = 256;
+
+/// Pages that are resident, staged ones included, against what the limit leaves for them.
+#[derive(Debug)]
+pub struct Account {
+    limit: Limit,
+    resident: AtomicU64,
+    /// Pages that may be resident now: what pool and records leave of the limit.
+    allowed: AtomicU64,
+    /// Above this, background reclaim works.
+    low: AtomicU64,
+    /// Below this, it stops.
+    high: AtomicU64,
+    pinned: AtomicU64,
+    peak: AtomicU64,
+    excess: AtomicU64,
+}
+
+impl Account {
+    pub fn new(limit: Limit) -> Account {
+        let account = Account {
+            limit,
+            resident: AtomicU64::new(0),
+            allowed: AtomicU64::new(0),
+            low: AtomicU64::new(0),
+            high: AtomicU64::new(0),
+            pinned: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            excess: AtomicU64::new(0),
+        };
+        account.refresh(0);
+        account
+    }
+
+    /// Works out anew what is allowed, `other` bytes being pool and records.
+    pub fn refresh(&self, other: u64) {
+        let page = PAGE_SIZE as u64;
+        let left = self
+            .limit
+            .total_bytes
+            .map_or(u64::MAX, |total| total.saturating_sub(other));
+        let allowed = left.min(self.limit.resident_bytes.unwrap_or(u64::MAX)) / page;
+        let allowed = allowed.max(LEAST_PAGES);
+        // Far enough below the limit that a program has room to run into while victims are
+        // compressed on another CPU.
+        let distance = (allowed / 32).clamp(32, 8192);
+        self.allowed.store(allowed, Relaxed);
+        self.low.store(allowed - distance, Relaxed);
+        self.high.store(allowed - 2 * distance, Relaxed);
+    }
+
+    /// Takes room for `pages` if there is.
+    pub fn reserve(&self, pages: u64) -> bool {
+        let before = self.resident.fetch_add(pages, Relaxed);
+        if before + pages <= self.allowed.load(Relaxed) {
+            self.note_peak(before + pages);
+            true
+        } else {
+            self.resident.fetch_sub(pages, Relaxed);
+            false
+        }
+    }
+
+    /// Takes room that there is not.
+    pub fn reserve_beyond(&self, pages: u64) {
+        let now = self.resident.fetch_add(pages, Relaxed) + pages;
+        self.note_peak(now);
+        let excess = now.saturating_sub(self.allowed.load(Relaxed));
+        self.excess.fetch_max(excess, Relaxed);
+    }
+
+    fn note_peak(&self, now: u64) {
+        if now > self.peak.load(Relaxed) {
+            self.peak.fetch_max(now, Relaxed);
+        }
+    }
+
+    /// Gives room back.
+    pub fn release(&self, pages: u64) {
+        if pages > 0 {
+            self.resident.fetch_sub(pages, Relaxed);
+        }
+    }
+
+    /// Whether background reclaim should begin.
+    pub fn is_low(&self) -> bool {
+        self.resident.load(Relaxed) > self.low.load(Relaxed)
+    }
+
+    /// Whether it may stop.
+    pub fn is_high(&self) -> bool {
+        self.resident.load(Relaxed) <= self.high.load(Relaxed)
+    }
+
+    /// Whether `pages` fit without waking reclaim: what nobody asked for may take that much.
+    pub fn has_spare(&self, pages: u64) -> bool {
+        self.resident.load(Relaxed) + pages <= self.low.load(Relaxed)
+    }
+
+    /// Pins pages if that leaves enough to work in.
+    pub fn pin(&self, pages: u64) -> bool {
+        let before = self.pinned.fetch_add(pages, Relaxed);
+        let most = self.allowed.load(Relaxed) - LEAST_PAGES / 2;
+        if before + pages <= most {
+            true
+        } else {
+            self.unpin(pages);
+            false
+        }
+    }
+
+    pub fn unpin(&self, pages: u64) {
+        self.pinned.fetch_sub(pages, Relaxed);
+    }
+
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    pub fn allowed_pages(&self) -> u64 {
+        self.allowed.load(Relaxed)
+    }
+
+    pub fn resident_pages(&self) -> u64 {
+        self.resident.load(Relaxed)
+    }
+
+    pub fn peak_pages(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+
+    pub fn pinned_pages(&self) -> u64 {
+        self.pinned.load(Relaxed)
+    }
+
+    /// The most pages there were above what was allowed.
+    pub fn excess_pages(&self) -> u64 {
+        self.excess.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn account(pages: u64) -> Account {
+        Account::new(Limit {
+            total_bytes: Some(pages * PAGE_SIZE as u64),
+            resident_bytes: None,
+        })
+    }
+
+    #[test]
+    fn room_is_given_up_to_the_limit() {
+        let account = account(1000);
+        assert!(account.reserve(1000));
+        assert!(!account.reserve(1));
+        assert!(account.is_low());
+        account.reserve_beyond(3);
+        assert_eq!(account.excess_pages(), 3);
+        account.release(500);
+        assert!(account.is_high() && account.has_spare(100));
+        assert_eq!(
+            (account.resident_pages(), account.peak_pages()),
+            (503, 1003)
+        );
+    }
+
+    #[test]
+    fn the_pool_takes_from_what_may_be_resident() {
+        let account = account(10_000);
+        account.refresh(4000 * PAGE_SIZE as u64);
+        assert_eq!(account.allowed_pages(), 6000);
+        account.refresh(u64::MAX);
+        assert_eq!(account.allowed_pages(), LEAST_PAGES);
+    }
+
+    #[test]
+    fn pins_leave_room_to_work_in() {
+        let account = account(1000);
+        assert!(!account.pin(1000));
+        assert!(account.pin(800));
+        assert!(!account.pin(100));
+        account.unpin(800);
+        assert_eq!(account.pinned_pages(), 0);
+    }
+}

@@ -1,0 +1,354 @@
+//! The engine: one account of memory, one swap space, and the threads that work for them.
+
+use super::account::{Account, LEAST_PAGES};
+use super::area::{Area, GRANULE};
+use super::bell::Bell;
+use super::config::{Config, EmbeddedError, Mode};
+use super::reclaim::Hand;
+use super::stats::{Counters, EmbeddedStats};
+use super::streams::Streams;
+use super::worker::{BATCH, WORKERS};
+use super::{listener, registry, signals, worker};
+use crate::memory::MappedSource;
+use memfold_swap::{Slot, SwapConfig, SwapSpace};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::fork::Owner;
+use memfold_sys::reserve::Reservation;
+use memfold_sys::uffd::{self, Uffd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Slots of pages that were brought in, released together off the faults' path.
+pub(super) const SPENT_SLOTS: usize = 512;
+
+/// All that faults, reclaim and advice share.
+pub(crate) struct Shared {
+    pub(super) mode: Mode,
+    pub(super) owner: Owner,
+    pub(super) uffd: Option<OwnedFd>,
+    /// Memory for pages on their way out: a batch for each worker.
+    pub(super) stage: Reservation,
+    pub(super) space: SwapSpace<MappedSource>,
+    pub(super) account: Account,
+    pub(super) areas: RwLock<Vec<Arc<Area>>>,
+    pub(super) hand: Mutex<Hand>,
+    /// Areas that were unmapped and whose slots are still to be released.
+    pub(super) graveyard: Mutex<Vec<Arc<Area>>>,
+    /// How many areas are unmapped and not released, those being released included.
+    pub(super) unburied: AtomicUsize,
+    pub(super) spent: Mutex<Vec<Slot>>,
+    pub(super) reclaim_bell: Bell,
+    pub(super) streams: Streams,
+    pub(super) counters: Counters,
+    pub(super) mapped_bytes: AtomicU64,
+    pub(super) record_bytes: AtomicU64,
+    pub(super) stopping: AtomicBool,
+}
+
+/// An engine: a limit, and regions under it. All methods may be called from any thread.
+pub struct Engine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn physical_pages() -> usize {
+    // SAFETY: takes a number and returns one.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).unwrap_or(0).max(1 << 16)
+}
+
+/// Half of the memory that the host, or the cgroup of this process, allows, in bytes.
+///
+/// # Errors
+/// If the host does not tell.
+pub fn default_limit() -> Result<u64, EmbeddedError> {
+    match memfold_sys::probe::memory_allowance() {
+        Ok(allowance) => Ok(allowance.bytes / 2),
+        Err(error) => Err(EmbeddedError::system(
+            "cannot tell how much memory there is",
+        )(error)),
+    }
+}
+
+fn swap_config(config: &Config) -> SwapConfig {
+    SwapConfig {
+        algorithm: config.algorithm.into(),
+        checksum: config.checksum,
+        // Address space only: room for a pool several times as large as memory in each length of
+        // zspage, and for slots of far more.
+        pool_capacity_pages: (physical_pages() * 4).next_power_of_two().min(1 << 28),
+        max_slots: (physical_pages() * 64).next_power_of_two().min(1 << 30),
+        shards: memfold_sys::thread::allowed_cpus().len().min(64),
+        ..SwapConfig::default()
+    }
+}
+
+/// The userfaultfd of a mode.
+fn open(mode: Mode) -> Result<OwnedFd, String> {
+    let created = match mode {
+        Mode::Thread => Uffd::create(),
+        _ => Uffd::create_for_user_mode().or_else(|_| Uffd::create()),
+    };
+    let uffd = created.map_err(|errno| format!("userfaultfd: {errno}"))?;
+    // SAFETY: `create` returned a descriptor that nobody else knows.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
+    let features = uffd::FEATURE_MOVE
+        | match mode {
+            Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
+            _ => uffd::FEATURE_SIGBUS,
+        };
+    uffd.api(features).map_err(|errno| {
+        format!("the kernel lacks what it needs of userfaultfd ({errno}): Linux 6.8 is needed")
+    })?;
+    Ok(descriptor)
+}
+
+impl Engine {
+    /// Makes an engine and starts its threads.
+    ///
+    /// # Errors
+    /// If the limit is too small, or the host does not allow what the mode needs.
+    pub fn new(config: &Config) -> Result<Engine, EmbeddedError> {
+        let least = 2 * LEAST_PAGES * PAGE_SIZE as u64;
+        let smallest = [config.limit.total_bytes, config.limit.resident_bytes]
+            .into_iter()
+            .flatten()
+            .min();
+        if let Some(bytes) = smallest.filter(|bytes| *bytes < least) {
+            return Err(EmbeddedError::LimitTooSmall { bytes, least });
+        }
+        let (mode, uffd) = choose(config.mode)?;
+        worker::prepare().map_err(EmbeddedError::system("cannot make buffers"))?;
+        // One page more for the listener's doorbell.
+        let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
+            .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
+            .map_err(EmbeddedError::system("cannot reserve the stage"))?;
+        if let Some(uffd) = &uffd {
+            let range = (stage.start().as_ptr() as u64, stage.length() as u64);
+            Uffd(uffd.as_raw_fd())
+                .register(range.0, range.1)
+                .map_err(|errno| {
+                    EmbeddedError::system("cannot register the stage")(errno.into())
+                })?;
+        }
+        let shared = Arc::new(Shared {
+            mode,
+            owner: Owner::this(),
+            uffd,
+            stage,
+            space: SwapSpace::new(MappedSource::default(), swap_config(config))?,
+            account: Account::new(config.limit),
+            areas: RwLock::default(),
+            hand: Mutex::default(),
+            graveyard: Mutex::default(),
+            unburied: AtomicUsize::new(0),
+            spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
+            reclaim_bell: Bell::default(),
+            streams: Streams::default(),
+            counters: Counters::default(),
+            mapped_bytes: AtomicU64::new(0),
+            record_bytes: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+        });
+        shared.refresh_account();
+        let signal = match mode {
+            Mode::Signal => Some(signals::MISSING),
+            Mode::Protection => Some(signals::PROTECTED),
+            Mode::Thread => None,
+        };
+        if let Some(signal) = signal {
+            signals::install(signal).map_err(EmbeddedError::system("cannot handle the signal"))?;
+        }
+        let mut engine = Engine {
+            shared,
+            threads: Vec::new(),
+        };
+        engine.start("memfold-reclaim", Shared::reclaim_thread)?;
+        if mode == Mode::Thread {
+            engine.start("memfold-fault", listener::run)?;
+        }
+        Ok(engine)
+    }
+
+    fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), EmbeddedError> {
+        let shared = self.shared.clone();
+        let blocked = memfold_sys::signal::block_all();
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || run(&shared));
+        drop(blocked);
+        self.threads
+            .push(thread.map_err(EmbeddedError::system("cannot start a thread"))?);
+        Ok(())
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// How faults are served.
+    pub fn mode(&self) -> Mode {
+        self.shared.mode
+    }
+
+    /// The figures now.
+    pub fn stats(&self) -> EmbeddedStats {
+        self.shared.stats()
+    }
+
+    /// Returns when all that was unmapped has been released.
+    pub fn settle(&self) {
+        while self.shared.unburied.load(Ordering::Acquire) > 0 {
+            self.shared.reclaim_bell.ring();
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+        self.shared.release_spent();
+    }
+
+    /// Whether the engine's signal handler is the one that is called now. Where it is not, another
+    /// was installed later, and must pass faults on by [`handle_fault`](super::handle_fault).
+    pub fn is_handler_installed(&self) -> bool {
+        match self.shared.mode {
+            Mode::Signal => signals::is_installed(signals::MISSING),
+            Mode::Protection => signals::is_installed(signals::PROTECTED),
+            Mode::Thread => true,
+        }
+    }
+}
+
+/// The mode that is asked for or possible, and its userfaultfd.
+fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), EmbeddedError> {
+    match mode {
+        Some(mode @ Mode::Protection) => {
+            let why = "it is not in this version yet".to_owned();
+            Err(EmbeddedError::ModeUnavailable { mode, why })
+        }
+        Some(mode) => match open(mode) {
+            Ok(uffd) => Ok((mode, Some(uffd))),
+            Err(why) => Err(EmbeddedError::ModeUnavailable { mode, why }),
+        },
+        None => choose(Some(Mode::Signal)),
+    }
+}
+
+impl Shared {
+    /// The userfaultfd.
+    ///
+    /// # Panics
+    /// In a mode that has none.
+    pub(super) fn uffd(&self) -> Uffd {
+        let descriptor = self.uffd.as_ref().expect("areas of this mode have one");
+        Uffd(descriptor.as_raw_fd())
+    }
+
+    /// Maps an area.
+    pub(super) fn map(self: &Arc<Self>, length: usize) -> Result<Arc<Area>, EmbeddedError> {
+        if !self.owner.is_here() {
+            return Err(EmbeddedError::Forked);
+        }
+        let rounded = length
+            .checked_next_multiple_of(PAGE_SIZE)
+            .filter(|length| *length > 0 && *length < 1 << 46)
+            .ok_or(EmbeddedError::Length(length))?;
+        let cannot_map = || EmbeddedError::system("cannot map a region");
+        let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
+        mapping.make_anonymous(0).map_err(cannot_map())?;
+        self.uffd()
+            .register(mapping.start().as_ptr() as u64, rounded as u64)
+            .map_err(|errno| EmbeddedError::system("cannot register a region")(errno.into()))?;
+        let area = Area::new(self.clone(), mapping).map_err(cannot_map())?;
+        let area = Arc::new(area);
+        self.mapped_bytes
+            .fetch_add(rounded as u64, Ordering::Relaxed);
+        registry::insert(&area);
+        self.areas
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(area.clone());
+        Ok(area)
+    }
+
+    /// Unmaps an area, and leaves its slots to the reclaim thread.
+    pub(super) fn unmap(&self, area: &Arc<Area>) {
+        if !self.owner.is_here() {
+            return;
+        }
+        registry::remove(area);
+        self.areas
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|other| !Arc::ptr_eq(other, area));
+        area.unmap();
+        let length = (area.pages * PAGE_SIZE) as u64;
+        self.mapped_bytes.fetch_sub(length, Ordering::Relaxed);
+        self.unburied.fetch_add(1, Ordering::Relaxed);
+        lock(&self.graveyard).push(area.clone());
+        self.reclaim_bell.ring();
+    }
+
+    pub(super) fn refresh_account(&self) {
+        let records = self.record_bytes.load(Ordering::Relaxed);
+        let other = self.space.pool_bytes() + self.space.metadata_bytes() + records;
+        self.account.refresh(other);
+    }
+
+    pub(super) fn stats(&self) -> EmbeddedStats {
+        let page = PAGE_SIZE as u64;
+        let usage = self.space.usage();
+        let limit = self.account.limit();
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        EmbeddedStats {
+            mode: self.mode,
+            limit_bytes: limit.total_bytes.unwrap_or(0),
+            resident_limit_bytes: self.account.allowed_pages() * page,
+            resident_bytes: self.account.resident_pages() * page,
+            peak_resident_bytes: self.account.peak_pages() * page,
+            pool_bytes: usage.pool_bytes,
+            metadata_bytes: usage.metadata_bytes + get(&self.record_bytes),
+            mapped_bytes: get(&self.mapped_bytes),
+            pinned_bytes: self.account.pinned_pages() * page,
+            stored_pages: usage.stored_pages,
+            same_filled_pages: usage.same_filled_pages,
+            stored_bytes: usage.stored_bytes,
+            faults_swap_in: get(&counters.faults_swap_in),
+            faults_zero_fill: get(&counters.faults_zero_fill),
+            faults_cache: get(&counters.faults_cache),
+            pages_out: get(&counters.pages_out),
+            pages_in: get(&counters.pages_in),
+            pages_read_ahead: get(&counters.pages_read_ahead),
+            pages_zero_filled: get(&counters.pages_zero_filled),
+            direct_reclaims: get(&counters.direct_reclaims),
+            store_failures: get(&counters.store_failures),
+            over_limit_pages: self.account.excess_pages(),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if !self.shared.owner.is_here() {
+            // The threads are the parent's, and their locks as the fork found them.
+            for thread in self.threads.drain(..) {
+                std::mem::forget(thread);
+            }
+            std::mem::forget(self.shared.clone());
+            return;
+        }
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        self.shared.reclaim_bell.ring();
+        if self.shared.mode == Mode::Thread {
+            listener::stop(&self.shared);
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

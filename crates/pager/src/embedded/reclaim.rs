@@ -1,0 +1,335 @@
+//! Page-out: by the reclaim thread before the limit is reached, and by whoever faults at it.
+
+use super::area::Area;
+use super::engine::{Shared, lock};
+use super::fault::pause;
+use super::stats::count;
+use super::worker::{self, BATCH, Worker};
+use crate::stage::StageIndex;
+use crate::state::PageState;
+use memfold_swap::{Page, SlotRanges};
+use memfold_sys::memory::discard;
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Where reclaim goes on: the hand of the clock, and ranges that the program said are cold.
+#[derive(Default)]
+pub(super) struct Hand {
+    area: usize,
+    page: usize,
+    cold: VecDeque<(Arc<Area>, Range<usize>)>,
+}
+
+/// More cold ranges than this are not remembered.
+const COLD_RANGES: usize = 1024;
+
+impl Shared {
+    /// The address of a place of the stage.
+    pub(super) fn place(&self, place: StageIndex) -> *const u8 {
+        // SAFETY: places are numbered within the stage.
+        unsafe {
+            self.stage
+                .start()
+                .as_ptr()
+                .add(place.0 as usize * PAGE_SIZE)
+        }
+    }
+
+    /// Moves one batch of pages out. Returns how many left memory.
+    pub(super) fn reclaim_batch(&self, worker: &mut Worker) -> u64 {
+        let Some(area) = self.choose_victims(worker) else {
+            return 0;
+        };
+        self.page_out_victims(&area, worker)
+    }
+
+    /// Moves the pages of a range out, young or not. Returns how many left memory.
+    pub(super) fn page_out_range(
+        &self,
+        area: &Area,
+        range: Range<usize>,
+        worker: &mut Worker,
+    ) -> u64 {
+        let mut next = range.start;
+        let mut out = 0;
+        while next < range.end {
+            worker.victims.clear();
+            next = claim(area, next..range.end, true, worker);
+            out += self.page_out_victims(area, worker);
+        }
+        out
+    }
+
+    /// Remembers a range as the first to be moved out.
+    pub(super) fn note_cold(&self, area: &Arc<Area>, range: Range<usize>) {
+        let mut hand = lock(&self.hand);
+        if hand.cold.len() < COLD_RANGES {
+            hand.cold.push_back((area.clone(), range));
+        }
+    }
+
+    /// Claims victims for the worker, all of one area.
+    fn choose_victims(&self, worker: &mut Worker) -> Option<Arc<Area>> {
+        worker.victims.clear();
+        let mut hand = lock(&self.hand);
+        while let Some((area, range)) = hand.cold.pop_front() {
+            let next = claim(&area, range.clone(), true, worker);
+            if next < range.end {
+                hand.cold.push_front((area.clone(), next..range.end));
+            }
+            if !worker.victims.is_empty() {
+                return Some(area);
+            }
+        }
+        let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
+        // Once around makes the young old, the second time around takes them.
+        for _ in 0..2 * areas.len() + 3 {
+            let index = hand.area;
+            let Some(area) = areas.get(index) else {
+                (hand.area, hand.page) = (0, 0);
+                continue;
+            };
+            if area.resident() > 0 {
+                hand.page = claim(area, hand.page.min(area.pages)..area.pages, false, worker);
+            } else {
+                hand.page = area.pages;
+            }
+            if hand.page >= area.pages {
+                (hand.area, hand.page) = (index + 1, 0);
+            }
+            if !worker.victims.is_empty() {
+                return Some(area.clone());
+            }
+        }
+        None
+    }
+
+    fn page_out_victims(&self, area: &Area, worker: &mut Worker) -> u64 {
+        if worker.victims.is_empty() {
+            return 0;
+        }
+        self.move_victims(area, worker);
+        let out = self.store_staged(area, worker);
+        self.drop_staged(area, worker);
+        self.account.release(out);
+        count(&self.counters.pages_out, out);
+        self.refresh_account();
+        out
+    }
+
+    /// Moves the victims to the worker's part of the stage. What was not moved is the program's
+    /// again.
+    fn move_victims(&self, area: &Area, worker: &mut Worker) {
+        let entries = area.entries();
+        let Some(_mapped) = area.mapped() else {
+            // Unmapped: its pages are gone.
+            for (index, page) in worker.victims.iter().enumerate() {
+                entries[*page].replace(PageState::Moving(place_of(worker, index)), PageState::Hole);
+                area.left(*page);
+            }
+            self.account.release(worker.victims.len() as u64);
+            worker.victims.clear();
+            return;
+        };
+        let mut start = 0;
+        while start < worker.victims.len() {
+            let first = worker.victims[start];
+            let run = worker.victims[start..]
+                .iter()
+                .enumerate()
+                .take_while(|(offset, page)| **page == first + offset)
+                .count();
+            let target = self.place(place_of(worker, start)) as u64;
+            let length = (run * PAGE_SIZE) as u64;
+            let moved = self
+                .uffd()
+                .move_pages(target, area.address(first) as u64, length);
+            let (pages, failed) = match moved {
+                Ok(()) => (run, None),
+                Err(partial) => (
+                    (partial.done / PAGE_SIZE as u64) as usize,
+                    Some(partial.errno),
+                ),
+            };
+            for index in start..start + pages {
+                let place = place_of(worker, index);
+                let entry = &entries[worker.victims[index]];
+                entry.replace(PageState::Moving(place), PageState::Staged(place));
+                area.left(worker.victims[index]);
+            }
+            start += pages;
+            if let Some(errno) = failed
+                && errno != Errno::EAGAIN
+            {
+                self.not_moved(area, start, errno, worker);
+                start += 1;
+            }
+        }
+    }
+
+    /// A victim could not be moved.
+    fn not_moved(&self, area: &Area, index: usize, errno: Errno, worker: &Worker) {
+        let page = worker.victims[index];
+        let place = place_of(worker, index);
+        let to = if errno == Errno::ENOENT {
+            // The program dropped it behind our back.
+            area.left(page);
+            self.account.release(1);
+            PageState::Hole
+        } else {
+            // Pinned by the kernel, for instance: passed over twice before the next try.
+            PageState::FRESH
+        };
+        area.entries()[page].replace(PageState::Moving(place), to);
+    }
+
+    /// Stores what lies in the worker's part of the stage. Returns how many pages left memory.
+    fn store_staged(&self, area: &Area, worker: &mut Worker) -> u64 {
+        let entries = area.entries();
+        let mut staged: Vec<usize> = Vec::with_capacity(BATCH);
+        let mut pages: Vec<&Page> = Vec::with_capacity(BATCH);
+        for index in 0..worker.victims.len() {
+            let place = place_of(worker, index);
+            if entries[worker.victims[index]].load() == PageState::Staged(place) {
+                staged.push(index);
+                // SAFETY: staged places are present until `drop_staged` and written by nobody; any
+                // bytes make a page.
+                pages.push(unsafe { &*self.place(place).cast::<Page>() });
+            }
+        }
+        let mut slots = Vec::with_capacity(BATCH);
+        self.space
+            .store_batch(&pages, &mut worker.scratch, &mut slots);
+        let mut out = 0;
+        for (index, slot) in staged.into_iter().zip(slots) {
+            let place = place_of(worker, index);
+            let page = worker.victims[index];
+            let entry = &entries[page];
+            match slot {
+                Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
+                    out += 1;
+                }
+                // Touched meanwhile.
+                Ok(slot) => self.space.release(slot),
+                Err(_) => {
+                    count(&self.counters.store_failures, 1);
+                    if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
+                        self.put_back(area, page, place);
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// A page that cannot be stored goes back, if its area is still there.
+    fn put_back(&self, area: &Area, page: usize, place: StageIndex) {
+        if let Some(_mapped) = area.mapped() {
+            self.bring_back(area, page, place);
+        } else {
+            area.entries()[page].replace(PageState::Returning(place), PageState::Hole);
+            self.account.release(1);
+        }
+    }
+
+    /// Drops the worker's part of the stage, once nobody copies from it.
+    fn drop_staged(&self, area: &Area, worker: &Worker) {
+        let entries = area.entries();
+        for (index, page) in worker.victims.iter().enumerate() {
+            let returning = PageState::Returning(place_of(worker, index));
+            let mut turn = 0;
+            while entries[*page].load() == returning {
+                pause(turn);
+                turn += 1;
+            }
+        }
+        let Some(start) = NonNull::new(self.place(place_of(worker, 0)).cast_mut()) else {
+            return;
+        };
+        // SAFETY: the worker's part of the stage, of which no page is staged or returning any more.
+        // (Should it fail, the next batch would find its places taken, which moving reports.)
+        let _ = unsafe { discard(start, worker.victims.len() * PAGE_SIZE) };
+    }
+
+    /// Releases what unmapped areas had in the pool. Returns whether some are left, still in use by
+    /// another thread.
+    fn bury(&self) -> bool {
+        let dead = std::mem::take(&mut *lock(&self.graveyard));
+        if dead.is_empty() {
+            return false;
+        }
+        lock(&self.hand)
+            .cold
+            .retain(|(area, _)| !dead.iter().any(|gone| Arc::ptr_eq(gone, area)));
+        let mut left = Vec::new();
+        for area in dead {
+            if Arc::strong_count(&area) == 1 {
+                self.release_area(&area);
+                drop(area);
+                self.unburied.fetch_sub(1, Ordering::Release);
+            } else {
+                left.push(area);
+            }
+        }
+        let again = !left.is_empty();
+        lock(&self.graveyard).extend(left);
+        self.refresh_account();
+        again
+    }
+
+    fn release_area(&self, area: &Area) {
+        self.account.release(area.resident());
+        let mut slots = SlotRanges::new();
+        area.each_slot(|slot| slots.push(slot));
+        self.space.release_ranges(slots.as_slice());
+        let records = area.record_bytes();
+        self.record_bytes.fetch_sub(records, Ordering::Relaxed);
+    }
+
+    /// The reclaim thread, until the engine is dropped.
+    pub(super) fn reclaim_thread(&self) {
+        loop {
+            let again = self.bury();
+            self.release_spent();
+            if self.is_stopping() && !again {
+                return;
+            }
+            let mut fruitless = false;
+            if self.account.is_low() {
+                let mut worker = worker::take();
+                while !self.account.is_high() && !self.is_stopping() {
+                    if self.reclaim_batch(&mut worker) == 0 {
+                        fruitless = true;
+                        break;
+                    }
+                }
+            }
+            let longest = if again || fruitless { 1 } else { 1000 };
+            self.reclaim_bell.sleep(Duration::from_millis(longest));
+        }
+    }
+}
+
+/// The place in the stage of a worker's victim.
+fn place_of(worker: &Worker, index: usize) -> StageIndex {
+    StageIndex((worker.number * BATCH + index) as u32)
+}
+
+/// Claims victims of an area, up to a batch. Returns where to go on.
+fn claim(area: &Area, range: Range<usize>, all: bool, worker: &mut Worker) -> usize {
+    area.sweep(range, all, |page, entry, state| {
+        if worker.victims.len() == BATCH {
+            return false;
+        }
+        let place = place_of(worker, worker.victims.len());
+        if entry.replace(state, PageState::Moving(place)) {
+            worker.victims.push(page);
+        }
+        true
+    })
+}

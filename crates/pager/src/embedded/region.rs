@@ -1,0 +1,336 @@
+//! Regions as their users see them.
+
+use super::area::Area;
+use super::config::{EmbeddedError, Mode};
+use super::engine::{Engine, Shared};
+use super::fault::Cause;
+use super::stats::EmbeddedStats;
+use super::streams::Advice;
+use super::worker::{self, WINDOW, Worker};
+use crate::state::PageState;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::signal::block_all;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A range of addresses under an engine's limit, unmapped on drop. Starts as zeros. All methods may
+/// be called from any thread.
+///
+/// In a forked child the addresses are unmapped, and methods that need the engine fail or do
+/// nothing.
+pub struct Region {
+    area: Arc<Area>,
+    length: usize,
+    /// Keeps the engine's threads running.
+    engine: Arc<Engine>,
+}
+
+impl Engine {
+    /// Maps a region of `length` bytes.
+    ///
+    /// # Errors
+    /// If the length is zero or the system has no such range.
+    pub fn map(self: &Arc<Self>, length: usize) -> Result<Region, EmbeddedError> {
+        Ok(Region {
+            area: self.shared().map(length)?,
+            length,
+            engine: self.clone(),
+        })
+    }
+}
+
+impl Region {
+    /// The first byte, at a multiple of 2 MiB.
+    pub fn start(&self) -> NonNull<u8> {
+        NonNull::new(self.area.start as *mut u8).expect("a mapping is not at zero")
+    }
+
+    /// Length in bytes, as it was asked for.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The engine it belongs to.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Bytes that are in memory now.
+    pub fn resident_bytes(&self) -> u64 {
+        self.area.resident() * PAGE_SIZE as u64
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.area.shared
+    }
+
+    /// The engine's figures.
+    pub fn stats(&self) -> EmbeddedStats {
+        self.engine.stats()
+    }
+
+    fn check(&self, bytes: &Range<usize>) -> Result<(), EmbeddedError> {
+        if !self.shared().owner.is_here() {
+            return Err(EmbeddedError::Forked);
+        }
+        if bytes.start > bytes.end || bytes.end > self.length {
+            return Err(EmbeddedError::OutOfRange {
+                start: bytes.start,
+                end: bytes.end,
+                length: self.length,
+            });
+        }
+        Ok(())
+    }
+
+    /// The pages that bytes lie on, in part or whole.
+    fn touching(&self, bytes: Range<usize>) -> Result<Range<usize>, EmbeddedError> {
+        self.check(&bytes)?;
+        if bytes.is_empty() {
+            return Ok(0..0);
+        }
+        Ok(bytes.start / PAGE_SIZE..bytes.end.div_ceil(PAGE_SIZE))
+    }
+
+    /// The pages that lie within bytes. The last page of the region counts as whole.
+    fn within(&self, bytes: Range<usize>) -> Result<Range<usize>, EmbeddedError> {
+        self.check(&bytes)?;
+        let end = if bytes.end == self.length {
+            self.area.pages
+        } else {
+            bytes.end / PAGE_SIZE
+        };
+        let start = bytes.start.div_ceil(PAGE_SIZE);
+        Ok(start..end.max(start))
+    }
+
+    /// Brings a range back from the pool, as far as there is room for it, before it is touched.
+    /// Returns when it is there.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
+    pub fn will_need(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+        let pages = self.touching(bytes)?;
+        let _blocked = block_all();
+        let mut worker = worker::take();
+        for start in pages.clone().step_by(WINDOW) {
+            let advice = Advice {
+                address: self.area.address(start) as i64,
+                stride: PAGE_SIZE as i64,
+                count: WINDOW.min(pages.end - start) as u32,
+                steady: false,
+            };
+            if !self.shared().account.has_spare(u64::from(advice.count)) {
+                break;
+            }
+            self.shared()
+                .swap_in(&self.area, advice, Cause::Advice, &mut worker);
+        }
+        Ok(())
+    }
+
+    /// Says that a range will not be touched soon: it goes first when room is needed.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
+    pub fn cold(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+        let pages = self.touching(bytes)?;
+        if !pages.is_empty() {
+            self.shared().note_cold(&self.area, pages);
+        }
+        Ok(())
+    }
+
+    /// Moves a range out now, whether room is needed or not. Pages that another thread touches
+    /// meanwhile, or that are pinned, stay. Returns how many bytes left memory.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
+    pub fn page_out(&self, bytes: Range<usize>) -> Result<u64, EmbeddedError> {
+        let pages = self.touching(bytes)?;
+        let _blocked = block_all();
+        let mut worker = worker::take();
+        let out = self.shared().page_out_range(&self.area, pages, &mut worker);
+        Ok(out * PAGE_SIZE as u64)
+    }
+
+    /// Drops the contents of a range: it reads as zeros afterwards, and takes no memory. Parts of
+    /// pages at its ends are overwritten.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
+    ///
+    /// # Safety
+    /// Nobody else uses the range meanwhile.
+    pub unsafe fn dont_need(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+        let whole = self.within(bytes.clone())?;
+        let whole_bytes = whole.start * PAGE_SIZE..(whole.end * PAGE_SIZE).min(self.length);
+        if whole.is_empty() {
+            // SAFETY: in the region, and used by nobody, says the caller.
+            unsafe { self.clear(bytes) };
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe {
+            self.clear(bytes.start..whole_bytes.start);
+            self.clear(whole_bytes.end..bytes.end);
+        }
+        let _blocked = block_all();
+        self.shared().drop_pages(&self.area, whole);
+        Ok(())
+    }
+
+    /// # Safety
+    /// The bytes are in the region, and nobody else uses them.
+    unsafe fn clear(&self, bytes: Range<usize>) {
+        if !bytes.is_empty() {
+            // SAFETY: the caller's promise. (These are ordinary accesses: they may fault.)
+            unsafe {
+                self.start()
+                    .as_ptr()
+                    .add(bytes.start)
+                    .write_bytes(0, bytes.len());
+            }
+        }
+    }
+
+    /// Brings a range in and keeps it in memory until the pin is dropped.
+    ///
+    /// In [`Mode::Signal`] and [`Mode::Protection`] a system call that is given a missing page
+    /// answers `EFAULT`, because there is no thread in the program's code for a signal to stop; and
+    /// devices write to memory by its physical address in any mode. Such buffers are to be pinned.
+    ///
+    /// # Errors
+    /// If the range is not in the region, or the limit has no room for it.
+    pub fn pin(&self, bytes: Range<usize>) -> Result<Pin, EmbeddedError> {
+        let pages = self.touching(bytes)?;
+        let count = pages.len();
+        if !self.shared().account.pin(count as u64) {
+            return Err(EmbeddedError::TooMuchPinned { pages: count });
+        }
+        self.area.pin(pages.clone());
+        let pin = Pin {
+            area: self.area.clone(),
+            pages: pages.clone(),
+            _engine: self.engine.clone(),
+        };
+        let _blocked = block_all();
+        let mut worker = worker::take();
+        for page in pages {
+            self.shared().bring_in(&self.area, page, &mut worker);
+        }
+        Ok(pin)
+    }
+
+    /// Whether system calls may be given this region's memory without a pin.
+    pub fn serves_system_calls(&self) -> bool {
+        self.engine.mode() == Mode::Thread
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.shared().unmap(&self.area);
+    }
+}
+
+/// A range that stays in memory until this is dropped.
+#[must_use = "the range is pinned only until this is dropped"]
+pub struct Pin {
+    area: Arc<Area>,
+    pages: Range<usize>,
+    _engine: Arc<Engine>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if self.area.shared.owner.is_here() {
+            self.area.unpin(&self.pages);
+            self.area.shared.account.unpin(self.pages.len() as u64);
+        }
+    }
+}
+
+impl Shared {
+    /// Makes a page resident, whatever it is now. It stays so only if it is pinned.
+    fn bring_in(&self, area: &Area, page: usize, worker: &mut Worker) {
+        loop {
+            match area.entries()[page].load() {
+                PageState::Resident { .. } => return,
+                // The streams know nothing of advice: one page, or its window.
+                _ => self.serve(area, area.address(page), usize::MAX, worker),
+            }
+        }
+    }
+
+    /// Drops the contents of pages.
+    fn drop_pages(&self, area: &Area, pages: Range<usize>) {
+        let Some(_mapped) = area.mapped() else {
+            return;
+        };
+        let mut slots = memfold_swap::SlotRanges::new();
+        let mut dropping: Option<Range<usize>> = None;
+        for page in pages.clone() {
+            let resident = self.drop_state(area, page, |slot| slots.push(slot));
+            match &mut dropping {
+                Some(run) if resident && run.end == page => run.end += 1,
+                _ if !resident => {}
+                run => {
+                    if let Some(full) = run.replace(page..page + 1) {
+                        self.drop_run(area, full);
+                    }
+                }
+            }
+        }
+        if let Some(run) = dropping {
+            self.drop_run(area, run);
+        }
+        self.space.release_ranges(slots.as_slice());
+        self.refresh_account();
+    }
+
+    /// Makes a page a hole, or claims it to be dropped: `true` then.
+    fn drop_state(
+        &self,
+        area: &Area,
+        page: usize,
+        mut slot_of: impl FnMut(memfold_swap::Slot),
+    ) -> bool {
+        let entry = &area.entries()[page];
+        for turn in 0.. {
+            let state = entry.load();
+            match state {
+                PageState::Hole => return false,
+                PageState::Swapped(slot) => {
+                    if entry.replace(state, PageState::Hole) {
+                        slot_of(slot);
+                        return false;
+                    }
+                }
+                PageState::Resident { .. } | PageState::Removed(_) => {
+                    if entry.replace(state, PageState::Clearing) {
+                        return true;
+                    }
+                }
+                _ => super::fault::pause(turn),
+            }
+        }
+        false
+    }
+
+    /// Drops a run of claimed resident pages.
+    fn drop_run(&self, area: &Area, run: Range<usize>) {
+        let start = NonNull::new(area.address(run.start) as *mut u8);
+        if let Some(start) = start {
+            // SAFETY: in the area, which is mapped while the caller holds its gate; the contents
+            // are of no more use, says who called `dont_need`.
+            let _ = unsafe { memfold_sys::memory::discard(start, run.len() * PAGE_SIZE) };
+        }
+        for page in run.clone() {
+            area.left(page);
+            area.entries()[page].replace(PageState::Clearing, PageState::Hole);
+        }
+        self.account.release(run.len() as u64);
+    }
+}

@@ -1,0 +1,217 @@
+//! Address ranges for embedded regions: aligned, not inherited by forks, and for hosts without
+//! userfaultfd a second view of the same memory.
+
+use crate::PAGE_SIZE;
+use crate::memory::Mapping;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// A range of addresses of its own, aligned, unmapped on drop. Its head is memory; what rounding
+/// adds behind it cannot be touched.
+///
+/// The range is not inherited by forked children: there its addresses are unmapped.
+#[derive(Debug)]
+pub struct Reservation {
+    start: NonNull<u8>,
+    reserved: usize,
+    length: usize,
+    /// What the addresses must not be unmapped in: a forked child does not have them.
+    owner: crate::fork::Owner,
+}
+
+// SAFETY: plain addresses owned by this value; users of the memory answer for themselves.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+fn check(result: i32) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+fn round_up(length: usize, alignment: usize) -> Option<usize> {
+    Some(length.checked_add(alignment - 1)? / alignment * alignment)
+}
+
+impl Reservation {
+    /// Reserves `length` bytes (whole pages) at a multiple of `alignment`, a power of two. Nothing
+    /// may be accessed before [`Reservation::make_anonymous`] or [`Reservation::make_view`].
+    ///
+    /// # Errors
+    /// If the system has no such range.
+    ///
+    /// # Panics
+    /// If the length is no multiple of the page size or the alignment no power of two of pages.
+    pub fn new(length: usize, alignment: usize) -> io::Result<Reservation> {
+        assert!(length > 0 && length.is_multiple_of(PAGE_SIZE));
+        assert!(alignment.is_power_of_two() && alignment >= PAGE_SIZE);
+        let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let reserved = round_up(length, alignment).ok_or_else(too_long)?;
+        let asked = reserved.checked_add(alignment).ok_or_else(too_long)?;
+        // SAFETY: a new mapping at an address of the kernel's choice harms nobody.
+        let found = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                asked,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if found == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let first = found as usize;
+        let start = first.next_multiple_of(alignment);
+        let before = start - first;
+        let behind = asked - before - reserved;
+        // SAFETY: both ends lie in the mapping made above, outside what is kept of it. (Unmapping
+        // them splits nothing but that mapping, so failure only leaves addresses reserved.)
+        unsafe {
+            if before > 0 {
+                libc::munmap(found, before);
+            }
+            if behind > 0 {
+                libc::munmap((start + reserved) as *mut libc::c_void, behind);
+            }
+            libc::madvise(start as *mut libc::c_void, reserved, libc::MADV_DONTFORK);
+        }
+        Ok(Reservation {
+            start: NonNull::new(start as *mut u8).ok_or_else(too_long)?,
+            reserved,
+            length,
+            owner: crate::fork::Owner::this(),
+        })
+    }
+
+    /// The first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Usable length in bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Length in bytes with what rounding added.
+    pub fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    fn address(&self) -> *mut libc::c_void {
+        self.start.as_ptr().cast()
+    }
+
+    /// Makes the range, but for the first `guard` bytes, private anonymous memory, without huge
+    /// pages: each page is to come and go by itself.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    ///
+    /// # Panics
+    /// If the guard is longer than the range.
+    pub fn make_anonymous(&self, guard: usize) -> io::Result<()> {
+        let length = self
+            .length
+            .checked_sub(guard)
+            .expect("a guard inside the range");
+        // SAFETY: the range is this value's own.
+        unsafe {
+            let address = self.address().add(guard);
+            check(libc::mprotect(
+                address,
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+            ))?;
+            // A kernel without huge pages refuses the advice, and has no need of it.
+            libc::madvise(address, length, libc::MADV_NOHUGEPAGE);
+        }
+        Ok(())
+    }
+
+    /// Makes the range a view of `file`, inaccessible until [`protect`] gives access.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn make_view(&self, file: &OwnedFd) -> io::Result<()> {
+        // SAFETY: replaces this value's own range.
+        let found = unsafe {
+            libc::mmap(
+                self.address(),
+                self.length,
+                libc::PROT_NONE,
+                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if found == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as above.
+        check(unsafe { libc::madvise(self.address(), self.length, libc::MADV_DONTFORK) })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            // SAFETY: the range is this value's own; nobody uses it after the value is gone.
+            unsafe { libc::munmap(self.address(), self.reserved) };
+        }
+    }
+}
+
+/// Gives or takes all access to a range.
+///
+/// # Errors
+/// `ENOMEM` where the process would have too many mappings.
+///
+/// # Safety
+/// The page-aligned range lies in one [`Reservation`], and whoever loses access can bear it.
+pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io::Result<()> {
+    let access = if accessible {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_NONE
+    };
+    // SAFETY: the caller's promise.
+    check(unsafe { libc::mprotect(start.as_ptr().cast(), length, access) })
+}
+
+/// Frees the memory of a part of an anonymous file; it reads as zero afterwards.
+///
+/// # Errors
+/// If the system refuses.
+pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()> {
+    // SAFETY: numbers only, on a live descriptor.
+    check(unsafe {
+        libc::fallocate(
+            file.as_raw_fd(),
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            offset as i64,
+            length as i64,
+        )
+    })
+}
+
+/// Keeps a mapping out of forked children.
+///
+/// # Errors
+/// If the system refuses.
+pub fn dont_fork(mapping: &Mapping) -> io::Result<()> {
+    // SAFETY: an advice on a live mapping; forked children know not to touch it.
+    check(unsafe {
+        libc::madvise(
+            mapping.start().as_ptr().cast(),
+            mapping.length(),
+            libc::MADV_DONTFORK,
+        )
+    })
+}

@@ -1,0 +1,227 @@
+//! Signals that faults raise: handlers that take their place beside those of the program, and a
+//! stack of one's own to serve on.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// What the kernel tells a handler.
+pub type Info = libc::siginfo_t;
+/// A handler as the kernel calls it.
+pub type Handler = extern "C" fn(i32, *mut Info, *mut libc::c_void);
+
+/// What was installed before, to be called for what is not ours.
+pub struct Previous(libc::sigaction);
+
+// SAFETY: plain numbers and the address of a function.
+unsafe impl Send for Previous {}
+// SAFETY: as above.
+unsafe impl Sync for Previous {}
+
+fn every_signal() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: fills the set it is given.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        set.assume_init()
+    }
+}
+
+/// Installs a handler that runs with all signals blocked, on the thread's alternate stack if it
+/// has one. Returns what was there.
+///
+/// # Errors
+/// If the signal can have no handler.
+pub fn install(signal: i32, handler: Handler) -> io::Result<Previous> {
+    // SAFETY: a zeroed sigaction is a valid one, filled in below; the handler has the type that
+    // SA_SIGINFO asks for.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        action.sa_mask = every_signal();
+        let mut previous = MaybeUninit::uninit();
+        if libc::sigaction(signal, &action, previous.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Previous(previous.assume_init()))
+    }
+}
+
+/// Whether `handler` is what is installed for a signal now.
+pub fn is_installed(signal: i32, handler: Handler) -> bool {
+    let mut now = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: asks only; the structure is read if it was filled.
+    unsafe {
+        libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0
+            && now.assume_init().sa_sigaction == handler as usize
+    }
+}
+
+/// The address that a fault was at; `None` for a signal that was sent, or that says no address.
+///
+/// # Safety
+/// `info` is what the kernel gave a handler of SIGBUS or SIGSEGV.
+pub unsafe fn fault_address(info: *const Info) -> Option<usize> {
+    // SAFETY: the caller's promise; for positive codes of these signals the address is set.
+    unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) }
+}
+
+impl Previous {
+    /// Passes a signal on to what was installed before, under the mask that it asked for.
+    ///
+    /// Where that is the default action, or ignoring (which the kernel does not do for a fault),
+    /// the default is restored: the access is made again and ends the program as it would have
+    /// without us; a signal that was sent is raised again.
+    ///
+    /// # Safety
+    /// To be called from a handler, with its arguments.
+    pub unsafe fn call(&self, signal: i32, info: *mut Info, context: *mut libc::c_void) {
+        let action = &self.0;
+        match action.sa_sigaction {
+            libc::SIG_DFL => {
+                // SAFETY: the arguments are a handler's.
+                unsafe { default_action(signal, info) };
+            }
+            // SAFETY: as above.
+            libc::SIG_IGN => unsafe {
+                if (*info).si_code > 0 {
+                    default_action(signal, info);
+                }
+            },
+            handler => {
+                // SAFETY: the kernel kept this function for calls with these arguments; the mask
+                // is set to what it would have been, and back before our handler returns.
+                unsafe {
+                    let mut mask = mask_of(context.cast());
+                    add(&mut mask, &action.sa_mask);
+                    if action.sa_flags & libc::SA_NODEFER == 0 {
+                        libc::sigaddset(&mut mask, signal);
+                    }
+                    let mut ours = MaybeUninit::uninit();
+                    libc::pthread_sigmask(libc::SIG_SETMASK, &mask, ours.as_mut_ptr());
+                    if action.sa_flags & libc::SA_SIGINFO != 0 {
+                        let call: Handler = std::mem::transmute(handler);
+                        call(signal, info, context);
+                    } else {
+                        let call: extern "C" fn(i32) = std::mem::transmute(handler);
+                        call(signal);
+                    }
+                    libc::pthread_sigmask(libc::SIG_SETMASK, ours.as_ptr(), ptr::null_mut());
+                }
+            }
+        }
+    }
+}
+
+/// The mask of what a signal interrupted.
+///
+/// # Safety
+/// `context` is what the kernel gave a handler.
+unsafe fn mask_of(context: *const libc::ucontext_t) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the kernel writes the 8 bytes that it knows of a set; the rest is emptied first.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        let words = (&raw const (*context).uc_sigmask).cast::<u64>();
+        set.as_mut_ptr().cast::<u64>().write(words.read());
+        set.assume_init()
+    }
+}
+
+fn add(set: &mut libc::sigset_t, more: &libc::sigset_t) {
+    for signal in 1..=64 {
+        // SAFETY: asks and changes live sets.
+        unsafe {
+            if libc::sigismember(more, signal) == 1 {
+                libc::sigaddset(set, signal);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The arguments are a handler's.
+unsafe fn default_action(signal: i32, info: *const Info) {
+    // SAFETY: restores the default; a signal that was sent is sent again, to this thread, and
+    // arrives once the handler has returned. A fault happens again by itself.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        if (*info).si_code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+/// All signals blocked for the calling thread until the guard is dropped.
+#[derive(Debug)]
+pub struct Blocked {
+    before: libc::sigset_t,
+}
+
+/// Blocks all signals of the calling thread. For work that a signal's handler, if it came between,
+/// would wait for without end.
+pub fn block_all() -> Blocked {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: sets the thread's mask and fills `before`.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_SETMASK, &every_signal(), before.as_mut_ptr());
+        Blocked {
+            before: before.assume_init(),
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: restores the mask that was found.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut()) };
+    }
+}
+
+/// The C library's error number of this thread, kept over a handler.
+pub fn keep_errno<R>(run: impl FnOnce() -> R) -> R {
+    // SAFETY: the location is this thread's.
+    unsafe {
+        let location = libc::__errno_location();
+        let kept = *location;
+        let result = run();
+        *location = kept;
+        result
+    }
+}
+
+/// Calls `function(argument)` on another stack.
+///
+/// # Safety
+/// `top` is the end of a mapped range, aligned to 16 bytes, that nobody else uses as a stack and
+/// that is large enough. The function must not unwind.
+#[inline(never)]
+pub unsafe fn call_on_stack(
+    top: *mut u8,
+    function: extern "C" fn(*mut libc::c_void),
+    argument: *mut libc::c_void,
+) {
+    // SAFETY: r12 and r13 are kept by the callee, so the old stack pointer comes back; everything
+    // else that a C function may change is declared.
+    unsafe {
+        std::arch::asm!(
+            "xchg rsp, r12",
+            "call r13",
+            "mov rsp, r12",
+            inout("r12") top => _,
+            in("r13") function,
+            in("rdi") argument,
+            clobber_abi("C"),
+        );
+    }
+}
+
+/// Writes a line to standard error and ends the process by abort, in a way that a handler may.
+pub fn die(parts: &[&str]) -> ! {
+    for part in ["memfold: "].iter().chain(parts).chain(&["\n"]) {
+        // SAFETY: writes bytes that live here; nothing is left to do if it fails.
+        unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
+    }
+    std::process::abort()
+}
