@@ -79,6 +79,9 @@ pub struct AddressSpace {
     pub look_again: AtomicBool,
     /// Made by a fork: its pages may be shared.
     pub forked: AtomicBool,
+    /// Pages mapped when the kernel was asked last, and when the mappings were looked at last.
+    pub mapped: AtomicU64,
+    pub mapped_at_look: AtomicU64,
     /// Resident pages when the mappings were looked at last.
     pub resident_at_look: AtomicI64,
     /// The CPUs whose handlers listen, as bits (of those below 64), and samples of where faults
@@ -127,6 +130,8 @@ impl AddressSpace {
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
             forked: AtomicBool::new(false),
+            mapped: AtomicU64::new(0),
+            mapped_at_look: AtomicU64::new(0),
             resident_at_look: AtomicI64::new(0),
             armed: Mutex::default(),
             group,

@@ -139,7 +139,7 @@ impl Attendant {
         space
             .uffd()
             .register(arena.stage.start.address(), stage_bytes)?;
-        let resident = inspector.resident_pages().unwrap_or(0);
+        let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
         let file = lock(&space.mover)
             .take_file()
             .ok_or_else(|| invalid("it has a helper"))?;

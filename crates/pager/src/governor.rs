@@ -64,9 +64,10 @@ impl Governor {
                 self.probe(space);
             }
             if let Some(attached) = space.attached()
-                && let Ok(pages) = attached.inspector.resident_pages()
+                && let Ok(sizes) = attached.inspector.sizes()
             {
-                space.set_resident_pages(pages);
+                space.set_resident_pages(sizes.resident_pages);
+                space.mapped.store(sizes.mapped_pages, Ordering::Relaxed);
             }
         }
         self.count_sharing(&spaces);
@@ -140,6 +141,9 @@ impl Governor {
         space
             .resident_at_look
             .store(space.resident_pages(), Ordering::Relaxed);
+        space
+            .mapped_at_look
+            .store(space.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
         let Ok(areas) = attached.inspector.areas() else {
             return;
         };
@@ -263,9 +267,14 @@ fn worth_a_look(space: &AddressSpace) -> bool {
         .resident_at_look
         .fetch_min(resident, Ordering::Relaxed);
     let grown = resident - space.resident_at_look.load(Ordering::Relaxed);
+    // At the limit a program is as large as ever, however much of it lies in new mappings.
+    let mapped = space.mapped.load(Ordering::Relaxed);
+    let remapped = mapped.abs_diff(space.mapped_at_look.load(Ordering::Relaxed));
     space.attached().is_some()
         && !space.is_dead()
         && !space.detached.load(Ordering::Relaxed)
         && resident >= SMALLEST_PROGRAM_PAGES
-        && (grown >= GROWTH_TO_LOOK_PAGES || space.look_again.load(Ordering::Relaxed))
+        && (grown >= GROWTH_TO_LOOK_PAGES
+            || remapped >= SMALLEST_MAPPING_PAGES
+            || space.look_again.load(Ordering::Relaxed))
 }

@@ -62,6 +62,15 @@ pub fn descends_from(pid: i32, ancestor: i32) -> bool {
     pid == ancestor
 }
 
+/// How large a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// All mappings together.
+    pub mapped_pages: u64,
+    /// Resident anonymous pages.
+    pub resident_pages: u64,
+}
+
 /// What is looked at in a process, its files held open.
 #[derive(Debug)]
 pub struct Inspector {
@@ -95,17 +104,19 @@ impl Inspector {
         self.pid
     }
 
-    /// Resident anonymous pages.
-    pub fn resident_pages(&self) -> io::Result<u64> {
+    /// How much is mapped, and how much anonymous memory is resident.
+    pub fn sizes(&self) -> io::Result<Sizes> {
         let mut buffer = [0u8; 128];
         let length = self.statm.read_at(&mut buffer, 0)?;
         let text = std::str::from_utf8(&buffer[..length]).unwrap_or("");
         let mut fields = text
             .split_ascii_whitespace()
-            .skip(1)
-            .map(|f| f.parse::<u64>());
-        match (fields.next(), fields.next()) {
-            (Some(Ok(resident)), Some(Ok(shared))) => Ok(resident.saturating_sub(shared)),
+            .map_while(|field| field.parse::<u64>().ok());
+        match (fields.next(), fields.next(), fields.next()) {
+            (Some(mapped), Some(resident), Some(shared)) => Ok(Sizes {
+                mapped_pages: mapped,
+                resident_pages: resident.saturating_sub(shared),
+            }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -340,7 +351,7 @@ mod tests {
             2
         );
         assert!(copy.iter().all(|byte| *byte == 7));
-        assert!(inspector.resident_pages().unwrap() >= 64);
+        assert!(inspector.sizes().unwrap().resident_pages >= 64);
         assert!(inspector.proportional_bytes().unwrap() > 0);
         assert!(inspector.areas().unwrap().iter().any(|vma| vma.movable));
     }
