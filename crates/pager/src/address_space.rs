@@ -242,15 +242,20 @@ impl AddressSpace {
         self.table.bytes()
     }
 
-    /// The part of the managed range around `page` that a window may use: from `page`, at most
-    /// `pages` long, never across the mapping's end. One page where nothing is known.
-    pub fn clip(&self, page: VirtualPage, pages: u32) -> PageRange {
-        let wanted = PageRange {
-            start: page,
-            end: page.plus(u64::from(pages.max(1))),
-        };
+    /// Whether a page is in a managed range. If not, the mappings are looked at again soon.
+    pub fn is_managed(&self, page: VirtualPage) -> bool {
+        let managed = lock(&self.regions).containing(page).is_some();
+        if !managed {
+            self.look_again.store(true, Ordering::Relaxed);
+        }
+        managed
+    }
+
+    /// The part of a window around `page` that is in the same managed range: never across the
+    /// mapping's end. The one page where nothing is known.
+    pub fn clip(&self, page: VirtualPage, window: PageRange) -> PageRange {
         match lock(&self.regions).containing(page) {
-            Some(region) => wanted.intersection(region),
+            Some(region) => window.intersection(region),
             None => {
                 self.look_again.store(true, Ordering::Relaxed);
                 PageRange {

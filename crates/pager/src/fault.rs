@@ -11,15 +11,14 @@ use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
-use memfold_swap::{Page, Scratch, Slot};
+use crate::swap_in::{Claim, SWAP_IN_WINDOW};
+use memfold_swap::{Page, Scratch};
 use memfold_sys::uffd::{FAULT_WRITE, Message, Partial};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pages brought in at once from the pool, at most.
-pub const SWAP_IN_WINDOW: u32 = 16;
 /// Pages of zeros brought in at once, at most.
 pub const ZERO_WINDOW: u32 = 512;
 /// Below this room, fill no page that was not asked for.
@@ -52,8 +51,8 @@ pub enum Served {
 
 /// What a thread that serves faults keeps.
 pub struct Server {
-    buffer: Vec<Page>,
-    scratch: Scratch,
+    pub buffer: Vec<Page>,
+    pub scratch: Scratch,
 }
 
 impl Default for Server {
@@ -125,10 +124,10 @@ impl Server {
                         defer(space, fault);
                         return Served::Done;
                     }
-                    let claimed = claim(space, fault.page);
+                    let claim = Claim::make(space, fault.page);
                     drop(gate);
-                    if !claimed.is_empty() {
-                        return self.swap_in(space, fault.page, &claimed);
+                    if let Some(claim) = claim {
+                        return self.swap_in(space, &claim);
                     }
                 }
             }
@@ -212,151 +211,6 @@ impl Server {
             }
         }
     }
-
-    /// Loads claimed pages and copies them in. The claims own one count of each slot.
-    fn swap_in(&mut self, space: &AddressSpace, first: VirtualPage, claimed: &[Slot]) -> Served {
-        let group = space.group();
-        let mut loaded = 0;
-        for (slot, page) in claimed.iter().zip(&mut self.buffer) {
-            if let Err(error) = group.swap.load(*slot, page, &mut self.scratch) {
-                group.counters.errors.fetch_add(1, Ordering::Relaxed);
-                if loaded == 0 {
-                    stop_program(space, first, &error);
-                }
-                break;
-            }
-            loaded += 1;
-        }
-        // Without the gate the address space is gone, and the claims go with its table.
-        let Ok(gate) = space.shared() else {
-            return Served::Done;
-        };
-        let mut copied = 0;
-        let mut failure = None;
-        let mut spare = Vec::new();
-        while copied < loaded && failure.is_none() {
-            failure = copy_claimed(
-                space,
-                first,
-                &claimed[..loaded],
-                &self.buffer,
-                &mut copied,
-                &mut spare,
-            );
-        }
-        // What was not brought in goes back to where it was.
-        for (step, slot) in claimed.iter().enumerate().skip(copied) {
-            let entry = space.table.entry(first.plus(step as u64));
-            if !entry.replace(PageState::Filling(*slot), PageState::Swapped(*slot)) {
-                spare.push(*slot);
-            }
-        }
-        drop(gate);
-        let behind = claimed.len() - copied;
-        if behind > 0 {
-            wake(space, first.plus(copied as u64), behind as u64);
-        }
-        group.swap.release_bulk(&spare);
-        if copied == 0 {
-            failure.map_or(Served::Done, |errno| after_failure(space, first, errno))
-        } else {
-            Served::Done
-        }
-    }
-}
-
-/// Copies the longest run of pages that are still claimed, from `copied` on. What is brought in
-/// (or turned out to be unwanted) has its slot in `spare`.
-fn copy_claimed(
-    space: &AddressSpace,
-    first: VirtualPage,
-    claimed: &[Slot],
-    buffer: &[Page],
-    copied: &mut usize,
-    spare: &mut Vec<Slot>,
-) -> Option<Errno> {
-    let page_at = |step: usize| first.plus(step as u64);
-    let ours =
-        |step: usize| space.table.entry(page_at(step)).load() == PageState::Filling(claimed[step]);
-    let start = *copied;
-    if !ours(start) {
-        // An event took the page away; its count is left to us.
-        spare.push(claimed[start]);
-        *copied += 1;
-        wake(space, page_at(start), 1);
-        return None;
-    }
-    let run = (start..claimed.len())
-        .take_while(|step| ours(*step))
-        .count();
-    let source = &buffer.as_flattened()[start * PAGE_SIZE..];
-    let result = copy(space, page_at(start), source, run as u64);
-    let (mut done, errno) = match result {
-        Ok(()) => (run, None),
-        Err(partial) => (partial.done as usize / PAGE_SIZE, Some(partial.errno)),
-    };
-    space.add_resident_pages(done as i64);
-    let counters = &space.group().counters;
-    counters.pages_in.fetch_add(done as u64, Ordering::Relaxed);
-    if start == 0 && done > 0 {
-        counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
-    }
-    let present = errno == Some(Errno::EEXIST);
-    if present {
-        // The program has a page there after all: that one is the newer.
-        wake(space, page_at(start + done), 1);
-        done += 1;
-    }
-    for (step, slot) in claimed.iter().enumerate().skip(start).take(done) {
-        let entry = space.table.entry(page_at(step));
-        entry.replace(PageState::Filling(*slot), PageState::FRESH);
-        spare.push(*slot);
-    }
-    *copied += done;
-    match errno {
-        // A partial copy does not tell why it stopped: the next try does.
-        Some(Errno::EAGAIN) if done > 0 => None,
-        _ if present => None,
-        // A window may cross into another mapping: the first page alone may still do.
-        Some(Errno::ENOENT) if start == 0 && run > 1 => {
-            copy_one(space, page_at(0), claimed, buffer, copied, spare)
-        }
-        other => other,
-    }
-}
-
-fn copy_one(
-    space: &AddressSpace,
-    first: VirtualPage,
-    claimed: &[Slot],
-    buffer: &[Page],
-    copied: &mut usize,
-    spare: &mut Vec<Slot>,
-) -> Option<Errno> {
-    copy_claimed(space, first, &claimed[..1], buffer, copied, spare).or(Some(Errno::ENOENT))
-}
-
-/// Claims the page and, as the window advises, those behind it. Empty if the page is not swapped
-/// out any more. The gate is held shared.
-fn claim(space: &AddressSpace, page: VirtualPage) -> Vec<Slot> {
-    let advised = lock(&space.windows).advise(page, SWAP_IN_WINDOW);
-    let range = if advised > 1 {
-        space.clip(page, advised)
-    } else {
-        PageRange {
-            start: page,
-            end: page.plus(1),
-        }
-    };
-    let mut claimed = Vec::with_capacity(range.pages() as usize);
-    space.table.visit(range, |_, entry| match entry.load() {
-        state @ PageState::Swapped(slot) if entry.replace(state, PageState::Filling(slot)) => {
-            claimed.push(slot);
-            true
-        }
-        _ => false,
-    });
-    claimed
 }
 
 /// First touch: pages of zeros. `None` if the page's state is another by now. The gate is held
@@ -441,10 +295,16 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
     if state != PageState::Hole {
         return claimed;
     }
-    let advised = lock(&space.windows).advise(page, ZERO_WINDOW);
+    let advised = lock(&space.windows).first_touch(page, ZERO_WINDOW);
     if advised > 1 {
         let room = (room_pages(space) / 2).max(1);
-        let range = space.clip(page, advised.min(room as u32));
+        let range = space.clip(
+            page,
+            PageRange {
+                start: page,
+                end: page.plus(u64::from(advised).min(room)),
+            },
+        );
         for step in 1..range.pages() {
             let entry = space.table.entry(page.plus(step));
             if !entry.replace(PageState::Hole, PageState::Clearing) {
@@ -454,13 +314,18 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
         }
     } else {
         // Notes a fault outside of what is known to be managed.
-        space.clip(page, 1);
+        space.is_managed(page);
     }
     claimed
 }
 
 /// Copies pages in and wakes who waits for them.
-fn copy(space: &AddressSpace, page: VirtualPage, source: &[u8], pages: u64) -> Result<(), Partial> {
+pub fn copy(
+    space: &AddressSpace,
+    page: VirtualPage,
+    source: &[u8],
+    pages: u64,
+) -> Result<(), Partial> {
     space.uffd().copy_in(page.address(), source, bytes(pages))
 }
 
@@ -470,7 +335,7 @@ pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
     let _ = space.uffd().wake(page.address(), bytes(pages));
 }
 
-fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
+pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
     match errno {
         Errno::EAGAIN => Served::Retry,
         Errno::ESRCH => {
@@ -521,7 +386,7 @@ fn defer(space: &Arc<AddressSpace>, fault: Fault) {
 }
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.
-fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
+pub fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
     eprintln!(
         "memfold: a stored page (address {:#x}) cannot be read back: {error}; \
          the program is stopped rather than given wrong data",

@@ -5,6 +5,7 @@
 //! `docs/design.md` in the repository for the page states and the lock order.
 
 mod address_space;
+mod around;
 mod attendant;
 pub mod embedded;
 mod events;
@@ -25,6 +26,7 @@ mod stage;
 mod state;
 mod stats;
 mod supervisor;
+mod swap_in;
 mod table;
 mod window;
 

@@ -55,7 +55,13 @@ const SHARED: u64 = 1 << 5;
 const PAYLOAD: u32 = 8;
 
 impl PageState {
-    /// Resident, just brought in.
+    /// Resident.
+    pub const RESIDENT: PageState = PageState::Resident {
+        young: false,
+        shared: false,
+    };
+
+    /// Resident, and passed over once.
     pub const FRESH: PageState = PageState::Resident {
         young: true,
         shared: false,

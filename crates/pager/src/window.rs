@@ -3,9 +3,11 @@
 //! A few streams are remembered. A fault just behind (or a little inside) what a stream brought
 //! in last continues it and doubles its window; any other fault starts a new stream with a window
 //! of one page. So random access pays for no page it does not want, and several sequential
-//! readers do not disturb each other.
+//! readers do not disturb each other. Pages that are used together but in no order are found by
+//! fault-around (`around.rs`).
 
-use crate::page::VirtualPage;
+use crate::around::Around;
+use crate::page::{PageRange, VirtualPage};
 
 const STREAMS: usize = 8;
 
@@ -20,11 +22,31 @@ struct Stream {
 pub struct Windows {
     streams: [Stream; STREAMS],
     oldest: usize,
+    around: Around,
 }
 
 impl Windows {
+    /// What to bring in at a fault on a page that is swapped out: `largest` pages at most, the page
+    /// among them. `swapped` says which pages of a block of sixteen are swapped out, as bits.
+    pub fn swap_in(
+        &mut self,
+        page: VirtualPage,
+        largest: u32,
+        swapped: impl FnOnce(PageRange) -> u16,
+    ) -> PageRange {
+        let around = self.around.advise(page, swapped);
+        let ahead = u64::from(self.first_touch(page, largest));
+        if around.pages() >= ahead {
+            return around;
+        }
+        PageRange {
+            start: page,
+            end: page.plus(ahead),
+        }
+    }
+
     /// The number of pages to bring in from `page` on, at most `largest`.
-    pub fn advise(&mut self, page: VirtualPage, largest: u32) -> u32 {
+    pub fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
         for stream in &mut self.streams {
             let slack = u64::from(stream.window);
             if stream.window > 0
@@ -55,7 +77,7 @@ mod tests {
         let mut page = VirtualPage(1000);
         let mut sizes = Vec::new();
         for _ in 0..7 {
-            let size = windows.advise(page, 16);
+            let size = windows.first_touch(page, 16);
             sizes.push(size);
             page = page.plus(u64::from(size));
         }
@@ -67,7 +89,7 @@ mod tests {
         let mut windows = Windows::default();
         for step in 0..100u64 {
             assert_eq!(
-                windows.advise(VirtualPage(step * 7919 % 100_003 + (step << 20)), 16),
+                windows.first_touch(VirtualPage(step * 7919 % 100_003 + (step << 20)), 16),
                 1
             );
         }
@@ -84,7 +106,7 @@ mod tests {
         let mut last = 0;
         for _ in 0..6 {
             for page in &mut pages {
-                last = windows.advise(*page, 32);
+                last = windows.first_touch(*page, 32);
                 *page = page.plus(u64::from(last));
             }
         }
