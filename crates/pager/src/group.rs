@@ -6,7 +6,7 @@ use crate::memory::MappedSource;
 use crate::options::Limit;
 use crate::page::VirtualPage;
 use crate::stats::Stats;
-use memfold_swap::SwapSpace;
+use memfold_swap::{Slot, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// The smallest resident limit that a full pool can press a group down to.
 const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
+
+/// Slots that wait to be released, at most.
+const SPARE_SLOTS: usize = 1024;
 
 /// A fault that waits until there is room for its pages.
 pub struct DeferredFault {
@@ -55,6 +58,9 @@ pub struct Group {
     /// Pages counted in more than one process because a fork shares them.
     shared_pages: AtomicU64,
     deferred: Mutex<Vec<DeferredFault>>,
+    /// Slots of pages that were brought in, to be released by the reclaimer: the program's thread
+    /// would wait for it, as the handler has its CPU.
+    spare: Mutex<Vec<Slot>>,
     /// Raised to make the reclaimer look at once.
     call: Mutex<bool>,
     called: Condvar,
@@ -80,6 +86,7 @@ impl Group {
             resident_limit: AtomicU64::new(u64::MAX),
             shared_pages: AtomicU64::new(0),
             deferred: Mutex::default(),
+            spare: Mutex::default(),
             call: Mutex::new(false),
             called: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -169,6 +176,25 @@ impl Group {
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
         self.resident_limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Releases slots soon, or at once if many wait already: what they hold is counted still.
+    pub fn release_soon(&self, slots: &[Slot]) {
+        let mut spare = lock(&self.spare);
+        if spare.len() + slots.len() <= SPARE_SLOTS {
+            spare.extend_from_slice(slots);
+        } else {
+            drop(spare);
+            self.swap.release_bulk(slots);
+        }
+    }
+
+    /// Releases what [`Group::release_soon`] left.
+    pub fn release_spare(&self) {
+        let spare = std::mem::take(&mut *lock(&self.spare));
+        if !spare.is_empty() {
+            self.swap.release_bulk(&spare);
+        }
     }
 
     /// Makes the reclaimer look now.

@@ -81,6 +81,7 @@ impl Reclaimer {
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.wait_for_call(Duration::from_millis(50));
             self.reclaim();
+            self.group.release_spare();
         }
     }
 
@@ -106,6 +107,7 @@ impl Reclaimer {
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
+            self.group.release_spare();
             let progress = match self.choose() {
                 Some(space) => self.round(&space, resident - marks.stop),
                 None => Progress::default(),

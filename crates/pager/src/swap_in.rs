@@ -101,7 +101,7 @@ impl Server {
         let brought_in = !filling.open[claim.asked];
         let spare = filling.finish();
         drop(gate);
-        space.group().swap.release_bulk(&spare);
+        space.group().release_soon(&spare);
         match failure {
             Some(errno) if !brought_in => after_failure(space, claim.page(claim.asked), errno),
             _ => Served::Done,

@@ -17,36 +17,16 @@ struct Stream {
     window: u32,
 }
 
-/// The streams of one address space.
+/// Sequential readers that are remembered.
 #[derive(Debug, Default)]
-pub struct Windows {
+struct Streams {
     streams: [Stream; STREAMS],
     oldest: usize,
-    around: Around,
 }
 
-impl Windows {
-    /// What to bring in at a fault on a page that is swapped out: `largest` pages at most, the page
-    /// among them. `swapped` says which pages of a block of sixteen are swapped out, as bits.
-    pub fn swap_in(
-        &mut self,
-        page: VirtualPage,
-        largest: u32,
-        swapped: impl FnOnce(PageRange) -> u16,
-    ) -> PageRange {
-        let around = self.around.advise(page, swapped);
-        let ahead = u64::from(self.first_touch(page, largest));
-        if around.pages() >= ahead {
-            return around;
-        }
-        PageRange {
-            start: page,
-            end: page.plus(ahead),
-        }
-    }
-
+impl Streams {
     /// The number of pages to bring in from `page` on, at most `largest`.
-    pub fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
+    fn advise(&mut self, page: VirtualPage, largest: u32) -> u32 {
         for stream in &mut self.streams {
             let slack = u64::from(stream.window);
             if stream.window > 0
@@ -64,6 +44,41 @@ impl Windows {
         };
         self.oldest = (self.oldest + 1) % STREAMS;
         1
+    }
+}
+
+/// The windows of one address space.
+#[derive(Debug, Default)]
+pub struct Windows {
+    /// First touches have streams of their own, which no scattered swap-in drives out.
+    first_touches: Streams,
+    swap_ins: Streams,
+    around: Around,
+}
+
+impl Windows {
+    /// The number of pages of zeros to bring in from `page` on, at most `largest`.
+    pub fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
+        self.first_touches.advise(page, largest)
+    }
+
+    /// What to bring in at a fault on a page that is swapped out: `largest` pages at most, the page
+    /// among them. `swapped` says which pages of a block of sixteen are swapped out, as bits.
+    pub fn swap_in(
+        &mut self,
+        page: VirtualPage,
+        largest: u32,
+        swapped: impl FnOnce(PageRange) -> u16,
+    ) -> PageRange {
+        let around = self.around.advise(page, swapped);
+        let ahead = u64::from(self.swap_ins.advise(page, largest));
+        if around.pages() >= ahead {
+            return around;
+        }
+        PageRange {
+            start: page,
+            end: page.plus(ahead),
+        }
     }
 }
 
