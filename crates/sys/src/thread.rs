@@ -58,6 +58,36 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
+/// Asks for short turns on the CPU: the calling thread gets its share as before, but is soon
+/// preempted by who wakes up. Best effort; kernels before 6.12 do not know it.
+pub fn set_slice(nanoseconds: u64) {
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    // SAFETY: numbers only.
+    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice,
+        priority: 0,
+        runtime: nanoseconds,
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: the structure is live and of the size it tells; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+}
+
 /// Lets short sleeps of the calling thread be short.
 pub fn set_timer_slack(nanoseconds: u64) {
     // SAFETY: numbers only.
