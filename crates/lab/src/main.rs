@@ -4,12 +4,13 @@
 mod before;
 mod chain;
 mod free;
-#[allow(dead_code, unused_imports)] // The first experiments that use it are on their way.
 mod host;
+mod kernel;
 mod mapping;
 mod pool;
 mod random;
 mod report;
+mod report_html;
 mod trace;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
@@ -27,6 +28,12 @@ Experiments:
   free     what freeing costs the caller and all processors, and when the memory is back
              [--megabytes LIST] [--threads LIST] [--compactor LIST] [--cpus LIST]
              [--variant LIST] [--runs N]
+  kernel   workloads under memfold and under this host's own swap, in turn
+             [--against native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded]
+             [--workload LIST]
+             [--scale F] [--runs N] [--memfold PATH] [--python PATH] [--swap-dir DIR]
+  report   a page of all experiments, with plots, beside the published figures
+             --out DIR [--from FILES] [--experiments LIST] [options of kernel]
   trace    record the compressed page sizes of a running process
              --pid PID --algo lz4|zstd --output FILE [--pages N]
 
@@ -142,6 +149,15 @@ fn run() -> Result<()> {
             let options = Options::parse(&mut parser, &known)?;
             free::run(&options)?.print(options.json);
         }
+        "kernel" => {
+            let options = Options::parse(&mut parser, kernel::OPTIONS)?;
+            kernel::run(&options)?.print(options.json);
+        }
+        "report" => {
+            let known = [kernel::OPTIONS, report_html::OPTIONS].concat();
+            report_html::run(&Options::parse(&mut parser, &known)?)?;
+        }
+        kernel::WORKLOAD => kernel::run_workload(&mut parser)?,
         host::GUARDIAN => host::guard()?,
         "trace" => {
             let options = Options::parse(&mut parser, &["pid", "algo", "output", "pages"])?;

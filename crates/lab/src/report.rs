@@ -46,6 +46,15 @@ impl Samples {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Every sample, in the order in which they were taken.
+    pub fn values(&self) -> Vec<f64> {
+        self.0.iter().copied().map(rounded).collect()
+    }
+
     /// The largest over the smallest.
     pub fn spread(&self) -> f64 {
         let largest = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -68,6 +77,7 @@ pub fn rounded(value: f64) -> f64 {
 #[derive(Debug)]
 pub struct Report {
     experiment: &'static str,
+    facts: Vec<(&'static str, Value)>,
     notes: Vec<String>,
     rows: Vec<Row>,
 }
@@ -76,6 +86,7 @@ impl Report {
     pub fn new(experiment: &'static str) -> Self {
         Self {
             experiment,
+            facts: Vec::new(),
             notes: Vec::new(),
             rows: Vec::new(),
         }
@@ -88,6 +99,18 @@ impl Report {
     /// Adds a line to be printed below the table (and left out of the JSON rows).
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
+    }
+
+    /// Adds a line that is not there yet.
+    pub fn note_once(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Adds a field to the JSON object, beside the rows.
+    pub fn fact(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.facts.push((name, value.into()));
     }
 
     pub fn print(&self, as_json: bool) {
@@ -106,18 +129,24 @@ impl Report {
                 .map(|(name, value)| ((*name).to_owned(), value.clone()));
             Value::Object(fields.collect::<Map<_, _>>())
         };
-        json!({
+        let mut report = json!({
             "experiment": self.experiment,
             "host": host(),
             "commit": commit(),
+            "notes": self.notes,
             "rows": self.rows.iter().map(object).collect::<Vec<_>>(),
-        })
+        });
+        for (name, value) in &self.facts {
+            report[*name] = value.clone();
+        }
+        report
     }
 
     fn to_text(&self) -> String {
         let mut columns: Vec<&'static str> = Vec::new();
-        for (name, _) in self.rows.iter().flat_map(|row| &row.0) {
-            if !columns.contains(name) {
+        for (name, value) in self.rows.iter().flat_map(|row| &row.0) {
+            // Single samples are for the JSON.
+            if !columns.contains(name) && !value.is_array() {
                 columns.push(name);
             }
         }
@@ -153,7 +182,7 @@ impl Report {
 }
 
 /// What machine this is, without its name.
-fn host() -> String {
+pub fn host() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let cpuinfo = read("/proc/cpuinfo");
@@ -169,7 +198,7 @@ fn host() -> String {
     )
 }
 
-fn commit() -> String {
+pub fn commit() -> String {
     let output = Command::new("git")
         .args([
             "-C",

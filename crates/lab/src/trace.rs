@@ -95,7 +95,7 @@ impl Algorithm {
     }
 
     /// How many bytes `page` takes; a page if it does not shrink.
-    fn compressed_size(self, page: &[u8]) -> usize {
+    pub fn compressed_size(self, page: &[u8]) -> usize {
         let mut output = [0_u8; PAGE_SIZE];
         let size = match self {
             Algorithm::Lz4 => {

@@ -74,6 +74,17 @@ impl MemoryGroup {
         Ok(())
     }
 
+    /// How many of its processes the kernel has killed for want of memory.
+    pub fn kills(&self) -> Result<u64> {
+        let file = match self.version {
+            Version::One => "memory.oom_control",
+            Version::Two => "memory.events",
+        };
+        let text = read(self.path.join(file))?;
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.unwrap_or("0").trim().parse().context("oom_kill")
+    }
+
     /// The most bytes that were charged at any time (file pages and kernel memory included).
     pub fn peak(&self) -> Result<u64> {
         let file = match self.version {

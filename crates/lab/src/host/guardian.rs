@@ -67,7 +67,38 @@ impl Guardian {
             next: 0,
         };
         line.answer()?;
-        Ok(Self(Arc::new(Mutex::new(line))))
+        let guardian = Self(Arc::new(Mutex::new(line)));
+        guardian.leave_on_signals()?;
+        Ok(guardian)
+    }
+
+    /// From now on Ctrl-C and the like put the host back before the lab ends, so that it is as
+    /// before when the shell's prompt is. Threads started later inherit what this blocks.
+    fn leave_on_signals(&self) -> Result<()> {
+        // SAFETY: an all-zero set is a valid value, and the calls get pointers to it alone.
+        let signals = unsafe {
+            let mut signals: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut signals);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::sigaddset(&raw mut signals, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+            signals
+        };
+        let guardian = Arc::downgrade(&self.0);
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                let mut signal = 0;
+                // SAFETY: both pointers are to values of this thread.
+                while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0 {}
+                eprintln!("memfold-lab: putting the host back");
+                if let Some(line) = guardian.upgrade() {
+                    Self(line).undo_all();
+                }
+                std::process::exit(128 + signal);
+            })?;
+        Ok(())
     }
 
     /// Says how a change that is about to be made is to be undone.

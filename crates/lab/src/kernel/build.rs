@@ -1,0 +1,231 @@
+//! Compilers under a limit: a C project (zstd's library) and a Rust crate from the registry.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{contestant::Session, measure, workload::Figures};
+
+/// What a compiler of the two projects takes without a limit, about.
+pub const NATURAL_MEGABYTES: usize = 260;
+/// What it may have.
+pub const RESIDENT_MEGABYTES: usize = 96;
+
+/// `zstd-sys` carries the C sources of zstd.
+const MANIFEST: &str = "\
+[package]
+name = \"memfold-lab-build\"
+edition = \"2021\"
+[dependencies]
+regex-automata = \"0.4\"
+zstd-sys = { version = \"2\", default-features = false }
+";
+
+/// What is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Project {
+    C,
+    Both,
+}
+
+impl Project {
+    /// Why it cannot run here, if it cannot.
+    pub fn missing(self) -> Option<String> {
+        let tools: &[&str] = match self {
+            Self::C => &["cc", "make", "cargo"],
+            Self::Both => &["cc", "make", "cargo", "rustc"],
+        };
+        let there = |tool: &&str| Command::new(tool).arg("--version").output().is_ok();
+        let missing = tools.iter().find(|tool| !there(tool))?;
+        Some(format!("{missing} is not installed"))
+    }
+
+    /// One run. The result to be compared is what was built, byte by byte.
+    pub fn run(self, session: &Session, sources: &Sources) -> Result<(Figures, String)> {
+        // Compilers write paths into what they build: the folder is the same in every run.
+        let output = sources.folder.path().join("output");
+        let jobs = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .to_string();
+        let mut figures = Figures::default();
+        let mut results = Vec::new();
+        let c = ["-s", "-j", &jobs, "-C", "."].map(str::to_owned);
+        let rust = [
+            "build",
+            "--release",
+            "--offline",
+            "--quiet",
+            "-p",
+            "regex-automata",
+            "-j",
+            &jobs,
+        ]
+        .map(str::to_owned);
+        let steps: [(&str, &str, &[String]); 2] =
+            [("c_seconds", "make", &c), ("rust_seconds", "cargo", &rust)];
+        let steps = match self {
+            Self::C => &steps[..1],
+            Self::Both => &steps[..],
+        };
+        let mut processors = Figures::default();
+        for (name, program, arguments) in steps {
+            if output.exists() {
+                fs::remove_dir_all(&output)?;
+            }
+            fs::create_dir_all(output.join("c"))?;
+            let mut command = session.command(program.as_ref(), arguments)?;
+            command
+                .current_dir(sources.folder.path())
+                .env("CARGO_TARGET_DIR", output.join("rust"))
+                .env_remove("RUSTFLAGS")
+                .stderr(Stdio::inherit());
+            let started = Instant::now();
+            let ended = measure::run(session, command)?;
+            figures = figures.with(name, started.elapsed().as_secs_f64());
+            processors = sum(&processors, &ended.figures);
+            results.push(fingerprint(&output)?);
+        }
+        figures.0.extend(processors.0);
+        Ok((figures, results.join("\n")))
+    }
+}
+
+fn sum(one: &Figures, other: &Figures) -> Figures {
+    let sums = other
+        .0
+        .iter()
+        .map(|(name, value)| (name.clone(), value + one.get(name).unwrap_or(0.0)));
+    Figures(sums.collect())
+}
+
+/// A folder with what is built.
+#[derive(Debug)]
+pub struct Sources {
+    folder: tempfile::TempDir,
+}
+
+impl Sources {
+    /// Fetches the crates (from the registry, or from cargo's cache) and writes a makefile.
+    pub fn fetch() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("memfold-lab-").tempdir()?;
+        fs::write(folder.path().join("Cargo.toml"), MANIFEST)?;
+        fs::create_dir(folder.path().join("src"))?;
+        fs::write(folder.path().join("src/lib.rs"), "")?;
+        cargo(folder.path(), &["fetch", "--quiet"])
+            .context("the crates to build cannot be fetched from the registry")?;
+        let metadata = cargo(
+            folder.path(),
+            &["metadata", "--format-version", "1", "--offline"],
+        )?;
+        let zstd = zstd_sources(&serde_json::from_slice(&metadata)?)?;
+        fs::write(folder.path().join("Makefile"), makefile(&zstd)?)?;
+        Ok(Self { folder })
+    }
+}
+
+fn cargo(folder: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+    let output = Command::new("cargo")
+        .args(arguments)
+        .current_dir(folder)
+        .output()?;
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(
+        output.status.success(),
+        "cargo {}: {error}",
+        arguments.join(" ")
+    );
+    Ok(output.stdout)
+}
+
+fn zstd_sources(metadata: &Value) -> Result<PathBuf> {
+    let packages = metadata["packages"]
+        .as_array()
+        .context("cargo metadata has no packages")?;
+    let package = packages
+        .iter()
+        .find(|package| package["name"] == "zstd-sys");
+    let manifest = package.and_then(|package| package["manifest_path"].as_str());
+    let manifest = PathBuf::from(manifest.context("there is no zstd-sys")?);
+    Ok(manifest.with_file_name("zstd").join("lib"))
+}
+
+fn makefile(zstd: &Path) -> Result<String> {
+    let mut objects = Vec::new();
+    let mut rules = String::new();
+    for part in ["common", "compress", "decompress", "dictBuilder"] {
+        let mut sources: Vec<PathBuf> = fs::read_dir(zstd.join(part))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<_>>()?;
+        sources.retain(|source| source.extension().is_some_and(|extension| extension == "c"));
+        sources.sort();
+        for source in sources {
+            let stem = source
+                .file_stem()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let object = format!("output/c/{stem}.o");
+            rules += &format!(
+                "{object}:\n\tcc -O3 -DZSTD_DISABLE_ASM -c {} -o {object}\n",
+                source.display()
+            );
+            objects.push(object);
+        }
+    }
+    ensure!(objects.len() > 10, "{} has no C sources", zstd.display());
+    Ok(format!("all: {}\n{rules}", objects.join(" ")))
+}
+
+/// One line for each object file and library below a folder: its name and a hash of its bytes.
+fn fingerprint(folder: &Path) -> Result<String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == "o" || extension == "rlib")
+            {
+                let mut hasher = DefaultHasher::new();
+                fs::read(&path)?.hash(&mut hasher);
+                found.insert(path, hasher.finish());
+            }
+        }
+    }
+    ensure!(
+        !found.is_empty(),
+        "nothing was built in {}",
+        folder.display()
+    );
+    let line = |(path, hash): (&PathBuf, &u64)| format!("{} {hash:016x}", path.display());
+    Ok(found.iter().map(line).collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_wrong_byte_in_an_object_file_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(fingerprint(folder.path()).is_err(), "nothing was built");
+        let object = folder.path().join("one.o");
+        fs::write(&object, b"machine code").unwrap();
+        let before = fingerprint(folder.path()).unwrap();
+        fs::write(folder.path().join("notes.txt"), b"ignored").unwrap();
+        assert_eq!(fingerprint(folder.path()).unwrap(), before);
+        fs::write(&object, b"machine c0de").unwrap();
+        assert_ne!(fingerprint(folder.path()).unwrap(), before);
+    }
+}

@@ -1,0 +1,368 @@
+//! What is run: every workload at a given scale.
+
+use anyhow::{Result, bail, ensure};
+
+use super::{
+    build,
+    contestant::{Allowance, Contestant},
+    programs::Program,
+    redis,
+};
+
+/// The workloads and groups of them that a command line may name.
+pub const GROUPS: &[&str] = &[
+    "munmap",
+    "swap",
+    "embedded",
+    "usemem",
+    "memhog",
+    "zipf",
+    "exit",
+    "cpython",
+    "node",
+    "numpy",
+    "redis-get",
+    "redis-get-bgsave",
+    "build",
+    "overhead",
+];
+
+/// One workload at one size.
+#[derive(Debug)]
+pub struct Case {
+    pub workload: String,
+    /// Of each process.
+    pub megabytes: usize,
+    pub processes: usize,
+    pub data: Option<&'static str>,
+    pub allowance: Allowance,
+    pub job: Job,
+}
+
+/// How a case is run.
+#[derive(Debug)]
+pub enum Job {
+    /// A workload of this program.
+    Synthetic {
+        name: &'static str,
+        arguments: Vec<String>,
+        /// Whether memory must be swapped out first, for which a contestant has its own way.
+        evicts: bool,
+    },
+    /// An interpreter.
+    Program(Program),
+    /// redis-server and redis-benchmark.
+    Redis(redis::Load),
+    /// A compiler.
+    Build(build::Project),
+}
+
+impl Case {
+    /// Whether a contestant can take part.
+    pub fn admits(&self, contestant: &Contestant) -> bool {
+        match (self.allowance, contestant) {
+            _ if self.is_embedded() => {
+                contestant.is_kernel() || *contestant == Contestant::MemfoldEmbedded
+            }
+            (_, Contestant::MemfoldEmbedded) => false,
+            (Allowance::Ample, _) => matches!(contestant, Contestant::Native | Contestant::Memfold),
+            (Allowance::Resident(_), _) => true,
+        }
+    }
+
+    /// Whether the program itself asks for its memory to be swapped.
+    pub fn is_embedded(&self) -> bool {
+        self.workload.starts_with("embedded-")
+    }
+
+    /// How large the swap device must be: all of it may be swapped out, and a ballast too.
+    pub fn swap_bytes(&self) -> u64 {
+        let megabytes = self.megabytes * self.processes * 2 + 512;
+        (megabytes as u64) << 20
+    }
+}
+
+/// The cases of the named workloads and groups.
+pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
+    ensure!(
+        scale.is_finite() && scale > 0.0,
+        "--scale is a number above 0, not {scale}"
+    );
+    let mut all = Vec::new();
+    for name in GROUPS {
+        all.extend(
+            group(name, Scale(scale))
+                .into_iter()
+                .map(|case| (*name, case)),
+        );
+    }
+    for name in names {
+        let known = all
+            .iter()
+            .any(|(group, case)| group == name || case.workload == *name);
+        if !known {
+            let mut known: Vec<&str> = all.iter().map(|(_, case)| case.workload.as_str()).collect();
+            known.extend(["munmap", "swap", "overhead"]);
+            known.dedup();
+            bail!(
+                "there is no workload {name:?}; there are: {}",
+                known.join(", ")
+            );
+        }
+    }
+    let wanted = |(group, case): &(&str, Case)| {
+        names
+            .iter()
+            .any(|name| group == name || case.workload == *name)
+    };
+    Ok(all
+        .into_iter()
+        .filter(wanted)
+        .map(|(_, case)| case)
+        .collect())
+}
+
+/// Sizes for this machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale(f64);
+
+impl Scale {
+    /// So many megabytes at scale 1; at least 8.
+    pub fn megabytes(self, at_one: usize) -> usize {
+        ((at_one as f64 * self.0) as usize).max(8)
+    }
+
+    /// So many of something at scale 1; at least `least`.
+    pub fn count(self, at_one: usize, least: usize) -> usize {
+        ((at_one as f64 * self.0) as usize).max(least)
+    }
+}
+
+fn group(name: &str, scale: Scale) -> Vec<Case> {
+    match name {
+        "munmap" => munmap(scale),
+        "swap" => swap(scale),
+        "embedded" => ["page-out", "sequential", "random", "unmap"]
+            .map(|order| embedded(order, scale))
+            .into(),
+        "usemem" => vec![synthetic("usemem", scale.megabytes(128), 4, Vec::new(), 4)],
+        "memhog" => vec![synthetic("memhog", scale.megabytes(512), 1, Vec::new(), 4)],
+        "zipf" => {
+            let operations = scale.count(400_000, 10_000).to_string();
+            let arguments = vec!["--operations".to_owned(), operations];
+            let mut case = synthetic("zipf", scale.megabytes(256), 1, arguments, 4);
+            case.data = Some("recorded");
+            vec![case]
+        }
+        "exit" => vec![evicted(
+            "exit",
+            "exit",
+            scale.megabytes(128),
+            6,
+            "recorded",
+            &[],
+        )],
+        "cpython" => vec![program(Program::cpython(scale), "cpython")],
+        "node" => vec![program(Program::node(scale), "node")],
+        "numpy" => vec![program(Program::numpy(scale), "numpy")],
+        "redis-get" => vec![redis_get("redis-get", false, scale)],
+        "redis-get-bgsave" => vec![redis_get("redis-get-bgsave", true, scale)],
+        "build" => vec![Case {
+            workload: "build".to_owned(),
+            megabytes: build::NATURAL_MEGABYTES,
+            processes: 1,
+            data: None,
+            allowance: Allowance::Resident(build::RESIDENT_MEGABYTES),
+            job: Job::Build(build::Project::Both),
+        }],
+        "overhead" => overhead(scale),
+        _ => Vec::new(),
+    }
+}
+
+/// Seed 0's sizes with one process, and its 256 MB with 2, 3 and 4.
+fn munmap(scale: Scale) -> Vec<Case> {
+    let sizes = [64, 128, 192, 256, 512].map(|megabytes| (megabytes, 1));
+    let crews = [2, 3, 4].map(|processes| (256, processes));
+    let case = |(megabytes, processes)| {
+        let name = format!("munmap-{megabytes}");
+        evicted(
+            &name,
+            "munmap",
+            scale.megabytes(megabytes),
+            processes,
+            "phrases",
+            &[],
+        )
+    };
+    sizes.into_iter().chain(crews).map(case).collect()
+}
+
+fn swap(scale: Scale) -> Vec<Case> {
+    let megabytes = scale.megabytes(256);
+    let mut cases = Vec::new();
+    for data in ["phrases", "recorded"] {
+        let mut page_out = synthetic("page-out", megabytes, 1, Vec::new(), 8);
+        page_out.data = Some(data);
+        cases.push(page_out);
+        for order in ["sequential", "random"] {
+            let name = format!("swap-in-{order}");
+            cases.push(evicted(
+                &name,
+                "swap-in",
+                megabytes,
+                1,
+                data,
+                &["--order", order],
+            ));
+        }
+    }
+    cases
+}
+
+fn embedded(order: &'static str, scale: Scale) -> Case {
+    let name = match order {
+        "sequential" | "random" => format!("embedded-swap-in-{order}"),
+        other => format!("embedded-{other}"),
+    };
+    let megabytes = scale.megabytes(256);
+    evicted(
+        &name,
+        "embedded",
+        megabytes,
+        1,
+        "recorded",
+        &["--order", order],
+    )
+}
+
+/// A workload that may have one part in `share` of its memory resident.
+fn synthetic(
+    name: &'static str,
+    megabytes: usize,
+    processes: usize,
+    arguments: Vec<String>,
+    share: usize,
+) -> Case {
+    Case {
+        workload: name.to_owned(),
+        megabytes,
+        processes,
+        data: None,
+        allowance: Allowance::Resident((megabytes * processes / share).max(16)),
+        job: Job::Synthetic {
+            name,
+            arguments,
+            evicts: false,
+        },
+    }
+}
+
+/// A workload whose memory would fit, but is swapped out before it is used.
+fn evicted(
+    workload: &str,
+    name: &'static str,
+    megabytes: usize,
+    processes: usize,
+    data: &'static str,
+    arguments: &[&str],
+) -> Case {
+    let all = megabytes * processes;
+    Case {
+        workload: workload.to_owned(),
+        megabytes,
+        processes,
+        data: Some(data),
+        allowance: Allowance::Resident(all + all / 4 + 16 * (processes + 1)),
+        job: Job::Synthetic {
+            name,
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+            evicts: true,
+        },
+    }
+}
+
+fn program(program: Program, workload: &str) -> Case {
+    Case {
+        workload: workload.to_owned(),
+        megabytes: program.megabytes,
+        processes: 1,
+        data: None,
+        allowance: Allowance::Resident(program.resident_megabytes),
+        job: Job::Program(program),
+    }
+}
+
+fn redis_get(workload: &str, save: bool, scale: Scale) -> Case {
+    let load = redis::Load::new(save, scale);
+    Case {
+        workload: workload.to_owned(),
+        megabytes: scale.megabytes(351),
+        processes: 1,
+        data: None,
+        allowance: Allowance::Resident(scale.megabytes(200)),
+        job: Job::Redis(load),
+    }
+}
+
+/// What memfold costs while it has nothing to do.
+fn overhead(scale: Scale) -> Vec<Case> {
+    let mut cases = vec![
+        program(Program::cpython(scale), "overhead-cpython"),
+        redis_get("overhead-redis-get", false, scale),
+        Case {
+            workload: "overhead-build".to_owned(),
+            megabytes: build::NATURAL_MEGABYTES,
+            processes: 1,
+            data: None,
+            allowance: Allowance::Ample,
+            job: Job::Build(build::Project::C),
+        },
+    ];
+    for case in &mut cases {
+        case.allowance = Allowance::Ample;
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_groups_select_cases() {
+        let all_munmap = cases(&["munmap"], 1.0).unwrap();
+        assert_eq!(all_munmap.len(), 8);
+        let one = cases(&["munmap-64"], 1.0).unwrap();
+        assert_eq!((one.len(), one[0].megabytes), (1, 64));
+        let crews = cases(&["munmap-256"], 0.5).unwrap();
+        let processes: Vec<usize> = crews.iter().map(|case| case.processes).collect();
+        assert_eq!(processes, [1, 2, 3, 4]);
+        assert_eq!(crews[0].megabytes, 128);
+        let error = cases(&["munmap-65"], 1.0).unwrap_err().to_string();
+        assert!(
+            error.contains("zipf") && error.contains("munmap-512"),
+            "{error}"
+        );
+        assert!(cases(&["zipf"], 0.0).is_err() && cases(&["zipf"], f64::NAN).is_err());
+    }
+
+    #[test]
+    fn every_group_has_cases_with_a_limit_below_their_need_or_an_eviction() {
+        for name in GROUPS {
+            let cases = cases(&[name], 1.0).unwrap();
+            assert!(!cases.is_empty(), "{name}");
+            for case in cases {
+                let evicts = matches!(case.job, Job::Synthetic { evicts: true, .. });
+                let Allowance::Resident(resident) = case.allowance else {
+                    assert!(case.workload.starts_with("overhead-"));
+                    continue;
+                };
+                assert!(
+                    evicts || resident < case.megabytes * case.processes,
+                    "{case:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! redis-server under a limit, asked by redis-benchmark; afterwards every key is read back.
+
+mod client;
+
+use std::{
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::client::Client;
+use super::{
+    case::Scale,
+    contestant::Session,
+    measure,
+    workload::{Figures, Wrong},
+};
+use crate::random::Random;
+
+const VALUE_BYTES: usize = 1000;
+const PHRASE: &[u8] = b"session user account profile created updated expires region language \
+product category price quantity discount shipping address order status ";
+
+/// How large the store is, and whether it is saved while it is asked.
+#[derive(Debug)]
+pub struct Load {
+    save: bool,
+    keys: usize,
+    requests: usize,
+}
+
+impl Load {
+    pub fn new(save: bool, scale: Scale) -> Self {
+        Self {
+            save,
+            keys: scale.count(310_000, 5_000),
+            requests: scale.count(300_000, 5_000),
+        }
+    }
+
+    /// Why it cannot run here, if it cannot.
+    pub fn missing() -> Option<String> {
+        let missing = ["redis-server", "redis-benchmark"]
+            .into_iter()
+            .find(|tool| Command::new(tool).arg("--version").output().is_err())?;
+        Some(format!(
+            "{missing} is not installed (Debian: redis-server, redis-tools)"
+        ))
+    }
+
+    /// One run: fill, ask (50 connections, one request in flight each, then 16), compare.
+    pub fn run(&self, session: &Session) -> Result<Figures> {
+        let port = free_port()?;
+        let mut command =
+            session.command("redis-server".as_ref(), &arguments(port, session.folder()))?;
+        let mut server = Server::new(measure::start(command.stdout(Stdio::null()))?);
+        let stop = AtomicBool::new(false);
+        let figures = std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| session.watch(&stop));
+            let figures = self.ask(port, &mut server);
+            stop.store(true, Ordering::Relaxed);
+            watcher.thread().unpark();
+            figures
+        })?;
+        let ended = server.end()?;
+        measure::check(ended.status)?;
+        if self.save {
+            self.check_dump(session.folder())?;
+        }
+        let mut all = figures;
+        all.0.extend(ended.figures().0);
+        Ok(all)
+    }
+
+    fn ask(&self, port: u16, server: &mut Server) -> Result<Figures> {
+        let mut client = connect(port, server)?;
+        client.fill(self.keys, value)?;
+        let saving = self.save.then(Instant::now);
+        if self.save {
+            ensure!(
+                client.status("BGSAVE")?.starts_with("Background saving"),
+                "redis-server does not save"
+            );
+        }
+        let plain = self.benchmark(port, 1)?;
+        let pipelined = self.benchmark(port, 16)?;
+        let mut figures = Figures::default()
+            .with("requests_per_s", plain.field("rps")?)
+            .with("requests_pipelined_per_s", pipelined.field("rps")?)
+            .with("latency_p50_us", plain.field("p50_latency_ms")? * 1e3)
+            .with("latency_p99_us", plain.field("p99_latency_ms")? * 1e3)
+            .with("latency_max_us", plain.field("max_latency_ms")? * 1e3);
+        if let Some(started) = saving {
+            client.wait_for_save()?;
+            figures = figures.with("save_s", started.elapsed().as_secs_f64());
+        }
+        let wrong = client.wrong_keys(self.keys, value)?;
+        if wrong > 0 {
+            bail!(Wrong(format!(
+                "{wrong} of {} keys are not what was stored",
+                self.keys
+            )));
+        }
+        client.shut_down()?;
+        Ok(figures)
+    }
+
+    fn benchmark(&self, port: u16, pipeline: usize) -> Result<Table> {
+        let output = Command::new("redis-benchmark")
+            .args(["-p", &port.to_string(), "-t", "get", "-c", "50"])
+            .args([
+                "-n",
+                &self.requests.to_string(),
+                "-r",
+                &self.keys.to_string(),
+            ])
+            .args(["-P", &pipeline.to_string(), "--csv"])
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "redis-benchmark ended with {}",
+            output.status
+        );
+        Table::parse(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// Loads the dump into a server of its own, without a limit, and compares every key.
+    fn check_dump(&self, folder: &Path) -> Result<()> {
+        let port = free_port()?;
+        let mut command = Command::new("redis-server");
+        command.args(arguments(port, folder)).stdout(Stdio::null());
+        let mut server = Server::new(measure::start(&mut command)?);
+        let mut client = connect(port, &mut server)?;
+        let wrong = client.wrong_keys(self.keys, value)?;
+        if wrong > 0 {
+            bail!(Wrong(format!(
+                "{wrong} of {} keys of the dump are wrong",
+                self.keys
+            )));
+        }
+        client.shut_down()?;
+        measure::check(server.end()?.status)
+    }
+}
+
+/// A server that does not outlive its run.
+struct Server(Option<Child>);
+
+impl Server {
+    fn new(child: Child) -> Self {
+        Self(Some(child))
+    }
+
+    fn has_ended(&mut self) -> Result<bool> {
+        let child = self.0.as_mut().context("the server was waited for")?;
+        // Without reaping it: its processor time is asked for later.
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
+        Ok(state
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('Z')))
+    }
+
+    fn end(&mut self) -> Result<measure::Processors> {
+        measure::end(self.0.take().context("the server was waited for")?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // An error is on its way to the user already.
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+    }
+}
+
+/// The value of key `index`: repeated phrases with a part of its own, which lz4 compresses about
+/// 2.2:1 a page. redis-benchmark's own filling is one letter, and would flatter every compressor.
+fn value(index: usize) -> Vec<u8> {
+    let mut random = Random::new(index as u64 + 1);
+    let mut value = Vec::with_capacity(VALUE_BYTES + 64);
+    while value.len() < VALUE_BYTES {
+        let start = random.below(PHRASE.len() - 40);
+        value.extend_from_slice(&PHRASE[start..start + 16 + random.below(24)]);
+        value.extend_from_slice(format!("\"{:x}\",", random.next() >> 24).as_bytes());
+    }
+    value.truncate(VALUE_BYTES);
+    value
+}
+
+fn arguments(port: u16, folder: &Path) -> Vec<String> {
+    let words = format!(
+        "--port {port} --bind 127.0.0.1 --appendonly no --loglevel warning --dir {}",
+        folder.display()
+    );
+    let mut words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+    words.extend(["--save".to_owned(), String::new()]);
+    words
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+fn connect(port: u16, server: &mut Server) -> Result<Client> {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(mut client) = Client::connect(port)
+            && client.status("PING").is_ok_and(|answer| answer == "PONG")
+        {
+            return Ok(client);
+        }
+        ensure!(
+            !server.has_ended()? && Instant::now() < deadline,
+            "redis-server does not answer"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// redis-benchmark's `--csv`.
+struct Table {
+    header: Vec<String>,
+    row: Vec<String>,
+}
+
+impl Table {
+    fn parse(text: &str) -> Result<Self> {
+        let mut lines = text.lines().rev().filter(|line| line.starts_with('"'));
+        let row = lines.next().context("redis-benchmark printed no figures")?;
+        let header = lines.next().context("redis-benchmark printed no header")?;
+        Ok(Self {
+            header: words(header),
+            row: words(row),
+        })
+    }
+
+    fn field(&self, name: &str) -> Result<f64> {
+        let place = self.header.iter().position(|one| one == name);
+        let word = place.and_then(|place| self.row.get(place));
+        let word = word.with_context(|| format!("redis-benchmark tells no {name}"))?;
+        Ok(word.parse()?)
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(',')
+        .map(|word| word.trim_matches('"').to_owned())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_their_keys_own() {
+        assert_eq!(value(7), value(7));
+        assert_ne!(value(7), value(8));
+        assert_eq!(value(0).len(), VALUE_BYTES);
+    }
+
+    #[test]
+    fn the_benchmarks_table_is_read() {
+        let text = "\"test\",\"rps\",\"p99_latency_ms\"\n\"GET\",\"80000.5\",\"0.5\"\n";
+        let table = Table::parse(text).unwrap();
+        assert_eq!(table.field("rps").unwrap(), 80000.5);
+        assert_eq!(table.field("p99_latency_ms").unwrap(), 0.5);
+        assert!(table.field("mood").is_err() && Table::parse("error").is_err());
+    }
+}

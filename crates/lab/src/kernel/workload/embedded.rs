@@ -1,0 +1,128 @@
+//! Memory of the library against memory of the kernel, in a program that asks for both itself: no
+//! limit interferes, and all of it is moved out on request.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use memfold::{Memfold, Region};
+use zsmalloc::PAGE_SIZE;
+
+use super::{
+    Data, Figures,
+    area::{Area, Pages},
+    pages,
+    worker::{processor_time, read_all, spoil},
+};
+use crate::Options;
+
+/// Memory that can be asked to leave.
+trait Swapped: Pages {
+    fn page_out(&mut self) -> Result<()>;
+
+    /// Gives it up. Returns how long the caller waited.
+    fn unmap(self, data: &mut Data) -> Result<Duration>;
+}
+
+impl Swapped for Area {
+    fn page_out(&mut self) -> Result<()> {
+        self.advise_page_out()
+    }
+
+    fn unmap(self, data: &mut Data) -> Result<Duration> {
+        Area::unmap(self, data)
+    }
+}
+
+struct Folded {
+    memfold: Memfold,
+    region: Region,
+}
+
+impl Pages for Folded {
+    fn pages(&self) -> usize {
+        self.region.len() / PAGE_SIZE
+    }
+
+    fn page(&mut self, number: usize) -> &mut [u8] {
+        &mut self.region[number * PAGE_SIZE..][..PAGE_SIZE]
+    }
+}
+
+impl Swapped for Folded {
+    fn page_out(&mut self) -> Result<()> {
+        self.region.page_out(..)?;
+        Ok(())
+    }
+
+    fn unmap(self, data: &mut Data) -> Result<Duration> {
+        let Self { memfold, region } = self;
+        let length = region.len();
+        let started = Instant::now();
+        drop(region);
+        let took = started.elapsed();
+        // What happens in the background is part of the cost.
+        memfold.settle();
+        let region = memfold.map(length)?;
+        let mut again = Self { memfold, region };
+        again.write_all(data);
+        again.check_all(data)?;
+        Ok(took)
+    }
+}
+
+/// One of the phases, which `--order` names, of memory that `--memory` names.
+pub fn run(options: &Options) -> Result<Figures> {
+    let pages = pages(options)?;
+    match options.value("memory").unwrap_or("kernel") {
+        "kernel" => phase(options, Area::new(pages)?),
+        "memfold" => {
+            let bytes = (pages * PAGE_SIZE) as u64;
+            // Room for all of it: nothing moves unless it is asked to.
+            let memfold = Memfold::builder().resident_limit(bytes * 2).build()?;
+            let region = memfold.map(pages * PAGE_SIZE)?;
+            phase(options, Folded { memfold, region })
+        }
+        other => bail!("--memory is kernel or memfold, not {other:?}"),
+    }
+}
+
+fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
+    let mut data = Data::new(options.value("data").unwrap_or("recorded"))?;
+    memory.write_all(&data);
+    let cpu = processor_time();
+    let started = Instant::now();
+    memory.page_out()?;
+    let seconds = started.elapsed().as_secs_f64();
+    let cpu = processor_time() - cpu;
+    match options.value("order").unwrap_or("page-out") {
+        "page-out" => {
+            let mebibytes = memory.mebibytes();
+            spoil(options, &mut memory);
+            memory.check_all(&mut data)?;
+            Ok(Figures::default()
+                .with("seconds", seconds)
+                .with("throughput_mib_per_s", mebibytes / seconds)
+                .with("timed_cpu_ms", cpu.as_secs_f64() * 1e3))
+        }
+        order @ ("sequential" | "random") => {
+            let mut figures = read_all(&mut memory, order == "random")?;
+            for (name, _) in &mut figures.0 {
+                if name == "own_cpu_ms" {
+                    *name = "timed_cpu_ms".to_owned();
+                }
+            }
+            spoil(options, &mut memory);
+            memory.check_all(&mut data)?;
+            Ok(figures)
+        }
+        "unmap" => {
+            let mut control = Area::new(64)?;
+            control.write_all(&data);
+            spoil(options, &mut control);
+            let took = memory.unmap(&mut data)?;
+            control.check_all(&mut data)?;
+            Ok(Figures::default().with("munmap_ms", took.as_secs_f64() * 1e3))
+        }
+        other => bail!("--order is page-out, sequential, random or unmap, not {other:?}"),
+    }
+}

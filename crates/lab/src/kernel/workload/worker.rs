@@ -1,0 +1,127 @@
+//! The processes that a [`super::crew`] directs: workers, which hold memory, and the ballast, which
+//! pushes it out.
+//!
+//! A worker obeys lines on its standard input and answers each with one line of JSON.
+
+use std::{
+    io::stdin,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+
+use super::{
+    Data, Figures, Wrong,
+    area::{Area, Pages},
+    latency::Latencies,
+    pages, report,
+};
+use crate::{Options, random::Random};
+
+/// Memory that a worker keeps beside what it unmaps, to see that this is left alone: 1 MiB.
+const CONTROL_PAGES: usize = 256;
+
+/// Fills its memory, says so, and obeys until its input ends.
+pub fn run(options: &Options) -> Result<()> {
+    let mut data = Data::new(options.value("data").unwrap_or("phrases"))?;
+    let mut control = Area::new(CONTROL_PAGES)?;
+    control.write_all(&data);
+    let mut area = Some(Area::new(pages(options)?)?);
+    let filled = area
+        .as_mut()
+        .map_or(Duration::ZERO, |area| area.write_all(&data));
+    report(&Figures::default().with("fill_s", filled.as_secs_f64()))?;
+    for line in stdin().lines() {
+        let line = line?;
+        let Some(held) = area.as_mut() else { break };
+        let figures = match line.as_str() {
+            "page-out" => {
+                let started = Instant::now();
+                held.advise_page_out()?;
+                Figures::default().with("page_out_s", started.elapsed().as_secs_f64())
+            }
+            "out?" => Figures::default().with("fraction_out", held.fraction_out()?),
+            "munmap" => {
+                let before = processor_time();
+                let took = area
+                    .take()
+                    .map_or(Ok(Duration::ZERO), |area| area.unmap(&mut data))?;
+                let figures = Figures::default()
+                    .with("munmap_ms", took.as_secs_f64() * 1e3)
+                    .with(
+                        "own_cpu_ms",
+                        (processor_time() - before).as_secs_f64() * 1e3,
+                    );
+                spoil(options, &mut control);
+                control.check_all(&mut data)?;
+                figures
+            }
+            "read-sequential" | "read-random" => {
+                let figures = read_all(held, line == "read-random")?;
+                spoil(options, held);
+                held.check_all(&mut data)?;
+                figures
+            }
+            other => bail!("a worker does not know {other:?}"),
+        };
+        report(&figures)?;
+    }
+    Ok(())
+}
+
+pub fn spoil(options: &Options, area: &mut impl Pages) {
+    if options.value("spoil").is_some() {
+        area.spoil();
+    }
+}
+
+/// Reads one word of every page, in order or not, and checks it.
+pub fn read_all(area: &mut impl Pages, random: bool) -> Result<Figures> {
+    let mut order: Vec<u32> = (0..area.pages() as u32).collect();
+    if random {
+        Random::new(3).shuffle(&mut order);
+    }
+    let mut latencies = Latencies::for_count(order.len());
+    let cpu = processor_time();
+    let started = Instant::now();
+    let mut before = started;
+    for number in order {
+        let number = number as usize;
+        if !Data::has_stamp(area.page(number), number) {
+            bail!(Wrong(format!("page {number} has another's stamp")));
+        }
+        let now = Instant::now();
+        latencies.record(now - before);
+        before = now;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let mebibytes = area.mebibytes();
+    let figures = Figures::default()
+        .with("seconds", seconds)
+        .with("throughput_mib_per_s", mebibytes / seconds)
+        .with("own_cpu_ms", (processor_time() - cpu).as_secs_f64() * 1e3);
+    Ok(latencies.add_to(figures))
+}
+
+/// Touches its memory, says so, and again for every line on its standard input.
+pub fn ballast(options: &Options) -> Result<()> {
+    let data = Data::new(options.value("data").unwrap_or("phrases"))?;
+    let mut area = Area::new(pages(options)?)?;
+    area.write_all(&data);
+    report(&Figures::default())?;
+    for line in stdin().lines() {
+        line?;
+        area.write_all(&data);
+        report(&Figures::default())?;
+    }
+    Ok(())
+}
+
+/// What this process has used of its processors.
+pub fn processor_time() -> Duration {
+    // SAFETY: an all-zero timespec is a valid value.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a timespec of ours; the clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

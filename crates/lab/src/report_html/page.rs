@@ -1,0 +1,294 @@
+//! The page itself: one file, nothing loaded from elsewhere.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+use super::{
+    chart::{colour, short},
+    published::{Line, Thread},
+    source::Experiments,
+};
+use crate::kernel::{find_metric, is_cost};
+
+const STYLE: &str = "
+body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem }
+table { border-collapse: collapse; font-size: 13px; width: 100% }
+th, td { text-align: right; padding: .18rem .45rem; border-bottom: 1px solid #e6e6e6; vertical-align: top }
+th { font-weight: 600; border-bottom: 1px solid #999 } th:first-child, td:first-child { text-align: left }
+td.text { text-align: left; color: #555 } .better { color: #1a7f37; font-weight: 600 } .worse { color: #b3261e; font-weight: 600 }
+.spread, .missing { color: #888; font-size: 11px } tr.cost td:first-child { color: #777 }
+figure { margin: 1rem 0 } figure svg { width: 100%; height: auto } .key span { display: inline-block; margin-right: 1.1rem }
+.key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em } code { font-size: 12.5px; background: #f4f4f4; padding: 0 .2em }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: 13px } dt { color: #666 } dd { margin: 0 }
+";
+
+/// What the page is made of.
+pub struct Parts<'a> {
+    pub experiments: &'a Experiments,
+    pub threads: &'a [Thread],
+    /// The plots: their files' names and their SVG.
+    pub plots: &'a [(String, String)],
+    pub missing: &'a [String],
+    pub host: String,
+    pub commit: String,
+}
+
+/// Everything.
+pub fn page(parts: &Parts<'_>) -> String {
+    let markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width";
+                title { "Compressed swap, measured" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "Compressed swap, measured" }
+                p { "memfold beside the kernel's zram and zswap, and beside figures published on linux-mm." }
+                (facts(parts))
+                h2 { "Published figures, there and here" }
+                p { "“There” is what the authors measured on their machines; “here” is what was \
+                     replaced, and ours, in one run on this host. Gains are how many times better; \
+                     below 1 ours is worse. Sizes are scaled, so compare gains, not times." }
+                @for thread in parts.threads { (published(thread)) }
+                h2 { "Plots" }
+                (key(parts.experiments))
+                p { "Bars are medians, circles single runs. The scales are logarithmic." }
+                @for (name, svg) in parts.plots {
+                    figure id=(name) { (PreEscaped(svg)) }
+                }
+                h2 { "Contestants side by side" }
+                p { "Medians; in grey the largest run over the smallest. “×” is how many times better \
+                     than zram with lz4: above 1 is better. Rows in grey are what the host pays. \
+                     A cgroup also charges file pages and page tables, memfold counts anonymous pages." }
+                @for group in groups(parts.experiments) { (side_by_side(&group)) }
+                (notes(parts))
+            }
+        }
+    };
+    markup.into_string()
+}
+
+fn facts(parts: &Parts<'_>) -> Markup {
+    let kernel = parts.experiments.0.iter().find(|one| one.name == "kernel");
+    let facts = kernel.map(|one| &one.json["host_facts"]);
+    let commits = parts
+        .experiments
+        .0
+        .iter()
+        .filter_map(|one| one.json["commit"].as_str());
+    let mut commits: Vec<&str> = commits.collect();
+    commits.sort_unstable();
+    commits.dedup();
+    html! {
+        dl {
+            dt { "host" } dd { (parts.host) }
+            dt { "commit" } dd { @if commits.is_empty() { (parts.commit) } @else { (commits.join(", ")) } }
+            @if let Some(kernel) = kernel {
+                dt { "scale" } dd { (kernel.json["scale"]) " (1 is the published sizes)" }
+            }
+            @if let Some(Value::Object(facts)) = facts {
+                dt { "memory" } dd { (plain(&facts["memory_mebibytes"])) " MiB" }
+                dt { "settings" } dd {
+                    "page-cluster " (plain(&facts["page_cluster"]))
+                    ", swappiness " (plain(&facts["swappiness"]))
+                    ", huge pages " (plain(&facts["transparent_hugepage"]))
+                    ", lru_gen " (plain(&facts["multigenerational_lru"]))
+                }
+            }
+            dt { "repeat with" } dd { code { "memfold-lab report --out DIR" } }
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => "–".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn published(thread: &Thread) -> Markup {
+    html! {
+        h3 { (thread.title) }
+        table {
+            tr { th { "what" } th { "there" } th { "gain there" } th { "here: before" } th { "ours" } th { "gain here" } th { "measured by" } }
+            @for line in &thread.lines {
+                tr {
+                    td { (line.what) }
+                    td { (line.published) }
+                    td { @match line.published_gain { Some(gain) => { (short(gain)) "×" } None => { "–" } } }
+                    td { (figure(line.before, line.unit)) }
+                    td { (figure(line.after, line.unit)) }
+                    td { (gain(line)) }
+                    td.text { (line.here) }
+                }
+            }
+        }
+    }
+}
+
+fn figure(value: Option<f64>, unit: &str) -> Markup {
+    match value {
+        Some(value) => html! { (short(value)) " " (unit) },
+        None => html! { span.missing { "not measured" } },
+    }
+}
+
+fn gain(line: &Line) -> Markup {
+    match line.gain() {
+        Some(gain) => html! { span class=(judged(gain)) { (short(gain)) "×" } },
+        None if line.after == Some(0.0) => html! { span.better { "all" } },
+        None => html! { "–" },
+    }
+}
+
+/// Within two hundredths neither is better.
+fn judged(gain: f64) -> &'static str {
+    if gain > 1.02 {
+        "better"
+    } else if gain < 0.98 {
+        "worse"
+    } else {
+        "even"
+    }
+}
+
+fn key(all: &Experiments) -> Markup {
+    let names = contestants(all.rows("kernel"));
+    html! {
+        p.key {
+            @for name in names {
+                @let fill = colour(&name);
+                span { i style=(format!("background:rgb({},{},{})", fill.0, fill.1, fill.2)) {} (name) }
+            }
+        }
+    }
+}
+
+fn contestants<'a>(rows: impl Iterator<Item = &'a Value>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in rows.filter_map(|row| row["contestant"].as_str()) {
+        if !names.iter().any(|one| one == name) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+/// The rows of `kernel` that are about one workload at one size.
+struct Group<'a> {
+    title: String,
+    rows: Vec<&'a Value>,
+}
+
+fn groups(all: &Experiments) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for row in all.rows("kernel") {
+        let mut title = format!("{}, {} MB", plain(&row["workload"]), row["megabytes"]);
+        if row["processes"] != 1 {
+            title += &format!(" × {} processes", row["processes"]);
+        }
+        if let Some(data) = row["data"].as_str() {
+            title += &format!(", {data}");
+        }
+        match groups.iter_mut().find(|group| group.title == title) {
+            Some(group) => group.rows.push(row),
+            None => groups.push(Group {
+                title,
+                rows: vec![row],
+            }),
+        }
+    }
+    groups
+}
+
+fn side_by_side(group: &Group<'_>) -> Markup {
+    let names = contestants(group.rows.iter().copied());
+    let mut metrics: Vec<&str> = Vec::new();
+    for metric in group.rows.iter().filter_map(|row| row["metric"].as_str()) {
+        if !metrics.contains(&metric) {
+            metrics.push(metric);
+        }
+    }
+    let resident = group
+        .rows
+        .iter()
+        .find_map(|row| row["resident_megabytes"].as_u64());
+    let cell = |name: &str, metric: &str| {
+        let wanted = |row: &&&Value| row["contestant"] == name && row["metric"] == metric;
+        group.rows.iter().find(wanted).copied()
+    };
+    html! {
+        h3 {
+            (group.title)
+            @if let Some(resident) = resident { ", " (resident) " MB resident" }
+        }
+        table {
+            tr { th { "" } @for name in &names { th { (name) } } }
+            @for metric in metrics {
+                @let first = names.iter().find_map(|name| cell(name, metric));
+                tr class=[first.filter(|row| is_cost(row)).map(|_| "cost")] {
+                    td { (metric_label(metric)) }
+                    @for name in &names { td { (measured(cell(name, metric))) } }
+                }
+            }
+        }
+    }
+}
+
+fn metric_label(metric: &str) -> String {
+    let unit = find_metric(metric).map_or("", |metric| metric.unit);
+    let mut name = metric;
+    for ending in ["_ms", "_us", "_s", "_mib", "_mib_per", "_per_s"] {
+        name = name.strip_suffix(ending).unwrap_or(name);
+    }
+    format!("{} ({unit})", name.replace('_', " "))
+}
+
+fn measured(row: Option<&Value>) -> Markup {
+    let Some((row, value)) = row.and_then(|row| Some((row, row["value"].as_f64()?))) else {
+        return html! { span.missing { "–" } };
+    };
+    let ratio = row["ratio_to_zram"]
+        .as_f64()
+        .filter(|_| row["contestant"] != "zram:lz4");
+    html! {
+        (short(value))
+        @if let Some(spread) = row["spread"].as_f64() { span.spread { " " (format!("{spread:.2}")) } }
+        @if let Some(ratio) = ratio { br; span class=(judged(ratio)) { (short(ratio)) "×" } }
+    }
+}
+
+fn notes(parts: &Parts<'_>) -> Markup {
+    let mut notes: Vec<&str> = parts
+        .experiments
+        .0
+        .iter()
+        .flat_map(|one| one.notes())
+        .collect();
+    notes.sort_unstable();
+    notes.dedup();
+    html! {
+        @if !notes.is_empty() || !parts.missing.is_empty() {
+            h2 { "Notes" }
+            ul {
+                @for note in parts.missing { li { (note) } }
+                @for note in notes { li { (note) } }
+            }
+        }
+        h2 { "Raw figures" }
+        p {
+            "Every single run, as JSON, beside this page: "
+            @for one in &parts.experiments.0 {
+                @let name = one.file.file_name().unwrap_or_default().to_string_lossy();
+                a href=(name) { (name) } " "
+            }
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! The published figures, each beside the same measurement here.
+
+use serde_json::{Value, json};
+
+use super::source::Experiments;
+
+/// A published figure and ours.
+#[derive(Debug)]
+pub struct Line {
+    /// Who measured what, there.
+    pub what: String,
+    /// The figures before and after there.
+    pub published: &'static str,
+    /// How many times better it became there.
+    pub published_gain: Option<f64>,
+    /// What the two figures here are, and of which experiment.
+    pub here: String,
+    pub before: Option<f64>,
+    pub after: Option<f64>,
+    pub unit: &'static str,
+    /// Whether more is better.
+    pub more_is_better: bool,
+}
+
+/// The lines of one thread.
+#[derive(Debug)]
+pub struct Thread {
+    pub title: &'static str,
+    pub lines: Vec<Line>,
+}
+
+impl Line {
+    /// How many times better ours is than what it replaces here.
+    pub fn gain(&self) -> Option<f64> {
+        let (before, after) = (self.before?, self.after?);
+        let gain = if self.more_is_better {
+            after / before
+        } else {
+            before / after
+        };
+        Some(gain).filter(|gain| gain.is_finite())
+    }
+}
+
+/// All threads.
+pub fn threads(all: &Experiments) -> Vec<Thread> {
+    vec![
+        Thread {
+            title: "zsmalloc: deferred and lock-free frees (April 2026)",
+            lines: [unmap(all), class_index(all), deferred(all), whole_cost(all)].concat_lines(),
+        },
+        Thread {
+            title: "mm, swap: swap table as swap cache (August 2025)",
+            lines: swap_table(all),
+        },
+        Thread {
+            title: "Virtual swap space (April 2026)",
+            lines: virtual_slots(all),
+        },
+        Thread {
+            title: "zsmalloc: chain length by more than one metric (January 2026)",
+            lines: chains(all),
+        },
+        Thread {
+            title: "mm: batched asynchronous release of swap entries at exit (August 2024)",
+            lines: exit(all),
+        },
+    ]
+}
+
+trait Concatenate {
+    fn concat_lines(self) -> Vec<Line>;
+}
+
+impl<const N: usize> Concatenate for [Vec<Line>; N] {
+    fn concat_lines(self) -> Vec<Line> {
+        self.into_iter().flatten().collect()
+    }
+}
+
+/// A line whose two figures are medians of `kernel` under zram:lz4 and memfold.
+fn against_zram(
+    all: &Experiments,
+    what: &str,
+    published: (&'static str, Option<f64>),
+    (workload, processes, metric): (&str, u64, &str),
+    unit: &'static str,
+) -> Line {
+    let figure = |contestant| all.kernel(contestant, workload, processes, metric);
+    let embedded = figure("memfold-embedded");
+    let ours = if embedded.is_some() {
+        "embedded"
+    } else {
+        "memfold run"
+    };
+    Line {
+        what: what.to_owned(),
+        published: published.0,
+        published_gain: published.1,
+        here: format!("{workload} × {processes}, {metric}: zram (lz4), {ours}"),
+        before: figure("zram:lz4"),
+        after: figure(ours),
+        unit,
+        more_is_better: unit.ends_with("/s"),
+    }
+}
+
+fn unmap(all: &Experiments) -> Vec<Line> {
+    let mut lines = vec![
+        against_zram(
+            all,
+            "munmap of a 256 MB swapped range, deferred (RK3588)",
+            ("63.1 → 18.6 ms", Some(3.4)),
+            ("munmap-256", 1, "munmap_ms"),
+            "ms",
+        ),
+        against_zram(
+            all,
+            "three processes of 256 MB at once, deferred (RPi 4B)",
+            ("153.2 → 51.5 ms", Some(2.97)),
+            ("munmap-256", 3, "munmap_ms"),
+            "ms",
+        ),
+        against_zram(
+            all,
+            "swap-in of 256 MB, four phrases, in order",
+            ("1358 → 1104 ms", Some(1.22)),
+            ("swap-in-sequential", 1, "seconds"),
+            "s",
+        ),
+        against_zram(
+            all,
+            "the same, served by the library",
+            ("1358 → 1104 ms", Some(1.22)),
+            ("embedded-swap-in-sequential", 1, "seconds"),
+            "s",
+        ),
+    ];
+    let sizes = [
+        (64, "15.0 → 4.3 ms", 3.47),
+        (128, "28.7 → 8.5 ms", 3.37),
+        (192, "43.2 → 13.0 ms", 3.32),
+        (512, "114.4 → 38.5 ms", 2.97),
+    ];
+    for (megabytes, published, gain) in sizes {
+        lines.push(against_zram(
+            all,
+            &format!("munmap of {megabytes} MB, deferred (RPi 4B)"),
+            (published, Some(gain)),
+            (&format!("munmap-{megabytes}"), 1, "munmap_ms"),
+            "ms",
+        ));
+    }
+    lines
+}
+
+/// A line whose two figures are of two variants of `free`.
+fn frees(
+    all: &Experiments,
+    what: &str,
+    published: (&'static str, Option<f64>),
+    variants: [&str; 2],
+    wanted: &[(&str, Value)],
+    metric: &str,
+) -> Line {
+    let row = |variant: &str| {
+        let mut wanted = wanted.to_vec();
+        wanted.push(("variant", variant.into()));
+        all.number("free", &wanted, metric)
+    };
+    let [before, after] = variants;
+    let conditions: Vec<String> = wanted
+        .iter()
+        .map(|(name, value)| format!("{name} {}", value.to_string().replace('"', "")))
+        .collect();
+    Line {
+        what: what.to_owned(),
+        published: published.0,
+        published_gain: published.1,
+        here: format!(
+            "free, {metric}, {}: {before}, {after}",
+            conditions.join(", ")
+        ),
+        before: row(before),
+        after: row(after),
+        unit: "ns",
+        more_is_better: false,
+    }
+}
+
+fn class_index(all: &Experiments) -> Vec<Line> {
+    let published = [
+        (1, "RPi 4B 59.0 → 56.0 ms; i7-12700 11.7 → 9.8 ms", 1.05),
+        (2, "RPi 4B 94.6 → 66.7 ms; i7-12700 24.1 → 17.2 ms", 1.42),
+        (4, "RPi 4B 202.9 → 110.6 ms; i7-12700 63.0 → 45.3 ms", 1.83),
+    ];
+    let line = |(threads, figures, gain): (u64, &'static str, f64)| {
+        frees(
+            all,
+            &format!("class index in the object word alone, {threads} at once"),
+            (figures, Some(gain)),
+            ["pool-lock", "class-index"],
+            &conditions(threads, "idle"),
+            "caller_ns_per_free",
+        )
+    };
+    published.into_iter().map(line).collect()
+}
+
+fn deferred(all: &Experiments) -> Vec<Line> {
+    let line = |threads, published, variant| {
+        frees(
+            all,
+            &format!("the same and deferred, {threads} at once; {variant} here"),
+            published,
+            ["pool-lock", variant],
+            &conditions(threads, "idle"),
+            "caller_ns_per_free",
+        )
+    };
+    vec![
+        line(1, ("56.2 → 17.2 ms", Some(3.27)), "deferred"),
+        line(1, ("without any slot lock, a bound", Some(6.3)), "bulk"),
+        line(2, ("not published for two", None), "deferred"),
+    ]
+}
+
+fn whole_cost(all: &Experiments) -> Vec<Line> {
+    let asked = ("asked in review, not answered there", None);
+    let line = |what, variant, cpus, metric| {
+        frees(
+            all,
+            what,
+            asked,
+            ["pool-lock", variant],
+            &conditions(1, cpus),
+            metric,
+        )
+    };
+    vec![
+        line(
+            "is the processor time lower, or only moved? (deferred)",
+            "deferred",
+            "idle",
+            "cpu_ns_per_free",
+        ),
+        line("the same, in bulk", "bulk", "idle", "cpu_ns_per_free"),
+        line(
+            "what when the processors are busy?",
+            "deferred",
+            "busy",
+            "caller_ns_per_free",
+        ),
+    ]
+}
+
+fn conditions(threads: u64, cpus: &str) -> [(&'static str, Value); 3] {
+    [
+        ("threads", threads.into()),
+        ("compactor", false.into()),
+        ("cpus", cpus.into()),
+    ]
+}
+
+fn swap_table(all: &Experiments) -> Vec<Line> {
+    let table = |variant: &str, wanted: &[(&str, Value)], field: &str| {
+        let mut wanted = wanted.to_vec();
+        wanted.push(("variant", variant.into()));
+        all.number("table", &wanted, field)
+    };
+    let mut lines = vec![
+        against_zram(
+            all,
+            "usemem, 31 × 1 GB in 4 GB: throughput",
+            ("4775 → 6381 MB/s", Some(1.336)),
+            ("usemem", 4, "throughput_mib_per_s"),
+            "MiB/s",
+        ),
+        against_zram(
+            all,
+            "the same: system time (all processor time here)",
+            ("220.9 → 160.4 s", Some(1.377)),
+            ("usemem", 4, "cpu_total_s"),
+            "s",
+        ),
+        against_zram(
+            all,
+            "the same: time to free",
+            ("174.5 → 132.1 ms", Some(1.32)),
+            ("usemem", 4, "free_ms"),
+            "ms",
+        ),
+        against_zram(
+            all,
+            "Redis GET with BGSAVE, pipelined",
+            ("271 → 290 k/s", Some(1.07)),
+            ("redis-get-bgsave", 1, "requests_pipelined_per_s"),
+            "1/s",
+        ),
+        against_zram(
+            all,
+            "building under a limit: time (a Rust crate here)",
+            ("814 → 793 s", Some(1.026)),
+            ("build", 1, "rust_seconds"),
+            "s",
+        ),
+    ];
+    for threads in [1_u64, 2] {
+        let wanted = [("op", "look-up".into()), ("threads", threads.into())];
+        lines.push(Line {
+            what: format!("look-ups in the swap cache, {threads} at once"),
+            published: "not published alone",
+            published_gain: None,
+            here: format!("table, look-up, {threads} threads: tree, swap-table"),
+            before: table("tree", &wanted, "mops_per_s"),
+            after: table("swap-table", &wanted, "mops_per_s"),
+            unit: "M/s",
+            more_is_better: true,
+        });
+    }
+    let full = [("fill", json!(1.0))];
+    let static_slot = all.kernel("zram:lz4", "memhog", 1, "bytes_per_slot_at_rest");
+    lines.push(Line {
+        what: "memory a slot, full".to_owned(),
+        published: "3 static + 8 → 8 bytes, none static",
+        published_gain: Some(11.0 / 8.0),
+        here: match static_slot {
+            Some(bytes) => {
+                format!("table: tree, swap-table (zram's own tables at rest: {bytes:.1})")
+            }
+            None => "table: tree, swap-table".to_owned(),
+        },
+        before: table("tree", &full, "bytes_per_slot"),
+        after: table("swap-table", &full, "bytes_per_slot"),
+        unit: "bytes",
+        more_is_better: false,
+    });
+    lines
+}
+
+fn virtual_slots(all: &Experiments) -> Vec<Line> {
+    let published = [
+        ("usemem", "+4.8 % → +0.4 % time over fixed slots", 1.044),
+        ("memhog", "+3.1 % → −0.8 % time over fixed slots", 1.039),
+    ];
+    let line = |(workload, figures, gain): (&str, &'static str, f64)| {
+        let seconds = |variant: &str| {
+            let wanted = [("variant", variant.into()), ("workload", workload.into())];
+            all.number("virtual", &wanted, "seconds")
+        };
+        Line {
+            what: format!("{workload}, virtual slots against fixed ones"),
+            published: figures,
+            published_gain: Some(gain),
+            here: "virtual: fixed, virtual (1.00× is no cost)".to_owned(),
+            before: seconds("fixed"),
+            after: seconds("virtual"),
+            unit: "s",
+            more_is_better: false,
+        }
+    };
+    published.into_iter().map(line).collect()
+}
+
+fn chains(all: &Experiments) -> Vec<Line> {
+    let whole = |variant: &str, field: &str| {
+        let wanted = [("variant", variant.into()), ("class_size", Value::Null)];
+        all.number("chain", &wanted, field)
+    };
+    let class = |variant: &str, size: u64| {
+        let wanted = [("variant", variant.into()), ("class_size", size.into())];
+        all.number("chain", &wanted, "spanning")
+    };
+    let line = |what: &str, published, gain, before, after, unit, more_is_better| Line {
+        what: what.to_owned(),
+        published,
+        published_gain: gain,
+        here: "chain: min-waste, ours".to_owned(),
+        before,
+        after,
+        unit,
+        more_is_better,
+    };
+    let both = |field: &str| (whole("min-waste", field), whole("ours", field));
+    let (used, ours_used) = both("utilisation");
+    let (spanning, ours_spanning) = both("spanning");
+    let (copied, ours_copied) = both("bytes_copied");
+    vec![
+        line(
+            "339,598 objects: utilisation",
+            "97.3 → 96.8 %",
+            Some(0.995),
+            used,
+            ours_used,
+            "%",
+            true,
+        ),
+        line(
+            "the same: objects that span pages",
+            "110,377 → 103,256",
+            Some(1.069),
+            spanning,
+            ours_spanning,
+            "",
+            false,
+        ),
+        line(
+            "the same: bytes copied to read them",
+            "278.3 → 265.4 MB",
+            Some(1.049),
+            copied,
+            ours_copied,
+            "bytes",
+            false,
+        ),
+        line(
+            "class 368: spanning objects a zspage",
+            "7 → 0",
+            None,
+            class("min-waste", 368),
+            class("ours", 368),
+            "",
+            false,
+        ),
+        line(
+            "class 640: spanning objects a zspage",
+            "4 → 2",
+            Some(2.0),
+            class("min-waste", 640),
+            class("ours", 640),
+            "",
+            false,
+        ),
+    ]
+}
+
+fn exit(all: &Experiments) -> Vec<Line> {
+    let figure =
+        |variant: &str, field: &str| all.number("exit", &[("variant", variant.into())], field);
+    let line = |what: &str, published, gain, field: &str| Line {
+        what: what.to_owned(),
+        published,
+        published_gain: gain,
+        here: format!("exit, {field}: sync, gather"),
+        before: figure("sync", field),
+        after: figure("gather", field),
+        unit: "ms",
+        more_is_better: false,
+    };
+    vec![
+        line(
+            "cold start of the next program",
+            "1512 → 1204 ms",
+            Some(1.26),
+            "newcomer_ms",
+        ),
+        line("its preview", "352 → 205 ms", Some(1.72), "gone_ms"),
+        against_zram(
+            all,
+            "cold start while six programs end (zram, memfold)",
+            ("1512 → 1204 ms", Some(1.26)),
+            ("exit", 6, "newcomer_ms"),
+            "ms",
+        ),
+        against_zram(
+            all,
+            "until the six are gone",
+            ("not published", None),
+            ("exit", 6, "gone_ms"),
+            "ms",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::{super::source::Experiment, *};
+
+    #[test]
+    fn a_gain_is_above_one_where_ours_is_better() {
+        let json = json!({ "experiment": "kernel", "rows": [
+            { "contestant": "zram:lz4", "workload": "munmap-64", "processes": 1,
+              "metric": "munmap_ms", "value": 10.0 },
+            { "contestant": "memfold", "workload": "munmap-64", "processes": 1,
+              "metric": "munmap_ms", "value": 0.5 },
+            { "contestant": "zram:lz4", "workload": "usemem", "processes": 4,
+              "metric": "throughput_mib_per_s", "value": 100.0 },
+            { "contestant": "memfold", "workload": "usemem", "processes": 4,
+              "metric": "throughput_mib_per_s", "value": 50.0 },
+        ] });
+        let all = Experiments(vec![Experiment {
+            name: "kernel".to_owned(),
+            file: PathBuf::new(),
+            json,
+        }]);
+        let lines: Vec<Line> = threads(&all)
+            .into_iter()
+            .flat_map(|thread| thread.lines)
+            .collect();
+        let gain = |what: &str| {
+            let line = lines.iter().find(|line| line.what.contains(what));
+            line.unwrap_or_else(|| panic!("no line about {what}"))
+                .gain()
+        };
+        assert_eq!(gain("munmap of 64 MB"), Some(20.0));
+        assert_eq!(gain("31 × 1 GB"), Some(0.5));
+        assert_eq!(gain("BGSAVE"), None, "not measured is not invented");
+    }
+}
