@@ -1,5 +1,6 @@
 """The programs that are compared, each with a check of what it computed."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -101,6 +102,11 @@ class RedisGet:
             client.close()
             check_exit(contestant, "redis-server", child.wait(timeout=60))
             return figures
+        except (subprocess.CalledProcessError, ConnectionError, EOFError):
+            # The benchmark and the client fail when the server was killed under them.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                check_exit(contestant, "redis-server", child.wait(timeout=5))
+            raise
         finally:
             if child.poll() is None:
                 child.kill()
