@@ -20,7 +20,7 @@ const SMALLEST_MAPPING_PAGES: u64 = 16;
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Memory that a program is taken to touch at most, in bytes a second.
 const FASTEST_GROWTH: u64 = 8 << 30;
-const SHORTEST_TICK: Duration = Duration::from_micros(500);
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// New resident memory that makes it worth to look at the mappings again.
 const GROWTH_TO_LOOK_PAGES: i64 = 256;
