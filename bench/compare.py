@@ -130,10 +130,10 @@ def show(rows):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=["cpython", "redis-get", "native-overhead"],
-                        help="cpython, redis-get, native-overhead (default: all three)")
+                        help="cpython, redis-get, munmap, native-overhead (default: all but munmap)")
     parser.add_argument("--runs", type=int, default=5, help="rounds, each contestant once a round (default 5)")
     parser.add_argument("--against", default="native,zram:lz4,memfold",
-                        help="contestants of cpython and redis-get (default native,zram:lz4,memfold)")
+                        help="contestants of all but native-overhead (default native,zram:lz4,memfold)")
     parser.add_argument("--memfold", default="target/release/memfold", help="the binary (default target/release/memfold)")
     parser.add_argument("--cpython-resident", type=int, default=30, metavar="MIB")
     parser.add_argument("--redis-resident", type=int, default=200, metavar="MIB")

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -121,6 +122,32 @@ class RedisGet:
         return dict(zip(header, row))
 
 
+class Munmap:
+    """munmap of a range that is swapped out: the caller's time, and all processor time it costs."""
+
+    metrics = {"munmap_ms": "lower", "munmap_cpu_ms": "lower"}
+    reference = "zram:lz4"
+    resident = 64 * MIB
+
+    def __init__(self, mebibytes):
+        self.name = f"munmap-{mebibytes}"
+        self.mebibytes = mebibytes
+
+    def run(self, contestant):
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "munmap.py")
+        ballast = 2 * self.resident // MIB
+        child = contestant.start([sys.executable, program, str(self.mebibytes), str(ballast)],
+                                 stdout=subprocess.PIPE, text=True)
+        output, _ = child.communicate()
+        check_exit(contestant, "munmap.py", child.returncode)
+        figures = json.loads(output)
+        if figures["wrong_pages"]:
+            raise WrongResult(f"{contestant.name}: {figures['wrong_pages']} pages have other contents")
+        if contestant.name != "native" and figures["swapped_mib"] < 0.95 * self.mebibytes:
+            raise WrongResult(f"{contestant.name}: only {figures['swapped_mib']} MiB were swapped out")
+        return figures
+
+
 class Compile:
     """g++ -O2 of a template-heavy source; the object file must be the same every time."""
 
@@ -156,8 +183,13 @@ def cases(group, options, folder):
         return [cpython]
     if group == "redis-get":
         return [RedisGet(options.redis_resident * MIB, options.redis_keys, folder)]
+    munmap = [Munmap(mebibytes) for mebibytes in (64, 256)]
+    if group == "munmap":
+        return munmap
+    if group in (case.name for case in munmap):
+        return [case for case in munmap if case.name == group]
     if group != "native-overhead":
-        raise host.HostError(f"no such case: {group} (cpython, redis-get, native-overhead)")
+        raise host.HostError(f"no such case: {group} (cpython, redis-get, munmap, native-overhead)")
     overhead = [cpython, RedisGet(None, options.redis_keys, folder), Compile(folder)]
     for case in overhead:
         case.name += "-unlimited"

@@ -4,6 +4,8 @@ use crate::size::Size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,6 +25,7 @@ Examples:
   memfold run -- ./program                          under half of the allowed memory
   memfold run --limit 2G -- ./program --its-option
   memfold run --resident 200M -- redis-server       as a memory cgroup with zram counts
+  memfold run --limit 1G --swap-file /var/tmp --swap-size 8G -- ./program
   memfold run --limit 1G --stats run.json --quiet -- sh -c 'make && make test'
 
 memfold waits for what the program leaves behind as well (daemons), as long as it is under
@@ -49,6 +52,8 @@ pub enum Command {
     Stat(StatArguments),
     /// Watch the runs of this user (q ends it)
     Top(TopArguments),
+    /// Bring all pages of a run back from its swap file, and use it no more
+    Swapoff(SwapOffArguments),
     /// Tell what this host allows, and what mends each gap
     Doctor(DoctorArguments),
     /// Print a completion script for a shell
@@ -70,6 +75,21 @@ pub struct RunArguments {
     /// Compression algorithm of the pool
     #[arg(long, value_enum, default_value_t = Algorithm::Lz4)]
     pub algo: Algorithm,
+    /// Write what does not fit to a file in DIR, encrypted and without a name
+    #[arg(long, value_name = "DIR", requires = "swap_size")]
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    pub swap_file: Option<PathBuf>,
+    /// The most that the swap file may take
+    #[arg(long, value_name = "SIZE", requires = "swap_file")]
+    pub swap_size: Option<Size>,
+    /// Compress pages again, with Zstandard, that stayed out for so long, or `off`
+    /// [default: 1m with lz4, off with zstd]
+    #[arg(long, value_name = "DURATION")]
+    pub recompress_after: Option<After>,
+    /// Write pages to the swap file that stayed out for so long, or `off`: only those for which
+    /// there is no room
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    pub writeback_after: After,
     /// Keep no checksum of the stored pages
     #[arg(long)]
     pub no_checksum: bool,
@@ -83,6 +103,26 @@ pub struct RunArguments {
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", num_args = 1..)]
     #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub program: Vec<OsString>,
+}
+
+/// After how long something is done: a time such as `90s` or `1h 30m`, or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct After(pub Option<Duration>);
+
+impl FromStr for After {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<After, String> {
+        if text == "off" {
+            return Ok(After(None));
+        }
+        let after = humantime::parse_duration(text)
+            .map_err(|error| format!("{error}; a time is like 90s, 10m or 1h, or off"))?;
+        if after < Duration::from_secs(1) {
+            return Err("a second at least, or off".to_owned());
+        }
+        Ok(After(Some(after)))
+    }
 }
 
 /// Compression algorithms.
@@ -108,6 +148,13 @@ pub struct StatArguments {
 #[derive(Debug, Args)]
 pub struct TopArguments {
     /// Process number of a `memfold run`, or of the program it started
+    pub pid: Option<u32>,
+}
+
+/// `memfold swapoff`.
+#[derive(Debug, Args)]
+pub struct SwapOffArguments {
+    /// Process number of a `memfold run`, or of the program it started; not needed if there is one
     pub pid: Option<u32>,
 }
 
@@ -170,10 +217,25 @@ mod tests {
     }
 
     #[test]
+    fn times_are_given_as_people_write_them() {
+        let line = ["--recompress-after", "90s", "--writeback-after", "off", "x"];
+        let run = run(&line);
+        let ninety = Duration::from_secs(90);
+        assert_eq!(run.recompress_after, Some(After(Some(ninety))));
+        assert_eq!(run.writeback_after, After(None));
+        assert_eq!("1h 30m".parse(), Ok(After(Some(60 * ninety))));
+        for text in ["", "soon", "10ms", "0s", "-3s"] {
+            assert!(text.parse::<After>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn a_mistyped_option_is_not_taken_for_the_program() {
         for line in [
             &["--limt", "2G", "--", "true"][..],
             &["--limit", "lots", "true"],
+            &["--swap-file", "/tmp", "true"],
+            &["--swap-size", "1G", "true"],
             &[],
         ] {
             let arguments = ["memfold", "run"].iter().chain(line);

@@ -14,11 +14,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SOCKET: &str = "stats.sock";
+/// Where figures are asked for.
+pub const SOCKET: &str = "stats.sock";
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: u64 = 1 << 20;
 /// A stopped run does not answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+pub const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The serving side. The socket's file is removed on drop.
 #[derive(Debug)]
@@ -28,9 +29,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens in the run's private folder.
-    pub fn bind(folder: &Path) -> io::Result<Server> {
-        let path = folder.join(SOCKET);
+    /// Listens in the run's private folder, under this name.
+    pub fn bind(folder: &Path, name: &str) -> io::Result<Server> {
+        let path = folder.join(name);
         let listener = UnixListener::bind(&path)?;
         let server = Server { listener, path };
         fs::set_permissions(&server.path, fs::Permissions::from_mode(0o600))?;
@@ -43,12 +44,19 @@ impl Server {
         self.listener.as_fd()
     }
 
+    /// The next who asks now and may, to be served without waiting.
+    pub fn accept(&self) -> Option<UnixStream> {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if is_trusted(&stream) && stream.set_nonblocking(true).is_ok() {
+                return Some(stream);
+            }
+        }
+        None
+    }
+
     /// Answers all who ask now; never waits. Who cannot be answered gets nothing.
     pub fn answer(&self, snapshot: impl Fn() -> Snapshot) {
-        while let Ok((mut stream, _)) = self.listener.accept() {
-            if !is_trusted(&stream) || stream.set_nonblocking(true).is_err() {
-                continue;
-            }
+        while let Some(mut stream) = self.accept() {
             if let Ok(document) = serde_json::to_vec(&snapshot()) {
                 // It fits into the socket's buffer; a peer that has left is no concern.
                 let _ = stream.write_all(&document);
@@ -64,7 +72,7 @@ impl Drop for Server {
 }
 
 /// The same user, or root on either side.
-fn is_trusted(stream: &UnixStream) -> bool {
+pub fn is_trusted(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
     rustix::net::sockopt::socket_peercred(stream)
         .is_ok_and(|peer| peer.uid == own || peer.uid.is_root() || own.is_root())
@@ -82,9 +90,9 @@ fn ask(socket: &Path) -> io::Result<Snapshot> {
     Ok(serde_json::from_slice(&document)?)
 }
 
-/// Asks all runs that can be found, oldest process number first.
-pub fn snapshots() -> Vec<Snapshot> {
-    let mut found: Vec<Snapshot> = Vec::new();
+/// Asks all runs that can be found, oldest process number first. With the private folder of each.
+pub fn runs() -> Vec<(PathBuf, Snapshot)> {
+    let mut found: Vec<(PathBuf, Snapshot)> = Vec::new();
     for base in runtime::candidates() {
         let Ok(entries) = fs::read_dir(base) else {
             continue;
@@ -98,13 +106,18 @@ pub fn snapshots() -> Vec<Snapshot> {
                 continue;
             }
             if let Ok(snapshot) = ask(&entry.path().join(SOCKET)) {
-                found.push(snapshot);
+                found.push((entry.path(), snapshot));
             }
         }
     }
-    found.sort_by_key(|snapshot| snapshot.pid);
-    found.dedup_by_key(|snapshot| snapshot.pid);
+    found.sort_by_key(|(_, snapshot)| snapshot.pid);
+    found.dedup_by_key(|(_, snapshot)| snapshot.pid);
     found
+}
+
+/// The figures of all runs that can be found.
+pub fn snapshots() -> Vec<Snapshot> {
+    runs().into_iter().map(|(_, snapshot)| snapshot).collect()
 }
 
 /// Those with this process number (memfold's or the program's); all without one.
@@ -131,6 +144,9 @@ mod tests {
             resident_bytes: 1,
             pool_bytes: 2,
             metadata_bytes: 3,
+            staged_bytes: 0,
+            file_bytes: 4,
+            programs: Vec::new(),
             processes_now: 1,
             figures: Figures::new(&Stats::default(), 0.0, 0),
         }
@@ -139,7 +155,7 @@ mod tests {
     #[test]
     fn who_asks_is_answered() {
         let folder = tempfile::tempdir().unwrap();
-        let server = Server::bind(folder.path()).unwrap();
+        let server = Server::bind(folder.path(), SOCKET).unwrap();
         let socket = folder.path().join(SOCKET);
         assert_eq!(
             fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
@@ -157,7 +173,7 @@ mod tests {
     #[test]
     fn a_run_that_does_not_answer_is_passed_over() {
         let folder = tempfile::tempdir().unwrap();
-        let _server = Server::bind(folder.path()).unwrap();
+        let _server = Server::bind(folder.path(), SOCKET).unwrap();
         assert!(ask(&folder.path().join(SOCKET)).is_err());
         assert!(ask(&folder.path().join("none")).is_err());
     }

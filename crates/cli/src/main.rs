@@ -6,10 +6,12 @@ mod doctor;
 mod failure;
 mod figures;
 mod live;
+mod messages;
 mod report;
 mod run;
 mod size;
 mod stat;
+mod swapoff;
 mod top;
 
 use arguments::{Arguments, Command};
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
+        Command::Swapoff(arguments) => swapoff::swapoff(&arguments),
         Command::Top(arguments) => top::top(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Completions(arguments) => describe::completions(&arguments),

@@ -1,7 +1,7 @@
 //! What a run says of itself: the JSON at its end, the JSON while it runs, the summary line.
 
 use crate::figures::{bytes, grouped, nanoseconds, ratio};
-use memfold_pager::Stats;
+use memfold_pager::{ProgramUsage, Stats};
 use serde::{Deserialize, Serialize};
 
 /// Latency of fault service, in nanoseconds.
@@ -27,6 +27,7 @@ pub struct Figures {
     pub peak_resident_bytes: u64,
     pub peak_pool_bytes: u64,
     pub peak_total_bytes: u64,
+    pub peak_file_bytes: u64,
     pub faults_swap_in: u64,
     pub faults_zero_fill: u64,
     pub faults_cache: u64,
@@ -35,6 +36,9 @@ pub struct Figures {
     pub pages_same_filled: u64,
     pub bytes_stored: u64,
     pub bytes_original: u64,
+    pub pages_recompressed: u64,
+    pub pages_written_back: u64,
+    pub file_errors: u64,
     pub processes: u64,
     pub over_limit_pages: u64,
     pub fault_ns: FaultNanoseconds,
@@ -55,6 +59,7 @@ impl Figures {
             peak_resident_bytes: stats.peak_resident_bytes,
             peak_pool_bytes: stats.peak_pool_bytes,
             peak_total_bytes: stats.peak_total_bytes,
+            peak_file_bytes: stats.peak_file_bytes,
             faults_swap_in: stats.faults_swap_in,
             faults_zero_fill: stats.faults_zero_fill,
             faults_cache: stats.faults_cache,
@@ -63,6 +68,9 @@ impl Figures {
             pages_same_filled: stats.pages_same_filled,
             bytes_stored: stats.bytes_stored,
             bytes_original: stats.bytes_original,
+            pages_recompressed: stats.pages_recompressed,
+            pages_written_back: stats.pages_written_back,
+            file_errors: stats.file_errors,
             processes: stats.processes,
             over_limit_pages: stats.over_limit_pages,
             fault_ns: FaultNanoseconds {
@@ -91,6 +99,29 @@ pub struct Report {
     pub figures: Figures,
 }
 
+/// What one program of a run uses now, in bytes. They mean what [`ProgramUsage`] says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Program {
+    pub pid: i32,
+    pub resident_bytes: u64,
+    pub staged_bytes: u64,
+    pub pool_bytes: u64,
+    pub file_bytes: u64,
+}
+
+impl From<ProgramUsage> for Program {
+    fn from(usage: ProgramUsage) -> Program {
+        Program {
+            pid: usage.pid,
+            resident_bytes: usage.resident_bytes,
+            staged_bytes: usage.staged_bytes,
+            pool_bytes: usage.pool_bytes,
+            file_bytes: usage.file_bytes,
+        }
+    }
+}
+
 /// The document of a run that is going on, as `stat` and `top` read it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -108,8 +139,14 @@ pub struct Snapshot {
     pub pool_bytes: u64,
     /// Bytes of swap tables and page states now.
     pub metadata_bytes: u64,
+    /// Bytes of pages on their way out now, part of the resident ones.
+    pub staged_bytes: u64,
+    /// Bytes taken in the swap file now.
+    pub file_bytes: u64,
     /// Address spaces managed now.
     pub processes_now: u64,
+    /// What each of them uses.
+    pub programs: Vec<Program>,
     /// The rest.
     #[serde(flatten)]
     pub figures: Figures,
@@ -148,6 +185,11 @@ pub fn summary(program: &str, figures: &Figures) -> Option<String> {
     let packed = ratio(figures.bytes_original, figures.bytes_stored)
         .map(|ratio| format!(", {ratio}"))
         .unwrap_or_default();
+    let file = if figures.peak_file_bytes > 0 {
+        format!(", file {}", bytes(figures.peak_file_bytes))
+    } else {
+        String::new()
+    };
     let over = if figures.over_limit_pages > 0 {
         format!(
             "; {} pages over the limit at worst",
@@ -157,7 +199,7 @@ pub fn summary(program: &str, figures: &Figures) -> Option<String> {
         String::new()
     };
     Some(format!(
-        "memfold: held {program} in {} of {}{what} (pool {}{packed}); {} pages out, {} in, \
+        "held {program} in {} of {}{what} (pool {}{packed}{file}); {} pages out, {} in, \
          p99 fault {}{over}",
         bytes(peak),
         bytes(limit),
@@ -200,14 +242,16 @@ mod tests {
         let mut figures = Figures::new(&stats(), 0.5, 0);
         assert_eq!(
             summary("redis-server", &figures).unwrap(),
-            "memfold: held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
+            "held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
              81,233 pages out, 62,110 in, p99 fault 31 µs"
         );
         figures.over_limit_pages = 1500;
+        figures.peak_file_bytes = 3 << 20;
         figures.limit_bytes = 0;
         assert_eq!(
             summary("redis-server", &figures).unwrap(),
-            "memfold: held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1); \
+            "held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1, \
+             file 3.0 MiB); \
              81,233 pages out, 62,110 in, p99 fault 31 µs; 1,500 pages over the limit at worst"
         );
     }
@@ -222,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 19] = [
+        const NAMES: [&str; 23] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -230,6 +274,10 @@ mod tests {
             "peak_resident_bytes",
             "peak_pool_bytes",
             "peak_total_bytes",
+            "peak_file_bytes",
+            "pages_recompressed",
+            "pages_written_back",
+            "file_errors",
             "faults_swap_in",
             "faults_zero_fill",
             "faults_cache",
@@ -271,7 +319,16 @@ mod tests {
             resident_bytes: 3,
             pool_bytes: 4,
             metadata_bytes: 5,
+            staged_bytes: 1,
+            file_bytes: 6,
             processes_now: 1,
+            programs: vec![Program {
+                pid: 2,
+                resident_bytes: 3,
+                staged_bytes: 1,
+                pool_bytes: 4,
+                file_bytes: 6,
+            }],
             figures: Figures::new(&stats(), 0.5, 3),
         };
         let text = serde_json::to_string(&snapshot).unwrap();

@@ -55,10 +55,11 @@ fn block(snapshot: &Snapshot) -> String {
         (
             "now",
             format!(
-                "resident {}, pool {}{packed}, metadata {}",
+                "resident {}, pool {}{packed}, metadata {}, swap file {}",
                 bytes(snapshot.resident_bytes),
                 bytes(snapshot.pool_bytes),
-                bytes(snapshot.metadata_bytes)
+                bytes(snapshot.metadata_bytes),
+                bytes(snapshot.file_bytes)
             ),
         ),
         (
@@ -73,10 +74,12 @@ fn block(snapshot: &Snapshot) -> String {
         (
             "pages",
             format!(
-                "{} out ({} same-filled), {} in",
+                "{} out ({} same-filled), {} in, {} compressed again, {} written to the file",
                 grouped(figures.pages_out),
                 grouped(figures.pages_same_filled),
-                grouped(figures.pages_in)
+                grouped(figures.pages_in),
+                grouped(figures.pages_recompressed),
+                grouped(figures.pages_written_back)
             ),
         ),
         (

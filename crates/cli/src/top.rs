@@ -295,6 +295,9 @@ mod tests {
             resident_bytes: 256 << 20,
             pool_bytes: 128 << 20,
             metadata_bytes: 1 << 20,
+            staged_bytes: 0,
+            file_bytes: 0,
+            programs: Vec::new(),
             processes_now: 1,
             figures: Figures::new(&stats, 0.5, 0),
         }

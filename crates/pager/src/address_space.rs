@@ -5,7 +5,7 @@
 //! or `windows` while waiting for the gate or for the helper.
 
 use crate::group::{Group, lock};
-use crate::mover::Mover;
+use crate::mover::{Mover, bytes};
 use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
@@ -13,7 +13,7 @@ use crate::stage::Stage;
 use crate::state::PageState;
 use crate::table::PageTable;
 use crate::window::Windows;
-use memfold_swap::Slot;
+use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
 use memfold_sys::gate::Abandoned;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
@@ -65,8 +65,9 @@ pub struct AddressSpace {
     attached: OnceLock<Attached>,
     /// For an address space made by a fork: the page in which the child looks for its number.
     beacon: Option<VirtualPage>,
-    /// Resident anonymous pages: what the kernel said last, and what was added and dropped since.
-    resident: AtomicI64,
+    /// What the program is charged for, below the whole run. Its resident pages are what the kernel
+    /// said last, and what was added and dropped since.
+    charges: memfold_swap::Group,
     /// The clock hand.
     pub hand: AtomicU64,
     /// For choosing whom to reclaim from: grows with the resident size, paid when chosen.
@@ -122,7 +123,7 @@ impl AddressSpace {
             changes: Mutex::default(),
             attached: OnceLock::new(),
             beacon: None,
-            resident: AtomicI64::new(0),
+            charges: group.swap.new_group(group.swap.root_group()),
             hand: AtomicU64::new(0),
             credit: AtomicI64::new(0),
             // Until the helper is welcomed nobody would notice the end.
@@ -224,18 +225,37 @@ impl AddressSpace {
     }
 
     pub fn resident_pages(&self) -> i64 {
-        self.resident.load(Ordering::Relaxed).max(0)
+        (self.charges.charged(Charge::Resident) / PAGE_SIZE as u64) as i64
+    }
+
+    /// What the program is charged for.
+    pub fn charges(&self) -> &memfold_swap::Group {
+        &self.charges
+    }
+
+    /// Charges the program for what is staged now.
+    pub fn note_staged(&self) {
+        let stage = lock(&self.stage);
+        self.charges.set(Charge::Staged, bytes(stage.live() as u64));
+    }
+
+    /// Stores a page of the program's.
+    pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
+        self.group.swap.store_for(&self.charges, page, scratch)
     }
 
     /// What the kernel says; changes since its look are lost, until the next.
     pub fn set_resident_pages(&self, pages: u64) {
-        let before = self.resident.swap(pages as i64, Ordering::Relaxed);
-        self.group.add_resident_pages(pages as i64 - before);
+        self.charges.set(Charge::Resident, bytes(pages));
     }
 
     pub fn add_resident_pages(&self, pages: i64) {
-        self.resident.fetch_add(pages, Ordering::Relaxed);
-        self.group.add_resident_pages(pages);
+        let changed = bytes(pages.unsigned_abs());
+        if pages > 0 {
+            self.charges.charge(Charge::Resident, changed);
+        } else {
+            self.charges.uncharge(Charge::Resident, changed);
+        }
     }
 
     pub fn metadata_bytes(&self) -> u64 {
@@ -267,8 +287,8 @@ impl AddressSpace {
     }
 
     /// Takes all slots out of the table. For an address space that is no more.
-    fn take_slots(&self) -> Vec<Slot> {
-        let mut slots = Vec::new();
+    fn take_slots(&self) -> SlotRanges {
+        let mut slots = SlotRanges::new();
         self.table.visit(PageTable::everything(), |_, entry| {
             if let PageState::Swapped(slot) | PageState::Filling(slot) = entry.take(PageState::Hole)
             {
@@ -284,7 +304,9 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
         self.set_resident_pages(0);
+        self.charges.set(Charge::Staged, 0);
         let slots = self.take_slots();
-        self.group.swap.release_bulk(&slots);
+        self.group.release(slots);
+        self.group.swap.end_group(&self.charges);
     }
 }

@@ -87,12 +87,12 @@ impl Attendant {
             match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
                     if let Err(error) = self.attach(connection) {
-                        eprintln!("memfold: a program runs unmanaged: {error}");
+                        log::warn!("a program runs unmanaged: {error}");
                     }
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    eprintln!("memfold: a program could not be let in: {error}");
+                    log::warn!("a program could not be let in: {error}");
                     return;
                 }
             }

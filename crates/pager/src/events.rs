@@ -12,7 +12,7 @@ use crate::regions::Regions;
 use crate::stage::StageIndex;
 use crate::state::PageState;
 use crate::table::PageTable;
-use memfold_swap::{Page, Scratch, Slot};
+use memfold_swap::{Page, Scratch, Slot, SlotRanges};
 use memfold_sys::PAGE_SIZE;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl AddressSpace {
 
     /// Gives up what is kept of a range; pages that may still be present become `present`.
     fn forget(&self, _gate: &Exclusive<'_>, range: PageRange, present: PageState) {
-        let mut slots = Vec::new();
+        let mut slots = SlotRanges::new();
         let mut stage = lock(&self.stage);
         self.table.visit(range, |_, entry| {
             match entry.load() {
@@ -63,7 +63,7 @@ impl AddressSpace {
             true
         });
         drop(stage);
-        self.group().swap.release_bulk(&slots);
+        self.group().release(slots);
     }
 
     /// `mremap` moved a range: its pages have other addresses now.
@@ -245,8 +245,8 @@ impl AddressSpace {
     ) {
         let group = self.group();
         // The pool's memory is the supervisor's own: without it nothing can go on.
-        let slot = group.swap.store(contents, scratch).unwrap_or_else(|error| {
-            eprintln!("memfold: a forking program's page cannot be stored: {error}");
+        let slot = self.store(contents, scratch).unwrap_or_else(|error| {
+            log::error!("a forking program's page cannot be stored: {error}");
             std::process::abort()
         });
         group.counters.pages_out.fetch_add(1, Ordering::Relaxed);
@@ -261,14 +261,14 @@ impl AddressSpace {
         };
         for (start, end) in attached.inspector.not_inherited().unwrap_or_default() {
             let range = PageRange::of_addresses(start, end);
-            let mut slots = Vec::new();
+            let mut slots = SlotRanges::new();
             child.table.visit(range, |_, entry| {
                 if let PageState::Swapped(slot) = entry.take(PageState::Hole) {
                     slots.push(slot);
                 }
                 true
             });
-            self.group().swap.release_bulk(&slots);
+            self.group().release(slots);
         }
     }
 }

@@ -387,8 +387,8 @@ fn defer(space: &Arc<AddressSpace>, fault: Fault) {
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.
 pub fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
-    eprintln!(
-        "memfold: a stored page (address {:#x}) cannot be read back: {error}; \
+    log::error!(
+        "a stored page (address {:#x}) cannot be read back: {error}; \
          the program is stopped rather than given wrong data",
         page.address()
     );

@@ -174,7 +174,7 @@ impl Governor {
         for child in &messages.children {
             // Reported by the handler's next read otherwise; here it is this thread's to do.
             if self.handlers.listen(child).is_err() {
-                eprintln!("memfold: a forked program's faults cannot be listened to");
+                log::warn!("a forked program's faults cannot be listened to");
             }
         }
         for (fault, _) in messages.faults {

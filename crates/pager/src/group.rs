@@ -5,11 +5,11 @@ use crate::latency::Histogram;
 use crate::memory::MappedSource;
 use crate::options::Limit;
 use crate::page::VirtualPage;
-use crate::stats::Stats;
-use memfold_swap::{Slot, SwapSpace};
+use crate::stats::{ProgramUsage, Stats};
+use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,7 @@ pub struct Counters {
     pub peak_resident: AtomicU64,
     pub peak_pool: AtomicU64,
     pub peak_total: AtomicU64,
+    pub peak_file: AtomicU64,
     pub peak_over_limit_pages: AtomicU64,
     pub errors: AtomicU64,
     pub latency: Histogram,
@@ -47,13 +48,16 @@ pub struct Counters {
 /// See the module.
 pub struct Group {
     pub limit: Limit,
-    pub swap: SwapSpace<MappedSource>,
+    pub swap: Arc<SwapSpace<MappedSource>>,
+    /// Releases slots that are given up many at a time.
+    pub gather: Gather<MappedSource>,
+    /// The tier for what does not fit, if there is one.
+    pub file: Option<Arc<FileTier>>,
     pub counters: Counters,
     /// When the supervisor started: the zero of coarse times.
     pub started: Instant,
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
-    resident_pages: AtomicI64,
     resident_limit: AtomicU64,
     /// Pages counted in more than one process because a fork shares them.
     shared_pages: AtomicU64,
@@ -61,11 +65,58 @@ pub struct Group {
     /// Slots of pages that were brought in, to be released by the reclaimer: the program's thread
     /// would wait for it, as the handler has its CPU.
     spare: Mutex<Vec<Slot>>,
-    /// Raised to make the reclaimer look at once.
-    call: Mutex<bool>,
-    called: Condvar,
+    reclaimer: Bell,
+    /// Makes the background thread look.
+    pub background: Bell,
     pub stopping: AtomicBool,
     warned_over_limit: AtomicBool,
+    pub warned_file: AtomicBool,
+    /// Milliseconds since the start: until then the file is left alone.
+    pub file_paused_until: AtomicU64,
+}
+
+/// Makes a thread look at once that otherwise looks now and then.
+#[derive(Default)]
+pub struct Bell {
+    rung: Mutex<bool>,
+    heard: Condvar,
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        let mut rung = lock(&self.rung);
+        if !*rung {
+            *rung = true;
+            self.heard.notify_one();
+        }
+    }
+
+    /// Waits for a ring, at most `timeout`.
+    pub fn wait(&self, timeout: Duration) {
+        let rung = lock(&self.rung);
+        let (mut rung, _) = self
+            .heard
+            .wait_timeout_while(rung, timeout, |rung| !*rung)
+            .unwrap_or_else(|poison| poison.into_inner());
+        *rung = false;
+    }
+}
+
+/// Workers that release slots: one CPU is left to the programs. How many of them work follows the
+/// backlog.
+fn new_gather(swap: &Arc<SwapSpace<MappedSource>>) -> Gather<MappedSource> {
+    use memfold_sys::thread;
+    let cpus = thread::allowed_cpus();
+    let config = GatherConfig {
+        max_workers: cpus.len().saturating_sub(1).clamp(1, 8),
+        ..GatherConfig::default()
+    };
+    Gather::with_worker_start(swap.clone(), config, move || {
+        // A handler starts it, which is pinned where the program runs that is not to wait, and
+        // goes before it. (Best effort: a worker there is a nuisance, not wrong.)
+        let _ = thread::run_on(&cpus);
+        thread::set_nice(5);
+    })
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -74,23 +125,27 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Group {
-    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>) -> Group {
+    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, file: Option<Arc<FileTier>>) -> Group {
+        let swap = Arc::new(swap);
         Group {
             limit,
+            gather: new_gather(&swap),
             swap,
+            file,
             counters: Counters::default(),
             started: Instant::now(),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
-            resident_pages: AtomicI64::new(0),
             resident_limit: AtomicU64::new(u64::MAX),
             shared_pages: AtomicU64::new(0),
             deferred: Mutex::default(),
             spare: Mutex::default(),
-            call: Mutex::new(false),
-            called: Condvar::new(),
+            reclaimer: Bell::default(),
+            background: Bell::default(),
             stopping: AtomicBool::new(false),
             warned_over_limit: AtomicBool::new(false),
+            warned_file: AtomicBool::new(false),
+            file_paused_until: AtomicU64::new(0),
         }
     }
 
@@ -138,13 +193,15 @@ impl Group {
 
     /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
     pub fn resident_bytes(&self) -> u64 {
-        let shared = self.shared_pages.load(Ordering::Relaxed) as i64;
-        (self.resident_pages.load(Ordering::Relaxed) - shared).max(0) as u64 * PAGE_SIZE as u64
+        let shared = self.shared_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64;
+        let resident = self.swap.root_group().charged(Charge::Resident);
+        resident.saturating_sub(shared)
     }
 
-    /// Notes pages that became resident, or (below zero) no longer are.
-    pub fn add_resident_pages(&self, pages: i64) {
-        self.resident_pages.fetch_add(pages, Ordering::Relaxed);
+    /// Gives up the counts of slots whose pages are not wanted any more. Many are released by
+    /// others, so that an exit or an `munmap` waits for none of it.
+    pub fn release(&self, slots: SlotRanges) {
+        self.gather.release(slots);
     }
 
     pub fn set_shared_pages(&self, pages: u64) {
@@ -158,7 +215,7 @@ impl Group {
     pub fn metadata_bytes(&self) -> u64 {
         let tables: u64 =
             self.read_spaces(|spaces| spaces.values().map(|space| space.metadata_bytes()).sum());
-        self.swap.usage().metadata_bytes + tables
+        self.swap.metadata_bytes() + tables
     }
 
     /// What the resident pages may come to, as of the last [`Group::refresh_limit`].
@@ -170,7 +227,7 @@ impl Group {
     pub fn refresh_limit(&self) {
         let by_total = self.limit.total_bytes.map_or(u64::MAX, |total| {
             total
-                .saturating_sub(self.swap.usage().pool_bytes)
+                .saturating_sub(self.swap.pool_bytes())
                 .saturating_sub(self.metadata_bytes())
                 .max(RESIDENT_FLOOR_BYTES)
         });
@@ -199,21 +256,12 @@ impl Group {
 
     /// Makes the reclaimer look now.
     pub fn call_reclaimer(&self) {
-        let mut call = lock(&self.call);
-        if !*call {
-            *call = true;
-            self.called.notify_one();
-        }
+        self.reclaimer.ring();
     }
 
     /// Waits for a call, at most `timeout`.
     pub fn wait_for_call(&self, timeout: Duration) {
-        let call = lock(&self.call);
-        let (mut call, _) = self
-            .called
-            .wait_timeout_while(call, timeout, |called| !*called)
-            .unwrap_or_else(|poison| poison.into_inner());
-        *call = false;
+        self.reclaimer.wait(timeout);
     }
 
     /// Lets a fault wait until the reclaimer has made room.
@@ -236,13 +284,15 @@ impl Group {
     /// Notes peaks; called by whoever sampled.
     pub fn note_peaks(&self) {
         let resident = self.resident_bytes();
-        let pool = self.swap.usage().pool_bytes;
+        let pool = self.swap.pool_bytes();
+        let file = self.swap.root_group().charged(Charge::File);
         let total = resident + pool + self.metadata_bytes();
         let counters = &self.counters;
         counters
             .peak_resident
             .fetch_max(resident, Ordering::Relaxed);
         counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
+        counters.peak_file.fetch_max(file, Ordering::Relaxed);
         counters.peak_total.fetch_max(total, Ordering::Relaxed);
     }
 
@@ -253,16 +303,38 @@ impl Group {
             .peak_over_limit_pages
             .fetch_max(pages, Ordering::Relaxed);
         if !self.warned_over_limit.swap(true, Ordering::Relaxed) {
-            eprintln!(
-                "memfold: the limit is exceeded by {} KiB, as nothing more can be moved out; \
-                 raise --limit (this is said once)",
+            log::warn!(
+                "the limit is exceeded by {} KiB, as nothing more can be moved out; raise --limit \
+                 (this is said once)",
                 excess_bytes / 1024
             );
         }
     }
 
+    /// What each program uses.
+    pub fn programs(&self) -> Vec<ProgramUsage> {
+        let usage = |space: Arc<AddressSpace>| {
+            let pid = space.attached()?.inspector.pid();
+            space.note_staged();
+            let usage = space.charges().usage();
+            Some(ProgramUsage {
+                pid,
+                resident_bytes: usage.resident,
+                staged_bytes: usage.staged,
+                pool_bytes: usage.pool,
+                file_bytes: usage.file,
+            })
+        };
+        self.spaces().into_iter().filter_map(usage).collect()
+    }
+
     pub fn stats(&self) -> Stats {
+        for space in self.spaces() {
+            space.note_staged();
+        }
         let usage = self.swap.usage();
+        let charged = self.swap.root_group().usage();
+        let file = self.file.as_ref().map(|file| file.usage());
         let counters = &self.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.note_peaks();
@@ -272,9 +344,12 @@ impl Group {
             resident_bytes: self.resident_bytes(),
             pool_bytes: usage.pool_bytes,
             metadata_bytes: self.metadata_bytes(),
+            staged_bytes: charged.staged,
+            file_bytes: charged.file,
             peak_resident_bytes: load(&counters.peak_resident),
             peak_pool_bytes: load(&counters.peak_pool),
             peak_total_bytes: load(&counters.peak_total),
+            peak_file_bytes: load(&counters.peak_file),
             faults_swap_in: load(&counters.faults_swap_in),
             faults_zero_fill: load(&counters.faults_zero_fill),
             faults_cache: load(&counters.faults_cache),
@@ -283,6 +358,9 @@ impl Group {
             pages_same_filled: usage.same_filled_total,
             bytes_stored: usage.bytes_stored_total,
             bytes_original: usage.bytes_original_total,
+            pages_recompressed: usage.recompressed_total,
+            pages_written_back: usage.written_back_total,
+            file_errors: file.map_or(0, |file| file.write_errors + file.read_errors),
             processes: load(&counters.processes),
             processes_now: self.read_spaces(|spaces| spaces.len() as u64),
             over_limit_pages: load(&counters.peak_over_limit_pages),

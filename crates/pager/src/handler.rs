@@ -30,7 +30,10 @@ const MISSES_TO_LEAVE: u32 = 4;
 /// How long changes of mappings may follow one upon the other before those read are applied.
 /// Until then the kernel refuses to change pages; afterwards it would, by states of another time.
 const QUIET_PATIENCE: Duration = Duration::from_secs(1);
+/// The first nap between two looks, and the longest: each is twice the one before, so that a thread
+/// that ends its change on this very CPU is not woken over again and again.
 const QUIET_NAP: Duration = Duration::from_micros(5);
+const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
 
 /// Which handlers listen to an address space.
 #[derive(Debug, Default)]
@@ -211,14 +214,14 @@ impl Handlers {
         let forked = match self.sentinel.mover() {
             Ok(mover) => space.apply_fork(gate, uffd, mover),
             Err(error) => {
-                eprintln!("memfold: no channel for a forked program: {error}");
+                log::warn!("no channel for a forked program: {error}");
                 Err(uffd)
             }
         };
         forked
             .map_err(|uffd| {
-                eprintln!(
-                    "memfold: a program ended while it forked; its child, if there is one, stands \
+                log::warn!(
+                    "a program ended while it forked; its child, if there is one, stands \
                      still, as part of its memory is lost"
                 );
                 // A parent that is killed in its fork has no child, as a rule. If it has one, that
@@ -230,7 +233,7 @@ impl Handlers {
 
     fn welcome_child(&self, child: &Arc<AddressSpace>) {
         if let Err(error) = self.listen(child) {
-            eprintln!("memfold: a forked program's faults cannot be listened to: {error}");
+            log::warn!("a forked program's faults cannot be listened to: {error}");
         }
     }
 
@@ -289,6 +292,7 @@ impl Handlers {
 fn collect(space: &AddressSpace, messages: &mut Messages, changes: &mut Changes) -> Option<bool> {
     let began = Instant::now();
     let (mut needs_order, mut any) = (false, false);
+    let mut nap = QUIET_NAP;
     loop {
         let mut buffer = [Message::default(); 8];
         let Ok(read) = space.uffd().read(&mut buffer) else {
@@ -320,7 +324,8 @@ fn collect(space: &AddressSpace, messages: &mut Messages, changes: &mut Changes)
             return Some(false);
         }
         // The thread whose event was read must run to end its change, maybe on this very CPU.
-        std::thread::sleep(QUIET_NAP);
+        std::thread::sleep(nap);
+        nap = (2 * nap).min(QUIET_NAP_LONGEST);
     }
 }
 

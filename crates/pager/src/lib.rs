@@ -26,10 +26,13 @@ mod stage;
 mod state;
 mod stats;
 mod supervisor;
+mod swap_file;
 mod swap_in;
 mod table;
+mod tiers;
 mod window;
 
-pub use options::{Algorithm, Limit, Options};
-pub use stats::{FaultLatency, Stats};
-pub use supervisor::{StartError, Supervisor};
+pub use options::{Algorithm, Limit, Options, SwapFileOptions};
+pub use stats::{FaultLatency, ProgramUsage, Stats};
+pub use supervisor::{Control, StartError, Supervisor};
+pub use tiers::{SwapFileError, SwapOffError};

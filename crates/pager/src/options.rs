@@ -1,6 +1,7 @@
 //! What a supervisor is started with.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Compression algorithm of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,6 +31,15 @@ pub struct Limit {
     pub resident_bytes: Option<u64>,
 }
 
+/// A file for what does not fit into the limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SwapFileOptions {
+    /// Where the file is made. It has no name there.
+    pub directory: PathBuf,
+    /// The most that it may take, in bytes.
+    pub bytes: u64,
+}
+
 /// Options of a [`crate::Supervisor`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -39,6 +49,13 @@ pub struct Options {
     pub algorithm: Algorithm,
     /// Keep and verify a checksum a stored page.
     pub checksum: bool,
+    /// Where pages go that neither the limit nor the pool's share of it have room for.
+    pub swap_file: Option<SwapFileOptions>,
+    /// Compress pages again, with Zstandard, that stayed out for so long. `None`: never.
+    pub recompress_after: Option<Duration>,
+    /// Write pages to the swap file that stayed out for so long. `None`: only when the pool is
+    /// larger than its share.
+    pub writeback_after: Option<Duration>,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
     /// Where the run's private directory (control socket, preload library) is made; the

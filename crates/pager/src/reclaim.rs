@@ -198,6 +198,7 @@ impl Reclaimer {
                 }
             }
         }
+        self.group.relieve_pool(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
         progress.stored = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
@@ -235,7 +236,7 @@ impl Reclaimer {
             .unwrap_or(0);
         let mut stored: Vec<(StageIndex, VirtualPage, Slot)> = Vec::with_capacity(read);
         for ((place, page), contents) in self.oldest.iter().zip(&self.buffer[..read]) {
-            match self.group.swap.store(contents, &mut self.scratch) {
+            match space.store(contents, &mut self.scratch) {
                 Ok(slot) => stored.push((*place, *page, slot)),
                 Err(_) => {
                     // The page stays in the stage; the swap space counted why.

@@ -13,6 +13,21 @@ pub struct FaultLatency {
     pub max: u64,
 }
 
+/// What one program uses now, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramUsage {
+    /// Its process number.
+    pub pid: i32,
+    /// Resident anonymous memory, staged pages included.
+    pub resident_bytes: u64,
+    /// Pages on their way out.
+    pub staged_bytes: u64,
+    /// Stored pages in the pool. Those that a fork shares are the parent's as long as it lives.
+    pub pool_bytes: u64,
+    /// Stored pages in the swap file; the same holds.
+    pub file_bytes: u64,
+}
+
 /// Counters of a group since its start. Bytes and pages are exact; peaks are of what was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
@@ -26,12 +41,18 @@ pub struct Stats {
     pub pool_bytes: u64,
     /// Bytes of swap tables and page states now.
     pub metadata_bytes: u64,
+    /// Bytes of pages on their way out now, part of `resident_bytes`.
+    pub staged_bytes: u64,
+    /// Bytes that stored pages take in the swap file now.
+    pub file_bytes: u64,
     /// Largest `resident_bytes` seen.
     pub peak_resident_bytes: u64,
     /// Largest `pool_bytes` seen.
     pub peak_pool_bytes: u64,
     /// Largest sum of resident, pool and metadata bytes seen.
     pub peak_total_bytes: u64,
+    /// Largest `file_bytes` seen.
+    pub peak_file_bytes: u64,
     /// Faults that brought back a page from the pool.
     pub faults_swap_in: u64,
     /// First touches of a page.
@@ -48,6 +69,12 @@ pub struct Stats {
     pub bytes_stored: u64,
     /// Bytes of the stored pages before compression.
     pub bytes_original: u64,
+    /// Stored pages that were compressed again.
+    pub pages_recompressed: u64,
+    /// Stored pages that were written to the swap file.
+    pub pages_written_back: u64,
+    /// Reads and writes of the swap file that failed.
+    pub file_errors: u64,
     /// Address spaces that were managed (one a process image).
     pub processes: u64,
     /// Address spaces managed now.

@@ -8,7 +8,8 @@ use crate::memory::MappedSource;
 use crate::options::Options;
 use crate::reclaim::Reclaimer;
 use crate::sentinel::Sentinel;
-use crate::stats::Stats;
+use crate::stats::{ProgramUsage, Stats};
+use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
 use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
 use memfold_sys::socket;
@@ -41,6 +42,9 @@ pub enum StartError {
     /// The pool could not be made.
     #[error("cannot set up the swap space: {0}")]
     Swap(#[from] NewError),
+    /// The swap file could not be made.
+    #[error(transparent)]
+    SwapFile(#[from] SwapFileError),
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -67,10 +71,15 @@ impl Supervisor {
             checksum: options.checksum,
             ..SwapConfig::default()
         };
-        let swap = SwapSpace::new(MappedSource::default(), config)?;
+        let mut swap = SwapSpace::new(MappedSource::default(), config)?;
+        let file = options.swap_file.as_ref().map(open_swap_file);
+        let file = file.transpose()?.map(Arc::new);
+        if let Some(file) = &file {
+            swap.add_tier(Box::new(file.clone()))?;
+        }
         let directory = make_directory(&options)?;
         let supervisor = Supervisor {
-            group: Arc::new(Group::new(options.limit, swap)),
+            group: Arc::new(Group::new(options.limit, swap, file)),
             preload: directory.join("libmemfold.so"),
             directory,
         };
@@ -89,11 +98,12 @@ impl Supervisor {
         let readable = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(&supervisor.preload, readable)
             .map_err(failed(&supervisor.preload))?;
-        supervisor.start_threads(listeners)?;
+        let background = Background::new(supervisor.group.clone(), &options);
+        supervisor.start_threads(listeners, background)?;
         Ok(supervisor)
     }
 
-    fn start_threads(&self, listeners: [OwnedFd; 2]) -> io::Result<()> {
+    fn start_threads(&self, listeners: [OwnedFd; 2], mut background: Background) -> io::Result<()> {
         let group = &self.group;
         group.refresh_limit();
         let sentinel = Arc::new(Sentinel::default());
@@ -106,6 +116,7 @@ impl Supervisor {
         spawn("attendant").spawn(move || attendant.run())?;
         spawn("governor").spawn(move || governor.run())?;
         spawn("reclaim").spawn(move || reclaimer.run())?;
+        spawn("background").spawn(move || background.run())?;
         Ok(())
     }
 
@@ -122,6 +133,16 @@ impl Supervisor {
     /// What was counted so far. Cheap; from any thread.
     pub fn stats(&self) -> Stats {
         self.group.stats()
+    }
+
+    /// What each program uses now. Cheap; from any thread.
+    pub fn programs(&self) -> Vec<ProgramUsage> {
+        self.group.programs()
+    }
+
+    /// For commands that take long, from threads of their own.
+    pub fn control(&self) -> Control {
+        Control(self.group.clone())
     }
 
     /// Process numbers of the programs that are managed now.
@@ -153,6 +174,21 @@ impl Drop for Supervisor {
         }
         // What cannot be removed is in a directory of temporary files anyway.
         let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Commands to a supervisor from another thread.
+#[derive(Clone)]
+pub struct Control(Arc<Group>);
+
+impl Control {
+    /// Brings all pages back from the swap file, while the programs run on, and uses it no more.
+    /// Returns how many there were. May take long, and can be called again.
+    ///
+    /// # Errors
+    /// If there is no file, or the pages do not fit under the limit; the file stays in use then.
+    pub fn swap_off(&self) -> Result<u64, SwapOffError> {
+        self.0.swap_off()
     }
 }
 

@@ -142,15 +142,15 @@ fn measure_moves(pages: &[Page], config: SwapConfig) -> Result<(), Box<dyn std::
         (
             "  recompress",
             ScanPolicy {
-                recompress: true,
-                write_back: false,
+                recompress: Some(1),
+                write_back: None,
             },
         ),
         (
             "  write back",
             ScanPolicy {
-                recompress: true,
-                write_back: true,
+                recompress: Some(1),
+                write_back: Some(1),
             },
         ),
     ];
@@ -175,7 +175,7 @@ fn measure_moves(pages: &[Page], config: SwapConfig) -> Result<(), Box<dyn std::
         );
     }
     let start = Instant::now();
-    let report = space.evacuate(TierKind::File, &mut scratch);
+    let report = space.evacuate(TierKind::File, &mut scratch, || true);
     let each = start.elapsed().as_nanos() as f64 / report.moved as f64;
     println!("{:32} move  {each:6.0} ns", "  evacuate the file");
     Ok(())

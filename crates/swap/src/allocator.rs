@@ -344,6 +344,11 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
+    /// How many clusters there have been at a time, at most.
+    pub(crate) fn clusters_used(&self) -> usize {
+        lock(&self.lists).next as usize - 1
+    }
+
     /// Whether a walk has seen all clusters when it comes to this one.
     pub(crate) fn is_past_end(&self, cluster: ClusterId) -> bool {
         cluster.0 >= lock(&self.lists).next

@@ -47,6 +47,10 @@ pub struct Usage {
     pub bytes_stored_total: u64,
     /// Bytes that they had in memory.
     pub bytes_original_total: u64,
+    /// Pages ever compressed again.
+    pub recompressed_total: u64,
+    /// Pages ever written to the file.
+    pub written_back_total: u64,
     /// Pages ever loaded.
     pub pages_loaded_total: u64,
     /// Stores that failed.
@@ -63,6 +67,8 @@ struct Shard {
     bytes: [AtomicU64; TIERS],
     pages_total: [AtomicU64; TIERS],
     bytes_total: [AtomicU64; TIERS],
+    /// Pages that came from another tier.
+    moved_total: [AtomicU64; TIERS],
     loads: AtomicU64,
     store_failures: AtomicU64,
     load_failures: AtomicU64,
@@ -103,6 +109,7 @@ impl Counters {
         let shard = self.shard();
         self.freed(from.0, 1, from.1);
         shard.pages[to.0.index()].fetch_add(1, Relaxed);
+        shard.moved_total[to.0.index()].fetch_add(1, Relaxed);
         shard.bytes[to.0.index()].fetch_add(to.1, Relaxed);
     }
 
@@ -140,6 +147,16 @@ impl Counters {
         self.sum(|shard| shard.bytes[tier.index()].load(Relaxed))
     }
 
+    /// Pages ever put into a tier.
+    fn arrived(&self, tier: TierKind) -> u64 {
+        let index = tier.index();
+        self.sum(|shard| {
+            shard.pages_total[index]
+                .load(Relaxed)
+                .wrapping_add(shard.moved_total[index].load(Relaxed))
+        })
+    }
+
     /// The usage, without what the pool and the tables take.
     pub(crate) fn usage(&self) -> Usage {
         let page = PAGE_SIZE as u64;
@@ -160,6 +177,8 @@ impl Counters {
             same_filled_total: self.sum(|shard| shard.pages_total[same_filled].load(Relaxed)),
             bytes_stored_total: self.sum_tiers(|shard| &shard.bytes_total),
             bytes_original_total: pages_stored_total.wrapping_mul(page),
+            recompressed_total: self.arrived(TierKind::Recompressed),
+            written_back_total: self.arrived(TierKind::File),
             pages_loaded_total: self.sum(|shard| shard.loads.load(Relaxed)),
             store_failures: self.sum(|shard| shard.store_failures.load(Relaxed)),
             load_failures: self.sum(|shard| shard.load_failures.load(Relaxed)),

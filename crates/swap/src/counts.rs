@@ -1,7 +1,7 @@
 //! Slot counts that are too large for an entry.
 //!
-//! An entry counts to 254. A program that forks more often than that while a page is out has its
-//! count kept here, and the entry says so by a count of 255. Every step into, within and out of
+//! An entry counts to 30. A program that forks more often than that while a page is out has its
+//! count kept here, and the entry says so by a count of 31. Every step into, within and out of
 //! that state is made under this table's lock, so the two always agree.
 
 use std::{
@@ -27,7 +27,7 @@ pub enum CountError {
 
 const SHARDS: usize = 16;
 
-/// The counts above 254, by slot.
+/// The counts above 30, by slot.
 #[derive(Debug)]
 pub(crate) struct OverflowCounts {
     shards: Vec<Mutex<HashMap<u32, u64>>>,

@@ -2,8 +2,8 @@
 //! to them.
 //!
 //! ```text
-//!  63    61   60    59         52 51                                    0
-//! [ state | idle |     count     |              location                 ]
+//!  63    61 60   57 56     52 51                                        0
+//! [ state | age   | count   |                 location                    ]
 //! ```
 //!
 //! A change is a compare-and-swap of the whole entry from a value that was checked. An entry that
@@ -22,17 +22,22 @@ use crate::{
 const LOCATION_BITS: u32 = 52;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
 const COUNT_ONE: u64 = 1 << LOCATION_BITS;
-const COUNT_MASK: u64 = 0xff << LOCATION_BITS;
-const IDLE: u64 = 1 << 60;
+const COUNT_MASK: u64 = 0x1f << LOCATION_BITS;
+const AGE_SHIFT: u32 = 57;
+const AGE_ONE: u64 = 1 << AGE_SHIFT;
+const AGE_MASK: u64 = 0xf << AGE_SHIFT;
 const STATE_SHIFT: u32 = 61;
 
 const FREE: u64 = 0;
 const RESERVED: u64 = 1 << STATE_SHIFT;
 
 /// The largest count that the entry itself holds. Small in the models, which step through each.
-pub(crate) const MAX_INLINE_COUNT: u64 = if cfg!(loom) { 2 } else { 254 };
+pub(crate) const MAX_INLINE_COUNT: u64 = if cfg!(loom) { 2 } else { 30 };
 /// The count that means: the overflow table has it.
 const OVERFLOWN: u64 = MAX_INLINE_COUNT + 1;
+
+/// The greatest age that is told apart, in scans that the page has stayed untouched through.
+pub const MAX_AGE: u8 = 15;
 
 /// The kind of a tier: where a slot's data lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,13 +150,14 @@ impl Entry {
         (self.0 & COUNT_MASK) >> LOCATION_BITS
     }
 
-    pub(crate) fn is_idle(self) -> bool {
-        self.0 & IDLE != 0
+    /// Scans that the page has stayed untouched through.
+    pub(crate) fn age(self) -> u8 {
+        ((self.0 & AGE_MASK) >> AGE_SHIFT) as u8
     }
 
-    /// The entry with another position, and in use: a page is moved because it was idle.
+    /// The entry with another position: a page that is moved was not used.
     fn with_position(self, position: Position) -> Self {
-        let kept = self.0 & COUNT_MASK;
+        let kept = self.0 & (COUNT_MASK | AGE_MASK);
         Self((position.tier as u64) << STATE_SHIFT | kept | position.location.0)
     }
 
@@ -319,19 +325,17 @@ impl EntryCell {
         }
     }
 
-    /// Marks the slot as not used since. `true` if it was marked before; a slot without a page
-    /// never is.
-    pub(crate) fn mark_idle(&self) -> bool {
+    /// Makes the page one scan older. Returns the age that it had; a slot without a page has none.
+    pub(crate) fn grow_older(&self) -> Option<u8> {
         let mut entry = self.load();
         loop {
-            if entry.position().is_none() {
-                return false;
+            entry.position()?;
+            let age = entry.age();
+            if age == MAX_AGE {
+                return Some(age);
             }
-            if entry.is_idle() {
-                return true;
-            }
-            match self.change(entry, Entry(entry.0 | IDLE)) {
-                Ok(()) => return false,
+            match self.change(entry, Entry(entry.0 + AGE_ONE)) {
+                Ok(()) => return Some(age),
                 Err(found) => entry = found,
             }
         }
@@ -339,9 +343,9 @@ impl EntryCell {
 
     /// Notes that the slot was used. `entry` is what the user found.
     pub(crate) fn mark_used(&self, entry: Entry) {
-        if entry.is_idle() {
-            // A lost race leaves the slot idle for one more scan, which costs nothing but time.
-            let _ = self.change(entry, Entry(entry.0 & !IDLE));
+        if entry.age() > 0 {
+            // A lost race leaves the page as old as it was, which costs nothing but time.
+            let _ = self.change(entry, Entry(entry.0 & !AGE_MASK));
         }
     }
 }

@@ -9,7 +9,6 @@
 //! (Batched release off the exit path is an idea from Z. Song's series of April 2026 for phones.)
 
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{Arc, Condvar, Mutex},
     thread,
@@ -19,7 +18,8 @@ use std::{
 use zsmalloc::PageSource;
 
 use crate::{
-    slot::{SlotRange, SlotRanges},
+    backlog::Backlog,
+    slot::SlotRanges,
     space::SwapSpace,
     sync::{
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -72,21 +72,12 @@ pub struct GatherUsage {
     pub released_at_once: u64,
 }
 
-#[derive(Default)]
-struct Queue {
-    ranges: VecDeque<SlotRange>,
-    waiting: u64,
-    /// Slots that somebody is releasing now.
-    in_hand: u64,
-    workers: usize,
-    /// Nobody will bring more.
-    closed: bool,
-}
-
 struct Shared<S: PageSource> {
     space: Arc<SwapSpace<S>>,
     config: GatherConfig,
-    queue: Mutex<Queue>,
+    /// Called by each worker before its work.
+    on_start: Box<dyn Fn() + Send + Sync>,
+    backlog: Mutex<Backlog>,
     /// Signalled when slots are handed over.
     wake: Condvar,
     /// Signalled when nothing is left.
@@ -101,10 +92,21 @@ pub struct Gather<S: PageSource + 'static>(Arc<Shared<S>>);
 impl<S: PageSource + 'static> Gather<S> {
     /// A gather that releases slots of `space`.
     pub fn new(space: Arc<SwapSpace<S>>, config: GatherConfig) -> Self {
+        Self::with_worker_start(space, config, || {})
+    }
+
+    /// Like [`new`](Self::new); each worker calls `on_start` before its work. It inherits priority
+    /// and processors of whoever hands slots over, which are seldom right for it.
+    pub fn with_worker_start(
+        space: Arc<SwapSpace<S>>,
+        config: GatherConfig,
+        on_start: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(Shared {
             space,
             config,
-            queue: Mutex::default(),
+            on_start: Box::new(on_start),
+            backlog: Mutex::default(),
             wake: Condvar::new(),
             quiet: Condvar::new(),
             released_by_others: AtomicU64::new(0),
@@ -128,23 +130,20 @@ impl<S: PageSource + 'static> Gather<S> {
 
     /// Queues slots if there is room for them and somebody to release them.
     fn hand_over(&self, slots: &SlotRanges) -> bool {
-        let mut queue = lock(&self.0.queue);
-        let backlog = queue.waiting + queue.in_hand + slots.slots();
-        if backlog > self.0.config.max_backlog
-            || queue.ranges.try_reserve(slots.as_slice().len()).is_err()
-        {
+        let mut backlog = lock(&self.0.backlog);
+        let count = backlog.slots() + slots.slots();
+        if count > self.0.config.max_backlog || !backlog.make_room(slots.as_slice().len()) {
             return false;
         }
-        let wanted = backlog.div_ceil(self.0.config.slots_per_worker.max(1));
+        let wanted = count.div_ceil(self.0.config.slots_per_worker.max(1));
         let wanted = (wanted as usize).min(self.0.config.max_workers);
-        while queue.workers < wanted && self.start_worker() {
-            queue.workers += 1;
+        while backlog.workers() < wanted && self.start_worker() {
+            backlog.worker_came();
         }
-        if queue.workers == 0 {
+        if backlog.workers() == 0 {
             return false;
         }
-        queue.waiting += slots.slots();
-        queue.ranges.extend(slots.as_slice());
+        backlog.add(slots);
         self.0.wake.notify_all();
         true
     }
@@ -171,22 +170,22 @@ impl<S: PageSource + 'static> Gather<S> {
     /// Returns when everything that was handed over before the call is released; helps with it.
     pub fn flush(&self) {
         self.help(u64::MAX);
-        let mut queue = lock(&self.0.queue);
-        while queue.waiting + queue.in_hand > 0 {
-            queue = self
+        let mut backlog = lock(&self.0.backlog);
+        while backlog.slots() > 0 {
+            backlog = self
                 .0
                 .quiet
-                .wait(queue)
+                .wait(backlog)
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
         }
     }
 
     /// What the gather has done and has to do.
     pub fn usage(&self) -> GatherUsage {
-        let queue = lock(&self.0.queue);
+        let backlog = lock(&self.0.backlog);
         GatherUsage {
-            backlog_slots: queue.waiting + queue.in_hand,
-            workers: queue.workers,
+            backlog_slots: backlog.slots(),
+            workers: backlog.workers(),
             released_by_others: self.0.released_by_others.load(Relaxed),
             released_at_once: self.0.released_at_once.load(Relaxed),
         }
@@ -196,27 +195,10 @@ impl<S: PageSource + 'static> Gather<S> {
 impl<S: PageSource> Shared<S> {
     /// Takes some slots from the queue and releases them. Returns how many.
     fn release_chunk(&self) -> u64 {
-        let mut ranges = Vec::new();
-        let mut count = 0;
-        let in_hand = {
-            let mut queue = lock(&self.queue);
-            while count < CHUNK {
-                let Some(front) = queue.ranges.front_mut() else {
-                    break;
-                };
-                let range = front.split_off_front(CHUNK - count);
-                if front.count() == 0 {
-                    queue.ranges.pop_front();
-                }
-                count += range.count();
-                ranges.push(range);
-            }
-            queue.waiting -= u64::from(count);
-            queue.in_hand += u64::from(count);
-            InHand {
-                shared: self,
-                count: count.into(),
-            }
+        let (ranges, count) = lock(&self.backlog).take(CHUNK);
+        let in_hand = InHand {
+            shared: self,
+            count,
         };
         self.space.release_ranges(&ranges);
         self.released_by_others.fetch_add(in_hand.count, Relaxed);
@@ -224,20 +206,23 @@ impl<S: PageSource> Shared<S> {
     }
 
     fn work(&self) {
+        (self.on_start)();
         loop {
             while self.release_chunk() > 0 {}
-            let queue = lock(&self.queue);
-            if queue.waiting > 0 {
+            let backlog = lock(&self.backlog);
+            if backlog.is_waiting() {
                 continue;
             }
-            let linger = if queue.closed { Duration::ZERO } else { LINGER };
-            let (mut queue, _) = self
+            let linger = if backlog.is_closed() {
+                Duration::ZERO
+            } else {
+                LINGER
+            };
+            let (mut backlog, _) = self
                 .wake
-                .wait_timeout(queue, linger)
+                .wait_timeout(backlog, linger)
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
-            if queue.waiting == 0 {
-                // Whoever brings more takes the lock after this, and starts another.
-                queue.workers -= 1;
+            if backlog.worker_leaves() {
                 return;
             }
         }
@@ -252,9 +237,7 @@ struct InHand<'a, S: PageSource> {
 
 impl<S: PageSource> Drop for InHand<'_, S> {
     fn drop(&mut self) {
-        let mut queue = lock(&self.shared.queue);
-        queue.in_hand -= self.count;
-        if queue.waiting + queue.in_hand == 0 {
+        if lock(&self.shared.backlog).finish(self.count) {
             self.shared.quiet.notify_all();
         }
     }
@@ -264,7 +247,7 @@ impl<S: PageSource + 'static> Drop for Gather<S> {
     fn drop(&mut self) {
         // The workers keep what they need alive, and end by themselves.
         self.flush();
-        lock(&self.0.queue).closed = true;
+        lock(&self.0.backlog).close();
         self.0.wake.notify_all();
     }
 }

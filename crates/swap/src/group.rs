@@ -22,9 +22,9 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Charge {
-    /// Memory that programs have mapped.
+    /// Memory that programs have mapped, staged pages included.
     Resident,
-    /// Pages on their way out.
+    /// Those of it that are on their way out.
     Staged,
     /// Stored pages in the pool, without what the pool wastes.
     Pool,
@@ -51,9 +51,9 @@ impl Charge {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct GroupUsage {
-    /// Memory that programs have mapped.
+    /// Memory that programs have mapped, staged pages included.
     pub resident: u64,
-    /// Pages on their way out.
+    /// Those of it that are on their way out.
     pub staged: u64,
     /// Stored pages in the pool.
     pub pool: u64,
@@ -64,7 +64,7 @@ pub struct GroupUsage {
 impl GroupUsage {
     /// Bytes of memory: all but what lies in the file.
     pub fn memory(&self) -> u64 {
-        self.resident + self.staged + self.pool
+        self.resident + self.pool
     }
 }
 
@@ -136,6 +136,20 @@ impl Group {
         }
     }
 
+    /// Sets what the group itself is charged for, where that is measured rather than counted: for a
+    /// group that has none below it.
+    pub fn set(&self, what: Charge, bytes: u64) {
+        let before = self.0.charges[what as usize].swap(bytes, Relaxed);
+        for node in self.chain().skip(1) {
+            node.charges[what as usize].fetch_add(bytes.wrapping_sub(before), Relaxed);
+        }
+    }
+
+    /// What the group and those below it use of one kind, in bytes.
+    pub fn charged(&self, what: Charge) -> u64 {
+        self.0.charged(what)
+    }
+
     /// What the group and those below it use. Exact while nothing is going on; a charge that is
     /// taken back before it is seen to be made counts as none.
     pub fn usage(&self) -> GroupUsage {
@@ -159,17 +173,18 @@ impl Group {
 }
 
 impl Node {
-    fn usage(&self) -> GroupUsage {
+    fn charged(&self, what: Charge) -> u64 {
         // Differences may be seen in any order, so that a gauge may seem negative for a moment.
-        let gauge = |what: Charge| {
-            let value = self.charges[what as usize].load(Relaxed);
-            if value > u64::MAX / 2 { 0 } else { value }
-        };
+        let value = self.charges[what as usize].load(Relaxed);
+        if value > u64::MAX / 2 { 0 } else { value }
+    }
+
+    fn usage(&self) -> GroupUsage {
         GroupUsage {
-            resident: gauge(Charge::Resident),
-            staged: gauge(Charge::Staged),
-            pool: gauge(Charge::Pool),
-            file: gauge(Charge::File),
+            resident: self.charged(Charge::Resident),
+            staged: self.charged(Charge::Staged),
+            pool: self.charged(Charge::Pool),
+            file: self.charged(Charge::File),
         }
     }
 }

@@ -45,6 +45,7 @@
 // The models use only a part of what they share with the space.
 #![cfg_attr(loom, allow(dead_code))]
 
+mod backlog;
 mod counts;
 mod entry;
 mod grace;
@@ -86,7 +87,7 @@ mod table;
 mod tier;
 
 pub use counts::CountError;
-pub use entry::{Location, TierKind};
+pub use entry::{Location, MAX_AGE, TierKind};
 pub use slot::{CLUSTER_SLOTS, Slot, SlotRange, SlotRanges};
 
 #[cfg(not(loom))]

@@ -24,14 +24,29 @@ use crate::{
 /// Pages moved at once: large enough for a file to be written in long runs.
 const BATCH: usize = 64;
 
-/// What a [scan](SwapSpace::scan) does with the pages it finds to be cold.
+/// What a [scan](SwapSpace::scan) does with the pages it finds to be cold: those that were not
+/// loaded for so many scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScanPolicy {
     /// Compress them again with the stronger algorithm.
-    pub recompress: bool,
-    /// Write them to the file: those that were compressed again, or cannot be. Does nothing in a
-    /// space without a file tier.
-    pub write_back: bool,
+    pub recompress: Option<u8>,
+    /// Write them to the file: those that were compressed again, or are not to be. Does nothing in
+    /// a space without a file tier.
+    pub write_back: Option<u8>,
+}
+
+impl ScanPolicy {
+    /// The tier that a page of this age is to be moved to.
+    fn target(self, tier: TierKind, age: u8) -> Option<TierKind> {
+        let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
+        match tier {
+            TierKind::Compressed if is_due(self.recompress) => Some(TierKind::Recompressed),
+            TierKind::Compressed | TierKind::Recompressed | TierKind::Uncompressed => {
+                is_due(self.write_back).then_some(TierKind::File)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What a migration did.
@@ -60,6 +75,8 @@ pub struct MigrateReport {
 pub(crate) struct Migrator {
     /// The cluster that the next scan begins with.
     next: u32,
+    /// The cluster that the next write-back begins with.
+    next_written: u32,
     pages: Vec<Page>,
     candidates: Vec<Slot>,
 }
@@ -73,16 +90,18 @@ struct Moving {
 }
 
 impl<S: PageSource> SwapSpace<S> {
-    /// Looks at up to about `budget` slots, from where the last scan stopped, and moves the pages
-    /// that have not been loaded since the scan before last came by.
+    /// Looks at up to about `budget` slots, from where the last scan stopped, moves the pages that
+    /// the policy calls cold, and makes all others a scan older.
     ///
-    /// Call it at intervals, so that going through the space once takes as long as a page must
-    /// stay untouched to be cold. A page that is moved has to become cold again before it is moved
-    /// further.
+    /// Call it at intervals: the age of a page is the number of times that scans went through the
+    /// space since it was stored or loaded last.
     pub fn scan(&self, policy: ScanPolicy, budget: usize, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
         let mut migrator = lock(&self.migrator);
-        let write_back = policy.write_back && self.tiers[TierKind::File.index()].is_some();
+        let mut policy = policy;
+        if self.tiers[TierKind::File.index()].is_none() {
+            policy.write_back = None;
+        }
         for _ in 0..budget.div_ceil(CLUSTER_SLOTS) {
             let cluster = ClusterId(migrator.next.max(1));
             if self.allocator.is_past_end(cluster) {
@@ -91,47 +110,87 @@ impl<S: PageSource> SwapSpace<S> {
                 break;
             }
             migrator.next = cluster.0 + 1;
-            self.allocator.walk(cluster, || {
-                let mut cold = [Vec::new(), Vec::new()];
-                for index in 0..CLUSTER_SLOTS {
-                    let slot = cluster.slot(index);
-                    let cell = self.table.entry(slot);
-                    let Some(Position { tier, .. }) = cell.load().position() else {
-                        continue;
-                    };
-                    report.looked_at += 1;
-                    let to = match tier {
-                        TierKind::Compressed if policy.recompress => TierKind::Recompressed,
-                        TierKind::Compressed | TierKind::Recompressed | TierKind::Uncompressed
-                            if write_back =>
-                        {
-                            TierKind::File
-                        }
-                        _ => continue,
-                    };
-                    if cell.mark_idle() {
-                        cold[usize::from(to == TierKind::File)].push(slot);
-                    }
-                }
-                let [recompress, write_back] = cold;
-                let migrator = &mut *migrator;
-                self.move_pages(
-                    migrator,
-                    &recompress,
-                    &[TierKind::Recompressed],
-                    scratch,
-                    &mut report,
-                );
-                self.move_pages(
-                    migrator,
-                    &write_back,
-                    &[TierKind::File],
-                    scratch,
-                    &mut report,
-                );
-            });
+            self.scan_cluster(&mut migrator, cluster, policy, scratch, &mut report);
         }
         report
+    }
+
+    /// How many slots a scan must look at to go through the space once.
+    pub fn scan_length(&self) -> usize {
+        self.allocator.clusters_used() * CLUSTER_SLOTS
+    }
+
+    /// Makes room in the pool: writes pages that take about `bytes` there to the file, those first
+    /// that were stored or loaded longest ago.
+    ///
+    /// Goes through the space like the hand of a clock, with a second chance for what came since it
+    /// passed. [`finished`](MigrateReport::finished) tells that it went round twice and found no
+    /// more. Stops at the first page that the file does not take.
+    pub fn write_back(&self, bytes: u64, scratch: &mut Scratch) -> MigrateReport {
+        let mut report = MigrateReport::default();
+        let mut migrator = lock(&self.migrator);
+        if self.tiers[TierKind::File.index()].is_none() {
+            report.finished = true;
+            return report;
+        }
+        let policy = ScanPolicy {
+            recompress: None,
+            write_back: Some(1),
+        };
+        let mut to_look_at = 2 * self.allocator.clusters_used() + 1;
+        while report.bytes_before < bytes && report.store_error.is_none() {
+            let cluster = ClusterId(migrator.next_written.max(1));
+            if self.allocator.is_past_end(cluster) {
+                migrator.next_written = 1;
+            } else {
+                migrator.next_written = cluster.0 + 1;
+                self.scan_cluster(&mut migrator, cluster, policy, scratch, &mut report);
+            }
+            to_look_at -= 1;
+            if to_look_at == 0 {
+                report.finished = true;
+                break;
+            }
+        }
+        report
+    }
+
+    /// Makes the pages of a cluster a scan older and moves those that are cold.
+    fn scan_cluster(
+        &self,
+        migrator: &mut Migrator,
+        cluster: ClusterId,
+        policy: ScanPolicy,
+        scratch: &mut Scratch,
+        report: &mut MigrateReport,
+    ) {
+        self.allocator.walk(cluster, || {
+            let mut recompress = Vec::new();
+            let mut write_back = Vec::new();
+            for index in 0..CLUSTER_SLOTS {
+                let slot = cluster.slot(index);
+                let cell = self.table.entry(slot);
+                let Some(Position { tier, .. }) = cell.load().position() else {
+                    continue;
+                };
+                report.looked_at += 1;
+                // Those that are free by now have no age.
+                let Some(age) = cell.grow_older() else {
+                    continue;
+                };
+                match policy.target(tier, age) {
+                    Some(TierKind::File) => write_back.push(slot),
+                    Some(_) => recompress.push(slot),
+                    None => {}
+                }
+            }
+            for (slots, target) in [
+                (recompress, TierKind::Recompressed),
+                (write_back, TierKind::File),
+            ] {
+                self.move_pages(migrator, &slots, &[target], scratch, report);
+            }
+        });
     }
 
     /// Moves every page that lies in one tier to those that new pages go to, while the space is
@@ -139,16 +198,25 @@ impl<S: PageSource> SwapSpace<S> {
     /// in the tier meanwhile may be left.
     ///
     /// Stops at the first page that there is no room for, which
-    /// [`store_error`](MigrateReport::store_error) tells.
-    pub fn evacuate(&self, tier: TierKind, scratch: &mut Scratch) -> MigrateReport {
+    /// [`store_error`](MigrateReport::store_error) tells, and when `go_on`, asked for each cluster,
+    /// says so.
+    pub fn evacuate(
+        &self,
+        tier: TierKind,
+        scratch: &mut Scratch,
+        mut go_on: impl FnMut() -> bool,
+    ) -> MigrateReport {
         let mut report = MigrateReport::default();
-        let mut migrator = lock(&self.migrator);
         let targets: Vec<_> = STORE_ORDER
             .into_iter()
             .filter(|&kind| kind != tier && self.tiers[kind.index()].is_some())
             .collect();
         let mut cluster = ClusterId(1);
         while !self.allocator.is_past_end(cluster) {
+            if !go_on() {
+                return report;
+            }
+            let mut migrator = lock(&self.migrator);
             self.allocator.walk(cluster, || {
                 let mut slots = std::mem::take(&mut migrator.candidates);
                 slots.clear();
@@ -193,6 +261,10 @@ impl<S: PageSource> SwapSpace<S> {
         }
         migrator.pages.resize(BATCH, [0; PAGE_SIZE]);
         for batch in slots.chunks(BATCH) {
+            if report.store_error.is_some() {
+                // The next would most likely fail too, after it was read for nothing.
+                return;
+            }
             let mut held = Vec::with_capacity(batch.len());
             let moving = self.read_batch(batch, &mut migrator.pages, scratch, &mut held, report);
             let mut retired = Vec::with_capacity(moving.len());

@@ -8,10 +8,12 @@
 use loom::{cell::UnsafeCell, model, sync::Arc, thread};
 
 use crate::{
+    backlog::Backlog,
     counts::OverflowCounts,
     entry::{EntryCell, Location, MAX_INLINE_COUNT, Position, Released, TierKind},
     grace::Grace,
-    slot::Slot,
+    slot::{Slot, SlotRanges},
+    sync::{Mutex, atomic::AtomicUsize, lock},
 };
 
 const SLOT: Slot = Slot::from_raw(513);
@@ -316,8 +318,8 @@ fn marks_lose_no_count() {
         pair(
             &world,
             |w| {
-                w.cell.mark_idle();
-                w.cell.mark_idle();
+                w.cell.grow_older();
+                w.cell.grow_older();
             },
             |w| {
                 w.load();
@@ -326,5 +328,109 @@ fn marks_lose_no_count() {
         );
         assert_eq!(world.count(), 2);
         assert_eq!(world.cell.load().position(), Some(at(0)));
+    });
+}
+
+#[test]
+fn load_beside_ageing() {
+    model(|| {
+        let world = World::stored(1);
+        world.cell.grow_older();
+        pair(&world, World::load, |w| {
+            w.cell.grow_older();
+        });
+        assert_eq!(
+            (world.count(), world.cell.load().position()),
+            (1, Some(at(0)))
+        );
+        world.load();
+        assert_eq!(world.cell.load().age(), 0);
+    });
+}
+
+#[test]
+fn release_beside_ageing() {
+    model(|| {
+        let world = World::stored(1);
+        pair(&world, World::release_one, |w| {
+            w.cell.grow_older();
+        });
+        world.assert_gone();
+    });
+}
+
+#[test]
+fn migration_beside_ageing() {
+    model(|| {
+        let world = World::stored(1);
+        pair(&world, World::migrate_away, |w| {
+            w.cell.grow_older();
+        });
+        assert_eq!(world.cell.load().position(), Some(at(1)));
+        assert_eq!((world.count(), world.cell.load().age()), (1, 1));
+    });
+}
+
+/// A gather whose workers never linger: the least time to see what is brought.
+struct Gathering {
+    backlog: Mutex<Backlog>,
+    /// How often each slot was released.
+    released: [AtomicUsize; 3],
+}
+
+impl Gathering {
+    fn release_some(&self) -> bool {
+        let (ranges, count) = lock(&self.backlog).take(1);
+        for range in ranges {
+            let slot = range.start().raw() as usize;
+            self.released[slot].fetch_add(1, loom::sync::atomic::Ordering::Relaxed);
+        }
+        lock(&self.backlog).finish(count);
+        count > 0
+    }
+
+    fn work(&self) {
+        loop {
+            while self.release_some() {}
+            if lock(&self.backlog).worker_leaves() {
+                return;
+            }
+        }
+    }
+
+    /// Hands a range over as `Gather::hand_over` does; returns the worker it started.
+    fn bring(self: &Arc<Self>, first: u32, count: u32) -> Option<thread::JoinHandle<()>> {
+        let mut backlog = lock(&self.backlog);
+        let worker = (backlog.workers() == 0).then(|| {
+            backlog.worker_came();
+            let worker = Arc::clone(self);
+            thread::spawn(move || worker.work())
+        });
+        let slots = (first..first + count).map(Slot::from_raw);
+        backlog.add(&slots.collect::<SlotRanges>());
+        worker
+    }
+}
+
+#[test]
+fn what_is_handed_over_is_released_once() {
+    model(|| {
+        let gathering = Arc::new(Gathering {
+            backlog: Mutex::new(Backlog::default()),
+            released: [const { 0 }; 3].map(AtomicUsize::new),
+        });
+        let first = gathering.bring(0, 2);
+        // While the worker may be leaving.
+        let second = gathering.bring(2, 1);
+        // One who needs memory helps.
+        gathering.release_some();
+        for worker in [first, second].into_iter().flatten() {
+            worker.join().unwrap();
+        }
+        let backlog = lock(&gathering.backlog);
+        assert_eq!((backlog.slots(), backlog.workers()), (0, 0));
+        for count in &gathering.released {
+            assert_eq!(count.load(loom::sync::atomic::Ordering::Relaxed), 1);
+        }
     });
 }

@@ -421,7 +421,7 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// # Errors
     ///
-    /// If there is no memory for a count above 254.
+    /// If there is no memory for a count above 30.
     ///
     /// # Panics
     ///

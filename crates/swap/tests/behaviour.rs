@@ -386,8 +386,8 @@ fn damaged_storage_is_never_handed_out() {
 
 fn scan_all(space: &SwapSpace<HeapSource>) -> memfold_swap::MigrateReport {
     let policy = ScanPolicy {
-        recompress: true,
-        write_back: true,
+        recompress: Some(1),
+        write_back: Some(1),
     };
     space.scan(policy, usize::MAX, &mut Scratch::new())
 }
@@ -419,7 +419,7 @@ fn only_pages_that_stay_cold_are_recompressed() {
         assert_holds(&space, *slot, page);
     }
     // And back, with the same bytes.
-    let report = space.evacuate(TierKind::Recompressed, &mut scratch);
+    let report = space.evacuate(TierKind::Recompressed, &mut scratch, || true);
     assert_eq!((report.moved, report.finished), (500, true));
     assert_eq!(space.usage().stored_bytes, before.stored_bytes);
     for (slot, page) in slots.iter().zip(&pages) {

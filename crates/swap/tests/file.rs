@@ -44,8 +44,8 @@ fn store(space: &SwapSpace<HeapSource>, pages: std::ops::Range<u64>) -> Vec<(Slo
 /// Scans until all that is cold has gone where it goes.
 fn write_back(space: &SwapSpace<HeapSource>) -> MigrateReport {
     let policy = ScanPolicy {
-        recompress: false,
-        write_back: true,
+        recompress: None,
+        write_back: Some(1),
     };
     let mut scratch = Scratch::new();
     space.scan(policy, usize::MAX, &mut scratch);
@@ -93,7 +93,7 @@ fn pages_go_to_the_file_and_come_back() {
     );
 
     // Swapoff: back to the pool, while the owners know nothing.
-    let report = space.evacuate(TierKind::File, &mut Scratch::new());
+    let report = space.evacuate(TierKind::File, &mut Scratch::new(), || true);
     assert_eq!((report.moved, report.finished), (1999, true));
     assert_eq!(space.usage().stored_bytes, before.stored_bytes);
     assert_eq!(tier.usage().used_bytes, 0);
@@ -127,7 +127,7 @@ fn a_full_disk_loses_nothing() {
     let stored = store(&space, 1..2000);
     file.disk.store(500_000, Relaxed);
     let report = write_back(&space);
-    assert!(report.moved > 100 && report.failed > 1000, "{report:?}");
+    assert!(report.moved > 100 && report.failed > 0, "{report:?}");
     assert!(matches!(
         report.store_error,
         Some(StoreError::Tier {
@@ -188,7 +188,7 @@ fn a_page_that_cannot_be_read_now_is_not_lost() {
     assert_eq!(tier.usage().read_errors, 1);
     // Swapoff leaves what it cannot read, too.
     file.bad_reads.store(2, Relaxed);
-    let report = space.evacuate(TierKind::File, &mut Scratch::new());
+    let report = space.evacuate(TierKind::File, &mut Scratch::new(), || true);
     assert!(
         report.failed > 0 && report.failed + report.moved == 9,
         "{report:?}"
@@ -266,7 +266,7 @@ fn a_file_of_another_key_or_of_an_earlier_write_is_refused() {
     }
     // The same slots in the same places under the same key, but from before.
     file.contents.lock().unwrap().clone_from(&new);
-    space.evacuate(TierKind::File, &mut Scratch::new());
+    space.evacuate(TierKind::File, &mut Scratch::new(), || true);
     write_back(&space);
     let written_again = file.contents.lock().unwrap().clone();
     assert!(written_again.len() >= new.len());

@@ -23,6 +23,7 @@ enum Operation {
     ReleaseBulk(usize, u16),
     Arm(Fault),
     Scan,
+    WriteBack(u64),
     Evacuate(TierKind),
     Compact,
     Trim,
@@ -83,6 +84,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => prop_oneof![Just(Fault::Store), Just(Fault::Load), Just(Fault::Corrupt)]
             .prop_map(Operation::Arm),
         3 => Just(Operation::Scan),
+        2 => (0..1_000_000_u64).prop_map(Operation::WriteBack),
         1 => prop::sample::select(&[
             TierKind::Recompressed,
             TierKind::Uncompressed,
@@ -162,16 +164,22 @@ impl Pair {
             Operation::Arm(fault) => self.faults.arm(*fault),
             Operation::Scan => {
                 let policy = ScanPolicy {
-                    recompress: true,
-                    write_back: true,
+                    recompress: Some(1),
+                    write_back: Some(1),
                 };
                 let before = self.faults.happened();
                 let report = self.space.scan(policy, usize::MAX, &mut self.scratch);
                 assert_eq!(report.failed, self.faults.happened() - before);
             }
+            Operation::WriteBack(bytes) => {
+                let before = self.faults.happened();
+                let report = self.space.write_back(*bytes, &mut self.scratch);
+                assert_eq!(report.failed, self.faults.happened() - before);
+                assert!(report.finished || report.bytes_before >= *bytes || report.failed > 0);
+            }
             Operation::Evacuate(tier) => {
                 let before = self.faults.happened();
-                let report = self.space.evacuate(*tier, &mut self.scratch);
+                let report = self.space.evacuate(*tier, &mut self.scratch, || true);
                 assert_eq!(report.failed, self.faults.happened() - before);
                 if report.failed == 0 && *tier != TierKind::Uncompressed {
                     assert_eq!(self.space.pages_in(*tier), 0);

@@ -76,8 +76,8 @@ fn check(space: &SwapSpace<HeapSource>, slot: Slot, seed: u64, scratch: &mut Scr
 fn keep_moving(space: &SwapSpace<HeapSource>, end: Instant) {
     let mut scratch = Scratch::new();
     let policy = ScanPolicy {
-        recompress: true,
-        write_back: true,
+        recompress: Some(1),
+        write_back: Some(1),
     };
     let (mut moved, mut back, mut packed, mut in_file) = (0, 0, 0, 0);
     while Instant::now() < end {
@@ -87,7 +87,7 @@ fn keep_moving(space: &SwapSpace<HeapSource>, end: Instant) {
         in_file += space.usage().file_pages;
         packed += space.compact(|| true).objects_moved;
         for tier in [TierKind::File, TierKind::Recompressed] {
-            let report = space.evacuate(tier, &mut scratch);
+            let report = space.evacuate(tier, &mut scratch, || true);
             assert_eq!((report.store_error, report.failed), (None, 0));
             back += report.moved;
         }
@@ -207,8 +207,8 @@ fn large_counts_are_exact() {
 fn keep_moving_some(space: &SwapSpace<HeapSource>, end: Instant) {
     let mut scratch = Scratch::new();
     let policy = ScanPolicy {
-        recompress: true,
-        write_back: false,
+        recompress: Some(1),
+        write_back: None,
     };
     while Instant::now() < end {
         space.scan(policy, 1 << 16, &mut scratch);

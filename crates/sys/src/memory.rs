@@ -69,13 +69,14 @@ impl Drop for Mapping {
     }
 }
 
-/// Gives the memory of a range back to the system; it reads as zero afterwards.
+/// Gives the memory of a range back to the system, also where it is locked; it reads as zero
+/// afterwards.
 ///
 /// # Safety
 /// The page-aligned range lies in one [`Mapping`] and nobody uses its contents.
 pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
-    if unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_DONTNEED) } == 0 {
+    if unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_DONTNEED_LOCKED) } == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())

@@ -41,10 +41,17 @@ pub fn allowed_cpus() -> Vec<usize> {
 
 /// Pins the calling thread to one CPU.
 pub fn pin_to(cpu: usize) -> io::Result<()> {
+    run_on(&[cpu])
+}
+
+/// Lets the calling thread run on these CPUs and no others.
+pub fn run_on(cpus: &[usize]) -> io::Result<()> {
     // SAFETY: a live set of the size told.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
+        for cpu in cpus {
+            libc::CPU_SET(*cpu, &mut set);
+        }
         if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
             return Err(io::Error::last_os_error());
         }

@@ -9,14 +9,16 @@ mod stats_file;
 mod unmanaged;
 mod watch;
 
-use crate::arguments::{Algorithm, RunArguments};
+use crate::arguments::{After, Algorithm, RunArguments};
 use crate::doctor;
 use crate::failure::Failure;
 use crate::figures;
-use crate::live::Server;
+use crate::live::{self, Server};
+use crate::messages;
 use crate::report::{self, Figures, Report};
 use crate::size::Size;
-use memfold_pager::{Limit, Options, Supervisor};
+use crate::swapoff;
+use memfold_pager::{Limit, Options, Supervisor, SwapFileOptions};
 use memfold_sys::probe;
 use outcome::Outcome;
 use process::Original;
@@ -28,7 +30,7 @@ use stats_file::StatsFile;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use watch::Watch;
 
 /// The preload library, built by this crate's build script.
@@ -37,10 +39,17 @@ static AGENT: &[u8] = include_bytes!(env!("MEMFOLD_AGENT"));
 /// Below this a program's own code and stacks do not fit.
 const LEAST_LIMIT: u64 = 16 << 20;
 
+/// A smaller swap file is not worth its name.
+const LEAST_SWAP: u64 = 1 << 20;
+
+/// After how long pages in a pool of LZ4 are compressed again, unless it is said.
+const RECOMPRESS_AFTER: Duration = Duration::from_secs(60);
+
 const DEFAULT_LIMIT: Size = Size::Percent(50.0);
 
 /// `memfold run`: returns the program's exit status, or why it was not started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    messages::show(arguments.quiet);
     let options = options(arguments)?;
     doctor::check()?;
     let stats_file = arguments
@@ -79,17 +88,20 @@ fn supervise(
     original: &Original,
 ) -> Result<(Outcome, u64), Failure> {
     let folder = supervisor.directory();
-    let server = Server::bind(folder)
-        .map_err(|error| Failure::own(format!("cannot listen in {}: {error}", folder.display())))?;
+    let listen = |name: &str| {
+        Server::bind(folder, name).map_err(|error| {
+            Failure::own(format!("cannot listen in {}: {error}", folder.display()))
+        })
+    };
     let preload = supervisor.preload_path();
     let program = process::start(&arguments.program, preload, signals, original)?;
     let watch = Watch {
         supervisor,
         signals,
-        server,
+        server: listen(live::SOCKET)?,
+        commands: listen(swapoff::SOCKET)?,
         program,
         command: command_line(&arguments.program),
-        quiet: arguments.quiet,
     };
     Ok(watch.until_done())
 }
@@ -105,11 +117,9 @@ impl Ending {
     /// Writes the report and the summary. The program's exit status stays what it is if the
     /// report cannot be written: that is told.
     fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
-        if !arguments.quiet {
-            let name = program_name(&arguments.program);
-            if let Some(line) = report::summary(&name, &self.figures) {
-                eprintln!("{line}");
-            }
+        let name = program_name(&arguments.program);
+        if let Some(line) = report::summary(&name, &self.figures) {
+            log::info!("{line}");
         }
         let Some(file) = stats_file else { return };
         let report = Report {
@@ -119,7 +129,7 @@ impl Ending {
             figures: self.figures,
         };
         if let Err(error) = file.write(&report) {
-            eprintln!("memfold: the figures could not be written to --stats: {error}");
+            log::error!("the figures could not be written to --stats: {error}");
         }
     }
 }
@@ -136,9 +146,50 @@ fn options(arguments: &RunArguments) -> Result<Options, Failure> {
             Algorithm::Zstd => memfold_pager::Algorithm::Zstd,
         },
         checksum: !arguments.no_checksum,
+        swap_file: swap_file(arguments)?,
+        recompress_after: match (arguments.recompress_after, arguments.algo) {
+            (Some(After(after)), _) => after,
+            (None, Algorithm::Lz4) => Some(RECOMPRESS_AFTER),
+            // The pool is nearly as dense as it would be.
+            (None, Algorithm::Zstd) => None,
+        },
+        writeback_after: arguments.writeback_after.0,
         agent_image: AGENT,
         runtime_dir: Some(runtime_dir),
     })
+}
+
+fn swap_file(arguments: &RunArguments) -> Result<Option<SwapFileOptions>, Failure> {
+    let (Some(directory), Some(size)) = (&arguments.swap_file, arguments.swap_size) else {
+        return Ok(None);
+    };
+    let bytes = in_bytes("--swap-size", size, LEAST_SWAP)?;
+    Ok(Some(SwapFileOptions {
+        directory: directory.clone(),
+        bytes,
+    }))
+}
+
+/// A size in bytes, or why it will not do.
+fn in_bytes(name: &str, size: Size, least: u64) -> Result<u64, Failure> {
+    let allowance = match size {
+        Size::Bytes(_) => 0,
+        Size::Percent(_) => {
+            let allowance = probe::memory_allowance().map_err(|error| {
+                Failure::own(format!("cannot tell what the host allows: {error}"))
+            })?;
+            allowance.bytes
+        }
+    };
+    let bytes = size.bytes_of(allowance);
+    if bytes < least {
+        return Err(Failure::own(format!(
+            "{name}: {} is too little; give at least {}",
+            figures::bytes(bytes),
+            figures::bytes(least)
+        )));
+    }
+    Ok(bytes)
 }
 
 fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
@@ -146,26 +197,9 @@ fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
         (None, None) => Some(DEFAULT_LIMIT),
         (total, _) => total,
     };
-    let bytes = |name: &str, size: Option<Size>| -> Result<Option<u64>, Failure> {
-        let Some(size) = size else { return Ok(None) };
-        let allowance = match size {
-            Size::Bytes(_) => 0,
-            Size::Percent(_) => {
-                let allowance = probe::memory_allowance().map_err(|error| {
-                    Failure::own(format!("cannot tell what the host allows: {error}"))
-                })?;
-                allowance.bytes
-            }
-        };
-        let bytes = size.bytes_of(allowance);
-        if bytes < LEAST_LIMIT {
-            return Err(Failure::own(format!(
-                "{name}: {} is too little for any program; give at least {}",
-                figures::bytes(bytes),
-                figures::bytes(LEAST_LIMIT)
-            )));
-        }
-        Ok(Some(bytes))
+    let bytes = |name: &str, size: Option<Size>| {
+        size.map(|size| in_bytes(name, size, LEAST_LIMIT))
+            .transpose()
     };
     Ok(Limit {
         total_bytes: bytes("--limit", total)?,
@@ -216,6 +250,10 @@ mod tests {
             resident,
             algo: Algorithm::Lz4,
             no_checksum: false,
+            swap_file: None,
+            swap_size: None,
+            recompress_after: None,
+            writeback_after: After(None),
             stats: None,
             quiet: false,
             program: vec!["true".into()],

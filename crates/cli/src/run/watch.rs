@@ -7,6 +7,7 @@ use super::signals::{self, Received, Signals};
 use super::unmanaged::Reason;
 use crate::live::Server;
 use crate::report::{Figures, Snapshot};
+use crate::swapoff;
 use memfold_pager::Supervisor;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -33,12 +34,12 @@ pub struct Watch<'a> {
     pub signals: &'a Signals,
     /// Who asks for figures.
     pub server: Server,
+    /// Who commands.
+    pub commands: Server,
     /// The program's process number.
     pub program: i32,
     /// Its command line, for people.
     pub command: String,
-    /// Print no warnings.
-    pub quiet: bool,
 }
 
 /// What changes while it is watched.
@@ -70,6 +71,7 @@ impl Watch<'_> {
             self.wait_until(next_look);
             self.take_signals(&mut state);
             self.server.answer(|| self.snapshot(&state));
+            swapoff::serve(&self.commands, &self.supervisor.control());
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let findings = state.descendants.look(&self.supervisor.managed_processes());
@@ -99,7 +101,11 @@ impl Watch<'_> {
             tv_sec: rest.as_secs() as i64,
             tv_nsec: i64::from(rest.subsec_nanos()),
         };
-        let sources = [self.signals.descriptor(), self.server.descriptor()];
+        let sources = [
+            self.signals.descriptor(),
+            self.server.descriptor(),
+            self.commands.descriptor(),
+        ];
         let mut descriptors = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // An interruption only means to look sooner.
         let _ = poll(&mut descriptors, Some(&timeout));
@@ -149,11 +155,12 @@ impl Watch<'_> {
         let Some(first) = findings.into_iter().next() else {
             return;
         };
-        if !self.quiet && !state.warned {
+        if !state.warned {
             let name = super::printable(&first.name);
-            eprintln!(
-                "memfold: {name} (process {}) is not under the limit: {}",
-                first.pid, first.reason
+            log::warn!(
+                "{name} (process {}) is not under the limit: {}",
+                first.pid,
+                first.reason
             );
             state.warned = true;
         }
@@ -182,14 +189,14 @@ impl Watch<'_> {
 
     /// Says once why memfold is still there.
     fn explain(&self, state: &mut State, outcome: Outcome, since: Instant, held: &[i32]) {
-        if self.quiet || state.explained || held.is_empty() || since.elapsed() < UNEXPLAINED {
+        if state.explained || held.is_empty() || since.elapsed() < UNEXPLAINED {
             return;
         }
         state.explained = true;
         let numbers: Vec<String> = held.iter().take(8).map(i32::to_string).collect();
         let more = if held.len() > 8 { " …" } else { "" };
-        eprintln!(
-            "memfold: the program ended with status {}; holding what it left running: {}{more} \
+        log::info!(
+            "the program ended with status {}; holding what it left running: {}{more} \
              (interrupt to end it)",
             outcome.exit_code(),
             numbers.join(" ")
@@ -226,7 +233,15 @@ impl Watch<'_> {
             resident_bytes: stats.resident_bytes,
             pool_bytes: stats.pool_bytes,
             metadata_bytes: stats.metadata_bytes,
+            staged_bytes: stats.staged_bytes,
+            file_bytes: stats.file_bytes,
             processes_now: stats.processes_now,
+            programs: self
+                .supervisor
+                .programs()
+                .into_iter()
+                .map(Into::into)
+                .collect(),
             figures: Figures::new(&stats, processor_seconds(), state.descendants.unmanaged()),
         }
     }

@@ -12,4 +12,5 @@ mod programs;
 mod redis;
 mod repeat;
 mod support;
+mod tiers;
 mod torture;

@@ -29,14 +29,15 @@ use crate::{
     slot::Slot,
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering::*},
+        atomic::{AtomicBool, AtomicU64, Ordering::*},
         lock,
     },
     tier::{Placed, Stored, Tier},
 };
 
-/// What the file is divided into, in bytes.
-const UNIT: usize = 128;
+/// What the file is divided into, in bytes: the sectors of a disk, so that each page can be written
+/// and read by itself past the page cache.
+const UNIT: usize = FileTier::SECTOR;
 
 /// Bytes of the checksum before a page's data.
 const CHECKSUM: usize = 4;
@@ -47,7 +48,8 @@ const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
 /// Bytes read at once when pages are loaded in the order in which they were written.
 const READ_AHEAD: usize = 64 << 10;
 
-/// A file, or something like one, of a fixed size.
+/// A file, or something like one, of a fixed size. Offsets and lengths are multiples of
+/// [`FileTier::SECTOR`].
 pub trait FileBackend: Send + Sync {
     /// Fills `buffer` from `offset` on.
     ///
@@ -56,7 +58,8 @@ pub trait FileBackend: Send + Sync {
     /// If not all of it could be read.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `data` at `offset`.
+    /// Writes all of `data` at `offset`. When it returns, the data is out of this process's hands:
+    /// an error that comes later would be a lost page.
     ///
     /// # Errors
     ///
@@ -144,12 +147,17 @@ pub struct FileTier {
     read_errors: AtomicU64,
     /// Batches to refuse before the file is tried again after errors.
     pause: AtomicU64,
+    /// No more pages are taken.
+    closed: AtomicBool,
 }
 
 /// The most batches refused after an error, so that a full disk is not asked all the time.
 const LONGEST_PAUSE: u64 = 256;
 
 impl FileTier {
+    /// Bytes of a sector: what is read and written begins and ends at a multiple of it.
+    pub const SECTOR: usize = 512;
+
     /// A tier on a file of `bytes` bytes. Pages are compressed with Zstandard at `level`.
     ///
     /// # Errors
@@ -174,7 +182,19 @@ impl FileTier {
             write_errors: AtomicU64::new(0),
             read_errors: AtomicU64::new(0),
             pause: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
         })
+    }
+
+    /// Takes no more pages, so that the tier can be [evacuated](crate::SwapSpace::evacuate), or
+    /// takes them again.
+    pub fn set_closed(&self, closed: bool) {
+        self.closed.store(closed, Relaxed);
+    }
+
+    /// Whether the tier takes no more pages.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
     }
 
     /// How the tier fares.
@@ -247,24 +267,68 @@ impl FileTier {
         self.backend.write_at(unit * UNIT as u64, batch)
     }
 
-    /// Finds room for packed pages and writes them. Nothing is kept if it fails.
+    /// Writes packed pages, as many at once as there is room for in a row, and adds what became of
+    /// each to `out`. Nothing is kept of what could not be written.
+    fn write_packed(
+        &self,
+        mut packed: &[(Slot, u16)],
+        mut batch: &mut [u8],
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        let units_of = |&(_, length): &(Slot, u16)| Extent { unit: 0, length }.units();
+        // A page of so many units, or a longer one, found no room.
+        let mut too_long = usize::MAX;
+        while let Some(first) = packed.first() {
+            let least = units_of(first);
+            let wanted = (batch.len() / UNIT) as u64;
+            let room = if least < too_long {
+                lock(&self.units).take(wanted, least as u64)
+            } else {
+                None
+            };
+            let Some((unit, found)) = room else {
+                too_long = too_long.min(least);
+                out.push(Err(Self::error("the file is full")));
+                packed = &packed[1..];
+                batch = &mut std::mem::take(&mut batch)[least * UNIT..];
+                continue;
+            };
+            let (mut count, mut units) = (0, 0);
+            for next in packed.iter().map(units_of) {
+                if (units + next) as u64 > found {
+                    break;
+                }
+                units += next;
+                count += 1;
+            }
+            lock(&self.units).give_back(unit + units as u64, found - units as u64);
+            let (now, later) = std::mem::take(&mut batch).split_at_mut(units * UNIT);
+            if let Err(error) = self.write_run(unit, &packed[..count], now, out) {
+                out.extend(packed.iter().map(|_| Err(error)));
+                return;
+            }
+            packed = &packed[count..];
+            batch = later;
+        }
+    }
+
+    /// Writes packed pages to a run of units that was taken, or gives it back.
     fn write_run(
         &self,
+        unit: u64,
         packed: &[(Slot, u16)],
         batch: &mut [u8],
-    ) -> Result<Vec<Placed>, StoreError> {
-        let count = (batch.len() / UNIT) as u64;
-        let unit = lock(&self.units)
-            .take(count)
-            .ok_or(Self::error("the file is full"))?;
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) -> Result<(), StoreError> {
         let mut placed = Vec::with_capacity(packed.len());
         match self.write(unit, packed, batch, &mut placed) {
             Ok(()) => {
                 self.pause.store(0, Relaxed);
-                Ok(placed)
+                out.extend(placed.into_iter().map(Ok));
+                Ok(())
             }
             Err(_) => {
-                lock(&self.units).give_back(unit, count);
+                lock(&self.units).give_back(unit, (batch.len() / UNIT) as u64);
                 let errors = self.write_errors.fetch_add(1, Relaxed);
                 self.pause
                     .store((1 << errors.min(63)).min(LONGEST_PAUSE), Relaxed);
@@ -280,7 +344,7 @@ impl FileTier {
             .is_ok()
     }
 
-    /// Reads a record, from what was read ahead if it is there. `Ok(true)` if it was.
+    /// Reads the units of a record, from what was read ahead if it is there. `Ok(true)` if it was.
     fn read(&self, extent: Extent, record: &mut [u8]) -> io::Result<bool> {
         let Ok(mut ahead) = self.read_ahead.try_lock() else {
             return self.read_from_file(extent, record);
@@ -324,9 +388,10 @@ impl FileTier {
         scratch: &mut Scratch,
     ) -> Result<(), Corruption> {
         let extent = Extent::of(stored.location());
+        let sealed = &mut record[..extent.bytes()];
         let opened = self
             .cipher
-            .open(stored.slot(), stored.location(), stored.annex(), record);
+            .open(stored.slot(), stored.location(), stored.annex(), sealed);
         let plain = opened.ok_or(Corruption::Forged)?;
         let (checksum, data) = plain.split_first_chunk().ok_or(Corruption::BadLength)?;
         match data.first_chunk::<PAGE_SIZE>() {
@@ -355,12 +420,15 @@ impl Tier for FileTier {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
-        if self.is_paused() {
-            out.extend(
-                pages
-                    .iter()
-                    .map(|_| Err(Self::error("a recent write failed"))),
-            );
+        let refusal = if self.is_closed() {
+            Some("it is switched off")
+        } else if self.is_paused() {
+            Some("a recent write failed")
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            out.extend(pages.iter().map(|_| Err(Self::error(reason))));
             return;
         }
         let mut batch = Vec::with_capacity(pages.len() * PAGE_SIZE / 2);
@@ -371,22 +439,8 @@ impl Tier for FileTier {
             packed.extend(length.map(|length| (slot, length)));
             outcomes.push(length.map(drop));
         }
-        let placed: Vec<Result<Placed, StoreError>> = match self.write_run(&packed, &mut batch) {
-            Ok(placed) => placed.into_iter().map(Ok).collect(),
-            // Room for one page here and there may be left.
-            Err(error) if error == Self::error("the file is full") && packed.len() > 1 => {
-                let mut rest = &mut batch[..];
-                let one = |&(slot, length): &(Slot, u16)| {
-                    let units = Extent { unit: 0, length }.units();
-                    let (record, after) = std::mem::take(&mut rest).split_at_mut(units * UNIT);
-                    rest = after;
-                    let mut placed = self.write_run(&[(slot, length)], record)?;
-                    placed.pop().ok_or(error)
-                };
-                packed.iter().map(one).collect()
-            }
-            Err(error) => packed.iter().map(|_| Err(error)).collect(),
-        };
+        let mut placed = Vec::with_capacity(packed.len());
+        self.write_packed(&packed, &mut batch, &mut placed);
         let mut placed = placed.into_iter();
         out.extend(outcomes.into_iter().map(|outcome| {
             outcome.and_then(|()| placed.next().unwrap_or(Err(Self::error("no outcome"))))
@@ -409,8 +463,8 @@ impl Tier for FileTier {
             }
         };
         let extent = Extent::of(stored.location());
-        let mut buffer = [0; CHECKSUM + PAGE_SIZE + TAG];
-        let record = &mut buffer[..extent.bytes()];
+        let mut buffer = [0; (CHECKSUM + PAGE_SIZE + TAG).next_multiple_of(UNIT)];
+        let record = &mut buffer[..extent.units() * UNIT];
         let from_cache = self.read(extent, record).map_err(failed)?;
         let mut decoded = self.decode(stored, record, out, scratch);
         if decoded.is_err() && from_cache {

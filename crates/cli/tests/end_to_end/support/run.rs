@@ -32,6 +32,7 @@ pub enum Limits {
 #[derive(Clone)]
 pub struct Program {
     command: Vec<OsString>,
+    memfold_options: Vec<OsString>,
     timeout: Duration,
     input: Option<PathBuf>,
     changes: Vec<(OsString, OsString)>,
@@ -42,6 +43,7 @@ impl Program {
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self {
             command: vec![program.as_ref().to_owned()],
+            memfold_options: Vec::new(),
             timeout: Duration::from_secs(180),
             input: None,
             changes: Vec::new(),
@@ -62,6 +64,17 @@ impl Program {
                 .into_iter()
                 .map(|argument| argument.as_ref().to_owned()),
         );
+        self
+    }
+
+    /// Options of `memfold run` besides the limit, where it is run under memfold.
+    #[must_use]
+    pub fn memfold_options<A: AsRef<OsStr>>(
+        mut self,
+        options: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let options = options.into_iter().map(|option| option.as_ref().to_owned());
+        self.memfold_options.extend(options);
         self
     }
 
@@ -111,7 +124,8 @@ impl Program {
                     "--resident"
                 };
                 command.args(["run", option, &bytes.to_string(), "--stats"]);
-                command.arg(&stats).arg("--").arg(&self.command[0]);
+                command.arg(&stats).args(&self.memfold_options);
+                command.arg("--").arg(&self.command[0]);
                 command
             }
         };

@@ -35,15 +35,24 @@ impl Units {
         (self.taken.len() as u64 * BITS).min(self.size)
     }
 
-    /// Takes `count` units in a row and returns the first.
-    pub(super) fn take(&mut self, count: u64) -> Option<u64> {
-        if count == 0 || count > self.size - self.used {
+    /// Takes up to `wanted` units in a row, as many as there are, at least `least`. Returns the
+    /// first and how many.
+    pub(super) fn take(&mut self, wanted: u64, least: u64) -> Option<(u64, u64)> {
+        if least == 0 || least > self.size - self.used {
             return None;
         }
         // New ground first: what was written together then lies together.
-        let start = self
-            .find(self.next, self.size, count)
-            .or_else(|| self.find(0, self.next.saturating_add(count).min(self.size), count))?;
+        let mut best = self.find(self.next, self.size, wanted);
+        if best.1 < wanted {
+            let again = self.find(0, self.next.saturating_add(wanted).min(self.size), wanted);
+            if again.1 > best.1 {
+                best = again;
+            }
+        }
+        let (start, count) = best;
+        if count < least {
+            return None;
+        }
         let words = (start + count).div_ceil(BITS) as usize;
         if words > self.taken.len() {
             self.taken.try_reserve(words - self.taken.len()).ok()?;
@@ -52,30 +61,46 @@ impl Units {
         self.set(start, count, true);
         self.used += count;
         self.next = start + count;
-        Some(start)
+        Some((start, count))
     }
 
-    /// The first run of `count` free units from `from` that ends at `to` or before.
-    fn find(&self, from: u64, to: u64, count: u64) -> Option<u64> {
+    /// The first run of `wanted` free units between `from` and `to`, or else the longest: where it
+    /// begins, and its length.
+    fn find(&self, from: u64, to: u64, wanted: u64) -> (u64, u64) {
+        let mut best = (from, 0);
         let mut start = from;
         let mut at = from;
-        while at < start + count {
-            if start + count > to {
-                return None;
-            }
-            let word = self.taken.get((at / BITS) as usize).copied().unwrap_or(0);
+        while at < to {
+            let word = self.taken.get((at / BITS) as usize).copied();
+            let Some(word) = word else {
+                // Nothing was ever taken from here on.
+                at = to;
+                break;
+            };
             let rest = word >> (at % BITS);
-            let free = u64::from(rest.trailing_zeros()).min(BITS - at % BITS);
-            if rest == 0 || at + free >= start + count {
-                at += if rest == 0 { BITS - at % BITS } else { free };
-            } else {
-                // Behind the run of taken units that follows.
-                let taken = u64::from((rest >> free).trailing_ones());
-                at += free + taken;
-                start = at;
+            let in_word = BITS - at % BITS;
+            let free = u64::from(rest.trailing_zeros()).min(in_word);
+            at += free;
+            if free == in_word && at - start < wanted {
+                continue;
             }
+            let length = at.min(to) - start;
+            if length > best.1 {
+                best = (start, length);
+            }
+            if length >= wanted {
+                break;
+            }
+            // Behind the run of taken units that follows.
+            let taken = rest.checked_shr(free as u32).unwrap_or(0);
+            at += u64::from(taken.trailing_ones());
+            start = at;
         }
-        Some(start)
+        let length = at.min(to).saturating_sub(start);
+        if length > best.1 {
+            best = (start, length);
+        }
+        (best.0, best.1.min(wanted))
     }
 
     /// Gives units back.
@@ -124,7 +149,9 @@ mod tests {
                 .wrapping_add(1);
             let count = 1 + (random >> 33) % 90;
             if random >> 63 == 0 {
-                if let Some(start) = units.take(count) {
+                let least = 1 + (random >> 50) % count;
+                if let Some((start, count)) = units.take(count, least) {
+                    assert!(count >= least);
                     for unit in start..start + count {
                         assert!(!std::mem::replace(&mut owner[unit as usize], true));
                     }
@@ -136,7 +163,7 @@ mod tests {
                         length = if taken { 0 } else { length + 1 };
                         longest = longest.max(length);
                     }
-                    assert!(longest < count, "{count} units were free");
+                    assert!(longest < least, "{longest} units were free");
                 }
             } else if !runs.is_empty() {
                 let (start, count) = runs.swap_remove((random >> 40) as usize % runs.len());
@@ -151,7 +178,7 @@ mod tests {
     #[should_panic(expected = "mixed up")]
     fn giving_back_twice_stops() {
         let mut units = Units::new(100);
-        let start = units.take(7).unwrap();
+        let (start, _) = units.take(7, 7).unwrap();
         units.give_back(start, 7);
         units.give_back(start, 7);
     }

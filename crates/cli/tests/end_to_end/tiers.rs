@@ -1,0 +1,216 @@
+//! What does not fit goes to the swap file, what stays cold is moved, and nothing of it shows.
+
+use crate::support::{
+    Limits, MIB, Outcome, Program, Running, alone, available, compiled, memfold, python, source,
+};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+fn verify(mebibytes: u32, rounds: u32, folder: &Path) -> Program {
+    Program::new(compiled("verify", &["verify.c"], &[]))
+        .args([mebibytes.to_string(), rounds.to_string()])
+        .arg(folder.join("result"))
+}
+
+fn with_file(program: Program, folder: &Path, size: &str) -> Program {
+    program
+        .memfold_options(["--swap-size", size, "--swap-file"])
+        .memfold_options([folder])
+}
+
+#[track_caller]
+fn assert_empty(folder: &Path) {
+    assert_eq!(fs::read_dir(folder).expect("the folder").count(), 0);
+}
+
+fn warnings(outcome: &Outcome) -> usize {
+    outcome
+        .errors
+        .matches("the swap file takes no more")
+        .count()
+}
+
+#[test]
+fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
+    if !available("swap file", &["python3"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(python()).arg(source("objects.py"));
+    let native = program.run(Limits::None);
+    native.assert_success();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let limit = native.peak.total / 3;
+    let limited = with_file(program, folder.path(), "1G").run(Limits::Total(limit));
+    limited.assert_success();
+    assert_eq!(limited.text(), native.text());
+    limited.assert_limit_held();
+    assert!(limited.number("pages_written_back") > 1000.0);
+    assert!(limited.number("peak_file_bytes") > MIB as f64);
+    assert_eq!(limited.number("file_errors"), 0.0);
+    assert_eq!(limited.number("over_limit_pages"), 0.0);
+    assert!(limited.number("peak_pool_bytes") < limit as f64 * 0.6);
+    assert_empty(folder.path());
+}
+
+#[test]
+fn a_full_swap_file_loses_nothing_and_is_said_once() {
+    if !available("full swap file", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let program = with_file(verify(96, 3, folder.path()), folder.path(), "2M");
+    let limited = program.run(Limits::Total(40 * MIB));
+    limited.assert_success();
+    assert!(limited.number("pages_written_back") > 0.0);
+    assert!(limited.number("peak_file_bytes") <= 2.0 * MIB as f64);
+    assert_eq!(warnings(&limited), 1, "{}", limited.errors);
+    let quiet = program
+        .memfold_options(["--quiet"])
+        .run(Limits::Total(40 * MIB));
+    quiet.assert_success();
+    assert_eq!(quiet.errors, "");
+}
+
+/// A file system of two mebibytes, gone when this is dropped.
+struct TinyDisk(tempfile::TempDir);
+
+impl TinyDisk {
+    fn new() -> Self {
+        let disk = TinyDisk(tempfile::tempdir().expect("a temporary directory"));
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=2m", "memfold-test"])
+            .arg(disk.0.path())
+            .status();
+        assert!(status.expect("mount runs").success());
+        disk
+    }
+}
+
+impl Drop for TinyDisk {
+    fn drop(&mut self) {
+        // Nothing holds it any more.
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_loses_nothing_and_is_counted() {
+    if !available("full disk", &["cc", "mount"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let disk = TinyDisk::new();
+    let program = with_file(verify(96, 3, folder.path()), disk.0.path(), "1G");
+    let limited = program.run(Limits::Total(40 * MIB));
+    limited.assert_success();
+    assert!(limited.number("file_errors") > 0.0);
+    assert_eq!(warnings(&limited), 1, "{}", limited.errors);
+}
+
+/// Figures of a run that goes on.
+fn figures(run: &Running) -> serde_json::Value {
+    let output = Command::new(memfold())
+        .args(["stat", "--json", &run.root().to_string()])
+        .output()
+        .expect("memfold stat runs");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn wait_until(run: &mut Running, what: &str, reached: impl Fn(&serde_json::Value) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !reached(&figures(run)) {
+        if Instant::now() > deadline || run.has_ended() {
+            let now = figures(run);
+            eprintln!("{now:#}");
+            run.give_up(what);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() {
+    if !available("swapoff", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    // It touches all of its memory once, waits, and then verifies it.
+    let program = Program::new(compiled("patient", &["patient.c"], &[]))
+        .args(["64"])
+        .arg(folder.path().join("go"))
+        .memfold_options(["--recompress-after", "1s", "--writeback-after", "2s"]);
+    let program = with_file(program, folder.path(), "1G");
+    let mut run = program.start(Limits::Resident(24 * MIB));
+    run.wait_for_output(1);
+    let number = |value: &serde_json::Value, name: &str| value[name].as_u64().expect("a number");
+    wait_until(&mut run, "nothing was moved", |now| {
+        number(now, "pages_recompressed") > 1000
+            && number(now, "pages_written_back") > 5000
+            && number(now, "file_bytes") > MIB
+    });
+    let before = figures(&run);
+    let charged = &before["programs"][0];
+    assert_eq!(charged["file_bytes"], before["file_bytes"], "{before:#}");
+    assert!(number(charged, "resident_bytes") > 0);
+    let output = Command::new(memfold())
+        .args(["swapoff", &run.root().to_string()])
+        .output()
+        .expect("memfold swapoff runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.contains("are back in memory"), "{text}");
+    let after = figures(&run);
+    assert_eq!(number(&after, "file_bytes"), 0);
+    assert!(number(&after, "pool_bytes") > number(&before, "pool_bytes"));
+    // It is not used again.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(number(&figures(&run), "file_bytes"), 0);
+    fs::write(folder.path().join("go"), "").expect("the sign to go on");
+    let outcome = run.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.number("file_errors"), 0.0);
+}
+
+#[test]
+fn a_swapoff_of_nothing_is_refused() {
+    if !available("swapoff of nothing", &["sleep"]) {
+        return;
+    }
+    let _guard = alone();
+    let run = Program::new("sleep")
+        .arg("1")
+        .start(Limits::Total(64 * MIB));
+    let first = run.program();
+    let output = Command::new(memfold())
+        .args(["swapoff", &first.to_string()])
+        .output()
+        .expect("memfold swapoff runs");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no swap file"), "{text}");
+    run.wait().assert_success();
+}
+
+#[test]
+fn zstandard_is_denser_than_lz4() {
+    if !available("zstandard", &["python3"]) {
+        return;
+    }
+    let _guard = alone();
+    let stored = |algorithm: &str| {
+        let program = Program::new(python())
+            .arg(source("objects.py"))
+            .memfold_options(["--algo", algorithm, "--recompress-after", "off"]);
+        let outcome = program.run(Limits::Resident(120 * MIB));
+        outcome.assert_success();
+        outcome.number("bytes_stored") / outcome.number("bytes_original")
+    };
+    let (lz4, zstd) = (stored("lz4"), stored("zstd"));
+    assert!(zstd < lz4 * 0.9, "{zstd} of the original against {lz4}");
+}

@@ -1,0 +1,34 @@
+/* Fills memory, waits for a sign, and verifies the memory.
+ *
+ *   patient MEGABYTES SIGN_FILE
+ *
+ * Writes one byte to stdout when the memory is filled, and waits until SIGN_FILE
+ * is there.  Exits with 1 if a page is wrong. */
+#define _GNU_SOURCE
+#include "stamp.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+int main(int count, char **arguments)
+{
+    if (count != 3)
+        return 2;
+    size_t pages = strtoul(arguments[1], NULL, 10) * 256;
+    uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return 2;
+    for (size_t page = 0; page < pages; page++)
+        stamp_page(memory + page * WORDS, page + 1, 1);
+    if (write(1, ".", 1) != 1)
+        return 3;
+    while (access(arguments[2], F_OK) != 0)
+        usleep(10000);
+    for (size_t page = 0; page < pages; page++) {
+        if (check_page(memory + page * WORDS, page + 1, 1) >= 0) {
+            report_page("patient", memory + page * WORDS, page + 1, 1);
+            return 1;
+        }
+    }
+    return 0;
+}
