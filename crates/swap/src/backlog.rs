@@ -51,9 +51,11 @@ impl Backlog {
     /// A worker who finds nothing leaves: whoever brings more takes the lock after this, and finds
     /// him gone. `false` if there is something.
     pub(crate) fn worker_leaves(&mut self) -> bool {
-        let leaves = self.waiting == 0;
-        self.workers -= usize::from(leaves);
-        leaves
+        if self.is_waiting() {
+            return false;
+        }
+        self.workers -= 1;
+        true
     }
 
     /// Adds slots. There must be a worker, or the caller releases them himself.

@@ -399,11 +399,11 @@ impl Gathering {
     }
 
     /// Hands a range over as `Gather::hand_over` does; returns the worker it started.
-    fn bring(self: &Arc<Self>, first: u32, count: u32) -> Option<thread::JoinHandle<()>> {
-        let mut backlog = lock(&self.backlog);
+    fn bring(this: &Arc<Self>, first: u32, count: u32) -> Option<thread::JoinHandle<()>> {
+        let mut backlog = lock(&this.backlog);
         let worker = (backlog.workers() == 0).then(|| {
             backlog.worker_came();
-            let worker = Arc::clone(self);
+            let worker = Arc::clone(this);
             thread::spawn(move || worker.work())
         });
         let slots = (first..first + count).map(Slot::from_raw);
@@ -419,9 +419,9 @@ fn what_is_handed_over_is_released_once() {
             backlog: Mutex::new(Backlog::default()),
             released: [const { 0 }; 3].map(AtomicUsize::new),
         });
-        let first = gathering.bring(0, 2);
+        let first = Gathering::bring(&gathering, 0, 2);
         // While the worker may be leaving.
-        let second = gathering.bring(2, 1);
+        let second = Gathering::bring(&gathering, 2, 1);
         // One who needs memory helps.
         gathering.release_some();
         for worker in [first, second].into_iter().flatten() {
