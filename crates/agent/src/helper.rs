@@ -2,15 +2,15 @@
 
 use crate::arena::{STAGE_PAGES, TRASH_PAGES};
 use crate::message::{connect, receive, send};
-use crate::start::{Handover, MANAGED, READY, REFUSED};
+use crate::start::{ADDRESS_SPACE, CHANNEL, Handover, MANAGED, READY, REFUSED};
 use crate::system;
-use core::arch::asm;
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
+use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
 use memfold_sys::uffd::Uffd;
-use memfold_sys::{Errno, PAGE_SIZE};
+use memfold_sys::{Errno, PAGE_SIZE, raw};
 
 const CLONE_VM: usize = 0x100;
 const CLONE_FS: usize = 0x200;
@@ -25,34 +25,9 @@ const CLONE_SYSVSEM: usize = 0x4_0000;
 /// `stack_top` must be the 16-byte aligned end of an unused stack; `handover` must stay valid
 /// until its state is set.
 pub unsafe fn spawn(stack_top: usize, handover: *const Handover) -> bool {
-    const CLONE: usize = 56;
     let flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
-    let result: isize;
-    // SAFETY: in the new thread the registers are those of here but the stack pointer; it calls
-    // `run`, which never returns. In the starting thread it is a plain system call.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call r13",
-            "ud2",
-            "2:",
-            inlateout("rax") CLONE as isize => result,
-            in("rdi") flags,
-            in("rsi") stack_top,
-            in("rdx") 0,
-            in("r10") 0,
-            in("r8") 0,
-            in("r12") handover,
-            in("r13") run as *const () as usize,
-            lateout("rcx") _,
-            lateout("r11") _,
-        );
-    }
-    result > 0
+    // SAFETY: the caller's promise; `run` uses no thread-local storage.
+    unsafe { raw::clone(flags, stack_top, run, handover.cast()) > 0 }
 }
 
 /// What a helper works with after its set-up.
@@ -63,9 +38,10 @@ struct Helper {
     trash: usize,
 }
 
-extern "C" fn run(handover: *const Handover) -> ! {
-    // SAFETY: `spawn`'s caller keeps the handover until the state is set, which is the last use.
-    let handover = unsafe { &*handover };
+extern "C" fn run(handover: *const u8) -> ! {
+    // SAFETY: `spawn` passes a handover, and its caller keeps that until the state is set, which is
+    // the last use.
+    let handover = unsafe { &*handover.cast::<Handover>() };
     let helper = set_up(handover);
     let state = if helper.is_ok() { READY } else { REFUSED };
     handover.state.store(state, Ordering::Release);
@@ -89,6 +65,8 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         stage_pages: STAGE_PAGES as u64,
         trash: arena.trash as u64,
         beacon: arena.beacon as u64,
+        relative: ADDRESS_SPACE.load(Ordering::Relaxed),
+        thread: system::own_thread(),
         refused: 0,
     };
     let (uffd, trash_uffd) = match open_descriptors(handover.inherited != 0) {
@@ -116,6 +94,8 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
     // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
     // and stays mapped for the life of the process image.
     let channel = unsafe { &*(channel as *const Channel) };
+    CHANNEL.store(&raw const *channel as usize, Ordering::Relaxed);
+    ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
     Ok(Helper {
         channel,
         uffd,
@@ -176,7 +156,7 @@ impl Helper {
             run.errno = broken.err().map_or(0, |errno| errno.0);
         }
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
-        if channel.gate.enter_shared(gone).is_err() {
+        if channel.gate.enter_shared(NAP_NS, gone).is_err() {
             // The supervisor is dead: nobody looks at the outcome.
             return;
         }
@@ -274,6 +254,11 @@ impl Helper {
 /// A child whose inherited pages are with a supervisor that it cannot reach must not run on.
 pub fn fail_inherited() -> ! {
     die(b"memfold: a forked program could not reach the supervisor; it is stopped, as part of its memory is there\n")
+}
+
+/// As above, as the supervisor said.
+pub fn fail_lost() -> ! {
+    die(b"memfold: a program ended while it forked; its child is stopped, as part of its memory is lost\n")
 }
 
 /// As above, found by the beacon.

@@ -2,8 +2,9 @@
 
 use crate::arena::Arena;
 use crate::{helper, system};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use memfold_sys::channel::Channel;
+use memfold_sys::hello::{LOST, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
 use memfold_sys::{PAGE_SIZE, futex};
 
 /// The control socket's path; the supervisor writes it into the image it unpacks for the run.
@@ -26,6 +27,12 @@ static BEACON: AtomicUsize = AtomicUsize::new(0);
 /// 1 once pages of this program (or of whom it was forked from) may be out: from then on a
 /// beacon that reads zero means that the supervisor is gone.
 pub static MANAGED: AtomicU32 = AtomicU32::new(0);
+
+/// The channel's address, 0 before there is one. Children do not inherit the channel.
+pub static CHANNEL: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of this program's address space, or in a forked child of its parent's; 0 if none.
+pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
 
 /// What the starting thread hands to the helper, on the starting thread's stack.
 pub struct Handover {
@@ -98,8 +105,30 @@ extern "C" fn load() {
 #[unsafe(link_section = ".init_array")]
 static LOAD: extern "C" fn() = load;
 
+/// The supervisor must know of a fork before it reads of it: the moment it does, the parent may be
+/// gone, and what is staged in it.
+extern "C" fn prepare() {
+    if let Some(channel) = channel() {
+        channel.forking.fetch_add(1, Ordering::Release);
+    }
+}
+
+extern "C" fn parent() {
+    if let Some(channel) = channel() {
+        channel.forking.fetch_sub(1, Ordering::Release);
+    }
+}
+
+fn channel() -> Option<&'static Channel> {
+    let address = CHANNEL.load(Ordering::Relaxed) as *const Channel;
+    // SAFETY: null, or the channel that the helper mapped, which stays mapped for the life of the
+    // process image.
+    unsafe { address.as_ref() }
+}
+
 /// Called in a forked child before anything of the program's runs there.
 extern "C" fn child() {
+    CHANNEL.store(0, Ordering::Relaxed);
     if system::is_filtered() {
         // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
         // child's faults all the same; its pages are not moved out.
@@ -114,6 +143,9 @@ extern "C" fn child() {
     let inherited = unsafe { core::ptr::read_volatile(beacon as *const u64) };
     if inherited == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
         helper::fail_orphaned();
+    }
+    if inherited == LOST {
+        helper::fail_lost();
     }
     // Missing again, for this child's own children.
     let _ = system::drop_pages(beacon, PAGE_SIZE);
@@ -151,10 +183,10 @@ unsafe fn register_fork_handler() {
         let posix = core::ptr::read_volatile(&raw const PTHREAD_ATFORK);
         if glibc != 0 {
             let register: Glibc = core::mem::transmute(glibc);
-            register(None, None, Some(child), core::ptr::null());
+            register(Some(prepare), Some(parent), Some(child), core::ptr::null());
         } else if posix != 0 {
             let register: Posix = core::mem::transmute(posix);
-            register(None, None, Some(child));
+            register(Some(prepare), Some(parent), Some(child));
         }
     }
 }

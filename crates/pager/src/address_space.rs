@@ -1,28 +1,37 @@
 //! One program's memory: its page states, what is managed of it, and the way to its helper.
 //!
-//! **Lock order** (take only downwards): gate → `mover` → `stage` → `regions`, `windows`. The
+//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`, `windows`. The
 //! reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`, `stage`, `regions`
 //! or `windows` while waiting for the gate or for the helper.
 
+use crate::fork::Inheritance;
 use crate::group::{Group, lock};
 use crate::mover::{Mover, bytes};
 use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
+use crate::sharing::Family;
 use crate::stage::Stage;
 use crate::state::PageState;
 use crate::table::PageTable;
 use crate::window::Windows;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
-use memfold_sys::gate::Abandoned;
+use memfold_sys::gate::{Abandoned, NAP_NS};
+use memfold_sys::guardian::Guarded;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// A gate that the supervisor's own threads seem to hold for so long (10 s) holds what the program
+/// wrote into it.
+const DAMAGED_NAPS: u32 = 500;
 
 /// Where a helper's own memory lies in the program.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +72,17 @@ pub struct AddressSpace {
     /// Changes that were read and wait for others; locked only inside the gate.
     pub changes: Mutex<Changes>,
     attached: OnceLock<Attached>,
+    /// The process of a child that has no helper yet, or never will.
+    seen: OnceLock<Inspector>,
+    /// For a forked child, until it was compared with its mappings: what it may have inherited.
+    /// Locked before the gate.
+    pub inheritance: Mutex<Option<Inheritance>>,
+    /// Some of what was inherited is in the swap space.
+    pub inherited_stored: AtomicBool,
+    /// Part of what was inherited is lost: the program must not run on.
+    pub lost: AtomicBool,
+    /// The program was killed as it cannot be served any more.
+    stopped: AtomicBool,
     /// For an address space made by a fork: the page in which the child looks for its number.
     beacon: Option<VirtualPage>,
     /// What the program is charged for, below the whole run. Its resident pages are what the kernel
@@ -74,15 +94,27 @@ pub struct AddressSpace {
     pub credit: AtomicI64,
     /// The helper's socket closed, or there never was one: the space is probed until it is gone.
     pub detached: AtomicBool,
+    /// The program has gone, or executes another one.
+    left: AtomicBool,
+    /// No handler listens, as the gate could not be had: the governor lets them try again.
+    pub set_aside: AtomicBool,
     /// The kernel said that the address space is no more.
     dead: AtomicBool,
     /// Somebody faulted outside what is known to be managed: look at the mappings again.
     pub look_again: AtomicBool,
-    /// Made by a fork: its pages may be shared.
+    /// Made by a fork, or has forked: its pages may be shared.
     pub forked: AtomicBool,
     /// Pages mapped when the kernel was asked last, and when the mappings were looked at last.
     pub mapped: AtomicU64,
     pub mapped_at_look: AtomicU64,
+    /// Those with whom they may be.
+    pub family: Arc<Family>,
+    /// When it was made.
+    pub born: Instant,
+    /// For a child without a helper: it must not outlive the supervisor.
+    guarded: OnceLock<Guarded>,
+    /// Pages that are no longer shared since the last command and go out next.
+    pub unshared: Mutex<Vec<PageRange>>,
     /// Resident pages when the mappings were looked at last.
     pub resident_at_look: AtomicI64,
     /// The CPUs whose handlers listen, as bits (of those below 64), and samples of where faults
@@ -122,26 +154,40 @@ impl AddressSpace {
             windows: Mutex::default(),
             changes: Mutex::default(),
             attached: OnceLock::new(),
+            seen: OnceLock::new(),
+            inheritance: Mutex::default(),
+            inherited_stored: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             beacon: None,
             charges: group.swap.new_group(group.swap.root_group()),
             hand: AtomicU64::new(0),
             credit: AtomicI64::new(0),
             // Until the helper is welcomed nobody would notice the end.
             detached: AtomicBool::new(true),
+            left: AtomicBool::new(false),
+            set_aside: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
             forked: AtomicBool::new(false),
             mapped: AtomicU64::new(0),
             mapped_at_look: AtomicU64::new(0),
+            family: Arc::default(),
+            born: Instant::now(),
+            guarded: OnceLock::new(),
+            unshared: Mutex::default(),
             resident_at_look: AtomicI64::new(0),
             armed: Mutex::default(),
             group,
         }
     }
 
-    /// Makes this the address space of a forked child.
-    pub fn with_beacon(mut self, beacon: Option<VirtualPage>) -> AddressSpace {
+    /// Makes this the address space of a forked child: of the family given, its number to be
+    /// asked for at that page.
+    pub fn of_child(mut self, family: Arc<Family>, beacon: Option<VirtualPage>) -> AddressSpace {
         self.beacon = beacon;
+        self.family = family;
+        self.forked = AtomicBool::new(true);
         self
     }
 
@@ -177,6 +223,53 @@ impl AddressSpace {
         self.attached.get()
     }
 
+    /// The way to look into the program's process, if it is known.
+    pub fn inspector(&self) -> Option<&Inspector> {
+        let attached = self.attached().map(|attached| &attached.inspector);
+        attached.or_else(|| self.seen.get())
+    }
+
+    /// Notes which process a child without a helper is.
+    pub fn set_seen(&self, inspector: Inspector) {
+        // The first is as good as any later one.
+        let _ = self.seen.set(inspector);
+    }
+
+    /// Whether [`AddressSpace::leave`] was called.
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Sees to it that a child without a helper, which would tell it, does not outlive the
+    /// supervisor and read zeros.
+    pub fn guard(&self) {
+        let Some(inspector) = self.inspector() else {
+            return;
+        };
+        if self.guarded.get().is_some() || self.attached().is_some() {
+            return;
+        }
+        match inspector
+            .handle()
+            .and_then(|handle| self.group.guardian.guard(handle))
+        {
+            // The governor alone gets here.
+            Ok(guarded) => drop(self.guarded.set(guarded)),
+            Err(error) => self.stop_program(&format!("it cannot be guarded: {error}")),
+        }
+    }
+
+    /// The program has gone, or executes another one: nothing of it is resident any more.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+        let resident = self.resident_pages() as u64;
+        if self.forked.load(Ordering::Relaxed) {
+            // What it shared with one other process is that one's alone now.
+            self.group.lower_shared_pages(resident);
+        }
+        self.set_resident_pages(0);
+    }
+
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed)
     }
@@ -208,20 +301,42 @@ impl AddressSpace {
         asked.is_err_and(|partial| partial.errno == Errno::EAGAIN)
     }
 
-    /// Enters the gate to change pages.
+    /// Enters the gate to change pages. Only the supervisor's own threads keep others waiting
+    /// here, and those of a damaged gate.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
-        self.channel
-            .gate()
-            .enter_shared(|| self.is_dead_or_gone())?;
+        // Naps and not time: the supervisor may have been stopped itself.
+        let naps = Cell::new(0);
+        self.channel.gate().enter_shared(NAP_NS, || {
+            naps.set(naps.get() + 1);
+            if naps.get() == DAMAGED_NAPS {
+                self.stop_program("its gate is damaged");
+            }
+            self.is_dead_or_gone()
+        })?;
         Ok(Shared(self))
     }
 
-    /// Enters the gate to read messages.
-    pub fn exclusive(&self) -> Result<Exclusive<'_>, Abandoned> {
-        self.channel
-            .gate()
-            .enter_exclusive(|| self.is_dead_or_gone())?;
+    /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
+    /// debugger) just while its helper is inside keeps it until it is continued.
+    pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
+        let began = Instant::now();
+        let nap = (patience.as_nanos() as u64).min(NAP_NS);
+        self.channel.gate().enter_exclusive(nap, || {
+            self.is_dead_or_gone() || began.elapsed() >= patience
+        })?;
         Ok(Exclusive(self))
+    }
+
+    /// Kills the program, which cannot be served any more, and says why.
+    pub fn stop_program(&self, why: &str) {
+        if self.stopped.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        log::warn!("a program is stopped: {why}");
+        if let Some(inspector) = self.inspector() {
+            // Fails only if it is gone.
+            let _ = inspector.kill(9);
+        }
     }
 
     pub fn resident_pages(&self) -> i64 {
@@ -303,9 +418,15 @@ impl AddressSpace {
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
+        self.leave();
         self.set_resident_pages(0);
         self.charges.set(Charge::Staged, 0);
-        let slots = self.take_slots();
+        let mut slots = self.take_slots();
+        if let Some(inheritance) = lock(&self.inheritance).take() {
+            for slot in inheritance.into_slots() {
+                slots.push(slot);
+            }
+        }
         self.group.release(slots);
         self.group.swap.end_group(&self.charges);
     }

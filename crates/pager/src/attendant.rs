@@ -8,6 +8,7 @@ use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
 use memfold_sys::process::{self, Inspector};
+use memfold_sys::thread::set_nice_of;
 use memfold_sys::uffd::{self, Uffd};
 use memfold_sys::{PAGE_SIZE, socket};
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// Tokens of the listeners; those of address spaces count from 1 and never come near.
 const LISTENERS: [u64; 2] = [0, u64::MAX];
+/// Token of the first who connects; those of later ones count on.
+const FIRST_NEWCOMER: u64 = 1 << 63;
 
 /// What is asked of the program's userfaultfd.
 pub const FEATURES: u64 = uffd::FEATURE_EVENT_FORK
@@ -35,6 +38,9 @@ pub struct Attendant {
     listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
+    /// Those who connected and have not said hello yet, by their tokens.
+    newcomers: HashMap<u64, OwnedFd>,
+    next_newcomer: u64,
 }
 
 fn invalid(what: &str) -> io::Error {
@@ -59,6 +65,8 @@ impl Attendant {
             listeners,
             epoll,
             sockets: HashMap::new(),
+            newcomers: HashMap::new(),
+            next_newcomer: FIRST_NEWCOMER,
         })
     }
 
@@ -76,6 +84,7 @@ impl Attendant {
             for event in &ready {
                 match LISTENERS.iter().position(|token| *token == event.token) {
                     Some(listener) => self.let_in(listener),
+                    None if event.token >= FIRST_NEWCOMER => self.hear(event.token),
                     None => self.see_off(event.token),
                 }
             }
@@ -86,8 +95,14 @@ impl Attendant {
         loop {
             match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
-                    if let Err(error) = self.attach(connection) {
-                        log::warn!("a program runs unmanaged: {error}");
+                    // Whoever connects may be stopped before it says hello: nobody waits for it.
+                    let token = self.next_newcomer;
+                    self.next_newcomer += 1;
+                    match self.epoll.add(connection.as_fd(), token) {
+                        Ok(()) => {
+                            self.newcomers.insert(token, connection);
+                        }
+                        Err(error) => log::warn!("a program runs unmanaged: {error}"),
                     }
                 }
                 Ok(None) => return,
@@ -96,6 +111,18 @@ impl Attendant {
                     return;
                 }
             }
+        }
+    }
+
+    /// One who connected says hello, or is gone.
+    fn hear(&mut self, token: u64) {
+        let Some(connection) = self.newcomers.remove(&token) else {
+            return;
+        };
+        // Fails only if it is not there.
+        let _ = self.epoll.remove(connection.as_fd());
+        if let Err(error) = self.attach(connection) {
+            log::warn!("a program runs unmanaged: {error}");
         }
     }
 
@@ -120,7 +147,11 @@ impl Attendant {
         };
         let arena = arena_of(&hello)?;
         prepare_trash(&hello, &trash)?;
-        let inspector = Inspector::open(peer.pid)?;
+        // The helper lives as long as the program; the main thread may not.
+        let thread = process::thread_by_own_number(peer.pid, hello.thread).unwrap_or(peer.pid);
+        let inspector = Inspector::open(peer.pid, thread)?;
+        // What it does is short and makes room: it must not queue behind who needs the room.
+        set_nice_of(thread, -10);
         let inherited = self.group.space(hello.inherited);
         if hello.inherited != 0 && inherited.is_none() {
             return Err(invalid("it names an address space that is not there"));
@@ -128,12 +159,7 @@ impl Attendant {
         let is_child = inherited.is_some();
         let space = match inherited {
             Some(space) => space,
-            None => {
-                Uffd(own.as_raw_fd()).api(FEATURES)?;
-                let mover = self.sentinel.mover()?;
-                let id = self.group.next_id();
-                Arc::new(AddressSpace::new(self.group.clone(), id, own, mover))
-            }
+            None => self.newcomer(own, hello.relative)?,
         };
         let stage_bytes = arena.stage.pages() * PAGE_SIZE as u64;
         space
@@ -149,9 +175,12 @@ impl Attendant {
         space.set_resident_pages(resident);
         if is_child {
             // It stands still until it is welcomed, so its mappings are those of the fork.
-            space.keep_only_mapped();
+            space.meet(None);
         } else {
             self.handlers.listen(&space)?;
+            if space.forked.load(Ordering::Relaxed) {
+                self.group.add_shared_pages(resident);
+            }
             self.group.add_space(space.clone());
         }
         let welcome = Welcome {
@@ -169,6 +198,23 @@ impl Attendant {
         Ok(())
     }
 
+    /// An address space that inherits nothing by way of the supervisor. It may share pages all the
+    /// same, with the one that forked it when nothing there was managed.
+    fn newcomer(&self, uffd: OwnedFd, relative: u64) -> io::Result<Arc<AddressSpace>> {
+        Uffd(uffd.as_raw_fd()).api(FEATURES)?;
+        let mover = self.sentinel.mover()?;
+        let (group, id) = (self.group.clone(), self.group.next_id());
+        let space = AddressSpace::new(group, id, uffd, mover);
+        let Some(relative) = self.group.space(relative) else {
+            return Ok(Arc::new(space));
+        };
+        let space = Arc::new(space.of_child(relative.family.clone(), None));
+        relative.forked.store(true, Ordering::Relaxed);
+        space.family.join(&relative);
+        space.family.join(&space);
+        Ok(space)
+    }
+
     /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
     /// kept until the kernel says that it is gone, as another process may still be in it.
     fn see_off(&mut self, id: u64) {
@@ -178,7 +224,7 @@ impl Attendant {
         }
         if let Some(space) = self.group.space(id) {
             space.detached.store(true, Ordering::Relaxed);
-            space.set_resident_pages(0);
+            space.leave();
         }
     }
 }

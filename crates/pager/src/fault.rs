@@ -13,6 +13,7 @@ use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
 use crate::swap_in::{Claim, SWAP_IN_WINDOW};
 use memfold_swap::{Page, Scratch};
+use memfold_sys::hello::LOST;
 use memfold_sys::uffd::{FAULT_WRITE, Message, Partial};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
@@ -144,7 +145,12 @@ impl Server {
         };
         let buffer = &mut self.buffer[0];
         buffer.fill(0);
-        buffer[..8].copy_from_slice(&space.id.to_le_bytes());
+        let number = if space.lost.load(Ordering::Relaxed) {
+            LOST
+        } else {
+            space.id
+        };
+        buffer[..8].copy_from_slice(&number.to_le_bytes());
         match copy(space, page, buffer, 1) {
             Ok(()) => Served::Done,
             Err(Partial {

@@ -7,12 +7,12 @@ use crate::group::{Group, Watermarks, lock};
 use crate::handler::Handlers;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
+use crate::sharing::SharingCount;
 use crate::state::PageState;
-use memfold_sys::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Mappings smaller than this are left alone: they would not be worth their fault.
 const SMALLEST_MAPPING_PAGES: u64 = 16;
@@ -20,19 +20,21 @@ const SMALLEST_MAPPING_PAGES: u64 = 16;
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Memory that a program is taken to touch at most, in bytes a second.
 const FASTEST_GROWTH: u64 = 8 << 30;
+/// A forked child that has no helper by now is taken to have none for good.
+const HELPERLESS: Duration = Duration::from_millis(250);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// New resident memory that makes it worth to look at the mappings again.
 const GROWTH_TO_LOOK_PAGES: i64 = 256;
-/// How often shared memory is counted while forks live.
-const SHARING_INTERVAL: Duration = Duration::from_millis(100);
+/// How long taking over waits for a gate before another turn.
+const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// The governor's thread.
 pub struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
     server: Server,
-    sharing_counted: Instant,
+    sharing: SharingCount,
 }
 
 impl Governor {
@@ -41,7 +43,7 @@ impl Governor {
             group,
             handlers,
             server: Server::default(),
-            sharing_counted: Instant::now(),
+            sharing: SharingCount::default(),
         }
     }
 
@@ -63,14 +65,21 @@ impl Governor {
             if space.detached.load(Ordering::Relaxed) {
                 self.probe(space);
             }
-            if let Some(attached) = space.attached()
-                && let Ok(sizes) = attached.inspector.sizes()
+            if !space.has_left()
+                && let Some(inspector) = space.inspector()
+                && let Ok(sizes) = inspector.sizes()
             {
                 space.set_resident_pages(sizes.resident_pages);
                 space.mapped.store(sizes.mapped_pages, Ordering::Relaxed);
             }
+            if space.attached().is_none() && space.born.elapsed() > HELPERLESS {
+                space.guard();
+            }
+            if space.set_aside.swap(false, Ordering::Relaxed) {
+                self.listen(space);
+            }
         }
-        self.count_sharing(&spaces);
+        self.sharing.update(&self.group, &spaces);
         self.group.refresh_limit();
         self.group.note_peaks();
         let marks = Watermarks::of(self.group.resident_limit_bytes());
@@ -104,32 +113,10 @@ impl Governor {
         }
     }
 
-    fn count_sharing(&mut self, spaces: &[Arc<AddressSpace>]) {
-        let forked = || {
-            spaces
-                .iter()
-                .filter(|space| space.forked.load(Ordering::Relaxed))
-        };
-        if self.sharing_counted.elapsed() < SHARING_INTERVAL {
-            return;
+    fn listen(&self, space: &AddressSpace) {
+        if let Err(error) = self.handlers.listen(space) {
+            log::warn!("a program's faults cannot be listened to: {error}");
         }
-        self.sharing_counted = Instant::now();
-        let mut shared = 0;
-        if forked().count() > 1 {
-            for space in forked() {
-                let Some(attached) = space.attached() else {
-                    continue;
-                };
-                let (Ok(bytes), pages) = (
-                    attached.inspector.proportional_bytes(),
-                    space.resident_pages() as u64,
-                ) else {
-                    continue;
-                };
-                shared += pages.saturating_sub(bytes / PAGE_SIZE as u64);
-            }
-        }
-        self.group.set_shared_pages(shared);
     }
 
     /// Registers the mappings of a program that are not yet, whole, and notes what is resident.
@@ -164,7 +151,10 @@ impl Governor {
         if candidates.is_empty() {
             return;
         }
-        let Ok(gate) = space.exclusive() else { return };
+        let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+            space.look_again.store(true, Ordering::Relaxed);
+            return;
+        };
         // Events that are on their way must not be applied to what is registered now.
         let messages = self.handlers.read_messages(space, &gate);
         if !self.register(space, attached, &candidates) {
@@ -173,9 +163,7 @@ impl Governor {
         drop(gate);
         for child in &messages.children {
             // Reported by the handler's next read otherwise; here it is this thread's to do.
-            if self.handlers.listen(child).is_err() {
-                log::warn!("a forked program's faults cannot be listened to");
-            }
+            self.listen(child);
         }
         for (fault, _) in messages.faults {
             if self.server.serve(space, fault, Admission::MayDefer) == Served::Retry {
@@ -244,7 +232,7 @@ fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> i
                 if entry.load() == PageState::Hole {
                     entry.set(PageState::Resident {
                         young: false,
-                        shared: false,
+                        shared: space.forked.load(Ordering::Relaxed),
                     });
                 }
             }

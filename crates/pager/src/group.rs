@@ -8,6 +8,7 @@ use crate::page::VirtualPage;
 use crate::stats::{ProgramUsage, Stats};
 use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::guardian::Guardian;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock};
@@ -69,6 +70,7 @@ pub struct Group {
     /// Makes the background thread look.
     pub background: Bell,
     pub stopping: AtomicBool,
+    pub guardian: Guardian,
     warned_over_limit: AtomicBool,
     pub warned_file: AtomicBool,
     /// Milliseconds since the start: until then the file is left alone.
@@ -143,6 +145,7 @@ impl Group {
             reclaimer: Bell::default(),
             background: Bell::default(),
             stopping: AtomicBool::new(false),
+            guardian: Guardian::default(),
             warned_over_limit: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
@@ -210,6 +213,15 @@ impl Group {
 
     pub fn add_shared_pages(&self, pages: u64) {
         self.shared_pages.fetch_add(pages, Ordering::Relaxed);
+    }
+
+    /// Notes that pages stopped being shared, at most so many.
+    pub fn lower_shared_pages(&self, pages: u64) {
+        let lower = |shared: u64| Some(shared.saturating_sub(pages));
+        // Never fails, as the closure always answers.
+        let _ = self
+            .shared_pages
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
     pub fn metadata_bytes(&self) -> u64 {
@@ -294,19 +306,31 @@ impl Group {
         counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
         counters.peak_file.fetch_max(file, Ordering::Relaxed);
         counters.peak_total.fetch_max(total, Ordering::Relaxed);
+        counters
+            .peak_over_limit_pages
+            .fetch_max(self.excess(resident, total), Ordering::Relaxed);
+    }
+
+    /// Pages above what the user allowed.
+    fn excess(&self, resident: u64, total: u64) -> u64 {
+        let above =
+            |held: u64, limit: Option<u64>| limit.map_or(0, |limit| held.saturating_sub(limit));
+        let excess =
+            above(total, self.limit.total_bytes).max(above(resident, self.limit.resident_bytes));
+        excess / PAGE_SIZE as u64
     }
 
     /// Notes that reclaim could not get the group under its limit; warns once.
-    pub fn note_over_limit(&self, excess_bytes: u64) {
-        let pages = excess_bytes / PAGE_SIZE as u64;
-        self.counters
-            .peak_over_limit_pages
-            .fetch_max(pages, Ordering::Relaxed);
-        if !self.warned_over_limit.swap(true, Ordering::Relaxed) {
+    pub fn note_over_limit(&self) {
+        self.note_peaks();
+        let resident = self.resident_bytes();
+        let total = resident + self.swap.usage().pool_bytes + self.metadata_bytes();
+        let excess = self.excess(resident, total);
+        if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "the limit is exceeded by {} KiB, as nothing more can be moved out; raise --limit \
                  (this is said once)",
-                excess_bytes / 1024
+                excess * PAGE_SIZE as u64 / 1024
             );
         }
     }

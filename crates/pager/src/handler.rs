@@ -9,6 +9,7 @@
 
 use crate::address_space::{AddressSpace, Changes, Exclusive};
 use crate::fault::{Admission, Fault, Served, Server, wake};
+use crate::fork::{BesideForks, Stash};
 use crate::group::{Group, lock};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
@@ -34,6 +35,9 @@ const QUIET_PATIENCE: Duration = Duration::from_secs(1);
 /// that ends its change on this very CPU is not woken over again and again.
 const QUIET_NAP: Duration = Duration::from_micros(5);
 const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
+/// How long a handler waits for a gate before it turns to other programs. A helper is inside for
+/// some tens of microseconds, unless it was stopped there.
+const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// Which handlers listen to an address space.
 #[derive(Debug, Default)]
@@ -57,6 +61,8 @@ pub struct Handlers {
 pub struct Messages {
     pub faults: Vec<(Fault, u32)>,
     pub children: Vec<Arc<AddressSpace>>,
+    /// The stage as it was before a fork's event was read.
+    stash: Option<Stash>,
 }
 
 impl Handlers {
@@ -99,6 +105,13 @@ impl Handlers {
         Ok(())
     }
 
+    /// Does without a program whose helper was stopped inside the gate, until the governor's next
+    /// [`Handlers::listen`]: the others on this CPU must not wait for it.
+    fn set_aside(&self, space: &AddressSpace) {
+        self.forget(space);
+        space.set_aside.store(true, Ordering::Relaxed);
+    }
+
     /// Stops listening.
     pub fn forget(&self, space: &AddressSpace) {
         for (number, _) in lock(&space.armed).listening.drain(..) {
@@ -138,7 +151,15 @@ impl Handlers {
         let mut retries: Vec<Fault> = Vec::new();
         let mut rounds = 0;
         loop {
-            let Ok(gate) = space.exclusive() else { return };
+            let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+                if !space.is_dead() {
+                    self.set_aside(space);
+                }
+                for fault in retries {
+                    wake(space, fault.page, 1);
+                }
+                return;
+            };
             let messages = self.read_messages(space, &gate);
             drop(gate);
             for child in &messages.children {
@@ -155,6 +176,7 @@ impl Handlers {
                 .chain(again.into_iter().map(|f| (f, None)))
             {
                 let began = Instant::now();
+                space.meet(thread);
                 if server.serve(space, fault, Admission::MayDefer) == Served::Retry {
                     retries.push(fault);
                 } else {
@@ -185,24 +207,37 @@ impl Handlers {
     pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &Exclusive<'_>) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
-        let Some(quiet) = collect(space, &mut messages, &mut changes) else {
+        let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
             return messages;
         };
         space.begin_events(gate);
+        let mut beside = BesideForks::default();
+        if changes.order.has_fork() {
+            space.store_staged(gate, messages.stash.take());
+        }
         loop {
             let change = changes.order.next(&lock(&space.regions), quiet);
+            if let Some(change @ (Change::Unmap(_) | Change::Remap { .. })) = change {
+                if changes.order.has_fork() {
+                    beside.before_a_fork(space, change);
+                }
+                beside.after_a_fork(change);
+            }
             match change {
-                None => return messages,
+                None => break,
                 Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to }) => space.apply_remap(gate, from, to),
                 Some(Change::Fork(number)) => {
                     if let Some(uffd) = changes.forks.remove(&number) {
-                        messages.children.extend(self.fork(space, gate, uffd));
+                        let child = self.fork(space, gate, uffd, &mut beside);
+                        messages.children.extend(child);
                     }
                 }
             }
         }
+        beside.finish(space);
+        messages
     }
 
     fn fork(
@@ -210,25 +245,17 @@ impl Handlers {
         space: &Arc<AddressSpace>,
         gate: &Exclusive<'_>,
         uffd: OwnedFd,
+        beside: &mut BesideForks,
     ) -> Option<Arc<AddressSpace>> {
-        let forked = match self.sentinel.mover() {
-            Ok(mover) => space.apply_fork(gate, uffd, mover),
+        match self.sentinel.mover() {
+            Ok(mover) => Some(space.apply_fork(gate, uffd, mover, beside)),
             Err(error) => {
-                log::warn!("no channel for a forked program: {error}");
-                Err(uffd)
-            }
-        };
-        forked
-            .map_err(|uffd| {
-                log::warn!(
-                    "a program ended while it forked; its child, if there is one, stands \
-                     still, as part of its memory is lost"
-                );
-                // A parent that is killed in its fork has no child, as a rule. If it has one, that
-                // must not read zeros: kept open, its userfaultfd makes its faults wait.
+                log::warn!("a forked program stands still, as there is no channel for it: {error}");
+                // It must not read zeros: kept open, its userfaultfd makes its faults wait.
                 std::mem::forget(uffd);
-            })
-            .ok()
+                None
+            }
+        }
     }
 
     fn welcome_child(&self, child: &Arc<AddressSpace>) {
@@ -289,12 +316,21 @@ impl Handlers {
 
 /// Reads messages until there are none and, if mappings changed, until no change is under way.
 /// `None` if there is nothing to apply; else whether it is quiet: nothing more is to come.
-fn collect(space: &AddressSpace, messages: &mut Messages, changes: &mut Changes) -> Option<bool> {
+fn collect(
+    space: &AddressSpace,
+    gate: &Exclusive<'_>,
+    messages: &mut Messages,
+    changes: &mut Changes,
+) -> Option<bool> {
     let began = Instant::now();
     let (mut needs_order, mut any) = (false, false);
     let mut nap = QUIET_NAP;
     loop {
         let mut buffer = [Message::default(); 8];
+        if messages.stash.is_none() && space.channel.is_forking() && space.is_changing() {
+            // Once the event is read, the parent may be gone at any moment.
+            messages.stash = Some(space.stash(gate));
+        }
         let Ok(read) = space.uffd().read(&mut buffer) else {
             // Only a descriptor whose address space is gone cannot be read: it is probed.
             space.detached.store(true, Ordering::Relaxed);

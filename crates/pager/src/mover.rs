@@ -5,7 +5,7 @@
 
 use crate::address_space::{AddressSpace, Shared};
 use crate::group::lock;
-use crate::page::VirtualPage;
+use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use crate::state::PageState;
 use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
@@ -44,6 +44,8 @@ pub struct Mover {
 pub struct Settled {
     pub staged: usize,
     pub dropped: usize,
+    /// Pages taken out of sharing; they stay where they are.
+    pub unshared: usize,
 }
 
 impl Mover {
@@ -135,7 +137,7 @@ impl AddressSpace {
                     let result = result.filter(|_| !outcome.stale);
                     self.settle_move(run, place, result, &mut settled);
                 }
-                None => self.settle_unshare(run, result),
+                None => settled.unshared += self.settle_unshare(run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
@@ -155,8 +157,16 @@ impl AddressSpace {
         }
     }
 
-    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>) {
+    /// Returns how many pages are not shared any more.
+    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>) -> usize {
         let done = result.is_some_and(|result| result.errno == 0);
+        if done {
+            // They were copied for this: they go out with the next command.
+            lock(&self.unshared).push(PageRange {
+                start: run.page,
+                end: run.page.plus(u64::from(run.pages)),
+            });
+        }
         for step in 0..run.pages {
             let entry = self.table.entry(run.page.plus(u64::from(step)));
             if let state @ PageState::Resident {
@@ -172,6 +182,7 @@ impl AddressSpace {
                 entry.replace(state, next);
             }
         }
+        if done { run.pages as usize } else { 0 }
     }
 
     fn settle_move(
@@ -211,6 +222,11 @@ impl AddressSpace {
                 (true, _) => PageState::Resident {
                     young: true,
                     shared: false,
+                },
+                // So will its neighbours be, as a rule: a fork shares whole ranges.
+                (false, Errno::EBUSY) => PageState::Resident {
+                    young: false,
+                    shared: true,
                 },
                 (false, _) => PageState::Resident {
                     young: false,

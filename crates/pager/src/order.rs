@@ -60,6 +60,12 @@ impl Order {
         self.pending.push(change);
     }
 
+    /// Whether a fork waits to be applied.
+    pub fn has_fork(&self) -> bool {
+        let is_fork = |change: &Change| matches!(change, Change::Fork(_));
+        self.pending.iter().any(is_fork)
+    }
+
     /// The next change to apply, given what is managed by now. `quiet` says that nothing more is
     /// to come; echoes that have not come by then never will.
     pub fn next(&mut self, regions: &Regions, quiet: bool) -> Option<Change> {

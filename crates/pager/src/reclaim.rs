@@ -17,6 +17,7 @@ use crate::fault::{Admission, Fault, Served, Server, wake};
 use crate::group::{Group, Watermarks, lock};
 use crate::mover::{Run, Settled};
 use crate::page::{PageRange, VirtualPage};
+use crate::sharing::Kin;
 use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
 use memfold_swap::{Page, Scratch, Slot};
@@ -45,6 +46,8 @@ pub struct Reclaimer {
     buffer: Vec<Page>,
     oldest: Vec<(StageIndex, VirtualPage)>,
     server: Server,
+    /// The address space that had a turn out of turn just now.
+    favoured: Option<u64>,
 }
 
 /// What one round did.
@@ -53,6 +56,7 @@ struct Progress {
     moved: usize,
     stored: usize,
     dropped: usize,
+    unshared: usize,
 }
 
 impl Progress {
@@ -65,6 +69,7 @@ impl Progress {
         let settled = settled.unwrap_or_default();
         self.moved += settled.staged;
         self.dropped += settled.dropped;
+        self.unshared += settled.unshared;
     }
 }
 
@@ -76,6 +81,7 @@ impl Reclaimer {
             buffer: vec![[0; PAGE_SIZE]; BATCH],
             oldest: Vec::new(),
             server: Server::default(),
+            favoured: None,
         }
     }
 
@@ -123,17 +129,21 @@ impl Reclaimer {
             }
             idle_rounds += 1;
             let laps = 2 * (resident as usize / PAGE_SIZE) / LOOKED_AT;
-            if idle_rounds > 20 + laps {
+            // Each needs up to three turns before pages that a fork shares are on their way.
+            let turns = 3 * self.group.spaces().len();
+            if idle_rounds > 20 + laps + turns {
                 // Nothing more can be moved out: the limit is exceeded rather than a program
                 // stopped.
                 if resident > marks.hard {
-                    self.group.note_over_limit(resident - marks.hard);
+                    self.group.note_over_limit();
                 }
                 self.serve_deferred();
                 std::thread::sleep(Duration::from_millis(1));
                 break;
             }
-            std::thread::sleep(Duration::from_micros(200));
+            if progress.unshared == 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
         }
     }
 
@@ -151,8 +161,17 @@ impl Reclaimer {
     }
 
     /// The address space whose turn it is: each gets turns in proportion to what it has resident.
-    fn choose(&self) -> Option<Arc<AddressSpace>> {
+    fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
+        // Pages that were copied to go out come first: until they have, there is more and not less.
+        let before = self.favoured.take();
+        let copied = spaces
+            .iter()
+            .find(|space| Some(space.id) != before && !lock(&space.unshared).is_empty());
+        if let Some(space) = copied.filter(|space| !lock(&space.mover).is_busy()) {
+            self.favoured = Some(space.id);
+            return Some(space.clone());
+        }
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
         for space in spaces {
@@ -235,7 +254,13 @@ impl Reclaimer {
             .read_pages(&places, buffer.as_flattened_mut())
             .unwrap_or(0);
         let mut stored: Vec<(StageIndex, VirtualPage, Slot)> = Vec::with_capacity(read);
-        for ((place, page), contents) in self.oldest.iter().zip(&self.buffer[..read]) {
+        let mut kin = Kin::find(space, self.oldest[..read].iter().map(|(_, page)| *page));
+        for (index, (place, page)) in self.oldest[..read].iter().enumerate() {
+            let contents = &self.buffer[index];
+            if let Some(slot) = kin.take(index, contents, &self.group, &mut self.scratch) {
+                stored.push((*place, *page, slot));
+                continue;
+            }
             match space.store(contents, &mut self.scratch) {
                 Ok(slot) => stored.push((*place, *page, slot)),
                 Err(_) => {
@@ -245,6 +270,7 @@ impl Reclaimer {
                 }
             }
         }
+        kin.release(&self.group);
         self.commit(space, &stored)
     }
 
@@ -294,6 +320,16 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
     };
     if wanted == 0 {
         return planner.runs;
+    }
+    let unshared = std::mem::take(&mut *lock(&space.unshared));
+    for range in unshared {
+        if let Some(stopped) = planner.take(range) {
+            let rest = PageRange {
+                start: stopped,
+                ..range
+            };
+            lock(&space.unshared).push(rest);
+        }
     }
     let ranges = lock(&space.regions).ranges().to_vec();
     let hand = VirtualPage(space.hand.load(Ordering::Relaxed));

@@ -73,6 +73,26 @@ impl Stage {
         *self.place(index) = Place::Live(owner);
         self.live += 1;
         self.arrivals.push_back(index);
+        if self.arrivals.len() > 2 * self.places.len() {
+            self.forget_past_arrivals();
+        }
+    }
+
+    /// Keeps one arrival for each live place, the last. Places that died are left in the queue
+    /// until somebody looks, and nobody may for long.
+    fn forget_past_arrivals(&mut self) {
+        let mut wanted: Vec<bool> = self
+            .places
+            .iter()
+            .map(|place| matches!(place, Place::Live(_)))
+            .collect();
+        let mut kept: VecDeque<StageIndex> = VecDeque::with_capacity(self.live);
+        while let Some(index) = self.arrivals.pop_back() {
+            if std::mem::take(&mut wanted[index.0 as usize]) {
+                kept.push_front(index);
+            }
+        }
+        self.arrivals = kept;
     }
 
     /// A reserved place got none.
@@ -188,6 +208,22 @@ mod tests {
         stage.not_dropped(StageIndex(0), 1);
         assert_eq!(stage.take_dead(4), [(StageIndex(0), 1)]);
         stage.dropped(StageIndex(0), 1);
+    }
+
+    #[test]
+    fn arrivals_do_not_pile_up() {
+        let mut stage = Stage::new(4);
+        stage.reserve(4);
+        stage.arrived(StageIndex(3), VirtualPage(3));
+        for page in 0..100 {
+            let index = StageIndex(page % 3);
+            stage.arrived(index, VirtualPage(u64::from(page)));
+            stage.retire(index);
+            assert!(stage.arrivals.len() <= 8);
+        }
+        let mut oldest = Vec::new();
+        stage.oldest(9, &mut oldest);
+        assert_eq!(oldest, [(StageIndex(3), VirtualPage(3))]);
     }
 
     #[test]

@@ -145,6 +145,12 @@ impl Supervisor {
         Control(self.group.clone())
     }
 
+    /// The number of the supervisor's second process, if it was needed: a child of this one that
+    /// ends right after it.
+    pub fn guardian_process(&self) -> Option<i32> {
+        self.group.guardian.process()
+    }
+
     /// Process numbers of the programs that are managed now.
     pub fn managed_processes(&self) -> Vec<i32> {
         let spaces = self.group.spaces();

@@ -1,7 +1,8 @@
 //! The page states of one address space: a radix tree as the hardware's, nodes made on demand.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::state::Entry;
+use crate::state::{Entry, PageState};
+use memfold_swap::Slot;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -53,6 +54,14 @@ impl PageTable {
                 .fetch_add(size_of::<T>() as u64, Ordering::Relaxed);
             Box::default()
         })
+    }
+
+    /// The slot of a page that is swapped out, without making its entry.
+    pub fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
+        match self.leaf(page)?.0[index(page, 0)].load() {
+            PageState::Swapped(slot) => Some(slot),
+            _ => None,
+        }
     }
 
     fn leaf(&self, page: VirtualPage) -> Option<&Leaf> {
@@ -107,7 +116,6 @@ impl PageTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::PageState;
 
     #[test]
     fn visits_only_what_was_made() {

@@ -7,7 +7,7 @@
 
 use crate::gate::Gate;
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::AtomicU32;
 
 /// Runs of pages in one command.
 pub const RUNS_MAX: usize = 64;
@@ -76,10 +76,10 @@ pub struct Channel {
     pub done: AtomicU32,
     /// Events applied so far; changes only while the gate is held exclusively.
     pub event_count: AtomicU32,
+    /// Threads of the program that are forking.
+    pub forking: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
-    /// Robust list linkage, used by the supervisor alone.
-    pub robust_next: AtomicU64,
     command: UnsafeCell<Command>,
 }
 

@@ -14,8 +14,8 @@
 //! which a page state and the mapping it describes disagree unnoticed.
 //!
 //! The gate lies in memory shared with the program, because its helper thread is one of those
-//! that change pages. Waiting is bounded: a program that scribbles over its gate or dies inside
-//! it harms itself, not the supervisor.
+//! that change pages. A program may be stopped while its helper is inside, die there, or scribble
+//! over the gate: whoever waits says when it gives up.
 
 use crate::futex;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +26,9 @@ const EXCLUSIVE: u32 = 1 << 31;
 const PENDING: u32 = 1 << 30;
 const COUNT: u32 = PENDING - 1;
 
-/// How long one wait lasts before the caller's `give_up` is asked again.
-const WAIT_NS: u64 = 20_000_000;
+/// How long one wait lasts, in nanoseconds, before `give_up` is asked again, where the caller has
+/// no hurry.
+pub const NAP_NS: u64 = 20_000_000;
 
 /// A reader-writer lock of one word for use between processes. All zero is "open".
 #[repr(C)]
@@ -38,7 +39,7 @@ pub struct Gate {
     waiters: AtomicU32,
 }
 
-/// The gate could not be had: the address space is gone.
+/// The gate could not be had: `give_up` said so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abandoned;
 
@@ -52,8 +53,8 @@ impl Gate {
         }
     }
 
-    /// Enters to change pages. `give_up` is asked now and then while waiting.
-    pub fn enter_shared(&self, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+    /// Enters to change pages. `give_up` is asked every `nap_ns` while waiting.
+    pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if state & (EXCLUSIVE | PENDING) == 0 {
@@ -67,7 +68,8 @@ impl Gate {
                 }
                 continue;
             }
-            self.sleep(|state| state & (EXCLUSIVE | PENDING) != 0, &give_up)?;
+            let blocked = |state| state & (EXCLUSIVE | PENDING) != 0;
+            self.sleep(blocked, nap_ns, &give_up)?;
         }
     }
 
@@ -80,8 +82,12 @@ impl Gate {
         }
     }
 
-    /// Enters to read messages, alone.
-    pub fn enter_exclusive(&self, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+    /// Enters to read messages, alone. `give_up` is asked every `nap_ns` while waiting.
+    pub fn enter_exclusive(
+        &self,
+        nap_ns: u64,
+        give_up: impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if state & (EXCLUSIVE | COUNT) == 0 {
@@ -104,7 +110,8 @@ impl Gate {
                 );
                 continue;
             }
-            if let Err(abandoned) = self.sleep(|s| s & (EXCLUSIVE | COUNT) != 0, &give_up) {
+            let blocked = |state| state & (EXCLUSIVE | COUNT) != 0;
+            if let Err(abandoned) = self.sleep(blocked, nap_ns, &give_up) {
                 self.state.fetch_and(!PENDING, Ordering::Relaxed);
                 self.notify();
                 return Err(abandoned);
@@ -129,6 +136,7 @@ impl Gate {
     fn sleep(
         &self,
         blocked: impl Fn(u32) -> bool,
+        nap_ns: u64,
         give_up: &impl Fn() -> bool,
     ) -> Result<(), Abandoned> {
         for _ in 0..50 {
@@ -141,7 +149,7 @@ impl Gate {
         let turn = self.turn.load(Ordering::SeqCst);
         let mut result = Ok(());
         if blocked(self.state.load(Ordering::SeqCst)) {
-            let _ = futex::wait(&self.turn, turn, Some(WAIT_NS));
+            let _ = futex::wait(&self.turn, turn, Some(nap_ns));
             if give_up() {
                 result = Err(Abandoned);
             }

@@ -8,6 +8,10 @@
 /// Spells "memfold1".
 pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
 
+/// What a forked child finds in its beacon instead of its address space's number if part of what
+/// it inherited is lost: it must stop.
+pub const LOST: u64 = u64::MAX;
+
 /// Longest socket path, as the kernel has it, terminator included.
 pub const SOCKET_PATH_MAX: usize = 108;
 
@@ -34,6 +38,11 @@ pub struct Hello {
     pub trash: u64,
     /// The page by which a forked child learns what it inherited.
     pub beacon: u64,
+    /// The address space of the process that forked this one, where nothing is inherited by way of
+    /// the supervisor; 0 if it was executed.
+    pub relative: u64,
+    /// The helper's number, as it knows itself.
+    pub thread: u64,
     /// Why the program cannot be managed: an errno, or 0. No descriptors come with it then.
     pub refused: u64,
 }

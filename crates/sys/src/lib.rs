@@ -25,6 +25,8 @@ pub mod epoll;
 #[cfg(feature = "std")]
 pub mod fork;
 #[cfg(feature = "std")]
+pub mod guardian;
+#[cfg(feature = "std")]
 pub mod memory;
 #[cfg(feature = "std")]
 pub mod port;

@@ -1,5 +1,6 @@
 //! Mappings of the supervisor's own memory.
 
+use crate::PAGE_SIZE;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -27,9 +28,25 @@ impl Mapping {
         )
     }
 
-    /// Maps a descriptor shared.
-    pub fn shared(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
-        Self::map(length, libc::MAP_SHARED, descriptor.as_fd().as_raw_fd())
+    /// Maps `length` bytes of a descriptor shared, right behind a page of this process's own: what
+    /// the other side must not reach goes there.
+    pub fn shared_behind_own_page(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
+        let mapping = Self::anonymous(PAGE_SIZE + length)?;
+        // SAFETY: replaces part of a mapping that was made just now and that nobody uses yet.
+        let shared = unsafe {
+            libc::mmap(
+                mapping.start.as_ptr().add(PAGE_SIZE).cast(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                descriptor.as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        if shared == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(mapping)
     }
 
     fn map(length: usize, flags: i32, fd: i32) -> io::Result<Mapping> {

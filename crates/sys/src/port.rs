@@ -1,5 +1,6 @@
 //! The supervisor's end of a [`Channel`].
 
+use crate::PAGE_SIZE;
 use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use crate::futex;
 use crate::gate::Gate;
@@ -9,12 +10,13 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Distance from a channel's robust link to its futex, for [`RobustList::for_current_thread`].
-pub const ROBUST_OFFSET: i64 =
-    offset_of!(Channel, alive) as i64 - offset_of!(Channel, robust_next) as i64;
+/// Distance from a channel's robust link to its futex, for [`RobustList::for_current_thread`]. The
+/// link is at the start of the supervisor's own page in front of the channel: were it in the
+/// channel, a program could cut the list, and others would wait for ever for a supervisor that died.
+pub const ROBUST_OFFSET: i64 = (PAGE_SIZE + offset_of!(Channel, alive)) as i64;
 
 /// What became of a command.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +34,8 @@ pub struct Outcome {
 pub struct Port {
     shared: Arc<SharedChannel>,
     posted: u32,
+    /// The outcome of the last command was not taken yet. (The program could write over `done`.)
+    outstanding: bool,
 }
 
 /// The part that everyone may use at any time: the gate and the event count.
@@ -42,15 +46,31 @@ pub struct SharedChannel {
 
 impl SharedChannel {
     fn channel(&self) -> &Channel {
-        // SAFETY: the mapping is CHANNEL_BYTES of shared memory, page aligned, that cannot
-        // shrink (sealed) and lives as long as self; any bytes are a valid `Channel`, whose
-        // fields are atomics but for the command, which `Port` guards.
-        unsafe { self.mapping.start().cast::<Channel>().as_ref() }
+        // SAFETY: behind its first page the mapping is CHANNEL_BYTES of shared memory, page aligned,
+        // that cannot shrink (sealed) and lives as long as self; any bytes are a valid `Channel`,
+        // whose fields are atomics but for the command, which `Port` guards.
+        unsafe {
+            self.mapping
+                .start()
+                .add(PAGE_SIZE)
+                .cast::<Channel>()
+                .as_ref()
+        }
+    }
+
+    fn robust_link(&self) -> *const AtomicU64 {
+        self.mapping.start().as_ptr().cast::<AtomicU64>()
     }
 
     /// The address space's gate.
     pub fn gate(&self) -> &Gate {
         &self.channel().gate
+    }
+
+    /// Whether a thread of the program is about to fork, forks or has just done so.
+    pub fn is_forking(&self) -> bool {
+        // Acquire: the flag is raised before the system call.
+        self.channel().forking.load(Ordering::Acquire) != 0
     }
 
     /// Events applied so far.
@@ -90,7 +110,7 @@ impl SharedChannel {
 impl Drop for SharedChannel {
     fn drop(&mut self) {
         if let Some(robust) = &self.robust {
-            robust.remove(&raw const self.channel().robust_next);
+            robust.remove(self.robust_link());
         }
     }
 }
@@ -99,7 +119,7 @@ impl Port {
     /// Makes a channel watched by `robust`, and the descriptor to hand to the program.
     pub fn create(robust: Arc<RobustList>) -> io::Result<(Port, OwnedFd)> {
         let file = sealed_file(CHANNEL_BYTES)?;
-        let mapping = Mapping::shared(&file, CHANNEL_BYTES)?;
+        let mapping = Mapping::shared_behind_own_page(&file, CHANNEL_BYTES)?;
         let mut shared = SharedChannel {
             mapping,
             robust: None,
@@ -107,7 +127,7 @@ impl Port {
         let channel = shared.channel();
         let entry = RobustEntry {
             futex: &raw const channel.alive,
-            link: &raw const channel.robust_next,
+            link: shared.robust_link(),
         };
         // SAFETY: the mapping lives until `SharedChannel::drop`, which removes the entry first.
         if !unsafe { robust.add(entry) } {
@@ -121,6 +141,7 @@ impl Port {
             Port {
                 shared: Arc::new(shared),
                 posted: 0,
+                outstanding: false,
             },
             file,
         ))
@@ -141,12 +162,12 @@ impl Port {
         self.shared.channel().done.load(Ordering::Acquire) == self.posted
     }
 
-    /// Posts a command and wakes the helper. The one before must be done.
+    /// Posts a command and wakes the helper. The outcome of the one before must have been taken.
     ///
     /// # Panics
     /// If it is not, or if there are too many runs.
     pub fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
-        assert!(self.is_done(), "one command at a time");
+        assert!(!self.outstanding, "one command at a time");
         assert!(
             drops.len() <= RUNS_MAX && moves.len() <= RUNS_MAX,
             "too many runs"
@@ -169,6 +190,7 @@ impl Port {
             }
         }
         self.posted = self.posted.wrapping_add(1);
+        self.outstanding = true;
         channel.posted.store(self.posted, Ordering::Release);
         futex::wake(&channel.alive, 1);
     }
@@ -176,9 +198,10 @@ impl Port {
     /// What became of the last command; `None` while it is not done. `drops` and `moves` are the
     /// lengths that were posted.
     pub fn outcome(&mut self, drops: usize, moves: usize) -> Option<Outcome> {
-        if !self.is_done() {
+        if !self.outstanding || !self.is_done() {
             return None;
         }
+        self.outstanding = false;
         let command: *const Command = self.shared.channel().command();
         // SAFETY: as in `post`; `done` was read with acquire, so the outcome is visible.
         unsafe {

@@ -18,6 +18,17 @@ pub struct VirtualMemoryArea {
     pub movable: bool,
 }
 
+/// A range of a forked child that is registered with a userfaultfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InheritedRange {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Emptied by the fork (`MADV_WIPEONFORK`).
+    pub wiped: bool,
+}
+
 fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -47,14 +58,7 @@ pub fn own_user() -> u32 {
 pub fn descends_from(pid: i32, ancestor: i32) -> bool {
     let mut pid = pid;
     while pid > 1 && pid != ancestor {
-        let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
-            return false;
-        };
-        // The parent is the second field behind the name, which may hold anything.
-        let parent = text
-            .rsplit_once(')')
-            .and_then(|(_, rest)| rest.split_ascii_whitespace().nth(1)?.parse().ok());
-        match parent {
+        match parent(pid) {
             Some(parent) => pid = parent,
             None => return false,
         }
@@ -71,18 +75,99 @@ pub struct Sizes {
     pub resident_pages: u64,
 }
 
+/// The thread of process `pid` that knows itself by `number`, which differs where the process is
+/// in a pid namespace of its own.
+pub fn thread_by_own_number(pid: i32, number: u64) -> Option<i32> {
+    let knows_itself =
+        |thread: &i32| own_number(&format!("/proc/{pid}/task/{thread}")) == Some(number);
+    let same = i32::try_from(number).ok().filter(knows_itself);
+    same.or_else(|| threads(pid).into_iter().find(knows_itself))
+}
+
+/// The process below `ancestor` whose main thread knows itself by `number`.
+pub fn process_by_own_number(ancestor: i32, number: u64) -> Option<i32> {
+    let knows_itself = |pid: &i32| own_number(&format!("/proc/{pid}")) == Some(number);
+    let same = i32::try_from(number).ok();
+    if let Some(pid) = same.filter(|pid| knows_itself(pid) && descends_from(*pid, ancestor)) {
+        return Some(pid);
+    }
+    let mut below = children(ancestor);
+    let mut next = 0;
+    while let Some(&pid) = below.get(next) {
+        if knows_itself(&pid) {
+            return Some(pid);
+        }
+        below.extend(children(pid));
+        next += 1;
+    }
+    None
+}
+
+fn own_number(folder: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+    let numbers = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+fn threads(pid: i32) -> Vec<i32> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let names = folder.into_iter().flatten().flatten();
+    names
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let lists = threads(pid).into_iter().filter_map(|thread| {
+        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).ok()
+    });
+    lists
+        .flat_map(|list| {
+            list.split_ascii_whitespace()
+                .filter_map(|child| child.parse().ok())
+                .collect::<Vec<i32>>()
+        })
+        .collect()
+}
+
+/// The parent of a process.
+pub fn parent(pid: i32) -> Option<i32> {
+    stat_field(
+        &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?,
+        4,
+    )
+}
+
+/// A field of a `stat` file, counted from 1. The second, the name, may hold anything.
+fn stat_field<T: std::str::FromStr>(text: &str, field: usize) -> Option<T> {
+    let behind_name = text.rsplit_once(')')?.1;
+    behind_name
+        .split_ascii_whitespace()
+        .nth(field.checked_sub(3)?)?
+        .parse()
+        .ok()
+}
+
 /// What is looked at in a process, its files held open.
+///
+/// It looks by way of one thread, which must live as long as the program does: the main thread
+/// may end before the others, and after an `exec` its number is that of another program.
 #[derive(Debug)]
 pub struct Inspector {
     statm: File,
+    stat: File,
     pagemap: File,
     pid: i32,
+    thread: i32,
     handle: OwnedFd,
 }
 
 impl Inspector {
-    /// Opens a process's files. Fails if it is gone or may not be inspected.
-    pub fn open(pid: i32) -> io::Result<Inspector> {
+    /// Opens the files of a process, by way of one of its threads. Fails if it is gone or may not
+    /// be inspected.
+    pub fn open(pid: i32, thread: i32) -> io::Result<Inspector> {
         // SAFETY: numbers only; the descriptor is fresh.
         let handle = unsafe {
             let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32;
@@ -92,9 +177,11 @@ impl Inspector {
             OwnedFd::from_raw_fd(fd)
         };
         Ok(Inspector {
-            statm: File::open(format!("/proc/{pid}/statm"))?,
-            pagemap: File::open(format!("/proc/{pid}/pagemap"))?,
+            statm: File::open(format!("/proc/{pid}/task/{thread}/statm"))?,
+            stat: File::open(format!("/proc/{pid}/stat"))?,
+            pagemap: File::open(format!("/proc/{pid}/task/{thread}/pagemap"))?,
             pid,
+            thread,
             handle,
         })
     }
@@ -102,6 +189,19 @@ impl Inspector {
     /// The process's number.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("/proc/{}/task/{}/{name}", self.pid, self.thread)
+    }
+
+    /// Faults of all threads that were served without a message or input: first touches of what is
+    /// not registered, and pages that a write takes out of sharing.
+    pub fn minor_faults(&self) -> io::Result<u64> {
+        let mut buffer = [0u8; 1024];
+        let length = self.stat.read_at(&mut buffer, 0)?;
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// How much is mapped, and how much anonymous memory is resident.
@@ -124,7 +224,7 @@ impl Inspector {
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
     /// kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid))?;
+        let text = std::fs::read_to_string(self.path("smaps_rollup"))?;
         let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
         let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse().ok());
         kilobytes
@@ -135,21 +235,26 @@ impl Inspector {
     /// All mappings, in address order.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
         let mut text = String::new();
-        File::open(format!("/proc/{}/maps", self.pid))?.read_to_string(&mut text)?;
+        File::open(self.path("maps"))?.read_to_string(&mut text)?;
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
-    /// The ranges that `madvise` keeps out of children or wipes in them.
-    pub fn not_inherited(&self) -> io::Result<Vec<(u64, u64)>> {
-        let text = std::fs::read_to_string(format!("/proc/{}/smaps", self.pid))?;
+    /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
+    /// kernel walks the page tables.
+    pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
+        let text = std::fs::read_to_string(self.path("smaps"))?;
         let mut area = None;
         let mut ranges = Vec::new();
         for line in text.lines() {
             if let Some(flags) = line.strip_prefix("VmFlags:") {
-                let kept = flags
-                    .split_ascii_whitespace()
-                    .any(|f| f == "wf" || f == "dc");
-                ranges.extend(area.take().filter(|_| kept));
+                let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
+                ranges.extend(area.take().filter(|_| has("um")).map(|(start, end)| {
+                    InheritedRange {
+                        start,
+                        end,
+                        wiped: has("wf"),
+                    }
+                }));
             } else if line
                 .as_bytes()
                 .first()
@@ -226,7 +331,14 @@ impl Inspector {
             // SAFETY: the local vector names live memory of that length; the remote one is
             // checked by the kernel.
             let bytes = unsafe {
-                libc::process_vm_readv(self.pid, &local, 1, remote.as_ptr(), chunk.len() as u64, 0)
+                libc::process_vm_readv(
+                    self.thread,
+                    &local,
+                    1,
+                    remote.as_ptr(),
+                    chunk.len() as u64,
+                    0,
+                )
             };
             if bytes < 0 {
                 return Err(io::Error::last_os_error());
@@ -244,14 +356,12 @@ impl Inspector {
         let mut buffer = [0u8; 1024];
         let path = format!("/proc/{}/task/{thread}/stat", self.pid);
         let length = File::open(path).ok()?.read(&mut buffer).ok()?;
-        let text = std::str::from_utf8(&buffer[..length]).ok()?;
-        // Fields are counted behind the name, which may hold anything; the CPU is the 39th.
-        text.rsplit_once(')')?
-            .1
-            .split_ascii_whitespace()
-            .nth(36)?
-            .parse()
-            .ok()
+        stat_field(std::str::from_utf8(&buffer[..length]).ok()?, 39)
+    }
+
+    /// A descriptor of the process (a pidfd).
+    pub fn handle(&self) -> io::Result<OwnedFd> {
+        self.handle.try_clone()
     }
 
     /// Sends a signal to this very process, not to one that got its number later.
@@ -320,6 +430,23 @@ mod tests {
     }
 
     #[test]
+    fn threads_and_processes_are_found_by_their_own_numbers() {
+        let own = own_id();
+        assert_eq!(thread_by_own_number(own, own as u64), Some(own));
+        assert_eq!(thread_by_own_number(own, u64::MAX), None);
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        assert_eq!(process_by_own_number(own, pid as u64), Some(pid));
+        assert_eq!(process_by_own_number(own, 0), None);
+        assert_eq!(parent(pid), Some(own));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn descent_is_known() {
         let own = std::process::id() as i32;
         assert!(descends_from(own, own));
@@ -333,7 +460,7 @@ mod tests {
 
     #[test]
     fn own_memory_is_seen() {
-        let inspector = Inspector::open(std::process::id() as i32).unwrap();
+        let inspector = Inspector::open(own_id(), own_id()).unwrap();
         let buffer = vec![7u8; 64 * PAGE_SIZE];
         let first = (buffer.as_ptr() as u64).next_multiple_of(PAGE_SIZE as u64);
         let mut pages = 0;
@@ -352,6 +479,7 @@ mod tests {
         );
         assert!(copy.iter().all(|byte| *byte == 7));
         assert!(inspector.sizes().unwrap().resident_pages >= 64);
+        assert!(inspector.minor_faults().unwrap() > 0);
         assert!(inspector.proportional_bytes().unwrap() > 0);
         assert!(inspector.areas().unwrap().iter().any(|vma| vma.movable));
     }

@@ -23,12 +23,58 @@ pub mod nr {
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const PRCTL: usize = 157;
+    pub const SETSID: usize = 112;
     pub const GETTID: usize = 186;
     pub const FUTEX: usize = 202;
+    pub const EXIT_GROUP: usize = 231;
+    pub const PPOLL: usize = 271;
     pub const USERFAULTFD: usize = 323;
+    pub const PIDFD_SEND_SIGNAL: usize = 424;
     pub const PIDFD_OPEN: usize = 434;
     pub const CLOSE_RANGE: usize = 436;
     pub const PIDFD_GETFD: usize = 438;
+}
+
+/// Starts a thread or process by the `clone` system call, which runs `entry` on a stack of its own.
+/// Returns its number, or the kernel's error below zero.
+///
+/// # Safety
+/// `stack_top` must be the 16-byte aligned end of an unused stack that stays mapped as long as it
+/// runs, and `argument` what `entry` expects. Without thread-local storage, `entry` must not use
+/// the C library.
+pub unsafe fn clone(
+    flags: usize,
+    stack_top: usize,
+    entry: extern "C" fn(*const u8) -> !,
+    argument: *const u8,
+) -> isize {
+    const CLONE: usize = 56;
+    let result: isize;
+    // SAFETY: in what is started the registers are those of here but the stack pointer; it calls
+    // `entry`, which never returns. In the starting thread it is a plain system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "ud2",
+            "2:",
+            inlateout("rax") CLONE as isize => result,
+            in("rdi") flags,
+            in("rsi") stack_top,
+            in("rdx") 0,
+            in("r10") 0,
+            in("r8") 0,
+            in("r12") argument,
+            in("r13") entry as *const () as usize,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
 }
 
 /// Makes a system call and returns the kernel's raw result.

@@ -95,6 +95,12 @@ pub fn set_slice(nanoseconds: u64) {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
+/// Sets the nice value of another process's thread (best effort, as above).
+pub fn set_nice_of(thread: i32, nice: i32) {
+    // SAFETY: numbers only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as u32, nice) };
+}
+
 /// Lets short sleeps of the calling thread be short.
 pub fn set_timer_slack(nanoseconds: u64) {
     // SAFETY: numbers only.

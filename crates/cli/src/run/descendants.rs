@@ -77,12 +77,15 @@ impl Descendants {
         self.images.is_empty()
     }
 
-    /// Looks at the tree, of which `managed` have connected; returns those newly found outside
-    /// the limit.
-    pub fn look(&mut self, managed: &[i32]) -> Vec<Finding> {
+    /// Looks at the tree, of which `managed` have connected and `guardian` is memfold's own; returns
+    /// those newly found outside the limit.
+    pub fn look(&mut self, managed: &[i32], guardian: Option<i32>) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
         for pid in tree(self.root) {
+            if guardian == Some(pid) {
+                continue;
+            }
             let Some(started) = start_time(pid) else {
                 continue;
             };
@@ -189,14 +192,14 @@ mod tests {
         let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
         let pid = child.id() as i32;
         let mut descendants = Descendants::new(Path::new("/no/library"));
-        descendants.look(&[]);
+        descendants.look(&[], None);
         descendants.images.get_mut(&pid).unwrap().since -= GRACE;
-        descendants.look(&[pid]);
+        descendants.look(&[pid], None);
         assert!(descendants.held().contains(&pid), "it has connected");
         descendants.images.get_mut(&pid).unwrap().since -= GRACE;
         let ours = |findings: Vec<Finding>| findings.iter().filter(|one| one.pid == pid).count();
-        assert_eq!(ours(descendants.look(&[])), 1);
-        assert_eq!(ours(descendants.look(&[])), 0);
+        assert_eq!(ours(descendants.look(&[], None)), 1);
+        assert_eq!(ours(descendants.look(&[], None)), 0);
         assert!(!descendants.held().contains(&pid) && !descendants.is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
@@ -217,7 +220,7 @@ mod tests {
         assert!(found.contains(&(child.id() as i32)), "{found:?}");
         assert!(found.contains(&grandchild), "{found:?}");
         let mut descendants = Descendants::new(Path::new("/no/library"));
-        assert_eq!(descendants.look(&[]), [], "too early to judge");
+        assert_eq!(descendants.look(&[], None), [], "too early to judge");
         assert!(descendants.held().contains(&grandchild));
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(grandchild),
@@ -225,7 +228,7 @@ mod tests {
         )
         .unwrap();
         child.wait().unwrap();
-        descendants.look(&[]);
+        descendants.look(&[], None);
         assert!(!descendants.held().contains(&grandchild));
     }
 }

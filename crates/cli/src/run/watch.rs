@@ -74,7 +74,7 @@ impl Watch<'_> {
             swapoff::serve(&self.commands, &self.supervisor.control());
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
-                let findings = state.descendants.look(&self.supervisor.managed_processes());
+                let findings = self.look(&mut state);
                 self.warn(&mut state, findings);
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER
@@ -92,6 +92,12 @@ impl Watch<'_> {
                 self.explain(&mut state, outcome, since, &held);
             }
         }
+    }
+
+    fn look(&self, state: &mut State) -> Vec<Finding> {
+        let managed = self.supervisor.managed_processes();
+        let guardian = self.supervisor.guardian_process();
+        state.descendants.look(&managed, guardian)
     }
 
     /// Sleeps until something is to be done, at most until then.
@@ -217,7 +223,7 @@ impl Watch<'_> {
             None => signal,
         };
         state.asked_to_end.get_or_insert_with(Instant::now);
-        state.descendants.look(&self.supervisor.managed_processes());
+        self.look(state);
         for pid in state.descendants.held() {
             let _ = kill(Pid::from_raw(pid), send);
         }

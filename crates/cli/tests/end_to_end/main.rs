@@ -5,6 +5,7 @@
 //! comparison is repeated.  Tests run one at a time, whatever the number of threads.
 
 mod crash;
+mod departures;
 mod harness;
 mod pass_through;
 mod processes;

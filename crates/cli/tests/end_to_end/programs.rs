@@ -1,9 +1,6 @@
 //! Ordinary programs in a quarter of the memory they use: same output, limit held.
 
-use crate::support::{
-    MIB, Program, alone, available, python, same_as_unlimited, same_as_unlimited_but_for_forks,
-    source,
-};
+use crate::support::{MIB, Program, alone, available, python, same_as_unlimited, source};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -134,7 +131,7 @@ fn a_shell_runs_many_short_pipelines() {
         return;
     }
     let _guard = alone();
-    same_as_unlimited_but_for_forks(
+    same_as_unlimited(
         &Program::new("bash")
             .arg(source("many_processes.sh"))
             .arg("40"),

@@ -80,7 +80,7 @@ fn fill_save_and_compare(limits: Limits) {
     let outcome = running.wait();
     outcome.assert_success();
     outcome.assert_swapped(100 * MIB);
-    outcome.assert_limit_held_but_for_forks();
+    outcome.assert_limit_held();
 
     // The dump, loaded by a server without a limit.
     let (running, mut client) = server(folder.path(), RedisClient::free_port(), Limits::None);

@@ -7,7 +7,7 @@
 use super::engine::Shared;
 use super::{registry, worker};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::Inspector;
+use memfold_sys::process::{Inspector, own_id};
 use memfold_sys::signal::die;
 use memfold_sys::thread;
 use memfold_sys::uffd::{EVENT_PAGEFAULT, Message};
@@ -27,7 +27,7 @@ impl Follower {
     fn new() -> Follower {
         Follower {
             // Without it the listener stays where the scheduler puts it.
-            inspector: Inspector::open(std::process::id() as i32).ok(),
+            inspector: Inspector::open(own_id(), own_id()).ok(),
             cpu: None,
             until_sample: 0,
             distance: SAMPLE_NEAREST,

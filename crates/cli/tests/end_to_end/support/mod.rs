@@ -138,23 +138,6 @@ pub fn rounds() -> u32 {
 /// with `total_percent` of it as a limit on everything; each time the output must be
 /// the same and the limit must hold.  Returns the unlimited run's outcome.
 pub fn same_as_unlimited(program: &Program, total_percent: u64) -> Outcome {
-    compare_with_unlimited(program, total_percent, Outcome::assert_limit_held)
-}
-
-/// The same for a program that forks while its memory is out, where the limit is not kept yet.
-pub fn same_as_unlimited_but_for_forks(program: &Program, total_percent: u64) -> Outcome {
-    compare_with_unlimited(
-        program,
-        total_percent,
-        Outcome::assert_limit_held_but_for_forks,
-    )
-}
-
-fn compare_with_unlimited(
-    program: &Program,
-    total_percent: u64,
-    assert_limit: fn(&Outcome),
-) -> Outcome {
     let native = program.run(Limits::None);
     native.assert_success();
     let peak = native.peak.total;
@@ -173,7 +156,7 @@ fn compare_with_unlimited(
                 limited.text()
             );
             limited.assert_swapped(peak);
-            assert_limit(&limited);
+            limited.assert_limit_held();
         }
     }
     native

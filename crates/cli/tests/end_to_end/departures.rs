@@ -1,0 +1,109 @@
+//! Programs that part from their memory in unusual ways: the parent of a fork ends at once, the
+//! main thread ends before the others, a child has no helper, a helper is stopped.
+
+use crate::support::{Limits, MIB, Program, alone, available, compiled, is_alive};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::time::{Duration, Instant};
+
+fn departures(mode: &str, megabytes: &str) -> Program {
+    Program::new(compiled("departures", &["departures.c"], &[]))
+        .args([mode, megabytes])
+        .timeout(Duration::from_secs(120))
+}
+
+fn ends_well(mode: &str, megabytes: &str) {
+    if !available(mode, &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let outcome = departures(mode, megabytes).run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), format!("{mode} ok\n"));
+    assert!(
+        outcome.number("pages_in") > 1000.0,
+        "hardly anything was out"
+    );
+    outcome.assert_limit_held();
+}
+
+#[test]
+fn children_outlive_a_parent_that_ends_or_executes_right_after_the_fork() {
+    ends_well("left", "32");
+}
+
+#[test]
+fn a_program_outlives_its_main_thread() {
+    ends_well("main", "40");
+}
+
+#[test]
+fn a_fork_beside_moves_sees_one_moment() {
+    ends_well("race", "24");
+}
+
+#[test]
+fn a_child_without_a_helper_dies_with_the_supervisor() {
+    if !available("child without a helper", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    for round in 0..4 {
+        let mut running = departures("raw", "32").start(Limits::Resident(16 * MIB));
+        running.wait_for_output(4);
+        // By now the child is known to have none.
+        std::thread::sleep(Duration::from_millis(500 + 13 * round));
+        let processes = running.processes();
+        assert!(processes.len() >= 3, "supervisor and two: {processes:?}");
+        kill(Pid::from_raw(running.root()), Signal::SIGKILL).expect("memfold is killed");
+        let began = Instant::now();
+        while processes.iter().any(|&process| is_alive(process)) {
+            running.has_ended();
+            if began.elapsed() > Duration::from_secs(3) {
+                running.give_up("processes outlive the supervisor");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let outcome = running.wait();
+        assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
+    }
+}
+
+#[test]
+fn a_stopped_program_does_not_hold_up_the_others() {
+    if !available("stopped program", &["cc", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    // Two programs; the first writes nothing to the common output.
+    let script = "\"$0\" 32 0 \"$1\" > /dev/null & echo $!; exec \"$0\" 32 0 \"$1\"";
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .arg(folder.path().join("result"))
+        .start(Limits::Resident(16 * MIB));
+    running.wait_for_output(8);
+    let first = String::from_utf8_lossy(&running.output_so_far())
+        .lines()
+        .next()
+        .and_then(|line| line.parse().ok())
+        .expect("the first program's number");
+    let stopped = Pid::from_raw(first);
+    for round in 0..25u64 {
+        // Somewhere in its batches: now and then its helper is inside the gate.
+        std::thread::sleep(Duration::from_micros(20_000 + 700 * round));
+        kill(stopped, Signal::SIGSTOP).expect("the program is stopped");
+        let before = running.output_so_far().len();
+        running.wait_for_output(before + 2);
+        kill(stopped, Signal::SIGCONT).expect("the program is continued");
+    }
+    for process in running.processes() {
+        if process != running.root() {
+            // Some have ended.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+    }
+    let outcome = running.wait();
+    assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
+}

@@ -1,0 +1,248 @@
+/* Programs that part from their memory in unusual ways, while most of it is out:
+ *
+ *   departures left MEGABYTES    a parent forks and ends (or executes) at once; its children verify
+ *   departures main MEGABYTES    the main thread ends; another verifies, and forks
+ *   departures raw MEGABYTES     a child made behind the C library's back verifies until killed
+ *   departures race MEGABYTES    one thread forks while another moves and unmaps: children see
+ *                                the moment of the fork
+ *
+ * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
+#define _GNU_SOURCE
+#include "stamp.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+static size_t pages;
+static uint64_t *memory;
+
+static uint64_t *new_memory(void)
+{
+    void *start = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        _exit(2);
+    return start;
+}
+
+static void verify(const char *who)
+{
+    for (size_t page = 0; page < pages; page++) {
+        if (check_page(memory + page * WORDS, page + 1, 1) >= 0) {
+            report_page(who, memory + page * WORDS, page + 1, 1);
+            _exit(1);
+        }
+    }
+}
+
+static void must_end_well(pid_t child)
+{
+    int status;
+    if (waitpid(child, &status, 0) != child || status != 0) {
+        say("MISMATCH child %d ended with status %x\n", (int)child, status);
+        _exit(1);
+    }
+}
+
+/* Each round, a process touches pages (so that some are on their way out or back), forks and is
+ * gone.  Its child reports through a pipe. */
+static void left(char *self)
+{
+    for (unsigned round = 0; round < 30; round++) {
+        int channel[2];
+        if (pipe(channel))
+            _exit(2);
+        pid_t middle = fork();
+        if (middle == 0) {
+            for (size_t page = round; page < pages; page += 3)
+                if (check_page(memory + page * WORDS, page + 1, 1) >= 0)
+                    _exit(1);
+            if (fork() == 0) {
+                verify("left behind");
+                if (write(channel[1], "v", 1) != 1)
+                    _exit(3);
+                _exit(0);
+            }
+            if (round % 2)
+                _exit(0);
+            execl(self, "departures", "nothing", "1", (char *)NULL);
+            _exit(2);
+        }
+        must_end_well(middle);
+        close(channel[1]);
+        char byte = 0;
+        if (read(channel[0], &byte, 1) != 1 || byte != 'v') {
+            say("MISMATCH round %u: a child that was left behind did not come to its end\n", round);
+            _exit(1);
+        }
+        close(channel[0]);
+    }
+    say("left ok\n");
+}
+
+static void *outlive(void *main_thread)
+{
+    pthread_join(*(pthread_t *)main_thread, NULL);
+    for (unsigned round = 0; round < 4; round++) {
+        verify("without its main thread");
+        pid_t child = fork();
+        if (child == 0) {
+            verify("forked without a main thread");
+            _exit(0);
+        }
+        must_end_well(child);
+    }
+    say("main ok\n");
+    _exit(0);
+}
+
+static void end_main(void)
+{
+    static pthread_t main_thread;
+    pthread_t other;
+    main_thread = pthread_self();
+    if (pthread_create(&other, NULL, outlive, &main_thread))
+        _exit(2);
+    pthread_exit(NULL);
+}
+
+static void raw(void)
+{
+    long child = syscall(SYS_fork);
+    for (;;) {
+        verify(child ? "parent" : "made by the system call");
+        if (write(1, ".", 1) != 1)
+            _exit(3);
+    }
+}
+
+/* Where the moving thread says that the pieces are.  It says so before and after each change, and
+ * a child forked in between looks which of the two is mapped. */
+#define PIECES 6
+struct piece {
+    uint64_t *now, *next;
+    uint64_t identity;
+    uint64_t *nowhere;
+};
+static struct piece pieces[PIECES];
+static size_t piece_pages;
+static volatile int racing = 1;
+
+static int is_mapped(void *start)
+{
+    return msync(start, piece_pages * PAGE, MS_ASYNC) == 0 || errno != ENOMEM;
+}
+
+static void stamp_piece(uint64_t *start, uint64_t identity)
+{
+    for (size_t page = 0; page < piece_pages; page++)
+        stamp_page(start + page * WORDS, identity + page, 1);
+}
+
+static void *move_about(void *first)
+{
+    unsigned seed = (unsigned)(size_t)first;
+    while (racing) {
+        seed = seed * 1103515245 + 12345;
+        /* Each of the two movers has pieces of its own. */
+        struct piece *piece = &pieces[((size_t)first + 2 * (seed >> 20)) % PIECES];
+        uint64_t *target = piece->nowhere;
+        __atomic_store_n(&piece->next, target, __ATOMIC_SEQ_CST);
+        /* Over a reservation, which goes with it. */
+        if (mremap(piece->now, piece_pages * PAGE, piece_pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+                   target) == MAP_FAILED)
+            _exit(2);
+        uint64_t *before = piece->now;
+        __atomic_store_n(&piece->now, target, __ATOMIC_SEQ_CST);
+        piece->nowhere = before;
+        if (seed >> 30)
+            usleep(300);
+    }
+    return NULL;
+}
+
+static void look_at_pieces(void)
+{
+    for (unsigned number = 0; number < PIECES; number++) {
+        struct piece *piece = &pieces[number];
+        uint64_t *start = piece->now;
+        if (piece->next && piece->next != start && is_mapped(piece->next)) {
+            if (is_mapped(start)) {
+                say("MISMATCH piece %u is in two places\n", number);
+                _exit(1);
+            }
+            start = piece->next;
+        }
+        for (size_t page = 0; page < piece_pages; page++) {
+            uint64_t *where = start + page * WORDS;
+            if (check_page(where, piece->identity + page, 1) >= 0) {
+                report_page("forked while it moved", where, piece->identity + page, 1);
+                _exit(1);
+            }
+        }
+    }
+}
+
+static void race(void)
+{
+    piece_pages = pages / PIECES;
+    /* Room for twice as many, a page apart so that they are never one mapping. */
+    size_t stride = (piece_pages + 1) * WORDS;
+    uint64_t *room = mmap(NULL, 2 * PIECES * stride * 8, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        _exit(2);
+    for (unsigned number = 0; number < PIECES; number++) {
+        struct piece *piece = &pieces[number];
+        piece->now = mmap(room + 2 * number * stride, piece_pages * PAGE, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        piece->nowhere = room + (2 * number + 1) * stride;
+        munmap(piece->nowhere, piece_pages * PAGE);
+        piece->identity = 1 + number * piece_pages;
+        stamp_piece(piece->now, piece->identity);
+    }
+    pthread_t movers[2];
+    for (size_t mover = 0; mover < 2; mover++)
+        pthread_create(&movers[mover], NULL, move_about, (void *)mover);
+    for (unsigned round = 0; round < 60; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            look_at_pieces();
+            _exit(0);
+        }
+        must_end_well(child);
+    }
+    racing = 0;
+    for (size_t mover = 0; mover < 2; mover++)
+        pthread_join(movers[mover], NULL);
+    look_at_pieces();
+    say("race ok\n");
+}
+
+int main(int count, char **arguments)
+{
+    if (count != 3)
+        return 2;
+    const char *mode = arguments[1];
+    if (!strcmp(mode, "nothing"))
+        return 0;
+    pages = strtoul(arguments[2], NULL, 10) * 256;
+    if (!strcmp(mode, "race")) {
+        race();
+        return 0;
+    }
+    memory = new_memory();
+    for (size_t page = 0; page < pages; page++)
+        stamp_page(memory + page * WORDS, page + 1, 1);
+    if (!strcmp(mode, "left"))
+        left("/proc/self/exe");
+    else if (!strcmp(mode, "main"))
+        end_main();
+    else if (!strcmp(mode, "raw"))
+        raw();
+    else
+        return 2;
+    return 0;
+}

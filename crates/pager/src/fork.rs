@@ -1,0 +1,415 @@
+//! Forks: what a child inherits.
+//!
+//! The event of a fork is read after the mappings were copied, and other threads' changes of the
+//! mappings may be reported on either side of it. So a child inherits the page states as of the
+//! event, with a note of every change that was applied in the same breath, before or after; and
+//! before its first fault is served, its own mappings say which of these it saw. Until then it
+//! stands still, as it has one thread, and that one waits.
+
+use crate::address_space::{AddressSpace, Exclusive};
+use crate::group::lock;
+use crate::mover::Mover;
+use crate::order::Change;
+use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
+use crate::stage::StageIndex;
+use crate::state::PageState;
+use crate::table::PageTable;
+use memfold_swap::{Page, Scratch, Slot};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::{self, Inspector};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const SHARED: PageState = PageState::Resident {
+    young: false,
+    shared: true,
+};
+/// Nobody else is in the gate of a child that stands still.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What was in the stage, copied out before the event of a fork was read: from then on the parent
+/// runs, and may be gone before its memory can be read.
+pub type Stash = HashMap<StageIndex, Page>;
+
+/// A change that was applied beside a fork, with the page states that it made an end of.
+struct Beside {
+    change: Change,
+    /// Slots are counted once for this list.
+    states: Vec<(VirtualPage, PageState)>,
+}
+
+/// The changes that were applied beside the forks of one reading.
+#[derive(Default)]
+pub struct BesideForks {
+    before: Vec<Beside>,
+    /// The children so far, each with how many of `after` came before it.
+    children: Vec<(Arc<AddressSpace>, usize)>,
+    after: Vec<Change>,
+}
+
+/// What a child has yet to compare with its own mappings.
+#[derive(Default)]
+pub struct Inheritance {
+    before: Vec<Beside>,
+    after: Vec<Change>,
+}
+
+impl BesideForks {
+    /// Notes a change that is about to be applied before a fork.
+    pub fn before_a_fork(&mut self, space: &AddressSpace, change: Change) {
+        let mut states = Vec::new();
+        if let Change::Unmap(range) = change {
+            space.table.visit(range, |page, entry| {
+                if let Some(state) = inherited(space, entry.load()) {
+                    states.push((page, state));
+                }
+                true
+            });
+        }
+        self.before.push(Beside { change, states });
+    }
+
+    /// Notes a change that is applied after a fork.
+    pub fn after_a_fork(&mut self, change: Change) {
+        if !self.children.is_empty() {
+            self.after.push(change);
+        }
+    }
+
+    /// Notes a child as it is made.
+    pub fn born(&mut self, child: &Arc<AddressSpace>) {
+        let copies = self.before.iter().map(|beside| Beside {
+            change: beside.change,
+            states: beside.copied(child),
+        });
+        if let Some(inheritance) = &mut *lock(&child.inheritance) {
+            inheritance.before = copies.collect();
+        }
+        self.children.push((child.clone(), self.after.len()));
+    }
+
+    /// All is applied: the children learn what came after them.
+    pub fn finish(self, space: &AddressSpace) {
+        for (child, from) in self.children {
+            if let Some(inheritance) = &mut *lock(&child.inheritance) {
+                inheritance.after = self.after[from..].to_vec();
+            }
+        }
+        let slots: Vec<Slot> = self.before.iter().flat_map(Beside::slots).collect();
+        space.group().swap.release_bulk(&slots);
+    }
+}
+
+impl Beside {
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.states.iter().filter_map(|(_, state)| match state {
+            PageState::Swapped(slot) => Some(*slot),
+            _ => None,
+        })
+    }
+
+    fn copied(&self, space: &AddressSpace) -> Vec<(VirtualPage, PageState)> {
+        for slot in self.slots() {
+            space.must_duplicate(slot);
+        }
+        self.states.clone()
+    }
+}
+
+/// The state in which another owner has a page, with a count of its own; `None` where there is
+/// nothing to have.
+fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
+    match state {
+        PageState::Hole => None,
+        // Of a batch, the pages are still in the parent's memory: it is stale.
+        PageState::Resident { .. } | PageState::Moving(_) => Some(SHARED),
+        PageState::Swapped(slot) | PageState::Filling(slot) => {
+            space.must_duplicate(slot);
+            Some(PageState::Swapped(slot))
+        }
+        PageState::Staged(_) | PageState::Returning(_) => {
+            unreachable!("staged pages were stored")
+        }
+        PageState::Clearing => unreachable!("pages are cleared inside the gate"),
+        removed @ PageState::Removed(_) => Some(removed),
+    }
+}
+
+impl Inheritance {
+    /// Changes the page states of a child to those that belong to its mappings: `own` are the
+    /// ranges that are registered there.
+    fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, own: &Regions) {
+        // Backwards through the changes, `mapped` becomes what was mapped before each.
+        let mut mapped = own.clone();
+        let mut seen_after = Vec::new();
+        for change in self.after.iter().rev() {
+            if rewind(&mut mapped, *change) {
+                seen_after.push(*change);
+            }
+        }
+        for beside in self.before.into_iter().rev() {
+            if rewind(&mut mapped, beside.change) {
+                let slots: Vec<Slot> = beside.slots().collect();
+                child.group().swap.release_bulk(&slots);
+                continue;
+            }
+            match beside.change {
+                Change::Unmap(range) => {
+                    child.apply_unmap(gate, range);
+                    lock(&child.regions).add(range);
+                    for (page, state) in beside.states {
+                        child.table.entry(page).set(state);
+                    }
+                }
+                Change::Remap { from, to } => {
+                    child.apply_remap(gate, moved(from, to), from.start);
+                }
+                Change::Remove(_) | Change::Fork(_) => {}
+            }
+        }
+        for change in seen_after.into_iter().rev() {
+            match change {
+                Change::Unmap(range) => child.apply_unmap(gate, range),
+                Change::Remap { from, to } => child.apply_remap(gate, from, to),
+                Change::Remove(_) | Change::Fork(_) => {}
+            }
+        }
+    }
+
+    /// Gives back what a child held that never came to look.
+    pub fn into_slots(self) -> Vec<Slot> {
+        self.before.iter().flat_map(Beside::slots).collect()
+    }
+}
+
+fn moved(from: PageRange, to: VirtualPage) -> PageRange {
+    PageRange {
+        start: to,
+        end: to.plus(from.pages()),
+    }
+}
+
+/// Whether a child with these mappings saw the change. If so, `mapped` becomes what it was before.
+fn rewind(mapped: &mut Regions, change: Change) -> bool {
+    match change {
+        Change::Unmap(range) | Change::Remap { from: range, .. }
+            if mapped.uncovered(range).is_empty() =>
+        {
+            false
+        }
+        Change::Unmap(range) => {
+            mapped.add(range);
+            true
+        }
+        Change::Remap { from, to } => {
+            mapped.remove(moved(from, to));
+            mapped.add(from);
+            true
+        }
+        Change::Remove(_) | Change::Fork(_) => true,
+    }
+}
+
+impl AddressSpace {
+    /// The child sees every page as it was at the fork. No page was copied in or moved out since
+    /// (the kernel refused, or the gate was held), so the states here are the child's. If staged
+    /// pages are lost, as the parent is gone already, the child is stopped at its first fault.
+    pub fn apply_fork(
+        self: &Arc<Self>,
+        gate: &Exclusive<'_>,
+        uffd: OwnedFd,
+        mover: Mover,
+        beside: &mut BesideForks,
+    ) -> Arc<AddressSpace> {
+        let group = self.group();
+        let beacon = self
+            .attached()
+            .map(|attached| attached.arena.beacon)
+            .or(self.beacon());
+        let child = AddressSpace::new(group.clone(), group.next_id(), uffd, mover)
+            .of_child(self.family.clone(), beacon);
+        let lost = self.settle_staged(gate);
+        child.lost.store(lost, Ordering::Relaxed);
+        let mut any_stored = false;
+        self.table.visit(PageTable::everything(), |page, entry| {
+            let state = entry.load();
+            if let PageState::Resident { young, .. } = state {
+                entry.set(PageState::Resident {
+                    young,
+                    shared: true,
+                });
+            }
+            if !matches!(state, PageState::Staged(_) | PageState::Returning(_))
+                && let Some(state) = inherited(self, state)
+            {
+                any_stored |= matches!(state, PageState::Swapped(_));
+                child.table.entry(page).set(state);
+            }
+            true
+        });
+        *lock(&child.regions) = lock(&self.regions).clone();
+        *lock(&child.inheritance) = Some(Inheritance::default());
+        child.inherited_stored.store(any_stored, Ordering::Relaxed);
+        // Both owners' copies of a page are to go out together.
+        let hand = self.hand.load(Ordering::Relaxed);
+        child.hand.store(hand, Ordering::Relaxed);
+        let resident = self.resident_pages();
+        group.add_shared_pages(resident as u64);
+        child.set_resident_pages(resident as u64);
+        self.forked.store(true, Ordering::Relaxed);
+        let child = Arc::new(child);
+        self.family.join(self);
+        self.family.join(&child);
+        group.add_space(child.clone());
+        beside.born(&child);
+        child
+    }
+
+    /// Before events are read among which a fork may be: copies the stage. The gate is held
+    /// exclusively, so nothing is staged or returned until they are applied.
+    pub fn stash(&self, _gate: &Exclusive<'_>) -> Stash {
+        let Some(attached) = self.attached() else {
+            return Stash::new();
+        };
+        // What the helper moved already is staged.
+        self.settle();
+        let staged = self.staged_pages();
+        let places: Vec<StageIndex> = staged.iter().map(|(_, place)| *place).collect();
+        let addresses: Vec<u64> = places
+            .iter()
+            .map(|place| self.stage_address(*place))
+            .collect();
+        let mut buffer = vec![[0u8; PAGE_SIZE]; places.len()];
+        // What cannot be read is missed, and said, where it is needed.
+        let read = attached
+            .inspector
+            .read_pages(&addresses, buffer.as_flattened_mut())
+            .unwrap_or(0);
+        places
+            .into_iter()
+            .zip(buffer.into_iter().take(read))
+            .collect()
+    }
+
+    fn staged_pages(&self) -> Vec<(VirtualPage, StageIndex)> {
+        let mut staged = Vec::new();
+        if lock(&self.stage).live() == 0 {
+            return staged;
+        }
+        self.table.visit(PageTable::everything(), |page, entry| {
+            if let PageState::Staged(place) | PageState::Returning(place) = entry.load() {
+                staged.push((page, place));
+            }
+            true
+        });
+        staged
+    }
+
+    /// Puts every staged page into the swap space, so that it can have two owners. What the stash
+    /// lacks is read now.
+    pub fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
+        let mut contents = stash.unwrap_or_default();
+        let staged = self.staged_pages();
+        if staged
+            .iter()
+            .any(|(_, place)| !contents.contains_key(place))
+        {
+            contents.extend(self.stash(gate));
+        }
+        let mut scratch = Scratch::new();
+        for (page, place) in staged {
+            if let Some(contents) = contents.get(&place) {
+                self.store_one_staged(page, place, contents, &mut scratch);
+            }
+        }
+    }
+
+    /// Whether pages are still staged though a fork is applied: those of a parent that is gone.
+    fn settle_staged(&self, _gate: &Exclusive<'_>) -> bool {
+        !self.staged_pages().is_empty()
+    }
+
+    fn store_one_staged(
+        &self,
+        page: VirtualPage,
+        place: StageIndex,
+        contents: &Page,
+        scratch: &mut Scratch,
+    ) {
+        let group = self.group();
+        // The pool's memory is the supervisor's own: without it nothing can go on.
+        let slot = self.store(contents, scratch).unwrap_or_else(|error| {
+            log::error!("a forking program's page cannot be stored: {error}");
+            std::process::abort()
+        });
+        group.counters.pages_out.fetch_add(1, Ordering::Relaxed);
+        self.table.entry(page).set(PageState::Swapped(slot));
+        lock(&self.stage).retire(place);
+    }
+
+    /// Before the first fault of a forked child is served: finds its process, by the number its
+    /// thread calls itself, and makes its page states those of its mappings.
+    pub fn meet(&self, thread: Option<u32>) {
+        if lock(&self.inheritance).is_none() {
+            return;
+        }
+        if self.inspector().is_none()
+            && let Some(thread) = thread
+            && let Some(pid) = process::process_by_own_number(process::own_id(), thread.into())
+            && let Ok(inspector) = Inspector::open(pid, pid)
+        {
+            self.set_seen(inspector);
+        }
+        if self.lost.load(Ordering::Relaxed) {
+            self.stop_program(
+                "its parent ended while it forked, and part of its memory went with it",
+            );
+        }
+        self.reconcile();
+    }
+
+    /// Compares what a child inherited with its own mappings; once, while it stands still.
+    pub fn reconcile(&self) {
+        let mut place = lock(&self.inheritance);
+        let Some(inspector) = self.inspector() else {
+            return;
+        };
+        let Some(inheritance) = place.take() else {
+            return;
+        };
+        let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
+        if certain && !self.inherited_stored.load(Ordering::Relaxed) {
+            return;
+        }
+        let (Ok(gate), Ok(ranges)) = (
+            self.exclusive_within(PATIENCE),
+            inspector.inherited_ranges(),
+        ) else {
+            let slots = inheritance.into_slots();
+            self.group().swap.release_bulk(&slots);
+            // Of a process that is gone; of another's, whatever the reason, nothing can be known.
+            if !self.is_gone() {
+                self.stop_program("the mappings of a forked child cannot be read");
+            }
+            return;
+        };
+        let mut own = Regions::default();
+        for area in &ranges {
+            own.add(PageRange::of_addresses(area.start, area.end));
+        }
+        inheritance.settle(self, &gate, &own);
+        let managed = lock(&self.regions).ranges().to_vec();
+        for range in managed {
+            for gone in own.uncovered(range) {
+                self.apply_unmap(&gate, gone);
+            }
+        }
+        for area in ranges.iter().filter(|area| area.wiped) {
+            self.apply_wipe(&gate, PageRange::of_addresses(area.start, area.end));
+        }
+    }
+}
