@@ -90,11 +90,11 @@ impl Counters {
         &self.shards[thread_number() % self.shards.len()]
     }
 
-    pub(crate) fn stored(&self, tier: TierKind, bytes: u64) {
+    pub(crate) fn stored(&self, tier: TierKind, pages: u64, bytes: u64) {
         let (shard, tier) = (self.shard(), tier.index());
-        shard.pages[tier].fetch_add(1, Relaxed);
+        shard.pages[tier].fetch_add(pages, Relaxed);
         shard.bytes[tier].fetch_add(bytes, Relaxed);
-        shard.pages_total[tier].fetch_add(1, Relaxed);
+        shard.pages_total[tier].fetch_add(pages, Relaxed);
         shard.bytes_total[tier].fetch_add(bytes, Relaxed);
     }
 
@@ -126,9 +126,12 @@ impl Counters {
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> u64) -> u64 {
-        self.shards
+        let sum = self
+            .shards
             .iter()
-            .fold(0, |sum, shard| sum.wrapping_add(counter(shard)))
+            .fold(0_u64, |sum, shard| sum.wrapping_add(counter(shard)));
+        // Pages of a batch may be moved out of a tier before the batch is counted into it.
+        if sum > u64::MAX / 2 { 0 } else { sum }
     }
 
     fn sum_tiers(&self, counters: impl Fn(&Shard) -> &[AtomicU64; TIERS]) -> u64 {

@@ -58,6 +58,10 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If one of the slots holds no page.
     pub fn release_bulk(&self, slots: &[Slot]) {
+        if let [slot] = slots {
+            // A batch of one needs no lists.
+            return self.release(*slot);
+        }
         let mut batch = ReleaseBatch::default();
         let mut sorted = Vec::new();
         for chunk in slots.chunks(RELEASE_BATCH) {
@@ -83,6 +87,11 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If one of the slots holds no page.
     pub fn release_ranges(&self, ranges: &[SlotRange]) {
+        if let [range] = ranges
+            && range.count() == 1
+        {
+            return self.release(range.start());
+        }
         let mut batch = ReleaseBatch::default();
         for &range in ranges {
             let mut rest = range;

@@ -11,7 +11,7 @@ use crate::{
     codec::{Algorithm, Codec},
     counters::{Counters, Usage, thread_number},
     counts::{CountError, OverflowCounts},
-    entry::{Entry, Position, TierKind, wrong_entry},
+    entry::{Entry, Location, Position, TierKind, wrong_entry},
     error::{LoadError, NewError, StoreError},
     grace::Grace,
     group::{Charge, Group, Groups},
@@ -233,7 +233,7 @@ impl<S: PageSource> SwapSpace<S> {
         let slot = reserved.expect("a successful reservation gives a slot");
         let mut bytes = StoredBytes::default();
         self.store_in(slot, page, scratch, &mut bytes)?;
-        bytes.charge(group);
+        self.note_stored(group, &bytes);
         Ok(slot)
     }
 
@@ -274,7 +274,15 @@ impl<S: PageSource> SwapSpace<S> {
             }
             rest = later;
         }
-        bytes.charge(group);
+        self.note_stored(group, &bytes);
+    }
+
+    /// Counts pages that were stored, before their slots are told to anybody.
+    fn note_stored(&self, group: &Group, stored: &StoredBytes) {
+        for (tier, pages, bytes) in stored.tiers() {
+            self.counters.stored(tier, pages, bytes);
+        }
+        stored.charge(group);
     }
 
     fn reserve(
@@ -303,7 +311,6 @@ impl<S: PageSource> SwapSpace<S> {
             Ok(position) => {
                 let bytes = self.tier(position.tier).bytes(position.location);
                 self.table.entry(slot).publish(slot, position);
-                self.counters.stored(position.tier, bytes);
                 stored.add(position.tier, bytes);
                 Ok(())
             }
@@ -417,6 +424,14 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
+    /// Which tier keeps the page in `slot`, and where; `None` if the slot holds no page. Takes no
+    /// lock. Another thread may change it at once: data is read with [`load`](Self::load).
+    #[inline]
+    pub fn look_up(&self, slot: Slot) -> Option<(TierKind, Location)> {
+        let position = self.table.entry(slot).load().position()?;
+        Some((position.tier, position.location))
+    }
+
     /// Adds a count to `slot`, for another owner of the same page.
     ///
     /// # Errors
@@ -497,29 +512,43 @@ impl<S: PageSource> fmt::Debug for SwapSpace<S> {
     }
 }
 
-/// Bytes of a range of pages, by what they are charged as.
+/// Pages of a range that were stored or freed, and their bytes, by tier: so that counters and groups
+/// are changed once for all of them.
 #[derive(Debug, Default)]
 pub(crate) struct StoredBytes {
-    pool: u64,
-    file: u64,
+    tiers: [(u64, u64); TierKind::ALL.len()],
 }
 
 impl StoredBytes {
     pub(crate) fn add(&mut self, tier: TierKind, bytes: u64) {
-        match Charge::of_tier(tier) {
-            Some(Charge::Pool) => self.pool += bytes,
-            Some(Charge::File) => self.file += bytes,
-            _ => {}
-        }
+        let (pages, sum) = &mut self.tiers[tier.index()];
+        *pages += 1;
+        *sum += bytes;
+    }
+
+    /// The tiers that there are pages of, with the pages and their bytes.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = (TierKind, u64, u64)> {
+        TierKind::ALL
+            .into_iter()
+            .zip(self.tiers)
+            .filter(|&(_, (pages, _))| pages > 0)
+            .map(|(tier, (pages, bytes))| (tier, pages, bytes))
+    }
+
+    fn bytes(&self, charge: Charge) -> u64 {
+        self.tiers()
+            .filter(|&(tier, ..)| Charge::of_tier(tier) == Some(charge))
+            .map(|(.., bytes)| bytes)
+            .sum()
     }
 
     pub(crate) fn charge(&self, group: &Group) {
-        group.charge(Charge::Pool, self.pool);
-        group.charge(Charge::File, self.file);
+        group.charge(Charge::Pool, self.bytes(Charge::Pool));
+        group.charge(Charge::File, self.bytes(Charge::File));
     }
 
     pub(crate) fn uncharge(&self, group: &Group) {
-        group.uncharge(Charge::Pool, self.pool);
-        group.uncharge(Charge::File, self.file);
+        group.uncharge(Charge::Pool, self.bytes(Charge::Pool));
+        group.uncharge(Charge::File, self.bytes(Charge::File));
     }
 }

@@ -51,7 +51,9 @@ pub struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    pub(crate) fn new(slot: Slot, location: Location, annex: &'a AtomicU64) -> Self {
+    /// A page that a tier keeps for `slot` at `location`, and the annex word if it asked for one.
+    /// For those who keep pages in a tier without a space.
+    pub fn new(slot: Slot, location: Location, annex: &'a AtomicU64) -> Self {
         Self {
             slot,
             location,
