@@ -19,6 +19,7 @@ use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, Pool, Relocate};
 use crate::{
     Options,
     before::zsmalloc::{Original, Step},
+    clock::{process_cpu, thread_cpu},
     mapping::Mapping,
     random::Random,
     report::{Report, Row, Samples},
@@ -397,24 +398,9 @@ fn fill(
 /// Does `work` from the start on, and says what processor time it took.
 fn apart_from(start: &Barrier, work: impl FnOnce()) -> Duration {
     start.wait();
-    let before = clock(libc::CLOCK_THREAD_CPUTIME_ID);
+    let before = thread_cpu();
     work();
-    clock(libc::CLOCK_THREAD_CPUTIME_ID).saturating_sub(before)
-}
-
-fn process_cpu() -> Duration {
-    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
-}
-
-fn clock(clock: libc::clockid_t) -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `time` is a valid place for the result.
-    let result = unsafe { libc::clock_gettime(clock, &mut time) };
-    assert_eq!(result, 0, "a clock of this process is always there");
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    thread_cpu().saturating_sub(before)
 }
 
 #[cfg(test)]

@@ -3,6 +3,9 @@
 
 mod before;
 mod chain;
+mod clock;
+mod contents;
+mod exit;
 mod free;
 mod host;
 mod kernel;
@@ -11,7 +14,9 @@ mod pool;
 mod random;
 mod report;
 mod report_html;
+mod table;
 mod trace;
+mod virtual_slots;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -34,6 +39,13 @@ Experiments:
              [--scale F] [--runs N] [--memfold PATH] [--python PATH] [--swap-dir DIR]
   report   a page of all experiments, with plots, beside the published figures
              --out DIR [--from FILES] [--experiments LIST] [options of kernel]
+  table    the swap table against a tree for every 64 MB under a lock with a byte map
+             [--threads LIST] [--slots N] [--megabytes N] [--runs N]
+  virtual  virtual slots against slots with a fixed backend, each measure on and off
+             [--workload LIST] [--variant LIST] [--threads N] [--megabytes N] [--runs N]
+  exit     programs are killed, mostly swapped out, while another starts: synchronous release,
+           the gather, and this host's zram (needs root)
+             [--programs N] [--megabytes N] [--newcomer-megabytes N] [--variant LIST] [--runs N]
   trace    record the compressed page sizes of a running process
              --pid PID --algo lz4|zstd --output FILE [--pages N]
 
@@ -159,6 +171,28 @@ fn run() -> Result<()> {
         }
         kernel::WORKLOAD => kernel::run_workload(&mut parser)?,
         host::GUARDIAN => host::guard()?,
+        "table" => {
+            let options = Options::parse(&mut parser, &["threads", "slots", "megabytes", "runs"])?;
+            table::run(&options)?.print(options.json);
+        }
+        "virtual" => {
+            let known = ["workload", "variant", "threads", "megabytes", "runs"];
+            let options = Options::parse(&mut parser, &known)?;
+            virtual_slots::run(&options)?.print(options.json);
+        }
+        "exit" => {
+            let known = [
+                "programs",
+                "megabytes",
+                "newcomer-megabytes",
+                "variant",
+                "runs",
+            ];
+            let options = Options::parse(&mut parser, &known)?;
+            exit::run(&options)?.print(options.json);
+        }
+        exit::PROGRAM => exit::hold(&Options::parse(&mut parser, &["pages"])?)?,
+        exit::NEWCOMER => exit::start(&Options::parse(&mut parser, &["pages"])?)?,
         "trace" => {
             let options = Options::parse(&mut parser, &["pid", "algo", "output", "pages"])?;
             record(&options)?;

@@ -31,6 +31,10 @@ impl Row {
 pub struct Samples(Vec<f64>);
 
 impl Samples {
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
     pub fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
@@ -53,6 +57,17 @@ impl Samples {
     /// Every sample, in the order in which they were taken.
     pub fn values(&self) -> Vec<f64> {
         self.0.iter().copied().map(rounded).collect()
+    }
+
+    /// Each sample over the one of `base` that was taken in the same round.
+    pub fn ratio_to(&self, base: &Self) -> Self {
+        Self(
+            self.0
+                .iter()
+                .zip(&base.0)
+                .map(|(one, other)| one / other)
+                .collect(),
+        )
     }
 
     /// The largest over the smallest.

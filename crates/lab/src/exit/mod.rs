@@ -1,0 +1,391 @@
+//! Many programs are killed, most of whose memory is swapped out, while another one starts.
+
+mod process;
+
+pub use process::{NEWCOMER, PROGRAM, hold, start};
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use memfold_swap::{
+    Gather, GatherConfig, PAGE_SIZE, Page, Scratch, Slot, SlotRanges, SwapConfig, SwapSpace,
+};
+use serde_json::Value;
+
+use self::process::Process;
+use crate::{
+    Options, clock, contents,
+    host::{Guardian, MemoryGroup, Zram},
+    mapping::Mapping,
+    random::Random,
+    report::{Report, Row, Samples},
+};
+
+/// Who releases what a program leaves behind, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    /// The program as it exits, slot by slot: what was replaced.
+    Sync,
+    /// The program as it exits, but in bulk.
+    SyncBulk,
+    /// Others, in batches.
+    Gather,
+    /// This host's kernel.
+    Zram,
+}
+
+const VARIANTS: [(&str, Variant); 4] = [
+    ("sync", Variant::Sync),
+    ("sync-bulk", Variant::SyncBulk),
+    ("gather", Variant::Gather),
+    ("zram", Variant::Zram),
+];
+
+/// How many in a hundred pages are swapped out: a program after 15 minutes on the phone.
+const SWAPPED_PERCENT: usize = 65;
+/// Pages of one program that reclaim stores together.
+const STORED_TOGETHER: usize = 64;
+/// How long an experiment may wait for its memory.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What zram may keep when all is back.
+const LEFT_IN_ZRAM: u64 = 1 << 20;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    programs: usize,
+    /// Of each program.
+    pages: usize,
+    newcomer_pages: usize,
+}
+
+impl Case {
+    fn swapped(self) -> usize {
+        self.pages * SWAPPED_PERCENT / 100
+    }
+}
+
+/// What one run gave.
+#[derive(Debug, Clone, Copy)]
+struct Outcome {
+    newcomer: Duration,
+    gone: Duration,
+    returned: Duration,
+    cpu: Duration,
+}
+
+pub fn run(options: &Options) -> Result<Report> {
+    let mut report = Report::new("exit");
+    let runs = options.number("runs", 5)?.max(1);
+    let case = Case {
+        programs: options.number("programs", 12)?,
+        pages: options.number("megabytes", 64)? * 256,
+        newcomer_pages: options.number("newcomer-megabytes", 64)? * 256,
+    };
+    ensure!(
+        (1..=64).contains(&case.programs),
+        "--programs takes 1 to 64"
+    );
+    ensure!(
+        (256..=1 << 18).contains(&case.pages) && (256..=1 << 18).contains(&case.newcomer_pages),
+        "--megabytes and --newcomer-megabytes take 1 to 1024"
+    );
+    let names = VARIANTS.map(|(name, _)| name).join(",");
+    let mut variants = Vec::new();
+    for wanted in options.list("variant", &names) {
+        let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
+        variants.push(*found.with_context(|| format!("there is no variant {wanted:?}"))?);
+    }
+    let zram = variants
+        .iter()
+        .any(|(_, variant)| *variant == Variant::Zram);
+    let guardian = zram.then(Guardian::start).transpose()?;
+    let mut samples = vec![[const { Samples::new() }; 4]; variants.len()];
+    // The first time round, the machine's memory is touched for the first time.
+    for run in 0..=runs {
+        for ((_, variant), samples) in variants.iter().zip(&mut samples) {
+            let outcome = match (variant, &guardian) {
+                (Variant::Zram, Some(guardian)) => measure_zram(guardian, case)?,
+                _ => measure(*variant, case)?,
+            };
+            let Outcome {
+                newcomer,
+                gone,
+                returned,
+                cpu,
+            } = outcome;
+            if run > 0 {
+                for (samples, time) in samples.iter_mut().zip([newcomer, gone, returned, cpu]) {
+                    samples.push(time.as_secs_f64() * 1e3);
+                }
+            }
+        }
+    }
+    for ((name, variant), [newcomer, gone, returned, cpu]) in variants.iter().zip(&samples) {
+        report.add(
+            Row::new()
+                .with("variant", *name)
+                .with("programs", case.programs)
+                .with("megabytes", case.pages / 256)
+                .measured("newcomer_ms", newcomer)
+                .measured("gone_ms", gone)
+                .measured("returned_ms", returned)
+                .measured("cpu_ms", cpu)
+                .measured("newcomer_ratio", &newcomer.ratio_to(&samples[0][0]))
+                .with("runs", runs)
+                .with("spread", newcomer.spread())
+                .with("published", published(*variant)),
+        );
+    }
+    add_notes(&mut report);
+    Ok(report)
+}
+
+fn add_notes(report: &mut Report) {
+    report.note(
+        "newcomer_ms: from its start, at the moment of the kills, until it has touched its memory; \
+         gone_ms: until every killed program is gone; returned_ms: until all their memory is back; \
+         cpu_ms: of all but the newcomer; newcomer_ratio: to the first variant, by rounds.",
+    );
+    report.note(
+        "65 % of each program is swapped out. In sync, sync-bulk and gather the programs are real \
+         processes that hold their resident part; what is swapped out lies compressed in our swap \
+         space, and a thread for each program does what the program would do as it exits: it \
+         waits for the process to be gone, and then releases its slots itself, one by one (sync) \
+         or in bulk, or hands them over. zram: real processes in a memory cgroup.",
+    );
+    report.note(
+        "There is free memory enough for the newcomer everywhere: what it waits for is the \
+         processors. On the phone it waits for memory as well.",
+    );
+}
+
+fn published(variant: Variant) -> Value {
+    match variant {
+        Variant::Sync => "cold start 1512 ms, preview 352 ms".into(),
+        Variant::Gather => "cold start 1204 ms (-20 %), preview 205 ms (-42 %)".into(),
+        _ => Value::Null,
+    }
+}
+
+/// Fills a swap space with the swapped-out pages of all programs, as reclaim meets them: some
+/// neighbours of one, then of another. Returns the slots of each in the order of its pages.
+fn fill(space: &SwapSpace<Mapping>, case: Case) -> Result<Vec<Vec<Slot>>> {
+    let contents = contents::compressible(256);
+    let mut scratch = Scratch::new();
+    let mut slots = vec![Vec::with_capacity(case.swapped()); case.programs];
+    let mut turns: Vec<usize> = (0..case.programs)
+        .flat_map(|program| std::iter::repeat_n(program, case.swapped().div_ceil(STORED_TOGETHER)))
+        .collect();
+    Random::new(1).shuffle(&mut turns);
+    let mut stored = Vec::with_capacity(STORED_TOGETHER);
+    for program in turns {
+        let of_program = &mut slots[program];
+        let count = STORED_TOGETHER.min(case.swapped() - of_program.len());
+        let next = contents
+            .iter()
+            .cycle()
+            .skip(of_program.len() % contents.len());
+        let pages: Vec<&Page> = next.take(count).collect();
+        stored.clear();
+        space.store_batch(&pages, &mut scratch, &mut stored);
+        for slot in stored.drain(..) {
+            of_program.push(slot?);
+        }
+    }
+    Ok(slots)
+}
+
+fn measure(variant: Variant, case: Case) -> Result<Outcome> {
+    let slots = case.programs * case.pages;
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let config = SwapConfig {
+        pool_capacity_pages: 2 * slots,
+        max_slots: 2 * slots,
+        shards: cpus,
+        ..SwapConfig::default()
+    };
+    let space = Arc::new(SwapSpace::new(Mapping, config)?);
+    let slots = fill(&space, case)?;
+    let gather = Gather::new(
+        Arc::clone(&space),
+        GatherConfig {
+            // One processor is left to others.
+            max_workers: (cpus - 1).max(1),
+            ..GatherConfig::default()
+        },
+    );
+    let mut programs = start_programs(case.programs, case.pages - case.swapped(), |_| Ok(()))?;
+    let barrier = Barrier::new(case.programs + 1);
+    thread::scope(|scope| {
+        let exits: Vec<_> = programs
+            .iter_mut()
+            .zip(&slots)
+            .map(|(program, slots)| {
+                let (barrier, space, gather) = (&barrier, &space, &gather);
+                scope.spawn(move || -> Result<(Duration, Instant)> {
+                    barrier.wait();
+                    program.kill()?;
+                    let used = program.wait()?;
+                    exit(variant, space, gather, slots);
+                    Ok((used, Instant::now()))
+                })
+            })
+            .collect();
+        barrier.wait();
+        let begin = Instant::now();
+        let cpu = (clock::process_cpu(), clock::thread_cpu());
+        let newcomer = start_newcomer(case);
+        let mut of_programs = Duration::ZERO;
+        let mut last = begin;
+        for exit in exits {
+            let (used, gone) = exit.join().ok().context("a thread panicked")??;
+            of_programs += used;
+            last = last.max(gone);
+        }
+        wait_until(begin, || Ok(space.usage().slots_in_use == 0))?;
+        let looking = clock::thread_cpu().saturating_sub(cpu.1);
+        // What the pool holds for the next stores.
+        space.trim();
+        let returned = wait_until(begin, || Ok(space.pool_bytes() == 0))?;
+        let own = clock::process_cpu().saturating_sub(cpu.0);
+        Ok(Outcome {
+            newcomer: newcomer?,
+            gone: last - begin,
+            returned,
+            cpu: of_programs + own.saturating_sub(looking),
+        })
+    })
+}
+
+/// What the exit of a program does about its slots.
+fn exit(variant: Variant, space: &SwapSpace<Mapping>, gather: &Gather<Mapping>, slots: &[Slot]) {
+    match variant {
+        Variant::SyncBulk => space.release_bulk(slots),
+        Variant::Gather => gather.release(slots.iter().copied().collect::<SlotRanges>()),
+        _ => slots.iter().for_each(|&slot| space.release(slot)),
+    }
+}
+
+fn start_programs(
+    count: usize,
+    pages: usize,
+    prepare: impl Fn(&mut std::process::Command) -> Result<()>,
+) -> Result<Vec<Process>> {
+    let mut programs = (0..count)
+        .map(|_| Process::spawn(PROGRAM, pages, &prepare))
+        .collect::<Result<Vec<_>>>()?;
+    programs.iter_mut().try_for_each(Process::ready)?;
+    Ok(programs)
+}
+
+/// How long it takes to start.
+fn start_newcomer(case: Case) -> Result<Duration> {
+    let begin = Instant::now();
+    let mut newcomer = Process::spawn(NEWCOMER, case.newcomer_pages, |_| Ok(()))?;
+    newcomer.ready()?;
+    let started = begin.elapsed();
+    newcomer.wait()?;
+    Ok(started)
+}
+
+fn wait_until(begin: Instant, done: impl Fn() -> Result<bool>) -> Result<Duration> {
+    while !done()? {
+        ensure!(begin.elapsed() < PATIENCE, "the memory did not come back");
+        thread::sleep(Duration::from_micros(500));
+    }
+    Ok(begin.elapsed())
+}
+
+fn measure_zram(guardian: &Guardian, case: Case) -> Result<Outcome> {
+    let bytes = (case.programs * case.pages * PAGE_SIZE) as u64;
+    let zram = Zram::start(guardian, "lz4", 2 * bytes)?;
+    let resident = bytes / 100 * (100 - SWAPPED_PERCENT as u64);
+    let group = MemoryGroup::start(guardian, Some(resident))?;
+    let mut programs =
+        start_programs(case.programs, case.pages, |command| group.run_here(command))?;
+    let swapped = zram.usage()?.original;
+    ensure!(
+        swapped > bytes / 2,
+        "only {swapped} of {bytes} bytes were swapped out"
+    );
+    let barrier = Barrier::new(case.programs + 1);
+    thread::scope(|scope| {
+        let exits: Vec<_> = programs
+            .iter_mut()
+            .map(|program| {
+                let barrier = &barrier;
+                scope.spawn(move || -> Result<(Duration, Instant)> {
+                    barrier.wait();
+                    program.kill()?;
+                    Ok((program.wait()?, Instant::now()))
+                })
+            })
+            .collect();
+        barrier.wait();
+        let begin = Instant::now();
+        let newcomer = start_newcomer(case);
+        let mut cpu = Duration::ZERO;
+        let mut last = begin;
+        for exit in exits {
+            let (used, gone) = exit.join().ok().context("a thread panicked")??;
+            cpu += used;
+            last = last.max(gone);
+        }
+        let returned = wait_until(begin, || Ok(zram.usage()?.used < LEFT_IN_ZRAM))?;
+        Ok(Outcome {
+            newcomer: newcomer?,
+            gone: last - begin,
+            returned,
+            cpu,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever releases them, no slot is left, and nothing of the pool.
+    #[test]
+    fn every_way_to_exit_gives_all_memory_back() {
+        let case = Case {
+            programs: 3,
+            pages: 3000,
+            newcomer_pages: 256,
+        };
+        for (name, variant) in VARIANTS {
+            if variant == Variant::Zram {
+                continue;
+            }
+            let space = Arc::new(
+                SwapSpace::new(
+                    Mapping,
+                    SwapConfig {
+                        pool_capacity_pages: 1 << 15,
+                        max_slots: 1 << 15,
+                        ..SwapConfig::default()
+                    },
+                )
+                .unwrap(),
+            );
+            let gather = Gather::new(Arc::clone(&space), GatherConfig::default());
+            let slots = fill(&space, case).unwrap();
+            assert!(slots.iter().all(|slots| slots.len() == case.swapped()));
+            assert_eq!(
+                space.usage().slots_in_use as usize,
+                case.programs * case.swapped()
+            );
+            slots
+                .iter()
+                .for_each(|slots| exit(variant, &space, &gather, slots));
+            gather.flush();
+            assert_eq!(space.usage().slots_in_use, 0, "{name}");
+            space.trim();
+            assert_eq!(space.pool_bytes(), 0, "{name}");
+        }
+    }
+}

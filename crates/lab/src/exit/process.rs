@@ -1,0 +1,132 @@
+//! The processes of the experiment: programs that hold memory until they are killed, and the one
+//! that starts meanwhile.
+
+use std::{
+    hint::black_box,
+    io::{BufRead, BufReader, Write},
+    mem::MaybeUninit,
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use memfold_swap::Page;
+
+use crate::{Options, contents};
+
+/// The hidden subcommand that holds memory.
+pub const PROGRAM: &str = "exit-program";
+/// The hidden subcommand that starts while others end.
+pub const NEWCOMER: &str = "exit-newcomer";
+
+const DONE: &str = "ready";
+
+/// Holds so many pages of memory, and waits to be killed.
+pub fn hold(options: &Options) -> Result<()> {
+    let pages = options.number("pages", 0)?;
+    let memory = touch(pages);
+    println!("{DONE}");
+    // Until it is killed, or whoever started it is gone.
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    black_box(&memory);
+    Ok(())
+}
+
+/// Starts, touches so many pages, and says so.
+pub fn start(options: &Options) -> Result<()> {
+    let memory = touch(options.number("pages", 0)?);
+    println!("{DONE}");
+    std::io::stdout().flush()?;
+    black_box(&memory);
+    Ok(())
+}
+
+fn touch(pages: usize) -> Vec<Page> {
+    let contents = contents::compressible(64);
+    contents.iter().copied().cycle().take(pages).collect()
+}
+
+/// A process that was started and may be waited for.
+pub struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    /// Processor time it had used when it was ready.
+    used: Duration,
+    ended: bool,
+}
+
+impl Process {
+    /// Starts `subcommand` of this program with so many pages.
+    pub fn spawn(
+        subcommand: &str,
+        pages: usize,
+        prepare: impl FnOnce(&mut Command) -> Result<()>,
+    ) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args([subcommand, "--pages", &pages.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        prepare(&mut command)?;
+        let mut child = command.spawn().context("a program cannot be started")?;
+        let output = child.stdout.take().context("a program has no output")?;
+        Ok(Self {
+            child,
+            output: BufReader::new(output),
+            used: Duration::ZERO,
+            ended: false,
+        })
+    }
+
+    /// Waits until it has touched its memory.
+    pub fn ready(&mut self) -> Result<()> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(line.trim() == DONE, "a program ended before it was ready");
+        self.used = self.processor_time()?;
+        Ok(())
+    }
+
+    fn processor_time(&self) -> Result<Duration> {
+        let path = format!("/proc/{}/schedstat", self.child.id());
+        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        let nanoseconds = text
+            .split_whitespace()
+            .next()
+            .context("schedstat is empty")?;
+        Ok(Duration::from_nanos(nanoseconds.parse()?))
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("a program cannot be killed")
+    }
+
+    /// Waits until it is gone, and says what processor time it used since it was ready.
+    pub fn wait(&mut self) -> Result<Duration> {
+        let pid = libc::pid_t::try_from(self.child.id())?;
+        let mut status = 0;
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the child was not waited for; both places are valid for their results.
+        let waited = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };
+        ensure!(waited == pid, "a program cannot be waited for");
+        self.ended = true;
+        // SAFETY: the call succeeded; any bytes, zeros included, are a valid `rusage`.
+        let usage = unsafe { usage.assume_init() };
+        let time = |time: libc::timeval| {
+            Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+        };
+        let used = time(usage.ru_utime) + time(usage.ru_stime);
+        Ok(used.saturating_sub(self.used))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
