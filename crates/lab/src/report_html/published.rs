@@ -87,17 +87,16 @@ fn against_zram(
     unit: &'static str,
 ) -> Line {
     let figure = |contestant| all.kernel(contestant, workload, processes, metric);
-    let embedded = figure("memfold-embedded");
-    let ours = if embedded.is_some() {
-        "embedded"
-    } else {
-        "memfold run"
+    let embedded = "memfold-embedded";
+    let (ours, name) = match figure(embedded) {
+        Some(_) => (embedded, "embedded"),
+        None => ("memfold", "memfold run"),
     };
     Line {
         what: what.to_owned(),
         published: published.0,
         published_gain: published.1,
-        here: format!("{workload} × {processes}, {metric}: zram (lz4), {ours}"),
+        here: format!("{workload} × {processes}, {metric}: zram (lz4), {name}"),
         before: figure("zram:lz4"),
         after: figure(ours),
         unit,
