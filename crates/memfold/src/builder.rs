@@ -24,6 +24,7 @@ impl Default for Builder {
             algorithm: Algorithm::default(),
             checksum: true,
             mode: None,
+            readahead: true,
         })
     }
 }
@@ -66,6 +67,14 @@ impl Builder {
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.0.mode = Some(mode);
+        self
+    }
+
+    /// Whether a thread reads ahead of sequential and strided accesses: yes, if not said. Protection
+    /// mode has none.
+    #[must_use]
+    pub fn readahead(mut self, readahead: bool) -> Self {
+        self.0.readahead = readahead;
         self
     }
 

@@ -28,6 +28,12 @@ impl Mapping {
         )
     }
 
+    /// Maps `length` bytes of a descriptor shared.
+    pub fn shared(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
+        let descriptor = descriptor.as_fd().as_raw_fd();
+        Self::map(length, libc::MAP_SHARED, descriptor)
+    }
+
     /// Maps `length` bytes of a descriptor shared, right behind a page of this process's own: what
     /// the other side must not reach goes there.
     pub fn shared_behind_own_page(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {

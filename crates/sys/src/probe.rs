@@ -11,7 +11,7 @@ mod cgroup;
 
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
-    FEATURE_MOVE, FEATURE_THREAD_ID, Uffd,
+    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, Uffd,
 };
 use crate::{Errno, PAGE_SIZE};
 use std::fs;
@@ -112,6 +112,7 @@ pub fn requirements() -> Vec<Check> {
 #[must_use]
 pub fn notes() -> Vec<Check> {
     vec![
+        library(),
         seccomp(),
         memlock(),
         memory_limit(),
@@ -375,6 +376,34 @@ fn process_descriptors() -> Check {
     // SAFETY: the descriptor is new and known to nobody else.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     Check::ok(NAME, "works")
+}
+
+/// Which of its modes the library chooses here; see the `memfold` crate.
+fn library() -> Check {
+    const NAME: &str = "library-mode";
+    let descriptor = Uffd::create_for_user_mode()
+        .or_else(|_| Uffd::create())
+        .and_then(|uffd| {
+            // SAFETY: the descriptor is new and known to nobody else.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
+            uffd.api(FEATURE_SIGBUS | FEATURE_MOVE).map(|_| descriptor)
+        });
+    match (descriptor, Probe::open()) {
+        (Ok(_), Ok(_)) => Check::note(NAME, "signal; thread mode is possible too", None),
+        (Ok(_), Err(_)) => Check::note(
+            NAME,
+            "signal; no thread mode, which serves system calls on regions",
+            Some(&unprivileged_remedy()),
+        ),
+        (Err(errno), _) => Check::note(
+            NAME,
+            format!("protection, the slow one: no userfaultfd with MOVE and SIGBUS ({errno})"),
+            Some(match errno.0 {
+                libc::EPERM => CONTAINER_SECCOMP,
+                _ => NEWER_KERNEL,
+            }),
+        ),
+    }
 }
 
 fn seccomp() -> Check {

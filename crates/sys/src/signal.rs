@@ -58,13 +58,24 @@ pub fn is_installed(signal: i32, handler: Handler) -> bool {
     }
 }
 
-/// The address that a fault was at; `None` for a signal that was sent, or that says no address.
+/// The signal, and the address that its fault was at. `None` if the signal was sent, or is not about
+/// an access to memory that is mapped but cannot be had (broken memory, for instance).
 ///
 /// # Safety
 /// `info` is what the kernel gave a handler of SIGBUS or SIGSEGV.
-pub unsafe fn fault_address(info: *const Info) -> Option<usize> {
-    // SAFETY: the caller's promise; for positive codes of these signals the address is set.
-    unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) }
+pub unsafe fn fault(info: *const Info) -> Option<(i32, usize)> {
+    /// `SEGV_ACCERR`, which the C library's bindings lack.
+    const ACCESS_REFUSED: i32 = 2;
+    // SAFETY: the caller's promise; with these codes the address is set.
+    unsafe {
+        let expected = match (*info).si_signo {
+            libc::SIGBUS => libc::BUS_ADRERR,
+            libc::SIGSEGV => ACCESS_REFUSED,
+            _ => return None,
+        };
+        let is_fault = (*info).si_code == expected;
+        is_fault.then(|| ((*info).si_signo, (*info).si_addr() as usize))
+    }
 }
 
 impl Previous {

@@ -8,7 +8,7 @@ pub const MIB: usize = 1 << 20;
 
 /// The modes to be tested: all of them, on a host that is fit for the tests.
 pub fn modes() -> Vec<Mode> {
-    vec![Mode::Signal, Mode::Thread]
+    vec![Mode::Signal, Mode::Thread, Mode::Protection]
 }
 
 pub fn builder(mode: Mode) -> Builder {

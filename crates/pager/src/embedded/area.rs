@@ -7,10 +7,11 @@ use memfold_sys::memory::Mapping;
 use memfold_sys::reserve::Reservation;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::engine::Shared;
+use super::protected::Protected;
 
 /// Pages that are counted together, so that reclaim need not look at each.
 const CHUNK: usize = 512;
@@ -31,11 +32,12 @@ pub struct Area {
     /// The mapping, until it is unmapped. Held shared while pages are moved or read ahead.
     gate: RwLock<Option<Reservation>>,
     states: Mapping,
+    /// What there is besides in protection mode, where `states` are not used.
+    pub protected: Option<Protected>,
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
     pins: RwLock<Vec<Range<usize>>>,
-    pinned: AtomicUsize,
 }
 
 /// The area's mapping, kept while this is.
@@ -43,12 +45,17 @@ pub type Mapped<'a> = RwLockReadGuard<'a, Option<Reservation>>;
 
 impl Area {
     /// An area over `mapping`.
-    pub fn new(shared: Arc<Shared>, mapping: Reservation) -> io::Result<Area> {
+    pub fn new(
+        shared: Arc<Shared>,
+        mapping: Reservation,
+        protected: Option<Protected>,
+    ) -> io::Result<Area> {
         let pages = mapping.length() / PAGE_SIZE;
         Ok(Area {
             shared,
             start: mapping.start().as_ptr() as usize,
             pages,
+            protected,
             gate: RwLock::new(Some(mapping)),
             states: Mapping::anonymous((pages * size_of::<Entry>()).next_multiple_of(PAGE_SIZE))?,
             chunks: (0..pages.div_ceil(CHUNK))
@@ -56,7 +63,6 @@ impl Area {
                 .collect(),
             resident: AtomicU64::new(0),
             pins: RwLock::default(),
-            pinned: AtomicUsize::new(0),
         })
     }
 
@@ -121,7 +127,6 @@ impl Area {
     pub fn pin(&self, pages: Range<usize>) {
         let mut pins = self.pins.write().unwrap_or_else(PoisonError::into_inner);
         pins.push(pages);
-        self.pinned.store(pins.len(), Relaxed);
     }
 
     /// Takes a pin back.
@@ -130,7 +135,13 @@ impl Area {
         if let Some(index) = pins.iter().position(|pin| pin == pages) {
             pins.swap_remove(index);
         }
-        self.pinned.store(pins.len(), Relaxed);
+    }
+
+    /// Runs `claim` if none of the pages is pinned, and keeps others from pinning any meanwhile.
+    pub fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
+        let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
+        let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
+        !pins.iter().any(overlaps) && claim()
     }
 
     /// Shows the resident pages of `range` that may be moved out to `claim`, in order, until it
@@ -176,6 +187,9 @@ impl Area {
 
     /// Shows each slot that the area still has. To be called once nobody uses the area.
     pub fn each_slot(&self, mut show: impl FnMut(Slot)) {
+        if let Some(protected) = &self.protected {
+            return protected.each_slot(show);
+        }
         for (chunk, entries) in self.chunks.iter().zip(self.entries().chunks(CHUNK)) {
             if chunk.load(Relaxed) & TOUCHED == 0 {
                 continue;

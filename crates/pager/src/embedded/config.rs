@@ -48,6 +48,9 @@ pub struct Config {
     /// The mode to use; `None` for [`Mode::Signal`] where the host allows it, and otherwise
     /// [`Mode::Protection`].
     pub mode: Option<Mode>,
+    /// Whether a thread reads ahead of sequential and strided accesses; not in
+    /// [`Mode::Protection`].
+    pub readahead: bool,
 }
 
 /// Why something could not be done. Nothing was changed then.

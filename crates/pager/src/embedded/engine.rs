@@ -4,6 +4,8 @@ use super::account::{Account, LEAST_PAGES};
 use super::area::{Area, GRANULE};
 use super::bell::Bell;
 use super::config::{Config, EmbeddedError, Mode};
+use super::protected::Protected;
+use super::readahead::Readahead;
 use super::reclaim::Hand;
 use super::stats::{Counters, EmbeddedStats};
 use super::streams::Streams;
@@ -14,6 +16,7 @@ use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::fork::Owner;
 use memfold_sys::reserve::Reservation;
+use memfold_sys::signal::block_all;
 use memfold_sys::uffd::{self, Uffd};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -44,6 +47,7 @@ pub(crate) struct Shared {
     pub(super) unburied: AtomicUsize,
     pub(super) spent: Mutex<Vec<Slot>>,
     pub(super) reclaim_bell: Bell,
+    pub(super) readahead: Readahead,
     pub(super) streams: Streams,
     pub(super) counters: Counters,
     pub(super) mapped_bytes: AtomicU64,
@@ -89,13 +93,27 @@ fn swap_config(config: &Config) -> SwapConfig {
     }
 }
 
+/// Why there is no userfaultfd.
+struct Unopened {
+    why: String,
+    /// The host does not allow it, or has none.
+    for_good: bool,
+}
+
 /// The userfaultfd of a mode.
-fn open(mode: Mode) -> Result<OwnedFd, String> {
+fn open(mode: Mode) -> Result<OwnedFd, Unopened> {
     let created = match mode {
         Mode::Thread => Uffd::create(),
         _ => Uffd::create_for_user_mode().or_else(|_| Uffd::create()),
     };
-    let uffd = created.map_err(|errno| format!("userfaultfd: {errno}"))?;
+    let uffd = created.map_err(|errno| Unopened {
+        why: format!("userfaultfd: {errno}"),
+        // Where descriptors or memory have run out, another mode would be the wrong answer.
+        for_good: matches!(
+            errno.0,
+            libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EINVAL
+        ),
+    })?;
     // SAFETY: `create` returned a descriptor that nobody else knows.
     let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
     let features = uffd::FEATURE_MOVE
@@ -103,8 +121,11 @@ fn open(mode: Mode) -> Result<OwnedFd, String> {
             Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
             _ => uffd::FEATURE_SIGBUS,
         };
-    uffd.api(features).map_err(|errno| {
-        format!("the kernel lacks what it needs of userfaultfd ({errno}): Linux 6.8 is needed")
+    uffd.api(features).map_err(|errno| Unopened {
+        why: format!(
+            "the kernel lacks what it needs of userfaultfd ({errno}): Linux 6.8 is needed"
+        ),
+        for_good: true,
     })?;
     Ok(descriptor)
 }
@@ -150,6 +171,7 @@ impl Engine {
             unburied: AtomicUsize::new(0),
             spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
             reclaim_bell: Bell::default(),
+            readahead: Readahead::default(),
             streams: Streams::default(),
             counters: Counters::default(),
             mapped_bytes: AtomicU64::new(0),
@@ -173,12 +195,15 @@ impl Engine {
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
         }
+        if config.readahead && mode != Mode::Protection {
+            engine.start("memfold-readahead", Shared::readahead_thread)?;
+        }
         Ok(engine)
     }
 
     fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), EmbeddedError> {
         let shared = self.shared.clone();
-        let blocked = memfold_sys::signal::block_all();
+        let blocked = block_all();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || run(&shared));
@@ -199,6 +224,7 @@ impl Engine {
 
     /// The figures now.
     pub fn stats(&self) -> EmbeddedStats {
+        let _blocked = block_all();
         self.shared.stats()
     }
 
@@ -208,6 +234,7 @@ impl Engine {
             self.shared.reclaim_bell.ring();
             std::thread::sleep(std::time::Duration::from_micros(50));
         }
+        let _blocked = block_all();
         self.shared.release_spent();
     }
 
@@ -225,15 +252,19 @@ impl Engine {
 /// The mode that is asked for or possible, and its userfaultfd.
 fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), EmbeddedError> {
     match mode {
-        Some(mode @ Mode::Protection) => {
-            let why = "it is not in this version yet".to_owned();
-            Err(EmbeddedError::ModeUnavailable { mode, why })
-        }
+        Some(Mode::Protection) => Ok((Mode::Protection, None)),
         Some(mode) => match open(mode) {
             Ok(uffd) => Ok((mode, Some(uffd))),
-            Err(why) => Err(EmbeddedError::ModeUnavailable { mode, why }),
+            Err(Unopened { why, .. }) => Err(EmbeddedError::ModeUnavailable { mode, why }),
         },
-        None => choose(Some(Mode::Signal)),
+        None => match open(Mode::Signal) {
+            Ok(uffd) => Ok((Mode::Signal, Some(uffd))),
+            Err(unopened) if unopened.for_good => Ok((Mode::Protection, None)),
+            Err(Unopened { why, .. }) => Err(EmbeddedError::ModeUnavailable {
+                mode: Mode::Signal,
+                why,
+            }),
+        },
     }
 }
 
@@ -252,17 +283,23 @@ impl Shared {
         if !self.owner.is_here() {
             return Err(EmbeddedError::Forked);
         }
+        let _blocked = block_all();
         let rounded = length
             .checked_next_multiple_of(PAGE_SIZE)
             .filter(|length| *length > 0 && *length < 1 << 46)
             .ok_or(EmbeddedError::Length(length))?;
         let cannot_map = || EmbeddedError::system("cannot map a region");
         let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
-        mapping.make_anonymous(0).map_err(cannot_map())?;
-        self.uffd()
-            .register(mapping.start().as_ptr() as u64, rounded as u64)
-            .map_err(|errno| EmbeddedError::system("cannot register a region")(errno.into()))?;
-        let area = Area::new(self.clone(), mapping).map_err(cannot_map())?;
+        let protected = if self.mode == Mode::Protection {
+            Some(Protected::new(&mapping).map_err(cannot_map())?)
+        } else {
+            mapping.make_anonymous(0).map_err(cannot_map())?;
+            self.uffd()
+                .register(mapping.start().as_ptr() as u64, rounded as u64)
+                .map_err(|errno| EmbeddedError::system("cannot register a region")(errno.into()))?;
+            None
+        };
+        let area = Area::new(self.clone(), mapping, protected).map_err(cannot_map())?;
         let area = Arc::new(area);
         self.mapped_bytes
             .fetch_add(rounded as u64, Ordering::Relaxed);
@@ -279,6 +316,7 @@ impl Shared {
         if !self.owner.is_here() {
             return;
         }
+        let _blocked = block_all();
         registry::remove(area);
         self.areas
             .write()
@@ -343,6 +381,7 @@ impl Drop for Engine {
         }
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.reclaim_bell.ring();
+        self.shared.readahead.bell.ring();
         if self.shared.mode == Mode::Thread {
             listener::stop(&self.shared);
         }

@@ -10,8 +10,8 @@ use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
 use memfold_sys::signal::die;
 use memfold_sys::uffd::Partial;
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 
 /// Pages brought in at one fault from the pool, at most.
 const SWAP_IN_WINDOW: u32 = 16;
@@ -46,16 +46,28 @@ impl Shared {
     /// Brings in the page at an address of the area, with what is likely to be touched next. When
     /// it returns, the access can be made again; it may have to be served again then, if the page
     /// was moved out in between.
-    pub(super) fn serve(&self, area: &Area, address: usize, thread: usize, worker: &mut Worker) {
+    pub(super) fn serve(
+        &self,
+        area: &Arc<Area>,
+        address: usize,
+        thread: usize,
+        worker: &mut Worker,
+    ) {
         let Some(page) = area.page_at(address) else {
             return;
         };
+        if let Some(protected) = &area.protected {
+            return self.serve_block(area, protected, page, worker);
+        }
         let entry = &area.entries()[page];
         for turn in 0.. {
             let state = entry.load();
             match state {
                 PageState::Swapped(_) => {
                     let advice = self.streams.advise(thread, address, SWAP_IN_WINDOW);
+                    if let Some(span) = advice.ahead() {
+                        self.readahead.ask(area, span);
+                    }
                     if self.swap_in(area, advice, Cause::Fault, worker) > 0 {
                         count(&self.counters.faults_swap_in, 1);
                         return;
@@ -77,11 +89,25 @@ impl Shared {
                         return;
                     }
                 }
+                PageState::Filling(_) if turn == 0 => self.help(area, address, thread, worker),
                 PageState::Moving(_)
                 | PageState::Filling(_)
                 | PageState::Returning(_)
                 | PageState::Clearing => pause(turn),
             }
+        }
+    }
+
+    /// The page is being brought in, most likely by readahead, which the program has caught up
+    /// with: bring in something further on meanwhile.
+    fn help(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker) {
+        let advice = self.streams.advise(thread, address, SWAP_IN_WINDOW);
+        if let Some(span) = advice.ahead() {
+            self.readahead.ask(area, span);
+        }
+        if advice.count > 1 {
+            let further = advice.behind(advice.count);
+            self.swap_in(area, further, Cause::Advice, worker);
         }
     }
 
@@ -339,7 +365,7 @@ impl Shared {
 
 /// The program must not go on with wrong bytes, and cannot without.
 #[cold]
-fn unreadable(error: &LoadError) -> ! {
+pub(super) fn unreadable(error: &LoadError) -> ! {
     die(&[
         "a page of a region cannot be read back: ",
         &error.to_string(),

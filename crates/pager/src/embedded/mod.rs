@@ -31,8 +31,8 @@
 //! - Pages are moved out of, and read ahead into, an area only while its gate is held shared and
 //!   its mapping is there; unmapping holds it exclusively. A faulting thread needs no gate: it uses
 //!   the region, so nobody drops it.
-//! - Nobody waits for anything that a thread stopped by a signal could hold: who has claims has all
-//!   signals blocked.
+//! - Nobody waits for anything that a thread stopped by a signal could hold: who has claims, or a
+//!   lock of the engine, has all signals blocked.
 //! - The engine's own code never touches a region, and holds no lock while anything else does, so a
 //!   handler never finds a lock held by the code that it interrupted. (This rests on region memory
 //!   not being used for what the engine itself allocates: a region must not back the program's
@@ -45,6 +45,8 @@ mod config;
 mod engine;
 mod fault;
 mod listener;
+mod protected;
+mod readahead;
 mod reclaim;
 mod region;
 mod registry;

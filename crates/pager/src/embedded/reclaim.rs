@@ -1,6 +1,7 @@
 //! Page-out: by the reclaim thread before the limit is reached, and by whoever faults at it.
 
 use super::area::Area;
+use super::config::Mode;
 use super::engine::{Shared, lock};
 use super::fault::pause;
 use super::stats::count;
@@ -42,10 +43,60 @@ impl Shared {
 
     /// Moves one batch of pages out. Returns how many left memory.
     pub(super) fn reclaim_batch(&self, worker: &mut Worker) -> u64 {
+        if self.mode == Mode::Protection {
+            return self.reclaim_block(worker);
+        }
         let Some(area) = self.choose_victims(worker) else {
             return 0;
         };
         self.page_out_victims(&area, worker)
+    }
+
+    /// Moves one block out, in protection mode.
+    fn reclaim_block(&self, worker: &mut Worker) -> u64 {
+        loop {
+            let Some((area, range)) = lock(&self.hand).cold.pop_front() else {
+                break;
+            };
+            let out = self.page_out_range(&area, range, worker);
+            if out > 0 {
+                return out;
+            }
+        }
+        let count = self
+            .areas
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len();
+        for _ in 0..2 * count + 3 {
+            let (area, index, page) = {
+                let mut hand = lock(&self.hand);
+                let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
+                match areas.get(hand.area) {
+                    Some(area) => (area.clone(), hand.area, hand.page.min(area.pages)),
+                    None => {
+                        (hand.area, hand.page) = (0, 0);
+                        continue;
+                    }
+                }
+            };
+            let Some(protected) = &area.protected else {
+                continue;
+            };
+            let (next, out) = self.sweep_blocks(&area, protected, page..area.pages, false, worker);
+            let mut hand = lock(&self.hand);
+            // Another thread may have gone on meanwhile, which is as good.
+            (hand.area, hand.page) = if next >= area.pages {
+                (index + 1, 0)
+            } else {
+                (index, next)
+            };
+            drop(hand);
+            if out > 0 {
+                return out;
+            }
+        }
+        0
     }
 
     /// Moves the pages of a range out, young or not. Returns how many left memory.
@@ -57,6 +108,15 @@ impl Shared {
     ) -> u64 {
         let mut next = range.start;
         let mut out = 0;
+        if let Some(protected) = &area.protected {
+            while next < range.end {
+                let (after, left) =
+                    self.sweep_blocks(area, protected, next..range.end, true, worker);
+                next = after;
+                out += left;
+            }
+            return out;
+        }
         while next < range.end {
             worker.victims.clear();
             next = claim(area, next..range.end, true, worker);

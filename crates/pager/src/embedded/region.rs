@@ -114,13 +114,20 @@ impl Region {
         let pages = self.touching(bytes)?;
         let _blocked = block_all();
         let mut worker = worker::take();
+        if let Some(protected) = &self.area.protected {
+            for first in protected.blocks_over(pages) {
+                let block_pages = protected.block_pages() as u64;
+                if !self.shared().account.has_spare(block_pages) {
+                    break;
+                }
+                self.shared()
+                    .serve_block(&self.area, protected, first, &mut worker);
+            }
+            return Ok(());
+        }
         for start in pages.clone().step_by(WINDOW) {
-            let advice = Advice {
-                address: self.area.address(start) as i64,
-                stride: PAGE_SIZE as i64,
-                count: WINDOW.min(pages.end - start) as u32,
-                steady: false,
-            };
+            let count = WINDOW.min(pages.end - start) as u32;
+            let advice = Advice::run(self.area.address(start), count);
             if !self.shared().account.has_spare(u64::from(advice.count)) {
                 break;
             }
@@ -137,6 +144,7 @@ impl Region {
     pub fn cold(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
         let pages = self.touching(bytes)?;
         if !pages.is_empty() {
+            let _blocked = block_all();
             self.shared().note_cold(&self.area, pages);
         }
         Ok(())
@@ -177,7 +185,10 @@ impl Region {
             self.clear(whole_bytes.end..bytes.end);
         }
         let _blocked = block_all();
-        self.shared().drop_pages(&self.area, whole);
+        match &self.area.protected {
+            Some(protected) => self.shared().drop_in_blocks(&self.area, protected, whole),
+            None => self.shared().drop_pages(&self.area, whole),
+        }
         Ok(())
     }
 
@@ -209,13 +220,13 @@ impl Region {
         if !self.shared().account.pin(count as u64) {
             return Err(EmbeddedError::TooMuchPinned { pages: count });
         }
+        let _blocked = block_all();
         self.area.pin(pages.clone());
         let pin = Pin {
             area: self.area.clone(),
             pages: pages.clone(),
             _engine: self.engine.clone(),
         };
-        let _blocked = block_all();
         let mut worker = worker::take();
         for page in pages {
             self.shared().bring_in(&self.area, page, &mut worker);
@@ -246,6 +257,7 @@ pub struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         if self.area.shared.owner.is_here() {
+            let _blocked = block_all();
             self.area.unpin(&self.pages);
             self.area.shared.account.unpin(self.pages.len() as u64);
         }
@@ -254,7 +266,13 @@ impl Drop for Pin {
 
 impl Shared {
     /// Makes a page resident, whatever it is now. It stays so only if it is pinned.
-    fn bring_in(&self, area: &Area, page: usize, worker: &mut Worker) {
+    fn bring_in(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
+        if let Some(protected) = &area.protected {
+            while !protected.is_in(protected.block_of(page)) {
+                self.serve_block(area, protected, page, worker);
+            }
+            return;
+        }
         loop {
             match area.entries()[page].load() {
                 PageState::Resident { .. } => return,

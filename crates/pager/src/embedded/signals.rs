@@ -9,7 +9,7 @@ use super::worker::{self, Worker};
 use memfold_sys::signal::{self, Info, Previous};
 use memfold_sys::thread;
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// SIGBUS: what userfaultfd raises for a missing page.
 pub const MISSING: i32 = libc::SIGBUS;
@@ -54,7 +54,7 @@ extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void)
 }
 
 struct Fault<'a> {
-    area: &'a Area,
+    area: &'a Arc<Area>,
     address: usize,
     worker: &'a mut Worker,
 }
@@ -70,7 +70,7 @@ struct Fault<'a> {
 /// `info` is what the kernel gave the handler.
 pub unsafe fn handle_fault(info: *const Info) -> bool {
     // SAFETY: the caller's promise.
-    let Some(address) = (unsafe { signal::fault_address(info) }) else {
+    let Some((number, address)) = (unsafe { signal::fault(info) }) else {
         return false;
     };
     // SAFETY: the interrupted code is using this address; if it belongs to a region, nobody drops
@@ -78,7 +78,12 @@ pub unsafe fn handle_fault(info: *const Info) -> bool {
     let Some(area) = (unsafe { registry::find(address) }) else {
         return false;
     };
-    if !area.shared.owner.is_here() {
+    let ours = if area.protected.is_some() {
+        PROTECTED
+    } else {
+        MISSING
+    };
+    if number != ours || !area.shared.owner.is_here() {
         return false;
     }
     let mut worker = worker::take();

@@ -1,0 +1,215 @@
+//! Faults beside the program's own signals, stacks and forks. One test at a time uses the process's
+//! handlers, so all of it is one test.
+
+mod common;
+
+use common::{MIB, PAGE, builder, fill_page, verify_page};
+use memfold::{Mode, Region};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+static SEEN: AtomicUsize = AtomicUsize::new(0);
+static REGION: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
+static READ: AtomicUsize = AtomicUsize::new(0);
+/// Threads in the handler. A signal of a process may come late, and in any thread.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+
+/// A program's own handler: makes the page that was touched accessible, and counts.
+extern "C" fn own_handler(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    SEEN.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the address of the fault, whose page is replaced by an anonymous one.
+    unsafe {
+        let page = (*info).si_addr() as usize & !(PAGE - 1);
+        libc::mmap(
+            page as *mut libc::c_void,
+            PAGE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+    }
+}
+
+/// A handler that touches region memory, while there is some.
+extern "C" fn touching_handler(_: i32) {
+    INSIDE.fetch_add(1, Ordering::SeqCst);
+    let start = REGION.load(Ordering::SeqCst);
+    if !start.is_null() {
+        let number = READ.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the region lives until nobody is inside; the page is read only.
+        let byte = unsafe { start.add(number % 256 * PAGE).read_volatile() };
+        if byte != 0x5a {
+            std::process::abort();
+        }
+    }
+    INSIDE.fetch_sub(1, Ordering::SeqCst);
+}
+
+fn set_handler(signal: i32, handler: usize, flags: i32) {
+    // SAFETY: a zeroed action with a handler of the type that the flags say.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler;
+        action.sa_flags = flags;
+        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+    }
+}
+
+/// A page of a mapping behind the end of its file: touching it raises a SIGBUS that is not ours.
+fn page_behind_a_file() -> *const u8 {
+    use std::os::fd::AsRawFd;
+    let file = tempfile::tempfile().unwrap();
+    // SAFETY: a new mapping where the kernel likes.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    page.cast()
+}
+
+/// Runs a child that ends by `run`, and returns its wait status.
+fn forked(run: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child runs only what is given and exits without destructors.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(run());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        status
+    }
+}
+
+fn paged_out(region: &mut Region, byte: u8) {
+    region.fill(byte);
+    // Not all alike: same-filled pages would never see the codec.
+    for page in region.chunks_exact_mut(PAGE) {
+        page[PAGE / 2] = 1;
+    }
+    region.page_out(..).unwrap();
+}
+
+fn signals_of_the_program_get_through(mode: Mode) {
+    let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(MIB).unwrap();
+    paged_out(&mut region, 0x5a);
+    assert!(memfold.is_handler_installed());
+    let before = SEEN.load(Ordering::Relaxed);
+    // SAFETY: a mapping of this process; the handler replaces the page by zeros.
+    let byte = unsafe { page_behind_a_file().read_volatile() };
+    assert_eq!((byte, SEEN.load(Ordering::Relaxed)), (0, before + 1));
+    assert!(region.chunks_exact(PAGE).all(|page| page[0] == 0x5a));
+    assert_eq!(SEEN.load(Ordering::Relaxed), before + 1);
+}
+
+fn handlers_may_touch_regions(mode: Mode) {
+    let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(MIB).unwrap();
+    paged_out(&mut region, 0x5a);
+    REGION.store(region.as_ptr(), Ordering::SeqCst);
+    READ.store(0, Ordering::Relaxed);
+    set_handler(
+        libc::SIGALRM,
+        touching_handler as *const () as usize,
+        libc::SA_RESTART,
+    );
+    let interval = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 300,
+    };
+    let timer = libc::itimerval {
+        it_interval: interval,
+        it_value: interval,
+    };
+    // SAFETY: a live structure.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+    while READ.load(Ordering::Relaxed) < 300 {
+        region.page_out(..).unwrap();
+        assert!(region.chunks_exact(PAGE).all(|page| page[0] == 0x5a));
+    }
+    // SAFETY: as above; all zeros stop the timer.
+    unsafe {
+        let stopped: libc::itimerval = std::mem::zeroed();
+        libc::setitimer(libc::ITIMER_REAL, &stopped, std::ptr::null_mut());
+    }
+    REGION.store(std::ptr::null_mut(), Ordering::SeqCst);
+    while INSIDE.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// Faults while the limit is exceeded, when the handler itself compresses, on the smallest
+/// alternate stack there is.
+fn a_small_alternate_stack_is_enough(mode: Mode) {
+    let memfold = builder(mode)
+        .resident_limit(2 * MIB as u64)
+        .build()
+        .unwrap();
+    let mut region = memfold.map(6 * MIB).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: asks for a number.
+            let least = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+            let mut stack = vec![0_u8; least.max(2048) + 4096];
+            let alternate = libc::stack_t {
+                ss_sp: stack.as_mut_ptr().cast(),
+                ss_flags: 0,
+                ss_size: stack.len(),
+            };
+            // SAFETY: the stack lives until it is given up below.
+            unsafe { assert_eq!(libc::sigaltstack(&alternate, std::ptr::null_mut()), 0) };
+            for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+                fill_page(page, number as u64, 1);
+            }
+            for (number, page) in region.chunks_exact(PAGE).enumerate() {
+                verify_page(page, number as u64, 1);
+            }
+            let none = libc::stack_t {
+                ss_flags: libc::SS_DISABLE,
+                ..alternate
+            };
+            // SAFETY: gives the stack up.
+            unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) };
+        });
+    });
+}
+
+fn regions_are_not_inherited(mode: Mode) {
+    let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(MIB).unwrap();
+    paged_out(&mut region, 9);
+    let start = region.as_ptr();
+    let status = forked(|| {
+        // SAFETY: none; the test is that this ends the child, and does not read anything.
+        i32::from(unsafe { start.read_volatile() })
+    });
+    assert!(libc::WIFSIGNALED(status), "{status:#x}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+    let status = forked(|| {
+        let refused = matches!(memfold.map(PAGE), Err(memfold::Error::Forked));
+        // Dropping what is the parent's harms nobody, and does not wait for its threads.
+        drop((region, memfold));
+        if refused { 17 } else { 0 }
+    });
+    assert_eq!(libc::WEXITSTATUS(status), 17, "{status:#x}");
+}
+
+#[test]
+fn faults_live_beside_the_programs_signals() {
+    let action = own_handler as *const () as usize;
+    set_handler(libc::SIGBUS, action, libc::SA_SIGINFO);
+    for mode in common::modes() {
+        signals_of_the_program_get_through(mode);
+        handlers_may_touch_regions(mode);
+        a_small_alternate_stack_is_enough(mode);
+        regions_are_not_inherited(mode);
+    }
+}
