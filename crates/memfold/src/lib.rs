@@ -4,10 +4,12 @@ mod allocator;
 mod builder;
 mod region;
 
+pub mod ffi;
+
 pub use allocator::RegionAllocator;
 pub use builder::{Builder, Memfold};
 pub use memfold_pager::Algorithm;
 pub use memfold_pager::embedded::{
     EmbeddedError as Error, EmbeddedStats as Stats, Mode, handle_fault as handle_signal,
 };
-pub use region::{Pin, PinMut, Region};
+pub use region::{DetachedPin, Pin, PinMut, Region};

@@ -134,6 +134,30 @@ impl Region {
         })
     }
 
+    /// [`dont_need`](Self::dont_need) for who answers for all users of the memory.
+    ///
+    /// # Safety
+    /// Nobody uses the range meanwhile.
+    pub(crate) unsafe fn dont_need_shared(
+        &self,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.dont_need(range) }
+    }
+
+    /// Like [`pin`](Self::pin), without a borrow of the region: for other languages, whose own
+    /// objects keep it. Once the region is dropped, the pin means nothing.
+    ///
+    /// # Errors
+    /// If the range is not in the region, or the limit has no room for it.
+    pub fn pin_detached(&self, range: impl RangeBounds<usize>) -> Result<DetachedPin, Error> {
+        let range = bytes(range, self.len());
+        Ok(DetachedPin {
+            _pin: self.0.pin(range)?,
+        })
+    }
+
     /// Whether system calls may be given the region's memory without a pin: only in
     /// [thread mode](crate::Mode::Thread).
     pub fn serves_system_calls(&self) -> bool {
@@ -203,4 +227,10 @@ impl DerefMut for PinMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
+}
+
+/// A range that stays in memory until this is dropped; see [`Region::pin_detached`].
+#[must_use = "the range is pinned only until this is dropped"]
+pub struct DetachedPin {
+    _pin: EnginePin,
 }

@@ -1,0 +1,72 @@
+//! The C interface: its header is up to date, and a C program works with both libraries.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where cargo has put the libraries that it built for this test.
+fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let folder = test.parent().unwrap().to_owned();
+    assert!(
+        folder.join("libmemfold.so").exists(),
+        "no library in {folder:?}"
+    );
+    folder
+}
+
+/// `MEMFOLD_WRITE_HEADER=1 cargo test -p memfold --test c` writes it anew.
+#[test]
+fn the_header_is_what_the_source_says() {
+    let config = cbindgen::Config::from_file(crate_folder().join("cbindgen.toml")).unwrap();
+    let mut header = Vec::new();
+    cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(crate_folder().join("src/ffi.rs"))
+        .generate()
+        .unwrap()
+        .write(&mut header);
+    let header = String::from_utf8(header).unwrap();
+    let path = crate_folder().join("include/memfold.h");
+    if std::env::var_os("MEMFOLD_WRITE_HEADER").is_some() {
+        std::fs::write(&path, &header).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), header);
+}
+
+#[test]
+fn a_c_program_sorts_more_than_its_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let libraries = library_folder();
+    let shared = [format!("-L{}", libraries.display()), "-lmemfold".to_owned()];
+    let fixed = [libraries.join("libmemfold.a").display().to_string()];
+    for (name, link) in [("shared", &shared[..]), ("static", &fixed[..])] {
+        let program = folder.path().join(name);
+        let compiled = Command::new("cc")
+            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-std=gnu11"])
+            .arg(format!("-I{}", crate_folder().join("include").display()))
+            .arg(crate_folder().join("examples/sort.c"))
+            .args(link)
+            .args(["-lpthread", "-lm", "-ldl", "-o"])
+            .arg(&program)
+            .output()
+            .unwrap();
+        assert!(
+            compiled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&compiled.stderr)
+        );
+        let run = Command::new(&program)
+            .args(["8", "6"])
+            .env("LD_LIBRARY_PATH", &libraries)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{name}: {said}{wrong}");
+        assert!(said.starts_with("sorted 8 MiB under 6 MiB"), "{said}");
+    }
+}
