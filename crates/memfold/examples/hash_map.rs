@@ -1,0 +1,59 @@
+//! A hash map several times as large as the memory that it may use.
+//!
+//! ```sh
+//! cargo run --release -p memfold --example hash_map -- [--megabytes 1024] [--limit 256]
+//! ```
+
+use hashbrown::{DefaultHashBuilder, HashMap};
+use memfold::{Memfold, RegionAllocator};
+use std::time::Instant;
+
+/// A record such as programs keep: numbers that are small or alike.
+type Record = [u64; 7];
+
+fn record(key: u64) -> Record {
+    [key, key / 10, key / 100, 7, key % 10, 0, key / 1000]
+}
+
+fn main() -> Result<(), memfold::Error> {
+    let arguments: Vec<String> = std::env::args().collect();
+    let number = |name: &str, default: u64| {
+        let at = arguments.iter().position(|argument| argument == name);
+        at.and_then(|at| arguments.get(at + 1)?.parse().ok())
+            .unwrap_or(default)
+    };
+    let (megabytes, limit) = (number("--megabytes", 1024), number("--limit", 256));
+    let memfold = Memfold::builder().limit(limit << 20).build()?;
+    let mut map: HashMap<u64, Record, DefaultHashBuilder, RegionAllocator> =
+        HashMap::with_hasher_in(DefaultHashBuilder::default(), memfold.allocator());
+    // A table of a power of two of places, seven eighths full, of 65 bytes each.
+    let records = (megabytes << 20) / 65 * 7 / 8;
+    let start = Instant::now();
+    map.reserve(records as usize);
+    for key in 0..records {
+        map.insert(key, record(key));
+    }
+    println!(
+        "{records} records inserted in {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
+    let start = Instant::now();
+    let mut key = 1;
+    for _ in 0..records / 10 {
+        key = (key * 25_214_903_917 + 11) % records;
+        assert_eq!(map.get(&key), Some(&record(key)), "record {key} is wrong");
+    }
+    let stats = memfold.stats();
+    println!(
+        "{} looked up at random, all right, in {:.1} s; {} MiB mapped, at most {} MiB resident, \
+         {} MiB of pool, {} pages out, {} in",
+        records / 10,
+        start.elapsed().as_secs_f64(),
+        stats.mapped_bytes >> 20,
+        stats.peak_resident_bytes >> 20,
+        stats.pool_bytes >> 20,
+        stats.pages_out,
+        stats.pages_in,
+    );
+    Ok(())
+}
