@@ -7,7 +7,8 @@
 //! never freed memory.
 
 use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
+    alloc::{Layout, alloc, alloc_zeroed, dealloc},
+    mem::MaybeUninit,
     ptr::NonNull,
 };
 
@@ -174,8 +175,9 @@ impl Arenas {
     /// An arena that is in use.
     pub(crate) fn arena(&self, index: usize) -> Option<&Arena> {
         let arena = self.slot(index)?.load(Ordering::Acquire);
-        // SAFETY: a pointer in the table is null or comes from `Box::into_raw` in `add`, published
-        // with release, and the box is freed only when `self` is dropped.
+        // SAFETY: a pointer in the table is null or comes from `Box::into_raw` in `add`, which wrote
+        // the record before it published it with release; the box is freed only when `self` is
+        // dropped.
         unsafe { arena.as_ref() }
     }
 
@@ -201,6 +203,12 @@ impl Arenas {
             .try_reserve_exact(count)
             .map_err(|_| AllocError::Metadata)?;
         zspages.extend((0..count).map(|_| Zspage::new()));
+        // SAFETY: the layout is not empty.
+        let record: *mut Arena = unsafe { alloc(Layout::new::<Arena>()) }.cast();
+        let record = NonNull::new(record).ok_or(AllocError::Metadata)?;
+        // SAFETY: the memory was allocated just now with the layout of an `Arena`, by the global
+        // allocator. Nothing in it needs a drop before it is written.
+        let mut record = unsafe { Box::from_raw(record.cast::<MaybeUninit<Arena>>().as_ptr()) };
         let index = self
             .next
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
@@ -211,7 +219,7 @@ impl Arenas {
             size_of::<Arena>() + count * size_of::<Zspage>(),
             Ordering::Relaxed,
         );
-        let arena = Box::new(Arena {
+        record.write(Arena {
             index: index as u32,
             owner,
             warm: RunSet::new(),
@@ -224,7 +232,7 @@ impl Arenas {
             zspages,
         });
         let slot = self.slot(index).expect("the index is below the count");
-        slot.store(Box::into_raw(arena), Ordering::Release);
+        slot.store(Box::into_raw(record).cast(), Ordering::Release);
         Ok(self.arena(index).expect("it was stored just now"))
     }
 

@@ -170,21 +170,20 @@ impl BinState {
         Some(page)
     }
 
-    /// Accounts for `freed` slots of a zspage of this bin that were freed just now. Gives the
-    /// zspage back if it is empty and was taken out of the bin and out of service.
+    /// Accounts for a slot of a zspage of this bin that was freed just now. Gives the zspage back
+    /// if it is empty and was taken out of the bin and out of service.
     pub(crate) fn after_free(
         &mut self,
         context: &BinContext<'_>,
         page: PageNumber,
         zspage: &Zspage,
-        freed: usize,
     ) -> Option<PageNumber> {
         let place = zspage.place();
         if place == Place::Detached {
             // On its way to this bin, which counts its objects when it arrives.
             return None;
         }
-        self.used -= freed;
+        self.used -= 1;
         let used = zspage.used();
         match place {
             Place::Listed(list) => {
@@ -204,7 +203,13 @@ impl BinState {
             }
             Place::Full => {
                 if used == 0 {
-                    return Some(self.retire(page, zspage));
+                    if self.current.get().is_some() || !self.keeps_empty(context) {
+                        return Some(self.retire(page, zspage));
+                    }
+                    // It held one object.
+                    zspage.set_place(Place::Current);
+                    self.current = Link::to(page);
+                    return None;
                 }
                 self.list(context, page, zspage);
                 None

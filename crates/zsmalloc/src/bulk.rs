@@ -5,9 +5,14 @@ use crate::{
 };
 
 impl<S: PageSource> Pool<S> {
-    /// Frees many objects at once, cheaper than one by one: the words are sorted, the lock of each
-    /// bin is taken once, zspages that become empty are released after all locks are dropped, and
-    /// their memory is given back in batches.
+    /// Frees many objects at once, cheaper than one by one: the words are grouped by class, the lock
+    /// of each bin is taken once for up to a thousand of them, zspages that become empty are
+    /// released after all locks are dropped, and their memory is given back in batches: by the
+    /// pool's
+    /// [`Drainer`](crate::Drainer), if it has one, as far as
+    /// [`Config::deferred_bytes`](crate::Config::deferred_bytes) lets memory wait for that.
+    ///
+    /// `words` is room to work in: what it holds afterwards is of no use.
     ///
     /// # Panics
     ///
@@ -23,18 +28,22 @@ impl<S: PageSource> Pool<S> {
     ///
     /// # Errors
     ///
-    /// The first word, in their sorted order, that names no stored object. All others were freed.
+    /// One of the words that name no stored object. All others were freed.
     pub fn try_free_bulk(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
-        words.sort_unstable();
         let mut released = Released::new();
         let mut result = Ok(());
-        let mut rest = &*words;
-        while !rest.is_empty() {
-            let outcome;
-            (rest, outcome) = self.free_run(rest, &mut released);
-            if result.is_ok() {
-                result = outcome;
+        let mut rest = words;
+        if rest.len() > FEW {
+            let ends = group_by_class(rest, self.classes().len());
+            let mut start = 0;
+            for end in &ends[..=self.classes().len()] {
+                let group;
+                (group, rest) = rest.split_at_mut(end - start);
+                start = *end;
+                result = result.and(self.free_group(group, &mut released));
             }
+        } else {
+            result = self.free_group(rest, &mut released);
         }
         if !released.is_empty() {
             self.release(released);
@@ -42,60 +51,130 @@ impl<S: PageSource> Pool<S> {
         result
     }
 
-    /// Frees the first words of `words`, as far as one bin's lock reaches, and gives the others
-    /// back.
-    fn free_run<'w>(
+    /// Frees words, best of one class.
+    fn free_group(
         &self,
-        words: &'w [ObjectWord],
+        words: &mut [ObjectWord],
         released: &mut Released,
-    ) -> (&'w [ObjectWord], Result<(), MisuseError>) {
-        let first = words[0];
+    ) -> Result<(), MisuseError> {
+        let mut result = Ok(());
+        for mut words in words.chunks_mut(MOST_UNDER_LOCK) {
+            while let Some(&first) = words.first() {
+                let (others, outcome) = self.free_of_one_bin(first, words, released);
+                result = result.and(outcome);
+                words = &mut words[..others];
+            }
+        }
+        result
+    }
+
+    /// Frees those of `words` that belong to the same bin as `first`, the first of them. Moves the
+    /// others to the front and returns how many they are.
+    fn free_of_one_bin(
+        &self,
+        first: ObjectWord,
+        words: &mut [ObjectWord],
+        released: &mut Released,
+    ) -> (usize, Result<(), MisuseError>) {
         let resolved = self.resolve(first).and_then(|(class, zspage)| {
             let (bin, context) = self.lock_bin_of(first, class, zspage)?;
             Ok((bin, context, zspage.owner()))
         });
         let (mut bin, context, owner) = match resolved {
             Ok(resolved) => resolved,
-            Err(error) => return (&words[1..], Err(error)),
+            Err(error) => {
+                let others = words.len() - 1;
+                words.swap(0, others);
+                return (others, Err(error));
+            }
         };
         let mut result = Ok(());
-        let mut rest = words;
-        while let Some(&next) = rest.first() {
-            let Ok((_, zspage)) = self.resolve(next) else {
-                break;
+        let mut others = 0;
+        for position in 0..words.len() {
+            let word = words[position];
+            // The lock is the right one if the word's class and its zspage's, and then the owner,
+            // are the same. A stale word may name a zspage that serves another class now.
+            let zspage = self.resolve(word).ok().map(|(_, zspage)| zspage);
+            let Some(zspage) = zspage.filter(|zspage| {
+                word.class() == context.class_index
+                    && zspage.class() == Some(context.class_index)
+                    && zspage.owner() == owner
+            }) else {
+                words[others] = word;
+                others += 1;
+                continue;
             };
-            // The lock is the right one for this zspage too if its class and owner are the same.
-            let same_bin = next.class() == first.class()
-                && zspage.class() == Some(next.class())
-                && zspage.owner() == owner;
-            if !same_bin {
-                break;
-            }
-            let count = rest
-                .iter()
-                .take_while(|word| same_zspage(**word, next))
-                .count();
-            let mut freed = 0;
-            for word in &rest[..count] {
-                if word.index() >= context.class.objects() {
-                    result = result.and(Err(MisuseError::Foreign(*word)));
-                } else if zspage.free_slot(word.index()) {
-                    freed += 1;
-                } else {
-                    result = result.and(Err(MisuseError::NotStored(*word)));
-                }
-            }
-            if freed > 0
-                && let Some(page) = bin.after_free(&context, next.page(), zspage, freed)
-            {
+            if !zspage.free_slot(word.index()) {
+                result = result.and(Err(MisuseError::NotStored(word)));
+            } else if let Some(page) = bin.after_free(&context, word.page(), zspage) {
                 released.push(&self.arenas, page);
             }
-            rest = &rest[count..];
         }
-        (rest, result)
+        (others, result)
     }
 }
 
-fn same_zspage(one: ObjectWord, other: ObjectWord) -> bool {
-    one.class() == other.class() && one.page() == other.page()
+/// So few words are freed as they come: grouping them costs more than looking at them repeatedly.
+const FEW: usize = 16;
+
+/// A store of the same class waits no longer than so many frees take.
+const MOST_UNDER_LOCK: usize = 1024;
+
+/// Sorts `words` by class, in place and in two passes, and returns where each class ends; those of
+/// `classes` and above, which no pool has given out, come last, as one. (This is the "American
+/// flag" sort. Inside a class the order does not matter: what is looked up is a cache line a
+/// zspage.)
+fn group_by_class(words: &mut [ObjectWord], classes: usize) -> [usize; MAX_GROUPS] {
+    let group = |word: ObjectWord| word.class().min(classes);
+    let mut next = [0; MAX_GROUPS];
+    for word in &*words {
+        next[group(*word)] += 1;
+    }
+    let mut ends = [0; MAX_GROUPS];
+    let mut start = 0;
+    for (next, end) in next.iter_mut().zip(&mut ends).take(classes + 1) {
+        *end = start + *next;
+        *next = start;
+        start = *end;
+    }
+    for here in 0..=classes {
+        while next[here] < ends[here] {
+            let position = next[here];
+            let home = group(words[position]);
+            words.swap(position, next[home]);
+            next[home] += 1;
+        }
+    }
+    ends
+}
+
+const MAX_GROUPS: usize = ObjectWord::MAX_CLASSES + 1;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::zspage::PageNumber;
+
+    #[test]
+    fn words_are_grouped_by_class() {
+        let foreign = ObjectWord::MAX_CLASSES - 1;
+        let mut words: Vec<ObjectWord> = (0..5000_usize)
+            .map(|n| {
+                let class = [n * n % 250, 0, foreign][n % 3];
+                ObjectWord::new(class, PageNumber(n as u32), n % 256)
+            })
+            .collect();
+        let mut sorted = words.clone();
+        sorted.sort_unstable();
+        let ends = group_by_class(&mut words, 250);
+        let mut start = 0;
+        for (class, &end) in ends[..250].iter().enumerate() {
+            assert!(words[start..end].iter().all(|word| word.class() == class));
+            start = end;
+        }
+        assert!(words[start..].iter().all(|word| word.class() == foreign));
+        assert_eq!(ends[250], words.len());
+        words.sort_unstable();
+        assert!(words == sorted);
+    }
 }

@@ -52,12 +52,20 @@ impl ClassTable {
     ///
     /// # Panics
     ///
-    /// If `max_chain_pages` is not between 1 and [`MAX_CHAIN_PAGES`].
+    /// If `max_chain_pages` is not between 1 and [`MAX_CHAIN_PAGES`], or the heap refuses memory.
     pub fn new(max_chain_pages: usize) -> Self {
+        Self::try_new(max_chain_pages).expect("there is memory for a few hundred classes")
+    }
+
+    /// Like [`ClassTable::new`]; `None` if the heap refuses memory.
+    pub(crate) fn try_new(max_chain_pages: usize) -> Option<Self> {
         assert!((1..=MAX_CHAIN_PAGES).contains(&max_chain_pages));
         let steps = PAGE_SIZE / CLASS_STEP;
         let mut classes: Vec<SizeClass> = Vec::new();
-        let mut by_step = vec![0_u16; steps + 1];
+        classes.try_reserve_exact(steps).ok()?;
+        let mut by_step = Vec::new();
+        by_step.try_reserve_exact(steps + 1).ok()?;
+        by_step.resize(steps + 1, 0_u16);
         for step in (1..=steps).rev() {
             let size = step * CLASS_STEP;
             let (pages, objects) = chain_pages(size, max_chain_pages);
@@ -79,7 +87,7 @@ impl ClassTable {
             *class = last - *class;
         }
         assert!(classes.len() <= ObjectWord::MAX_CLASSES);
-        Self { classes, by_step }
+        Some(Self { classes, by_step })
     }
 
     /// The classes, smallest first.

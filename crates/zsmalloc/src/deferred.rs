@@ -22,13 +22,12 @@ enum Consumer {
 /// The average object a queue has places for; of smaller ones it holds fewer bytes than allowed.
 const BYTES_PER_PLACE: usize = 1024;
 
-/// A queue for a shard's part of `deferred_bytes`; none if frees are never deferred.
-pub(crate) fn ring(deferred_bytes: usize, shards: usize) -> Option<Ring> {
-    let share = deferred_bytes / shards;
+/// A queue for a shard's part of `deferred_bytes`, `share`.
+pub(crate) fn ring(share: usize) -> Option<Ring> {
     let places = (share / BYTES_PER_PLACE)
         .next_power_of_two()
         .clamp(64, 1 << 22);
-    (share > 0).then(|| Ring::new(places, share))
+    Ring::new(places, share)
 }
 
 impl<S: PageSource> Pool<S> {
@@ -114,6 +113,15 @@ impl<S: PageSource> Pool<S> {
             .iter()
             .filter_map(|shard| shard.deferred.as_ref());
         rings.map(Ring::bytes).sum()
+    }
+
+    /// Words whose free was deferred and not yet done.
+    pub(crate) fn deferred_words(&self) -> usize {
+        let rings = self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref());
+        rings.map(Ring::len).sum()
     }
 
     /// Does deferred frees because memory is needed, without waiting for others who do the same.

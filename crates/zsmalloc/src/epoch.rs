@@ -40,15 +40,16 @@ impl Drop for Reader<'_> {
 }
 
 impl Epoch {
-    pub(crate) fn new(lanes: usize) -> Self {
+    /// `None` if the heap refuses memory.
+    pub(crate) fn new(lanes: usize) -> Option<Self> {
         let lane = || Lane {
             active: [AtomicUsize::new(0), AtomicUsize::new(0)],
         };
-        Self {
+        Some(Self {
             phase: AtomicUsize::new(0),
-            lanes: (0..lanes).map(|_| lane()).collect(),
+            lanes: crate::boxed(lanes, lane)?,
             waiter: Mutex::new(()),
-        }
+        })
     }
 
     /// Announces a reader. What it loads from now on is at least as new as what any thread that
@@ -118,7 +119,7 @@ mod loom_tests {
         model.preemption_bound = Some(3);
         model.check(|| {
             let moving = Arc::new(Moving {
-                epoch: Epoch::new(1),
+                epoch: Epoch::new(1).unwrap(),
                 word: AtomicUsize::new(0),
                 places: [UnsafeCell::new(7), UnsafeCell::new(0)],
             });

@@ -37,12 +37,15 @@ impl Handle {
 #[error("handle {} names no stored object", .0.get())]
 pub struct HandleError(pub Handle);
 
-/// An entry is `[length : 13 | object word : 50]`; zero is no object.
+/// An entry is `[length : 13 | object word : 50]`. A number below 2^32 is no object, as no word is
+/// so small: zero, or the number of the next freed handle.
 const LENGTH_SHIFT: u32 = ObjectWord::BITS;
 
 /// Chunk `n` has `FIRST_CHUNK << n` entries, so an entry never moves as the table grows.
 const FIRST_CHUNK: usize = 1024;
 const CHUNKS: usize = 22;
+
+const NO_HANDLE: u32 = u32::MAX;
 
 /// Each object starts with its handle, so that compaction finds its entry.
 const HEADER: usize = size_of::<u32>();
@@ -61,9 +64,11 @@ pub struct HandleTable<S: PageSource> {
     free: Mutex<FreeHandles>,
 }
 
-#[derive(Debug, Default)]
+/// Freed handles are linked through their entries, so that to free one needs no memory.
+#[derive(Debug)]
 struct FreeHandles {
-    unused: Vec<u32>,
+    /// The first, or [`NO_HANDLE`].
+    first: u32,
     /// Handles from here on were never given out.
     next: u32,
 }
@@ -81,7 +86,10 @@ impl<S: PageSource> HandleTable<S> {
         Ok(Self {
             pool: Pool::new(source, config)?,
             chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new(FreeHandles::default()),
+            free: Mutex::new(FreeHandles {
+                first: NO_HANDLE,
+                next: 0,
+            }),
         })
     }
 
@@ -114,7 +122,7 @@ impl<S: PageSource> HandleTable<S> {
                 Ok(handle)
             }
             Err(error) => {
-                self.free_handles().unused.push(handle.0);
+                self.give_handle_back(handle);
                 Err(error)
             }
         }
@@ -147,10 +155,15 @@ impl<S: PageSource> HandleTable<S> {
     pub fn free(&self, handle: Handle) -> Result<(), HandleError> {
         let place = self.entry(handle).ok_or(HandleError(handle))?;
         // Whoever takes the word out of the entry frees it; compaction replaces it atomically.
-        let entry = place.swap(0, Ordering::AcqRel);
+        // What is no object stays as it is: it may be the link of a freed handle.
+        let entry = place
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |entry| {
+                decode(entry).map(|_| 0)
+            })
+            .map_err(|_| HandleError(handle))?;
         let (word, _) = decode(entry).ok_or(HandleError(handle))?;
         self.pool.try_free(word).map_err(|_| HandleError(handle))?;
-        self.free_handles().unused.push(handle.0);
+        self.give_handle_back(handle);
         Ok(())
     }
 
@@ -165,8 +178,11 @@ impl<S: PageSource> HandleTable<S> {
 
     fn take_handle(&self) -> Result<Handle, AllocError> {
         let mut free = self.free_handles();
-        if let Some(handle) = free.unused.pop() {
-            return Ok(Handle(handle));
+        let handle = Handle(free.first);
+        if handle.0 != NO_HANDLE {
+            let entry = self.entry(handle).expect("it was given out before");
+            free.first = entry.swap(0, Ordering::Relaxed) as u32;
+            return Ok(handle);
         }
         let handle = Handle(free.next);
         let (chunk, _) = position(handle);
@@ -183,6 +199,14 @@ impl<S: PageSource> HandleTable<S> {
         }
         free.next += 1;
         Ok(handle)
+    }
+
+    fn give_handle_back(&self, handle: Handle) {
+        let mut free = self.free_handles();
+        let entry = self.entry(handle).expect("it was given out");
+        // Too small to be taken for an object.
+        entry.store(u64::from(free.first), Ordering::Relaxed);
+        free.first = handle.0;
     }
 
     fn entry(&self, handle: Handle) -> Option<&AtomicU64> {

@@ -35,3 +35,11 @@ pub use word::ObjectWord;
 
 /// Bytes of a page.
 pub const PAGE_SIZE: usize = 4096;
+
+/// `count` values in a box; `None` if the heap refuses memory.
+fn boxed<T>(count: usize, value: impl FnMut() -> T) -> Option<Box<[T]>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count).ok()?;
+    values.extend(std::iter::repeat_with(value).take(count));
+    Some(values.into_boxed_slice())
+}

@@ -6,6 +6,7 @@ use crate::{
     PAGE_SIZE,
     arena::{Arenas, MAX_ARENA_PAGES},
     bin::{Allowance, Bin, BinContext, BinState},
+    boxed,
     class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
     deferred,
     drainer::DrainSignal,
@@ -43,8 +44,9 @@ pub struct Config {
     /// the system at once: as freed runs, but never more than a 64th of what the pool holds or 64
     /// pages, whichever is more; and again as many as empty zspages in its bins, but at most 256.
     pub retained_pages: usize,
-    /// How many bytes of objects may wait for a deferred free, in all shards together.
-    /// 0: [`Pool::free_deferred`] frees at once.
+    /// How many bytes of objects may wait for a deferred free, in all shards together, and how many
+    /// bytes of freed runs for a [`Drainer`](crate::Drainer) to give them back. Beyond that whoever
+    /// frees does the work. 0: nothing waits.
     pub deferred_bytes: usize,
 }
 
@@ -110,6 +112,8 @@ pub struct Pool<S: PageSource> {
     pub(crate) resident_pages: AtomicUsize,
     pub(crate) discard_failures: AtomicU64,
     pub(crate) retained_pages: usize,
+    /// Bytes of objects, and again of freed runs, of each shard that may wait for a drainer.
+    pub(crate) deferred_share: usize,
     zero_freed: bool,
 }
 
@@ -150,20 +154,34 @@ impl<S: PageSource> Pool<S> {
         let arena_pages = (capacity_pages / 64).clamp(16, MAX_ARENA_PAGES);
         let arenas = Arenas::new(capacity_pages / arena_pages, arena_pages.trailing_zeros())
             .ok_or(PoolError::Metadata)?;
-        let classes = ClassTable::new(config.max_chain_pages);
+        let classes = ClassTable::try_new(config.max_chain_pages).ok_or(PoolError::Metadata)?;
+        let class_count = classes.classes().len();
         let shard_count = match config.shards {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             shards => shards,
         };
         let shard_count = shard_count.min(MAX_SHARDS).next_power_of_two();
-        let shard = || Shard {
-            bins: classes.classes().iter().map(|_| Bin::new()).collect(),
-            allowance: Allowance::new(config.retained_pages.min(MAX_ALLOWANCE_PAGES)),
-            runs: Mutex::new(RunLists::new()),
-            deferred: deferred::ring(config.deferred_bytes, shard_count),
+        let deferred_share = config.deferred_bytes / shard_count;
+        let shard = || {
+            Some(Shard {
+                bins: boxed(class_count, Bin::new)?,
+                allowance: Allowance::new(config.retained_pages.min(MAX_ALLOWANCE_PAGES)),
+                runs: Mutex::new(RunLists::new()),
+                deferred: match deferred_share {
+                    0 => None,
+                    share => Some(deferred::ring(share)?),
+                },
+            })
         };
-        let shards = (0..shard_count).map(|_| shard()).collect();
-        let compactors = classes.classes().iter().map(|_| Mutex::new(())).collect();
+        let mut shards = Vec::new();
+        shards
+            .try_reserve_exact(shard_count)
+            .map_err(|_| PoolError::Metadata)?;
+        for _ in 0..shard_count {
+            shards.push(shard().ok_or(PoolError::Metadata)?);
+        }
+        let compactors = boxed(class_count, || Mutex::new(())).ok_or(PoolError::Metadata)?;
+        let epoch = Epoch::new(shard_count).ok_or(PoolError::Metadata)?;
         let base = source.reserve(capacity_pages)?;
         Ok(Self {
             source,
@@ -171,14 +189,15 @@ impl<S: PageSource> Pool<S> {
             capacity_pages,
             classes,
             arenas,
-            shards,
-            epoch: Epoch::new(shard_count),
+            shards: shards.into_boxed_slice(),
+            epoch,
             compactors,
             drain_signal: DrainSignal::new(),
             deferred_misuse: AtomicU64::new(0),
             resident_pages: AtomicUsize::new(0),
             discard_failures: AtomicU64::new(0),
             retained_pages: config.retained_pages,
+            deferred_share,
             zero_freed: config.zero_freed,
         })
     }
@@ -331,7 +350,7 @@ impl<S: PageSource> Pool<S> {
         if !zspage.free_slot(word.index()) {
             return Err(MisuseError::NotStored(word));
         }
-        let emptied = bin.after_free(&context, word.page(), zspage, 1);
+        let emptied = bin.after_free(&context, word.page(), zspage);
         drop(bin);
         if let Some(page) = emptied {
             let mut released = Released::new();

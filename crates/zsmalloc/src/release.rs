@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use crate::{
+    PAGE_SIZE,
     arena::{Arena, Arenas, NOT_LISTED, RunBits},
     class::MAX_CHAIN_PAGES,
     error::AllocError,
@@ -174,12 +175,16 @@ impl Released {
 /// How many arenas are discarded from, and how many runs given to the source, at once. They are
 /// collected on the stack: giving memory back must not need any.
 const DISCARD_ARENAS: usize = 16;
-const DISCARD_RUNS: usize = 128;
+/// Loom's threads have small stacks.
+const DISCARD_RUNS: usize = if cfg!(loom) { 16 } else { 512 };
 
 /// However small the pool is, a shard may hold back so many pages.
 const MIN_RETAINED_PAGES: usize = 64;
 /// And otherwise this part of what the pool holds.
 const RETAINED_PART: usize = 64;
+/// A drainer waits for the end of a burst of frees, so that runs grow long, but not when this part
+/// of what the pool holds waits to be given back.
+const MUCH: usize = 4;
 
 impl<S: PageSource> Pool<S> {
     /// Takes a run for a new zspage.
@@ -257,8 +262,22 @@ impl<S: PageSource> Pool<S> {
         }
         drop(held);
         for (shard, _) in self.shards.iter().zip(touched).filter(|(_, full)| *full) {
-            self.discard_warm(shard);
+            let waiting = lock(&shard.runs).warm_pages;
+            let may_wait = waiting * PAGE_SIZE <= self.deferred_share;
+            if !(may_wait && self.drain_signal.leave_memory()) {
+                self.discard_warm(shard);
+            }
         }
+    }
+
+    /// Whether a large part of the pool's memory is that of freed runs.
+    pub(crate) fn much_is_warm(&self) -> bool {
+        let warm: usize = self
+            .shards
+            .iter()
+            .map(|shard| lock(&shard.runs).warm_pages)
+            .sum();
+        warm > self.resident_pages.load(Ordering::Relaxed) / MUCH
     }
 
     /// How many warm pages a shard may hold back just now.
@@ -293,7 +312,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Gives the memory of all freed runs back; returns how many pages that were.
-    fn discard_all_warm(&self) -> usize {
+    pub(crate) fn discard_all_warm(&self) -> usize {
         self.shards
             .iter()
             .map(|shard| self.discard_warm(shard))

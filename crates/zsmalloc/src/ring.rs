@@ -1,6 +1,7 @@
 //! A bounded queue of object words with many producers and no lock between them and the consumer.
 
 use crate::{
+    boxed,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -38,15 +39,16 @@ struct HeadLine(AtomicU64);
 
 impl Ring {
     /// A queue for at most `places` words (a power of two) that stand for at most `max_bytes`.
-    pub(crate) fn new(places: usize, max_bytes: usize) -> Self {
+    /// `None` if the heap refuses memory.
+    pub(crate) fn new(places: usize, max_bytes: usize) -> Option<Self> {
         debug_assert!(places.is_power_of_two() && places < 1 << (BYTES_SHIFT - 1));
-        Self {
+        Some(Self {
             tail: AtomicU64::new(0),
-            places: (0..places).map(|_| AtomicU64::new(0)).collect(),
+            places: boxed(places, || AtomicU64::new(0))?,
             max_bytes: (max_bytes as u64).min(COUNT_MASK),
             head: HeadLine(AtomicU64::new(0)),
             consumer: Mutex::new(()),
-        }
+        })
     }
 
     pub(crate) fn places(&self) -> usize {
@@ -156,7 +158,7 @@ mod tests {
 
     #[test]
     fn words_come_out_as_they_went_in_many_times_round() {
-        let ring = Ring::new(4, 1000);
+        let ring = Ring::new(4, 1000).unwrap();
         let mut out = [word(0); 3];
         for round in 0..100 {
             for n in 0..3 {
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn places_and_bytes_are_bounded() {
-        let ring = Ring::new(4, 35);
+        let ring = Ring::new(4, 35).unwrap();
         assert!((0..3).all(|n| ring.push(word(n), 10)) && !ring.push(word(3), 10));
         assert!(ring.push(word(3), 5) && !ring.push(word(4), 0));
         let mut out = [word(9); 8];
@@ -206,7 +208,7 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
-            let ring = Arc::new(Ring::new(2, 100));
+            let ring = Arc::new(Ring::new(2, 100).unwrap());
             let payload: Arc<[AtomicUsize; 3]> =
                 Arc::new(std::array::from_fn(|_| AtomicUsize::new(0)));
             let producer = |numbers: std::ops::Range<u32>| {

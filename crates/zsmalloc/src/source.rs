@@ -158,10 +158,16 @@ unsafe impl PageSource for HeapSource {
         let layout = Layout::from_size_align(bytes, 16).map_err(|_| refused)?;
         // SAFETY: the layout has at least a page, so it is not empty.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(refused)?;
+        let mut blocks = self.blocks();
+        if blocks.try_reserve(1).is_err() {
+            // SAFETY: it was allocated just now with this layout.
+            unsafe { dealloc(allocation.as_ptr(), layout) };
+            return Err(refused);
+        }
         let offset = allocation.as_ptr().align_offset(PAGE_SIZE);
         // SAFETY: the allocation is a page longer than asked for, and the offset is below a page.
         let base = unsafe { allocation.add(offset) };
-        self.blocks().push(HeapBlock {
+        blocks.push(HeapBlock {
             allocation,
             base,
             layout,

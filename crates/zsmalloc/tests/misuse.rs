@@ -88,8 +88,9 @@ fn made_up_words_do_no_damage() {
     let known: std::collections::HashSet<ObjectWord> =
         stored.iter().map(|&(word, _)| word).collect();
     let mut random = common::Random(7);
-    for _ in 0..200_000 {
-        let near = stored[random.below(stored.len())].0.get();
+    for round in 0..200_000 {
+        let (near, bytes) = &stored[random.below(stored.len())];
+        let near = near.get();
         let raw = match random.below(3) {
             0 => random.next() & ((1 << ObjectWord::BITS) - 1),
             1 => near ^ (1 << random.below(50)),
@@ -99,8 +100,15 @@ fn made_up_words_do_no_damage() {
             assert!(pool.try_free(word).is_err());
             assert!(pool.try_read(word, |_| ()).is_err());
             assert!(pool.try_free_bulk(&mut [word]).is_err());
+            if round % 4 == 0 {
+                // Next to a good word, which takes the lock that the other may seem to need.
+                let good = pool.store(&[bytes]).unwrap();
+                assert!(word == good || pool.try_free_bulk(&mut [good, word]).is_err());
+                assert!(word != good || pool.try_free(good).is_ok());
+            }
         }
     }
+    assert_eq!(pool.stats().objects_used(), stored.len());
     for (word, bytes) in stored {
         pool.read(word, |slot| {
             assert_eq!(&slot[..bytes.len()], bytes.as_slice())
