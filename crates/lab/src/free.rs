@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, Pool, Relocate};
+use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, PageRun, PageSource, Pool, Relocate};
 
 use crate::{
     Options,
@@ -22,7 +22,7 @@ use crate::{
     clock::{process_cpu, thread_cpu},
     mapping::Mapping,
     random::Random,
-    report::{Report, Row, Samples},
+    report::{Report, Row, Samples, rounded},
     trace,
 };
 
@@ -40,14 +40,17 @@ enum Variant {
     Original(Step),
     Deferred,
     Bulk,
+    /// In bulk, with nobody to give the memory back but the caller.
+    BulkAlone,
 }
 
-const VARIANTS: [(&str, Variant); 5] = [
+const VARIANTS: [(&str, Variant); 6] = [
     ("pool-lock", Variant::Original(Step::PoolLock)),
     ("outside-lock", Variant::Original(Step::OutsideLock)),
     ("class-index", Variant::Original(Step::ClassIndex)),
     ("deferred", Variant::Deferred),
     ("bulk", Variant::Bulk),
+    ("bulk-alone", Variant::BulkAlone),
 ];
 
 /// One experiment's circumstances.
@@ -72,7 +75,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let variants = options
         .list(
             "variant",
-            "pool-lock,outside-lock,class-index,deferred,bulk",
+            "pool-lock,outside-lock,class-index,deferred,bulk,bulk-alone",
         )
         .into_iter()
         .map(|wanted| {
@@ -86,9 +89,11 @@ pub fn run(options: &Options) -> Result<Report> {
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {
         // The variants take turns, so that what changes on the machine meets all of them.
+        let mut floor = Samples::default();
         let mut samples =
             vec![[Samples::default(), Samples::default(), Samples::default()]; variants.len()];
         for _ in 0..runs {
+            floor.push(time_of_discard(case.megabytes << 20, &sizes)?);
             for ((_, variant), samples) in variants.iter().zip(&mut samples) {
                 let outcome = measure(*variant, case, &sizes)?;
                 samples[0].push(outcome.caller_ns);
@@ -107,6 +112,7 @@ pub fn run(options: &Options) -> Result<Report> {
                     .measured("caller_ns_per_free", caller)
                     .measured("cpu_ns_per_free", cpu)
                     .measured("returned_ms", returned)
+                    .with("floor_ms", rounded(floor.median()))
                     .with("runs", runs)
                     .with("spread", caller.spread())
                     .with("cpu_spread", cpu.spread())
@@ -117,7 +123,9 @@ pub fn run(options: &Options) -> Result<Report> {
     report.note(
         "caller_ns_per_free: what the freeing threads spend; cpu_ns_per_free: what all threads \
          spend, helpers included and compactor excluded; returned_ms: from the last free to the \
-         moment when all memory is back with the system.",
+         moment when all memory is back with the system; floor_ms: what the system itself takes for \
+         one madvise() of as many bytes, alone: whoever is not made to wait for it meets it after \
+         the last free.",
     );
     report.note(
         "published (munmap of a swapped range): deferred alone 63.1 -> 18.6 ms on RK3588; class \
@@ -125,6 +133,26 @@ pub fn run(options: &Options) -> Result<Report> {
          Total CPU, busy CPUs and compaction were asked for and not answered there.",
     );
     Ok(report)
+}
+
+/// How long the system takes, in milliseconds, to take back as much memory as the objects of
+/// `bytes` of pages fill, in one call and with nothing else to do.
+fn time_of_discard(bytes: usize, sizes: &[usize]) -> Result<f64> {
+    let objects = bytes / PAGE_SIZE;
+    let stored: usize = (0..objects).map(|number| sizes[number % sizes.len()]).sum();
+    let pages = stored.div_ceil(PAGE_SIZE);
+    let start = Mapping.reserve(pages)?;
+    for page in 0..pages {
+        // SAFETY: the page lies in the mapping, which nobody else knows.
+        unsafe { start.add(page * PAGE_SIZE).write(1) };
+    }
+    let begin = Instant::now();
+    // SAFETY: the run is the whole reservation, and nobody uses it.
+    unsafe { Mapping.discard(&[PageRun { start, pages }]) }?;
+    let elapsed = begin.elapsed();
+    // SAFETY: it was reserved above and nobody uses it any more.
+    unsafe { Mapping.unreserve(start, pages) };
+    Ok(elapsed.as_secs_f64() * 1e3)
 }
 
 /// How many times faster than the original, in a caller's time, the kernel thread found a step.
@@ -203,24 +231,32 @@ impl Allocator for Original {
 struct Ours {
     pool: Arc<Pool<Mapping>>,
     words: Vec<AtomicU64>,
-    drainer: Option<Drainer>,
+    variant: Variant,
+    _drainer: Option<Drainer>,
 }
 
 const NUMBER_BYTES: usize = size_of::<u32>();
 
 impl Ours {
-    fn new(deferred: bool, case: Case, objects: usize) -> Result<Self> {
+    fn new(variant: Variant, case: Case, objects: usize) -> Result<Self> {
+        let with_drainer = variant != Variant::BulkAlone;
         let mut config = Config::with_capacity_pages(1 << 22);
         // Room for all that is freed at once, whichever threads do it.
-        config.deferred_bytes = if deferred { 16 << 30 } else { 0 };
-        config.deferred_bytes = config.deferred_bytes.min(case.megabytes << 22);
+        config.deferred_bytes = if with_drainer {
+            case.megabytes << 22
+        } else {
+            0
+        };
         let pool = Arc::new(Pool::new(Mapping, config)?);
-        let drainer = deferred.then(|| Drainer::spawn(pool.clone())).transpose()?;
+        let drainer = with_drainer
+            .then(|| Drainer::spawn(pool.clone()))
+            .transpose()?;
         let words = (0..objects).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
             pool,
             words,
-            drainer,
+            variant,
+            _drainer: drainer,
         })
     }
 
@@ -254,7 +290,7 @@ impl Allocator for Ours {
     }
 
     fn free(&self, numbers: std::ops::Range<usize>) {
-        if self.drainer.is_some() {
+        if self.variant == Variant::Deferred {
             for number in numbers {
                 if let Some(word) = self.take(number) {
                     self.pool.free_deferred(word);
@@ -269,7 +305,9 @@ impl Allocator for Ours {
             self.pool.free_bulk(&mut words);
             words.clear();
         }
-        self.pool.trim();
+        if self.variant == Variant::BulkAlone {
+            self.pool.trim();
+        }
     }
 
     fn compact(&self, go_on: &dyn Fn() -> bool) {
@@ -285,8 +323,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
     let objects = case.megabytes * (1 << 20) / PAGE_SIZE;
     let allocator: Box<dyn Allocator> = match variant {
         Variant::Original(step) => Box::new(Original::new(step, objects * 3 / 2 + 4096, objects)?),
-        Variant::Deferred => Box::new(Ours::new(true, case, objects)?),
-        Variant::Bulk => Box::new(Ours::new(false, case, objects)?),
+        ours => Box::new(Ours::new(ours, case, objects)?),
     };
     let allocator = &*allocator;
     let part = objects / case.threads;

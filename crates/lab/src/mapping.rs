@@ -38,7 +38,11 @@ unsafe impl PageSource for Mapping {
     }
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
-        for run in runs {
+        let mut rest = runs;
+        if rest.len() > 1 {
+            rest = give_back_together(rest);
+        }
+        for run in rest {
             let bytes = run.pages * PAGE_SIZE;
             // SAFETY: the caller says that the run lies in a reservation and that nobody uses it.
             let failed =
@@ -49,4 +53,44 @@ unsafe impl PageSource for Mapping {
         }
         Ok(())
     }
+}
+
+/// How many runs one call takes: few enough for the stack, as giving memory back must need none.
+const MAX_RANGES: usize = 512;
+
+/// Gives runs back with one system call for many, which flushes the processors' address caches
+/// once: a page in a run of four costs half as much as with a call a run. Returns the runs that
+/// are left, which is all of them before Linux 6.13 (a process may not do this to itself there).
+fn give_back_together(runs: &[PageRun]) -> &[PageRun] {
+    const PIDFD_SELF: libc::c_int = -10_000;
+    let mut ranges = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; MAX_RANGES];
+    let mut rest = runs;
+    while !rest.is_empty() {
+        let count = rest.len().min(MAX_RANGES);
+        let mut bytes = 0;
+        for (range, run) in ranges.iter_mut().zip(&rest[..count]) {
+            range.iov_base = run.start.as_ptr().cast();
+            range.iov_len = run.pages * PAGE_SIZE;
+            bytes += range.iov_len;
+        }
+        // SAFETY: the ranges are those `discard` was given: nobody uses them.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                PIDFD_SELF,
+                ranges.as_ptr(),
+                count,
+                libc::MADV_DONTNEED,
+                0,
+            )
+        };
+        if usize::try_from(done) != Ok(bytes) {
+            return rest;
+        }
+        rest = &rest[count..];
+    }
+    rest
 }
