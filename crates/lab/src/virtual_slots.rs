@@ -361,7 +361,25 @@ struct Reader<'a> {
     scratch: Scratch,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
+    fn new(design: &'a Slots, thread: usize, pages: usize, frames: usize) -> Self {
+        Self {
+            design,
+            thread,
+            pages: vec![Place::Never; pages],
+            frames: vec![[1; PAGE_SIZE]; frames],
+            resident: VecDeque::with_capacity(frames),
+            unused: (0..frames).collect(),
+            scratch: Scratch::new(),
+        }
+    }
+
+    /// What a page is known by to the design: no two threads' pages have the same number, or one
+    /// would find the other's in a slot that was taken from it.
+    fn owner(&self, page: usize) -> usize {
+        self.thread * self.pages.len() + page
+    }
+
     fn touch(&mut self, page: usize, write: bool, version: &mut u64) -> Result<()> {
         let (frame, kept) = match self.pages[page] {
             Place::Resident(frame, kept) => (frame, kept),
@@ -378,7 +396,7 @@ impl Reader<'_> {
                         &mut self.frames[frame],
                         &mut self.scratch,
                     )?;
-                    self.design.keep(self.thread, slot, page);
+                    self.design.keep(self.thread, slot, self.owner(page));
                     kept = Some(slot);
                 } else {
                     mark(&mut self.frames[frame], page, 0);
@@ -394,7 +412,7 @@ impl Reader<'_> {
         let kept = match kept {
             Some(slot) if write => {
                 // The copy is out of date.
-                if self.design.reuse(self.thread, slot, page) {
+                if self.design.reuse(self.thread, slot, self.owner(page)) {
                     self.design.release(self.thread, &[SlotRange::new(slot, 1)]);
                 }
                 None
@@ -411,11 +429,14 @@ impl Reader<'_> {
 
     fn reclaim(&mut self) -> Result<()> {
         let count = TOGETHER.min(self.resident.len());
+        let victims: Vec<_> = self.resident.drain(..count).collect();
         let mut stored = Vec::with_capacity(count);
-        for (page, frame) in self.resident.drain(..count) {
+        for (page, frame) in victims {
             self.unused.push(frame);
             match self.pages[page] {
-                Place::Resident(_, Some(slot)) if self.design.reuse(self.thread, slot, page) => {
+                Place::Resident(_, Some(slot))
+                    if self.design.reuse(self.thread, slot, self.owner(page)) =>
+                {
                     self.pages[page] = Place::Swapped(slot);
                 }
                 _ => stored.push((page, frame)),
@@ -435,9 +456,10 @@ impl Reader<'_> {
         for page in 0..self.pages.len() {
             let slot = match self.pages[page] {
                 Place::Swapped(slot) => Some(slot),
-                Place::Resident(_, Some(slot)) => {
-                    self.design.reuse(self.thread, slot, page).then_some(slot)
-                }
+                Place::Resident(_, Some(slot)) => self
+                    .design
+                    .reuse(self.thread, slot, self.owner(page))
+                    .then_some(slot),
                 _ => None,
             };
             if let Some(slot) = slot {
@@ -466,15 +488,7 @@ fn read_back(design: &Slots, threads: usize, pages: usize) -> Result<(Duration, 
                 let barrier = &barrier;
                 scope.spawn(move || -> Result<Duration> {
                     let frames = (pages / 2).max(2 * TOGETHER);
-                    let mut reader = Reader {
-                        design,
-                        thread,
-                        pages: vec![Place::Never; pages],
-                        frames: vec![[1; PAGE_SIZE]; frames],
-                        resident: VecDeque::with_capacity(frames),
-                        unused: (0..frames).collect(),
-                        scratch: Scratch::new(),
-                    };
+                    let mut reader = Reader::new(design, thread, pages, frames);
                     let mut versions = vec![0; pages];
                     let mut random = Random::new(thread as u64 + 1);
                     barrier.wait();
@@ -518,6 +532,31 @@ mod tests {
                 let outcome = measure(variant, workload, 2, 3000, &contents);
                 assert!(outcome.is_ok(), "{name}, {workload_name}: {outcome:?}");
             }
+        }
+    }
+
+    /// A slot that only the cache used goes from one thread's page to the page of another thread
+    /// with the same number: which the first then must not take for its own.
+    #[test]
+    fn pages_of_the_same_number_are_told_apart() {
+        const PAGES: usize = 1000;
+        for (name, variant) in VARIANTS {
+            if variant == Variant::Ours {
+                continue;
+            }
+            let room = 2 * PAGES;
+            let design = layered(variant, 2, room, copy_tiers(room).unwrap()).unwrap();
+            let mut readers = [0, 1].map(|thread| Reader::new(&design, thread, PAGES, PAGES / 2));
+            let mut versions = [const { [0; PAGES] }; 2];
+            let mut random = Random::new(7);
+            for _ in 0..200 * PAGES {
+                let (thread, page) = (random.below(2), random.below(PAGES));
+                let write = random.below(WRITTEN) == 0;
+                let touched = readers[thread].touch(page, write, &mut versions[thread][page]);
+                assert!(touched.is_ok(), "{name}: {touched:?}");
+            }
+            readers.iter_mut().for_each(Reader::free);
+            assert_eq!(design.used(), 0, "{name}: slots are left");
         }
     }
 }

@@ -26,7 +26,7 @@ use super::{
     device::{Device, Tiers},
 };
 
-/// `[cached : 1 | count : 7 | group : 4 | owner : 24 | place : 28]`; all zero for a free slot.
+/// `[cached : 1 | count : 7 | group : 4 | owner : 25 | place : 27]`; all zero for a free slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry(u64);
 
@@ -34,7 +34,7 @@ const GROUP: u64 = 1;
 const CACHED: u64 = 1 << 63;
 const COUNT_SHIFT: u32 = 56;
 const GROUP_SHIFT: u32 = 52;
-const OWNER_SHIFT: u32 = 28;
+const OWNER_SHIFT: u32 = 27;
 
 impl Entry {
     const FREE: Self = Self(0);
