@@ -53,7 +53,7 @@ fn a_c_compiler_writes_the_same_object_file() {
     let _guard = alone();
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("generated.c");
-    fs::write(&file, generated_source(2500)).expect("the source is written");
+    fs::write(&file, generated_source(1200)).expect("the source is written");
     same_as_unlimited(&compilation("cc -O2", &file, folder.path()), 60);
 }
 
@@ -134,7 +134,7 @@ fn a_shell_runs_many_short_pipelines() {
     same_as_unlimited(
         &Program::new("bash")
             .arg(source("many_processes.sh"))
-            .arg("40"),
+            .arg("25"),
         70,
     );
 }

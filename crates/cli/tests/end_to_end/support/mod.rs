@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// One mebibyte, in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -23,7 +23,20 @@ pub const LEAST_RESIDENT: u64 = 16 * MIB;
 
 /// The binary under test.
 pub fn memfold() -> &'static Path {
+    let_hangups_through();
     Path::new(env!("CARGO_BIN_EXE_memfold"))
+}
+
+/// `nohup` and the like leave the hang-up signal ignored, which programs inherit: those that are
+/// tested must see it. One that is handled is theirs to see again, after the exec.
+fn let_hangups_through() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    extern "C" fn nothing(_: nix::libc::c_int) {}
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler does nothing, so it may run at any point of any thread.
+        unsafe { signal(Signal::SIGHUP, SigHandler::Handler(nothing)) }.expect("a handler");
+    });
 }
 
 /// These tests load the machine and measure it: one at a time.

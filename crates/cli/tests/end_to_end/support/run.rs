@@ -425,7 +425,7 @@ impl Outcome {
     /// moved out (`docs/design.md`, known limits): this only keeps it from growing.
     #[track_caller]
     pub fn assert_limit_held_but_for_copies(&self) {
-        self.assert_held_within(|limit| limit * 7 / 4 + 8 * MIB);
+        self.assert_held_within(|limit| limit * 5 / 2 + 8 * MIB);
     }
 
     #[track_caller]
