@@ -85,6 +85,16 @@ impl Options {
         Ok(options)
     }
 
+    /// As if they had been given.
+    #[cfg(test)]
+    pub fn of(values: &[(&str, &str)]) -> Self {
+        let owned = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+        Self {
+            json: true,
+            values: values.iter().map(owned).collect(),
+        }
+    }
+
     /// The last value given for an option.
     pub fn value(&self, name: &str) -> Option<&str> {
         self.values

@@ -10,6 +10,7 @@ mod progress;
 mod redis;
 mod workload;
 
+pub use case::GROUPS;
 pub use metric::find as find_metric;
 pub use workload::{WORKLOAD, main as run_workload};
 
@@ -19,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use self::{
-    case::{Case, GROUPS, Job},
+    case::{Case, Job},
     contestant::{Allowance, Contestant, Session, Setting, find_memfold},
     metric::METRICS,
     progress::Progress,
@@ -63,10 +64,7 @@ pub fn run(options: &Options) -> Result<Report> {
         .into_iter()
         .map(Contestant::parse)
         .collect::<Result<Vec<_>>>()?;
-    let scale = options.value("scale").unwrap_or("1");
-    let scale: f64 = scale
-        .parse()
-        .with_context(|| format!("--scale takes a number, not {scale:?}"))?;
+    let scale = scale(options)?;
     let every = GROUPS.join(",");
     let cases = case::cases(&options.list("workload", &every), scale)?;
     let rounds = options.number("runs", 5)?;
@@ -90,6 +88,15 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     progress.finish();
     Ok(report)
+}
+
+/// How large everything is; 1 is the published sizes.
+pub fn scale(options: &Options) -> Result<f64> {
+    let scale = options.value("scale").unwrap_or("1");
+    let parsed = scale.parse().ok();
+    parsed
+        .filter(|scale: &f64| scale.is_finite() && *scale > 0.0)
+        .with_context(|| format!("--scale takes a number above 0, not {scale:?}"))
 }
 
 impl Suite {
@@ -342,6 +349,12 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
     {
         report.note_once(remark);
     }
+}
+
+/// Every case, contestants' names and metrics: for who looks them up in what is printed.
+#[cfg(test)]
+pub mod known {
+    pub use super::{case::cases, contestant::Contestant, metric::METRICS};
 }
 
 /// Whether a row tells what the host pays rather than what a user feels.

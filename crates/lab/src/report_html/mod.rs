@@ -10,6 +10,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -31,7 +32,7 @@ pub fn run(options: &Options) -> Result<()> {
         Some(files) => read(files, &out)?,
         None => measure(options, &out, &mut missing)?,
     };
-    let page = write(&experiments, &missing, &out)?;
+    let page = write(&experiments, &missing, &repeat(options), &out)?;
     println!("{}", page.display());
     Ok(())
 }
@@ -52,29 +53,71 @@ fn read(files: &str, out: &Path) -> Result<Experiments> {
     Ok(experiments)
 }
 
-/// Runs each experiment in a process of its own. One that fails is named on the page; the others
-/// are still shown.
+/// One process of this program, and the file for what it prints.
+#[derive(Debug, PartialEq, Eq)]
+struct Part {
+    file: String,
+    arguments: Vec<String>,
+}
+
+/// What is run for an experiment. `kernel` is run a group of workloads at a time, so that what fails
+/// or is interrupted takes nothing else with it.
+fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
+    let scale = kernel::scale(options)?;
+    let megabytes = |at_one: f64| (at_one * scale).round().max(4.0).to_string();
+    let given = |option: &str| {
+        let value = options.value(option).map(str::to_owned);
+        value.map_or(Vec::new(), |value| vec![format!("--{option}"), value])
+    };
+    let part = |file: &str, more: Vec<String>| Part {
+        file: format!("{file}.json"),
+        arguments: [vec![name.to_owned(), "--json".to_owned()], more].concat(),
+    };
+    let sized = |size: String| [vec!["--megabytes".to_owned(), size], given("runs")].concat();
+    Ok(match name {
+        "free" => vec![part(name, sized(megabytes(256.0)))],
+        "table" => vec![part(name, sized(megabytes(128.0)))],
+        "virtual" => vec![part(name, sized(megabytes(64.0)))],
+        "exit" => vec![part(name, sized(megabytes(128.0)))],
+        "kernel" => {
+            let every = kernel::GROUPS.join(",");
+            let of_group = |group: &str| {
+                let mut words = vec!["--workload".to_owned(), group.to_owned()];
+                let others = kernel::OPTIONS.iter().filter(|name| **name != "workload");
+                words.extend(others.flat_map(|option| given(option)));
+                part(&format!("kernel-{group}"), words)
+            };
+            let groups = options.list("workload", &every);
+            groups.into_iter().map(of_group).collect()
+        }
+        _ => vec![part(name, Vec::new())],
+    })
+}
+
+/// Runs each part in a process of its own. One that fails is named on the page; the others are
+/// still shown.
 fn measure(options: &Options, out: &Path, missing: &mut Vec<String>) -> Result<Experiments> {
     let mut experiments = Experiments::default();
+    let mut all = Vec::new();
     for name in options.list("experiments", EXPERIMENTS) {
-        eprintln!("memfold-lab: {name}");
+        all.extend(parts(name, options)?);
+    }
+    let started = Instant::now();
+    for (number, part) in all.iter().enumerate() {
+        let words = part.arguments.join(" ");
+        let minutes = started.elapsed().as_secs_f64() / 60.0;
+        let place = format!("{} of {}", number + 1, all.len());
+        eprintln!("memfold-lab: {place}, after {minutes:.1} minutes: {words}");
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([name, "--json"]);
-        if name == "kernel" {
-            for option in kernel::OPTIONS {
-                if let Some(value) = options.value(option) {
-                    command.args([&format!("--{option}"), value]);
-                }
-            }
-        }
-        let output = command.stderr(Stdio::inherit()).output()?;
+        command.args(&part.arguments).stderr(Stdio::inherit());
+        let output = command.output()?;
         if !output.status.success() {
-            let note = format!("{name} could not be measured here ({})", output.status);
+            let note = format!("FAILED ({}): {words}", output.status);
             eprintln!("memfold-lab: {note}");
             missing.push(note);
             continue;
         }
-        let file = out.join(format!("{name}.json"));
+        let file = out.join(&part.file);
         fs::write(&file, &output.stdout)?;
         experiments.0.push(Experiment::read(&file)?);
     }
@@ -82,7 +125,23 @@ fn measure(options: &Options, out: &Path, missing: &mut Vec<String>) -> Result<E
     Ok(experiments)
 }
 
-fn write(experiments: &Experiments, missing: &[String], out: &Path) -> Result<PathBuf> {
+/// The command that makes such a page again.
+fn repeat(options: &Options) -> String {
+    let mut words = vec!["memfold-lab report --out DIR".to_owned()];
+    for option in kernel::OPTIONS.iter().chain(&["experiments"]) {
+        if let Some(value) = options.value(option) {
+            words.push(format!("--{option} {value}"));
+        }
+    }
+    words.join(" ")
+}
+
+fn write(
+    experiments: &Experiments,
+    missing: &[String],
+    repeat: &str,
+    out: &Path,
+) -> Result<PathBuf> {
     let mut svgs = Vec::new();
     for chart in plots::plots(experiments) {
         let svg = chart.to_svg()?;
@@ -101,6 +160,7 @@ fn write(experiments: &Experiments, missing: &[String], out: &Path) -> Result<Pa
         threads: &published::threads(experiments),
         plots: &svgs,
         missing,
+        repeat,
         // That of the figures, not of the machine that writes the page.
         host: recorded("host").unwrap_or_else(report::host),
         commit: recorded("commit").unwrap_or_else(report::commit),
@@ -113,6 +173,25 @@ fn write(experiments: &Experiments, missing: &[String], out: &Path) -> Result<Pa
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_is_run_a_group_at_a_time_at_the_given_scale() {
+        let options = Options::of(&[("scale", "0.5"), ("workload", "munmap,zipf"), ("runs", "7")]);
+        let words = |name| -> Vec<String> {
+            let parts = parts(name, &options).unwrap();
+            parts.iter().map(|part| part.arguments.join(" ")).collect()
+        };
+        assert_eq!(
+            words("kernel"),
+            [
+                "kernel --json --workload munmap --scale 0.5 --runs 7",
+                "kernel --json --workload zipf --scale 0.5 --runs 7"
+            ]
+        );
+        assert_eq!(words("free"), ["free --json --megabytes 128 --runs 7"]);
+        let bad = Options::of(&[("scale", "none")]);
+        assert!(parts("chain", &bad).is_err());
+    }
 
     #[test]
     fn a_page_is_whole_and_says_what_was_not_measured() {
@@ -129,7 +208,8 @@ mod tests {
         let experiments = read(from.to_str().unwrap(), &out).unwrap();
         let page = write(
             &experiments,
-            &["exit could not be measured".to_owned()],
+            &["FAILED: exit".to_owned()],
+            "memfold-lab report --out DIR --scale 3",
             &out,
         )
         .unwrap();
@@ -139,7 +219,8 @@ mod tests {
             "munmap-64, 64 MB",
             "not measured",
             "SKIPPED numpy",
-            "exit could not be measured",
+            "FAILED: exit",
+            "--scale 3",
             "<svg",
             "0.25",
         ] {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{
     chart::{colour, short},
     published::{Line, Thread},
-    source::Experiments,
+    source::{Experiment, Experiments},
 };
 use crate::kernel::{find_metric, is_cost};
 
@@ -21,6 +21,7 @@ td.text { text-align: left; color: #555 } .better { color: #1a7f37; font-weight:
 .spread, .missing { color: #888; font-size: 11px } tr.cost td:first-child { color: #777 }
 figure { margin: 1rem 0 } figure svg { width: 100%; height: auto } .key span { display: inline-block; margin-right: 1.1rem }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em } code { font-size: 12.5px; background: #f4f4f4; padding: 0 .2em }
+details { margin: .5rem 0; overflow-x: auto } summary { cursor: pointer; font-weight: 600 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: 13px } dt { color: #666 } dd { margin: 0 }
 ";
 
@@ -31,6 +32,8 @@ pub struct Parts<'a> {
     /// The plots: their files' names and their SVG.
     pub plots: &'a [(String, String)],
     pub missing: &'a [String],
+    /// The command that makes such a page again.
+    pub repeat: &'a str,
     pub host: String,
     pub commit: String,
 }
@@ -66,6 +69,9 @@ pub fn page(parts: &Parts<'_>) -> String {
                      than zram with lz4: above 1 is better. Rows in grey are what the host pays. \
                      A cgroup also charges file pages and page tables, memfold counts anonymous pages." }
                 @for group in groups(parts.experiments) { (side_by_side(&group)) }
+                h2 { "Designs by themselves" }
+                p { "All that the experiments on single parts printed; README of the lab says what they are." }
+                @for one in parts.experiments.0.iter().filter(|one| one.name != "kernel") { (whole_table(one)) }
                 (notes(parts))
             }
         }
@@ -100,7 +106,7 @@ fn facts(parts: &Parts<'_>) -> Markup {
                     ", lru_gen " (plain(&facts["multigenerational_lru"]))
                 }
             }
-            dt { "repeat with" } dd { code { "memfold-lab report --out DIR" } }
+            dt { "repeat with" } dd { code { (parts.repeat) } }
         }
     }
 }
@@ -236,6 +242,37 @@ fn side_by_side(group: &Group<'_>) -> Markup {
                 tr class=[first.filter(|row| is_cost(row)).map(|_| "cost")] {
                     td { (metric_label(metric)) }
                     @for name in &names { td { (measured(cell(name, metric))) } }
+                }
+            }
+        }
+    }
+}
+
+/// All rows of an experiment, folded away.
+fn whole_table(experiment: &Experiment) -> Markup {
+    let mut columns: Vec<&str> = Vec::new();
+    for (name, _) in experiment.rows().filter_map(Value::as_object).flatten() {
+        if !columns.contains(&name.as_str()) {
+            columns.push(name);
+        }
+    }
+    // What is measured first, then what the figures say.
+    let figures = |name: &&str| experiment.rows().any(|row| row[*name].is_f64());
+    let (figures, inputs): (Vec<&str>, Vec<&str>) = columns.into_iter().partition(figures);
+    html! {
+        details {
+            summary { (experiment.name) ", " (experiment.rows().count()) " rows" }
+            table {
+                tr { @for name in inputs.iter().chain(&figures) { th { (name.replace('_', " ")) } } }
+                @for row in experiment.rows() {
+                    tr {
+                        @for name in inputs.iter().chain(&figures) {
+                            td { (match row[*name].as_f64() {
+                                Some(number) if row[*name].is_f64() => short(number),
+                                _ => plain(&row[*name]),
+                            }) }
+                        }
+                    }
                 }
             }
         }
