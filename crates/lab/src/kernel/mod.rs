@@ -39,7 +39,7 @@ pub const OPTIONS: &[&str] = &[
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
 /// The kernel now and then kills a program in a cgroup that is small against it, although swap is
 /// free. Such a run is counted and repeated, but not for ever.
-const KILLS_ALLOWED: usize = 10;
+const KILLS_ALLOWED: usize = 5;
 
 /// One run's figures, and how many runs before it the kernel killed.
 struct Run {
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<Report> {
     });
     let progress = Progress::new(runs.sum());
     for case in &cases {
-        let results = suite.alternate(case, &contestants, rounds, &progress)?;
+        let results = suite.alternate(case, &contestants, rounds, &progress, &mut report)?;
         add_rows(case, &results, &mut report);
     }
     progress.finish();
@@ -164,26 +164,46 @@ impl Suite {
         contestants: &'c [Contestant],
         rounds: usize,
         progress: &Progress,
+        report: &mut Report,
     ) -> Result<Vec<(&'c Contestant, Vec<Run>)>> {
         let mut results: Vec<(&Contestant, Vec<Run>)> = contestants
             .iter()
             .filter(|contestant| case.admits(contestant))
             .map(|contestant| (contestant, Vec::new()))
             .collect();
+        let mut given_up: Vec<String> = Vec::new();
         for round in 1..=rounds {
             for (contestant, runs) in &mut results {
+                if given_up.contains(&contestant.to_string()) {
+                    continue;
+                }
                 let run = self
                     .run_once(case, contestant)
                     .with_context(|| format!("{} under {contestant}", case.workload))?;
-                progress.done(case, contestant, round, rounds, &run.figures);
-                runs.push(run);
+                match run {
+                    Some(run) => {
+                        progress.done(case, contestant, round, rounds, &run.figures);
+                        runs.push(run);
+                    }
+                    None => {
+                        progress.left_out(rounds - round + 1);
+                        given_up.push(contestant.to_string());
+                    }
+                }
             }
+        }
+        for name in given_up {
+            report.note(format!(
+                "GIVEN UP {}, {} MB: under {name} the kernel killed it {KILLS_ALLOWED} times in a \
+                 row for want of memory, although swap was free",
+                case.workload, case.megabytes
+            ));
         }
         Ok(results)
     }
 
-    /// One run that counts.
-    fn run_once(&mut self, case: &Case, contestant: &Contestant) -> Result<Run> {
+    /// One run that counts; none if the kernel killed each of several.
+    fn run_once(&mut self, case: &Case, contestant: &Contestant) -> Result<Option<Run>> {
         for killed_before in 0..KILLS_ALLOWED {
             let bytes = case.swap_bytes();
             let session = Session::start(contestant, case.allowance, bytes, &self.setting)?;
@@ -201,11 +221,11 @@ impl Suite {
                             |name: &str| name.starts_with("cpu_") || name.starts_with("peak_");
                         figures.0.retain(|(name, _)| !whole(name));
                     }
-                    return Ok(Run {
+                    return Ok(Some(Run {
                         figures,
                         killed_before,
                         remark: session.remark(),
-                    });
+                    }));
                 }
                 Err(error) if !error.is::<Wrong>() && session.was_killed()? => {}
                 Err(error) => return Err(error),
@@ -215,7 +235,7 @@ impl Suite {
                 case.workload
             );
         }
-        bail!("killed {KILLS_ALLOWED} times for want of memory, although swap is free")
+        Ok(None)
     }
 
     fn run_in(
@@ -351,14 +371,14 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
     }
 }
 
-/// Every case, contestants' names and metrics: for who looks them up in what is printed.
-#[cfg(test)]
-pub mod known {
-    pub use super::{case::cases, contestant::Contestant, metric::METRICS};
-}
-
 /// Whether a row tells what the host pays rather than what a user feels.
 pub fn is_cost(row: &Value) -> bool {
     let name = row["metric"].as_str().unwrap_or_default();
     find_metric(name).is_some_and(|metric| metric.cost)
+}
+
+/// Every case, contestants' names and metrics: for who looks them up in what is printed.
+#[cfg(test)]
+pub mod known {
+    pub use super::{case::cases, contestant::Contestant, metric::METRICS};
 }

@@ -52,6 +52,11 @@ impl Progress {
         self.0.inc(1);
     }
 
+    /// So many runs will not take place.
+    pub fn left_out(&self, runs: usize) {
+        self.0.inc(runs as u64);
+    }
+
     pub fn finish(&self) {
         self.0.finish_and_clear();
     }
