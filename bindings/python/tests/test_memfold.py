@@ -1,0 +1,104 @@
+"""Run by ../run-tests.sh, or, where the package is installed:
+
+    python -m unittest discover bindings/python/tests
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy
+import memfold
+
+MIB = 1 << 20
+EXAMPLE = os.path.join(os.path.dirname(__file__), "..", "examples", "ten_gigabytes.py")
+
+
+class Arrays(unittest.TestCase):
+    def test_more_than_the_limit_is_kept(self):
+        limit = memfold.Limit(resident_limit="4M")
+        values = limit.zeros((16, MIB // 8), dtype="i8")
+        for row in range(16):
+            values[row] = numpy.arange(MIB // 8) // 50 + row
+        for row in reversed(range(16)):
+            self.assertTrue((values[row] == numpy.arange(MIB // 8) // 50 + row).all())
+        stats = limit.stats()
+        self.assertGreater(stats["pages_out"], 3000)
+        self.assertLessEqual(stats["peak_resident_bytes"], 4 * MIB)
+        del values
+        self.assertEqual(limit.stats()["mapped_bytes"], 0)
+
+    def test_they_are_ordinary_arrays(self):
+        values = memfold.Limit("8M").array(numpy.arange(3000.0).reshape(30, 100))
+        self.assertIs(type(values), numpy.ndarray)
+        self.assertTrue(values.flags.writeable and values.flags.c_contiguous)
+        numpy.testing.assert_array_equal(pickle.loads(pickle.dumps(values)), values)
+        self.assertEqual(values[::3, ::-7].sum(), values.copy()[::3, ::-7].sum())
+        numpy.multiply(values, 2, out=values)
+        self.assertEqual(values[29, 99], 2 * 2999)
+        slice_ = values[3:5]
+        del values
+        self.assertEqual(slice_[0, 0], 600)
+
+    def test_system_calls_work_on_what_is_out(self):
+        limit = memfold.Limit("8M")
+        if limit.stats()["mode"] != "thread":
+            self.fail("this host does not serve the kernel's faults: run the tests as root")
+        values = limit.array(numpy.arange(MIB // 8))
+        with tempfile.TemporaryFile() as file:
+            memfold.page_out(values)
+            values.tofile(file)
+            file.seek(0)
+            back = limit.zeros(MIB // 8, dtype=values.dtype)
+            memfold.page_out(back)
+            self.assertEqual(file.readinto(back), MIB)
+            numpy.testing.assert_array_equal(back, values)
+
+    def test_a_pin_serves_system_calls_in_every_mode(self):
+        for mode in ("signal", "thread", "protection"):
+            values = memfold.Limit("8M", mode=mode).full((512,), 7, dtype="i8")
+            reader, writer = os.pipe()
+            memfold.page_out(values)
+            with memfold.pin(values):
+                self.assertEqual(os.write(writer, values), 4096)
+                self.assertEqual(memfold.page_out(values), 0)
+            self.assertEqual(os.read(reader, 4096), values.tobytes())
+            os.close(reader)
+            os.close(writer)
+
+    def test_kinds_of_arrays(self):
+        limit = memfold.Limit("8M")
+        record = numpy.dtype([("x", "f8"), ("y", "i4")])
+        records = limit.zeros(100, record)
+        records["y"][5] = 3
+        self.assertEqual((records.dtype, records[5]["y"]), (record, 3))
+        self.assertEqual(limit.zeros((0, 5)).shape, (0, 5))
+        self.assertEqual(limit.zeros(()).shape, ())
+        self.assertEqual(memfold.full((2, 3), 1.5, limit="8M").sum(), 9)
+        self.assertEqual(memfold.zeros(7, "u1", limit=limit).sum(), 0)
+
+    def test_bad_requests(self):
+        with self.assertRaises(ValueError):
+            memfold.Limit("many")
+        with self.assertRaises(ValueError):
+            memfold.Limit(100)
+        with self.assertRaises(ValueError):
+            memfold.Limit("8M", mode="magic")
+        with self.assertRaises(TypeError):
+            memfold.Limit("8M").zeros(5, dtype=object)
+        with self.assertRaises(ValueError):
+            memfold.page_out(numpy.zeros(5))
+
+    def test_the_example_in_small(self):
+        run = subprocess.run(
+            [sys.executable, EXAMPLE, "--gigabytes", "0.03"], capture_output=True, text=True
+        )
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("right", run.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
