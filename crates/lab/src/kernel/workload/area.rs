@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use zsmalloc::{PAGE_SIZE, PageSource};
 
-use super::{Data, Wrong};
+use super::{Data, Wrong, worker::processor_time};
 use crate::mapping::Mapping;
 
 /// Memory in whole pages, of any origin.
@@ -71,6 +71,15 @@ impl Pages for Area {
     }
 }
 
+/// What it took to give memory up.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unmapped {
+    /// How long the caller waited.
+    pub waited: Duration,
+    /// What the whole process used of its processors for it.
+    pub processor: Duration,
+}
+
 /// An anonymous private mapping of whole pages, without huge pages.
 #[derive(Debug)]
 pub struct Area {
@@ -107,13 +116,15 @@ impl Area {
         Ok(1.0 - present.count() as f64 / self.pages as f64)
     }
 
-    /// Gives the memory up. Returns how long the caller waited, and checks that new memory at the
-    /// same place is new.
-    pub fn unmap(self, data: &mut Data) -> Result<Duration> {
+    /// Gives the memory up. Returns what it took, and checks that new memory at the same place is
+    /// new.
+    pub fn unmap(self, data: &mut Data) -> Result<Unmapped> {
         let (base, pages) = (self.base, self.pages);
+        let cpu = processor_time();
         let started = Instant::now();
         drop(self);
-        let took = started.elapsed();
+        let waited = started.elapsed();
+        let processor = processor_time() - cpu;
         let mut again = Self::map_at(base, pages)?;
         for number in (0..pages).step_by(61) {
             let page = again.page(number);
@@ -127,7 +138,7 @@ impl Area {
                 )));
             }
         }
-        Ok(took)
+        Ok(Unmapped { waited, processor })
     }
 
     fn map_at(base: NonNull<u8>, pages: usize) -> Result<Self> {

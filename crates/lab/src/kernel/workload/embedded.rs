@@ -1,7 +1,7 @@
 //! Memory of the library against memory of the kernel, in a program that asks for both itself: no
 //! limit interferes, and all of it is moved out on request.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use memfold::{Memfold, Region};
@@ -9,7 +9,7 @@ use zsmalloc::PAGE_SIZE;
 
 use super::{
     Data, Figures,
-    area::{Area, Pages},
+    area::{Area, Pages, Unmapped},
     pages,
     worker::{processor_time, read_all, spoil},
 };
@@ -19,8 +19,8 @@ use crate::Options;
 trait Swapped: Pages {
     fn page_out(&mut self) -> Result<()>;
 
-    /// Gives it up. Returns how long the caller waited.
-    fn unmap(self, data: &mut Data) -> Result<Duration>;
+    /// Gives it up. Returns what that took, work in the background included.
+    fn unmap(self, data: &mut Data) -> Result<Unmapped>;
 }
 
 impl Swapped for Area {
@@ -28,7 +28,7 @@ impl Swapped for Area {
         self.advise_page_out()
     }
 
-    fn unmap(self, data: &mut Data) -> Result<Duration> {
+    fn unmap(self, data: &mut Data) -> Result<Unmapped> {
         Area::unmap(self, data)
     }
 }
@@ -54,19 +54,21 @@ impl Swapped for Folded {
         Ok(())
     }
 
-    fn unmap(self, data: &mut Data) -> Result<Duration> {
+    fn unmap(self, data: &mut Data) -> Result<Unmapped> {
         let Self { memfold, region } = self;
         let length = region.len();
+        let cpu = processor_time();
         let started = Instant::now();
         drop(region);
-        let took = started.elapsed();
+        let waited = started.elapsed();
         // What happens in the background is part of the cost.
         memfold.settle();
+        let processor = processor_time() - cpu;
         let region = memfold.map(length)?;
         let mut again = Self { memfold, region };
         again.write_all(data);
         again.check_all(data)?;
-        Ok(took)
+        Ok(Unmapped { waited, processor })
     }
 }
 
@@ -121,7 +123,9 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
             spoil(options, &mut control);
             let took = memory.unmap(&mut data)?;
             control.check_all(&mut data)?;
-            Ok(Figures::default().with("munmap_ms", took.as_secs_f64() * 1e3))
+            Ok(Figures::default()
+                .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
+                .with("timed_cpu_ms", took.processor.as_secs_f64() * 1e3))
         }
         other => bail!("--order is page-out, sequential, random or unmap, not {other:?}"),
     }

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 
 use super::{
     Data, Figures, Wrong,
-    area::{Area, Pages},
+    area::{Area, Pages, Unmapped},
     latency::Latencies,
     pages, report,
 };
@@ -45,9 +45,9 @@ pub fn run(options: &Options) -> Result<()> {
                 let before = processor_time();
                 let took = area
                     .take()
-                    .map_or(Ok(Duration::ZERO), |area| area.unmap(&mut data))?;
+                    .map_or(Ok(Unmapped::default()), |area| area.unmap(&mut data))?;
                 let figures = Figures::default()
-                    .with("munmap_ms", took.as_secs_f64() * 1e3)
+                    .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
                     .with(
                         "own_cpu_ms",
                         (processor_time() - before).as_secs_f64() * 1e3,
