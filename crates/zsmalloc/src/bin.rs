@@ -94,6 +94,7 @@ impl BinState {
     }
 
     /// Takes a slot, from the current zspage or else from the fullest.
+    #[inline]
     pub(crate) fn allocate(&mut self, context: &BinContext<'_>) -> Option<ObjectWord> {
         let page = match self.current.get() {
             Some(page) => page,
@@ -113,6 +114,7 @@ impl BinState {
     }
 
     /// Takes a slot of a zspage of this bin that has a free one.
+    #[inline]
     fn take_slot(
         &mut self,
         context: &BinContext<'_>,
@@ -172,6 +174,7 @@ impl BinState {
 
     /// Accounts for a slot of a zspage of this bin that was freed just now. Gives the zspage back
     /// if it is empty and was taken out of the bin and out of service.
+    #[inline]
     pub(crate) fn after_free(
         &mut self,
         context: &BinContext<'_>,

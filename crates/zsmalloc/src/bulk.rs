@@ -31,22 +31,31 @@ impl<S: PageSource> Pool<S> {
     /// One of the words that name no stored object. All others were freed.
     pub fn try_free_bulk(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
         let mut released = Released::new();
-        let mut result = Ok(());
-        let mut rest = words;
-        if rest.len() > FEW {
-            let ends = group_by_class(rest, self.classes().len());
-            let mut start = 0;
-            for end in &ends[..=self.classes().len()] {
-                let group;
-                (group, rest) = rest.split_at_mut(end - start);
-                start = *end;
-                result = result.and(self.free_group(group, &mut released));
-            }
+        let result = if words.len() > FEW {
+            self.free_groups(words, &mut released)
         } else {
-            result = self.free_group(rest, &mut released);
-        }
+            self.free_group(words, &mut released)
+        };
         if !released.is_empty() {
             self.release(released);
+        }
+        result
+    }
+
+    /// Frees words, a class at a time.
+    #[inline(never)]
+    fn free_groups(
+        &self,
+        words: &mut [ObjectWord],
+        released: &mut Released,
+    ) -> Result<(), MisuseError> {
+        let classes = self.classes().len();
+        let ends = group_by_class(words, classes);
+        let mut result = Ok(());
+        let mut start = 0;
+        for &end in &ends[..=classes] {
+            result = result.and(self.free_group(&mut words[start..end], released));
+            start = end;
         }
         result
     }

@@ -127,9 +127,13 @@ impl<S: PageSource> Pool<S> {
     /// Does deferred frees because memory is needed, without waiting for others who do the same.
     /// Returns whether any was done.
     pub(crate) fn drain_under_pressure(&self) -> bool {
-        if self.deferred_bytes() == 0 {
-            return false;
-        }
+        self.deferred_bytes() > 0 && self.drain_some()
+    }
+
+    // Apart: its room on the stack is not for every store.
+    #[cold]
+    #[inline(never)]
+    fn drain_some(&self) -> bool {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
         let mut freed = 0;
         for ring in self

@@ -3,21 +3,14 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        Arc,
+        atomic::{AtomicBool, Ordering},
     },
-    thread::{self, JoinHandle, Thread},
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
-use crate::{pool::Pool, ring::Ring, source::PageSource, word::ObjectWord};
-
-/// No drainer sleeps: it runs, or there is none.
-const AWAKE: u8 = 0;
-/// It sleeps a moment so that more words come together; a well filled queue wakes it.
-const COLLECTING: u8 = 1;
-/// It found nothing to do; the next word, or memory to give back, wakes it.
-const IDLE: u8 = 2;
+use crate::{pool::Pool, signal::Woken, source::PageSource, word::ObjectWord};
 
 /// How long words may come together before they are freed. It adds to the time until the memory
 /// is back, and saves wake-ups: so it is short in a burst, and longer the fewer words come.
@@ -28,69 +21,16 @@ const COLLECT_LONGEST: Duration = Duration::from_millis(4);
 const MANY: usize = 4096;
 const FEW: usize = 256;
 
-/// A wake-up can be missed: the word is queued and the state read without a fence in between, to
-/// keep the deferral cheap. So an idle drainer looks for itself now and then.
+/// A drainer that has found nothing to do for so long gives back what was held back for reuse.
 const IDLE_POLL: Duration = Duration::from_millis(50);
+
+/// So many freed pages are worth another thread to give them back, which costs about as much to
+/// start as a few hundred of them.
+const HELPER_PAGES: usize = 4096;
+const MAX_HELPERS: usize = 3;
 
 /// How many words are freed at once: the more, the more of them share a bin.
 const BATCH: usize = 64 * 1024;
-
-/// How a pool wakes its drainer.
-#[derive(Debug)]
-pub(crate) struct DrainSignal {
-    state: AtomicU8,
-    /// There is memory that waits for the drainer to give it back.
-    give_back: AtomicBool,
-    drainer: Mutex<Option<Thread>>,
-    /// Whether `drainer` is there.
-    present: AtomicBool,
-}
-
-impl DrainSignal {
-    pub(crate) fn new() -> Self {
-        Self {
-            state: AtomicU8::new(AWAKE),
-            give_back: AtomicBool::new(false),
-            drainer: Mutex::new(None),
-            present: AtomicBool::new(false),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn after_push(&self, ring: &Ring) {
-        let state = self.state.load(Ordering::Relaxed);
-        if state == IDLE || (state == COLLECTING && ring.len() >= ring.places() / 4) {
-            self.wake();
-        }
-    }
-
-    /// Leaves it to the drainer to give memory back; `false` if there is none.
-    pub(crate) fn leave_memory(&self) -> bool {
-        if !self.present.load(Ordering::Relaxed) {
-            return false;
-        }
-        // Sequentially consistent, here and in `sleep`: it cannot be overlooked.
-        self.give_back.store(true, Ordering::SeqCst);
-        if self.state.load(Ordering::SeqCst) != AWAKE {
-            self.wake();
-        }
-        true
-    }
-
-    #[cold]
-    fn wake(&self) {
-        if self.state.swap(AWAKE, Ordering::SeqCst) != AWAKE
-            && let Some(drainer) = &*self.drainer.lock().unwrap_or_else(PoisonError::into_inner)
-        {
-            drainer.unpark();
-        }
-    }
-
-    fn set_drainer(&self, drainer: Option<Thread>) {
-        self.present.store(drainer.is_some(), Ordering::Relaxed);
-        *self.drainer.lock().unwrap_or_else(PoisonError::into_inner) = drainer;
-    }
-}
 
 /// A thread that does the deferred frees of a pool, and gives back the memory of bulk ones, until
 /// it is dropped.
@@ -141,27 +81,27 @@ impl Drop for Drainer {
 
 fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     let signal = &pool.drain_signal;
-    signal.set_drainer(Some(thread::current()));
+    signal.set_drainer(Some(crate::sync::thread::current()));
     let mut room = Vec::new();
     if room.try_reserve_exact(BATCH).is_ok() {
         room.resize(BATCH, ObjectWord::PLACEHOLDER);
     }
+    let words_wait = || pool.deferred_bytes() > 0;
     let mut collect = COLLECT;
     // Words freed since the memory they held was given back.
     let mut burst = 0;
     while !stop.load(Ordering::Acquire) {
-        if pool.deferred_bytes() == 0 {
-            // Memory that is left to this thread from here on is seen the next time.
-            let give_back = signal.give_back.swap(false, Ordering::SeqCst) || burst >= FEW;
-            if give_back || sleep(pool, IDLE, IDLE_POLL) == Woken::ByTime {
-                pool.trim();
+        if !words_wait() {
+            let give_back = signal.take_memory() || burst >= FEW;
+            if give_back || signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
+                give_all_back(pool);
                 burst = 0;
                 continue;
             }
             collect = COLLECT;
         }
-        if pool.deferred_bytes() > 0 && pool.deferred_words() < MANY {
-            sleep(pool, COLLECTING, collect);
+        if words_wait() && pool.deferred_words() < MANY {
+            signal.sleep_collecting(collect);
         }
         // A word that names nothing was counted by the pool.
         let freed = match room.as_mut_slice() {
@@ -176,34 +116,35 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         } else {
             COLLECT
         };
-        if signal.give_back.load(Ordering::Relaxed) && pool.much_is_warm() {
+        if signal.memory_waits() && pool.much_is_warm() {
             pool.discard_all_warm();
         }
     }
     signal.set_drainer(None);
-    signal.state.store(AWAKE, Ordering::Relaxed);
     let _ = pool.flush_deferred();
-    if signal.give_back.swap(false, Ordering::SeqCst) {
+    if signal.take_memory() {
         pool.trim();
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Woken {
-    ByTime,
-    ForWork,
-}
-
-fn sleep<S: PageSource>(pool: &Pool<S>, state: u8, at_most: Duration) -> Woken {
-    let signal = &pool.drain_signal;
-    signal.state.store(state, Ordering::SeqCst);
-    let overlooked = pool.deferred_bytes() > 0 || signal.give_back.load(Ordering::SeqCst);
-    if !(state == IDLE && overlooked) {
-        thread::park_timeout(at_most);
+/// Gives all memory back that holds no object. What it costs is the system's work: with much of
+/// it, and other processors that may be idle, several threads do it at once.
+fn give_all_back<S: PageSource>(pool: &Pool<S>) {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let helpers = (pool.warm_pages() / HELPER_PAGES)
+        .min(MAX_HELPERS)
+        .min(processors - 1);
+    if helpers == 0 {
+        pool.trim();
+        return;
     }
-    match signal.state.swap(AWAKE, Ordering::SeqCst) {
-        _ if overlooked => Woken::ForWork,
-        AWAKE => Woken::ForWork,
-        _ => Woken::ByTime,
-    }
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            // If there is no thread to be had, this one does it all.
+            let _ = thread::Builder::new()
+                .name("zsmalloc-trim".to_owned())
+                .spawn_scoped(scope, || pool.discard_all_warm());
+        }
+        pool.trim();
+    });
 }

@@ -8,7 +8,7 @@
 use crate::sync::{
     Mutex,
     atomic::{AtomicUsize, Ordering},
-    lock, yield_now,
+    full_fence_after_rmw, lock, yield_now,
 };
 
 #[derive(Debug)]
@@ -84,19 +84,6 @@ impl Epoch {
                 yield_now();
             }
         }
-    }
-}
-
-/// A full fence, right after a sequentially consistent read-modify-write.
-///
-/// On x86-64 that instruction is itself a full fence, and a second one would cost more than all
-/// the rest of a read; elsewhere the language's memory model needs the fence to be written out.
-#[inline]
-fn full_fence_after_rmw() {
-    if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
-        std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    } else {
-        crate::sync::atomic::fence(Ordering::SeqCst);
     }
 }
 

@@ -16,6 +16,7 @@ mod pool;
 mod release;
 mod relocate;
 mod ring;
+mod signal;
 mod source;
 mod stats;
 mod sync;

@@ -9,11 +9,11 @@ use crate::{
     boxed,
     class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
     deferred,
-    drainer::DrainSignal,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, PoolError},
     release::{Released, RunLists},
     ring::Ring,
+    signal::DrainSignal,
     source::{PageRun, PageSource},
     sync::{
         Mutex, MutexGuard,
@@ -447,7 +447,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Locks the bin that the zspage of `word` belongs to.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock_bin_of<'a>(
         &'a self,
         word: ObjectWord,

@@ -270,14 +270,15 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
+    /// Pages of freed runs that still have their memory.
+    pub(crate) fn warm_pages(&self) -> usize {
+        let warm = self.shards.iter().map(|shard| lock(&shard.runs).warm_pages);
+        warm.sum()
+    }
+
     /// Whether a large part of the pool's memory is that of freed runs.
     pub(crate) fn much_is_warm(&self) -> bool {
-        let warm: usize = self
-            .shards
-            .iter()
-            .map(|shard| lock(&shard.runs).warm_pages)
-            .sum();
-        warm > self.resident_pages.load(Ordering::Relaxed) / MUCH
+        self.warm_pages() > self.resident_pages.load(Ordering::Relaxed) / MUCH
     }
 
     /// How many warm pages a shard may hold back just now.

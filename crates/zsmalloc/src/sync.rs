@@ -34,3 +34,31 @@ pub(crate) fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }
+
+/// A full fence after a read-modify-write: what is read from here on is read after that took effect.
+///
+/// On x86-64 that instruction is itself a full fence, and a second one would cost more than all
+/// the rest of a read; elsewhere the language's memory model needs the fence to be written out.
+#[inline]
+pub(crate) fn full_fence_after_rmw() {
+    if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
+        std::sync::atomic::compiler_fence(atomic::Ordering::SeqCst);
+    } else {
+        atomic::fence(atomic::Ordering::SeqCst);
+    }
+}
+
+/// A thread that sleeps and is woken.
+pub(crate) mod thread {
+    #[cfg(not(loom))]
+    pub(crate) use std::thread::{Thread, current, park_timeout};
+
+    #[cfg(loom)]
+    pub(crate) use loom::thread::{Thread, current};
+
+    /// Loom knows no time: nothing but being woken ends this sleep.
+    #[cfg(loom)]
+    pub(crate) fn park_timeout(_: std::time::Duration) {
+        loom::thread::park();
+    }
+}

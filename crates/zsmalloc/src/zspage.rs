@@ -141,6 +141,7 @@ impl Zspage {
     }
 
     /// Takes the lowest free slot.
+    #[inline]
     pub(crate) fn take_slot(&self) -> Option<usize> {
         for (word, bits) in self.free.iter().enumerate() {
             let free = bits.load(Ordering::Relaxed);
@@ -155,6 +156,7 @@ impl Zspage {
     }
 
     /// Frees slot `index`; `false` if it was free already.
+    #[inline]
     pub(crate) fn free_slot(&self, index: usize) -> bool {
         let bits = &self.free[index / 64];
         let free = bits.load(Ordering::Relaxed);
