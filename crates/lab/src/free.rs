@@ -68,6 +68,7 @@ struct Outcome {
     caller_ns: f64,
     cpu_ns: f64,
     returned_ms: f64,
+    whole_ms: f64,
 }
 
 pub fn run(options: &Options) -> Result<Report> {
@@ -90,8 +91,7 @@ pub fn run(options: &Options) -> Result<Report> {
     for case in cases(options)? {
         // The variants take turns, so that what changes on the machine meets all of them.
         let mut floor = Samples::default();
-        let mut samples =
-            vec![[Samples::default(), Samples::default(), Samples::default()]; variants.len()];
+        let mut samples = vec![<[Samples; 4]>::default(); variants.len()];
         for _ in 0..runs {
             floor.push(time_of_discard(case.megabytes << 20, &sizes)?);
             for ((_, variant), samples) in variants.iter().zip(&mut samples) {
@@ -99,9 +99,10 @@ pub fn run(options: &Options) -> Result<Report> {
                 samples[0].push(outcome.caller_ns);
                 samples[1].push(outcome.cpu_ns);
                 samples[2].push(outcome.returned_ms);
+                samples[3].push(outcome.whole_ms);
             }
         }
-        for ((name, variant), [caller, cpu, returned]) in variants.iter().zip(&samples) {
+        for ((name, variant), [caller, cpu, returned, whole]) in variants.iter().zip(&samples) {
             report.add(
                 Row::new()
                     .with("variant", *name)
@@ -112,6 +113,7 @@ pub fn run(options: &Options) -> Result<Report> {
                     .measured("caller_ns_per_free", caller)
                     .measured("cpu_ns_per_free", cpu)
                     .measured("returned_ms", returned)
+                    .measured("whole_ms", whole)
                     .with("floor_ms", rounded(floor.median()))
                     .with("runs", runs)
                     .with("spread", caller.spread())
@@ -123,9 +125,9 @@ pub fn run(options: &Options) -> Result<Report> {
     report.note(
         "caller_ns_per_free: what the freeing threads spend; cpu_ns_per_free: what all threads \
          spend, helpers included and compactor excluded; returned_ms: from the last free to the \
-         moment when all memory is back with the system; floor_ms: what the system itself takes for \
-         one madvise() of as many bytes, alone: whoever is not made to wait for it meets it after \
-         the last free.",
+         moment when all memory is back with the system; whole_ms: the same from the first free \
+         on; floor_ms: what the system itself takes for one madvise() of as many bytes, alone: \
+         whoever is not made to wait for it meets it after the last free.",
     );
     report.note(
         "published (munmap of a swapped range): deferred alone 63.1 -> 18.6 ms on RK3588; class \
@@ -371,15 +373,20 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             .collect();
         let before = process_cpu();
         start.wait();
+        let first_free = Instant::now();
         let caller_time: Duration = callers
             .into_iter()
             .map(|caller| caller.join().unwrap_or(Duration::MAX))
             .sum();
         let last_free = Instant::now();
+        // Looking whether the memory is back is the experiment's own work.
+        let before_looking = thread_cpu();
         while allocator.resident_bytes() > 0 && last_free.elapsed() < PATIENCE {
             thread::sleep(Duration::from_micros(100));
         }
         let returned = last_free.elapsed();
+        let whole = first_free.elapsed();
+        let looking = thread_cpu().saturating_sub(before_looking);
         let back = allocator.resident_bytes() == 0;
         stop.store(true, Ordering::Relaxed);
         let not_counted: Duration = apart
@@ -388,13 +395,14 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             .sum();
         let cpu = process_cpu()
             .saturating_sub(before)
-            .saturating_sub(not_counted);
+            .saturating_sub(not_counted + looking);
         ensure!(back, "the memory did not come back");
         let frees = (part * case.threads) as f64;
         Ok(Outcome {
             caller_ns: caller_time.as_nanos() as f64 / frees,
             cpu_ns: cpu.as_nanos() as f64 / frees,
             returned_ms: returned.as_secs_f64() * 1e3,
+            whole_ms: whole.as_secs_f64() * 1e3,
         })
     })
 }
