@@ -64,7 +64,7 @@ impl Project {
             "--offline",
             "--quiet",
             "-p",
-            "regex-automata",
+            sources.package,
             "-j",
             &jobs,
         ]
@@ -110,11 +110,15 @@ fn sum(one: &Figures, other: &Figures) -> Figures {
 #[derive(Debug)]
 pub struct Sources {
     folder: tempfile::TempDir,
+    /// The Rust crate to build.
+    package: &'static str,
 }
 
 impl Sources {
     /// Fetches the crates (from the registry, or from cargo's cache) and writes a makefile.
-    pub fn fetch() -> Result<Self> {
+    /// Below scale 1 there are fewer C files, and from a half on a smaller crate, whose compiler
+    /// takes no less memory.
+    pub fn fetch(scale: f64) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("memfold-lab-").tempdir()?;
         fs::write(folder.path().join("Cargo.toml"), MANIFEST)?;
         fs::create_dir(folder.path().join("src"))?;
@@ -126,8 +130,12 @@ impl Sources {
             &["metadata", "--format-version", "1", "--offline"],
         )?;
         let zstd = zstd_sources(&serde_json::from_slice(&metadata)?)?;
-        fs::write(folder.path().join("Makefile"), makefile(&zstd)?)?;
-        Ok(Self { folder })
+        fs::write(folder.path().join("Makefile"), makefile(&zstd, scale)?)?;
+        let package = match scale {
+            small if small <= 0.5 => "regex-syntax",
+            _ => "regex-automata",
+        };
+        Ok(Self { folder, package })
     }
 }
 
@@ -157,30 +165,37 @@ fn zstd_sources(metadata: &Value) -> Result<PathBuf> {
     Ok(manifest.with_file_name("zstd").join("lib"))
 }
 
-fn makefile(zstd: &Path) -> Result<String> {
-    let mut objects = Vec::new();
-    let mut rules = String::new();
+/// The fewest C files that are built.
+const LEAST_FILES: usize = 12;
+
+fn makefile(zstd: &Path, scale: f64) -> Result<String> {
+    let mut all = Vec::new();
     for part in ["common", "compress", "decompress", "dictBuilder"] {
         let mut sources: Vec<PathBuf> = fs::read_dir(zstd.join(part))?
             .map(|entry| Ok(entry?.path()))
             .collect::<Result<_>>()?;
         sources.retain(|source| source.extension().is_some_and(|extension| extension == "c"));
         sources.sort();
-        for source in sources {
-            let stem = source
-                .file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let object = format!("output/c/{stem}.o");
-            rules += &format!(
-                "{object}:\n\tcc -O3 -DZSTD_DISABLE_ASM -c {} -o {object}\n",
-                source.display()
-            );
-            objects.push(object);
-        }
+        all.extend(sources);
     }
-    ensure!(objects.len() > 10, "{} has no C sources", zstd.display());
+    ensure!(
+        all.len() >= LEAST_FILES,
+        "{} has no C sources",
+        zstd.display()
+    );
+    let wanted = ((all.len() as f64 * scale) as usize).clamp(LEAST_FILES, all.len());
+    let mut objects = Vec::new();
+    let mut rules = String::new();
+    // Some of every part.
+    for source in (0..wanted).map(|number| &all[number * all.len() / wanted]) {
+        let stem = source.file_stem().unwrap_or_default().to_string_lossy();
+        let object = format!("output/c/{stem}.o");
+        rules += &format!(
+            "{object}:\n\tcc -O3 -DZSTD_DISABLE_ASM -c {} -o {object}\n",
+            source.display()
+        );
+        objects.push(object);
+    }
     Ok(format!("all: {}\n{rules}", objects.join(" ")))
 }
 
@@ -215,6 +230,26 @@ fn fingerprint(folder: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_smaller_scale_builds_fewer_files_of_every_part() {
+        let folder = tempfile::tempdir().unwrap();
+        for part in ["common", "compress", "decompress", "dictBuilder"] {
+            fs::create_dir(folder.path().join(part)).unwrap();
+            for number in 0..10 {
+                let file = format!("{part}/{part}{number}.c");
+                fs::write(folder.path().join(file), "").unwrap();
+            }
+        }
+        let files = |scale| {
+            let text = makefile(folder.path(), scale).unwrap();
+            for part in ["common", "compress", "decompress", "dictBuilder"] {
+                assert!(text.contains(&format!("/{part}/")), "{part}");
+            }
+            text.matches("cc -O3").count()
+        };
+        assert_eq!((files(0.01), files(0.5), files(2.0)), (12, 20, 40));
+    }
 
     #[test]
     fn one_wrong_byte_in_an_object_file_is_seen() {

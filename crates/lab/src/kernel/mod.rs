@@ -51,6 +51,7 @@ struct Run {
 /// What all cases share.
 struct Suite {
     setting: Setting,
+    scale: f64,
     python: Option<String>,
     sources: Option<build::Sources>,
     /// What programs print without a limit, by workload.
@@ -69,7 +70,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let cases = case::cases(&options.list("workload", &every), scale)?;
     let rounds = options.number("runs", 5)?;
     ensure!(rounds > 0, "--runs is at least 1");
-    let mut suite = Suite::new(&contestants, options)?;
+    let mut suite = Suite::new(&contestants, scale, options)?;
     let mut report = Report::new("kernel");
     report.fact("scale", scale);
     report.fact("host_facts", crate::host::Facts::now());
@@ -100,7 +101,7 @@ pub fn scale(options: &Options) -> Result<f64> {
 }
 
 impl Suite {
-    fn new(contestants: &[Contestant], options: &Options) -> Result<Self> {
+    fn new(contestants: &[Contestant], scale: f64, options: &Options) -> Result<Self> {
         let any = |wanted: fn(&Contestant) -> bool| contestants.iter().any(wanted);
         let guardian = any(Contestant::is_kernel)
             .then(Guardian::start)
@@ -116,6 +117,7 @@ impl Suite {
                 memfold,
                 swap_folder: PathBuf::from(options.value("swap-dir").unwrap_or("/var/tmp")),
             },
+            scale,
             python: options.value("python").map(str::to_owned),
             sources: None,
             expected: BTreeMap::new(),
@@ -147,7 +149,7 @@ impl Suite {
                 if missing.is_some() || self.sources.is_some() {
                     return missing;
                 }
-                match build::Sources::fetch() {
+                match build::Sources::fetch(self.scale) {
                     Ok(sources) => {
                         self.sources = Some(sources);
                         None

@@ -21,6 +21,8 @@ use crate::{Options, kernel, report};
 /// The options of `memfold-lab report`, beside those of `kernel`, which it passes on.
 pub const OPTIONS: &[&str] = &["out", "from", "experiments"];
 const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
+/// Groups of `kernel` whose runs take long: three of them, unless a number is given.
+const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
 
 /// Runs the experiments, or reads what they printed, and writes `index.html`, the plots and the raw
 /// JSON into the folder `--out`.
@@ -85,6 +87,9 @@ fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
                 let mut words = vec!["--workload".to_owned(), group.to_owned()];
                 let others = kernel::OPTIONS.iter().filter(|name| **name != "workload");
                 words.extend(others.flat_map(|option| given(option)));
+                if LONG.contains(&group) && options.value("runs").is_none() {
+                    words.extend(["--runs", "3"].map(str::to_owned));
+                }
                 part(&format!("kernel-{group}"), words)
             };
             let groups = options.list("workload", &every);
@@ -189,6 +194,12 @@ mod tests {
             ]
         );
         assert_eq!(words("free"), ["free --json --megabytes 128 --runs 7"]);
+        let few = Options::of(&[("workload", "build")]);
+        let part = &super::parts("kernel", &few).unwrap()[0];
+        assert_eq!(
+            part.arguments.join(" "),
+            "kernel --json --workload build --runs 3"
+        );
         let bad = Options::of(&[("scale", "none")]);
         assert!(parts("chain", &bad).is_err());
     }

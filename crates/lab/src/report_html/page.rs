@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{
     chart::{colour, short},
+    plots::FREES,
     published::{Line, Thread},
     source::{Experiment, Experiments},
 };
@@ -166,12 +167,15 @@ fn judged(gain: f64) -> &'static str {
 }
 
 fn key(all: &Experiments) -> Markup {
-    let names = contestants(all.rows("kernel"));
+    let frees = all.rows("free").next().map_or(&[][..], |_| &FREES);
+    let frees = frees.iter().map(|name| (*name).to_owned()).collect();
     html! {
-        p.key {
-            @for name in names {
-                @let fill = colour(&name);
-                span { i style=(format!("background:rgb({},{},{})", fill.0, fill.1, fill.2)) {} (name) }
+        @for names in [contestants(all.rows("kernel")), frees] {
+            p.key {
+                @for name in names {
+                    @let fill = colour(&name);
+                    span { i style=(format!("background:rgb({},{},{})", fill.0, fill.1, fill.2)) {} (name) }
+                }
             }
         }
     }

@@ -147,21 +147,23 @@ fn redis(all: &Experiments) -> Chart {
     }
 }
 
+/// The designs of `free` that are shown.
+pub const FREES: [&str; 5] = [
+    "pool-lock",
+    "outside-lock",
+    "class-index",
+    "deferred",
+    "bulk",
+];
+
 fn frees(all: &Experiments) -> Chart {
-    let variants = [
-        "pool-lock",
-        "outside-lock",
-        "class-index",
-        "deferred",
-        "bulk",
-    ];
     let mut clusters = Vec::new();
     for (field, label) in [
         ("caller_ns_per_free", "the caller"),
-        ("cpu_ns_per_free", "all processors"),
+        ("cpu_ns_per_free", "all CPUs"),
     ] {
         for threads in [1_u64, 2, 4] {
-            let bars = variants.into_iter().filter_map(|variant| {
+            let bars = FREES.into_iter().filter_map(|variant| {
                 let wanted = [
                     ("variant", variant.into()),
                     ("threads", threads.into()),
@@ -178,7 +180,7 @@ fn frees(all: &Experiments) -> Chart {
             let bars: Vec<Bar> = bars.collect();
             if !bars.is_empty() {
                 clusters.push(Cluster {
-                    label: format!("{label}, {threads} at once"),
+                    label: format!("{label}, {threads} threads"),
                     bars,
                 });
             }
