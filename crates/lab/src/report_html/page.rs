@@ -18,7 +18,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .3rem }
 table { border-collapse: collapse; font-size: 13px; width: 100% }
 th, td { text-align: right; padding: .18rem .45rem; border-bottom: 1px solid #e6e6e6; vertical-align: top }
 th { font-weight: 600; border-bottom: 1px solid #999 } th:first-child, td:first-child { text-align: left }
-td.text { text-align: left; color: #555 } .better { color: #1a7f37; font-weight: 600 } .worse { color: #b3261e; font-weight: 600 }
+td.text, th:last-child.text { text-align: left; color: #555 } td.figure { white-space: nowrap } td.what { min-width: 13rem } .better { color: #1a7f37; font-weight: 600 } .worse { color: #b3261e; font-weight: 600 }
 .spread, .missing { color: #888; font-size: 11px } tr.cost td:first-child { color: #777 }
 figure { margin: 1rem 0 } figure svg { width: 100%; height: auto } .key span { display: inline-block; margin-right: 1.1rem }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em } code { font-size: 12.5px; background: #f4f4f4; padding: 0 .2em }
@@ -124,15 +124,15 @@ fn published(thread: &Thread) -> Markup {
     html! {
         h3 { (thread.title) }
         table {
-            tr { th { "what" } th { "there" } th { "gain there" } th { "here: before" } th { "ours" } th { "gain here" } th { "measured by" } }
+            tr { th { "what" } th { "there" } th { "gain there" } th { "here: before" } th { "ours" } th { "gain here" } th.text { "measured by" } }
             @for line in &thread.lines {
                 tr {
-                    td { (line.what) }
+                    td.what { (line.what) }
                     td { (line.published) }
-                    td { @match line.published_gain { Some(gain) => { (short(gain)) "×" } None => { "–" } } }
-                    td { (figure(line.before, line.unit)) }
-                    td { (figure(line.after, line.unit)) }
-                    td { (gain(line)) }
+                    td { @match line.published_gain { Some(gain) => { (times(gain)) } None => { "–" } } }
+                    td.figure { (figure(line.before, line.unit)) }
+                    td.figure { (figure(line.after, line.unit)) }
+                    td.figure { (gain(line)) }
                     td.text { (line.here) }
                 }
             }
@@ -149,9 +149,18 @@ fn figure(value: Option<f64>, unit: &str) -> Markup {
 
 fn gain(line: &Line) -> Markup {
     match line.gain() {
-        Some(gain) => html! { span class=(judged(gain)) { (short(gain)) "×" } },
+        Some(gain) => html! { span class=(judged(gain)) { (times(gain)) } },
         None if line.after == Some(0.0) => html! { span.better { "all" } },
         None => html! { "–" },
+    }
+}
+
+/// A ratio, to three digits or hundredths.
+fn times(ratio: f64) -> String {
+    match ratio {
+        small if small < 0.1 => format!("{}×", short(small)),
+        ratio if ratio < 10.0 => format!("{ratio:.2}×"),
+        ratio => format!("{}×", short(ratio)),
     }
 }
 
@@ -302,7 +311,7 @@ fn measured(row: Option<&Value>) -> Markup {
     html! {
         (short(value))
         @if let Some(spread) = row["spread"].as_f64() { span.spread { " " (format!("{spread:.2}")) } }
-        @if let Some(ratio) = ratio { br; span class=(judged(ratio)) { (short(ratio)) "×" } }
+        @if let Some(ratio) = ratio { br; span class=(judged(ratio)) { (times(ratio)) } }
     }
 }
 
