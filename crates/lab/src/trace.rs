@@ -183,6 +183,21 @@ fn is_same_filled(page: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// What recompressing with zstd is for: the same pages of each program in at most five
+    /// sevenths of the pool.
+    #[test]
+    fn zstd_makes_more_of_a_pool_than_lz4_on_every_recorded_program() {
+        for program in ["cpython", "node", "redis", "compiler"] {
+            let of = |algorithm: &str| {
+                let sizes = Trace::find(&format!("{program}-{algorithm}"));
+                let sizes = sizes.unwrap().sizes();
+                sizes.iter().sum::<usize>() as f64 / sizes.len() as f64
+            };
+            let gain = of("lz4") / of("zstd");
+            assert!(gain >= 1.4, "{program}: {gain:.2} times the pages");
+        }
+    }
+
     #[test]
     fn every_trace_is_sound() {
         for trace in TRACES {
