@@ -66,7 +66,8 @@ struct Part {
 /// or is interrupted takes nothing else with it.
 fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
     let scale = kernel::scale(options)?;
-    let megabytes = |at_one: f64| (at_one * scale).round().max(4.0).to_string();
+    // No experiment takes more than a gigabyte.
+    let megabytes = |at_one: f64| (at_one * scale).round().clamp(4.0, 1024.0).to_string();
     let given = |option: &str| {
         let value = options.value(option).map(str::to_owned);
         value.map_or(Vec::new(), |value| vec![format!("--{option}"), value])
@@ -78,9 +79,8 @@ fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
     let sized = |size: String| [vec!["--megabytes".to_owned(), size], given("runs")].concat();
     Ok(match name {
         "free" => vec![part(name, sized(megabytes(256.0)))],
-        "table" => vec![part(name, sized(megabytes(128.0)))],
-        "virtual" => vec![part(name, sized(megabytes(64.0)))],
-        "exit" => vec![part(name, sized(megabytes(128.0)))],
+        "table" | "exit" => vec![part(name, sized(megabytes(320.0)))],
+        "virtual" => vec![part(name, sized(megabytes(160.0)))],
         "kernel" => {
             let every = kernel::GROUPS.join(",");
             let of_group = |group: &str| {
