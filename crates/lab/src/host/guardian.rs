@@ -12,6 +12,8 @@ use std::{
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -205,6 +207,9 @@ fn detach() {
     unsafe { libc::setsid() };
 }
 
+/// How long the guardian of a lab that was killed may take to put the host back.
+const PATIENCE: Duration = Duration::from_secs(15);
+
 struct Journal {
     file: File,
     changes: Vec<(u64, Undo)>,
@@ -220,10 +225,16 @@ impl Journal {
             .mode(0o600)
             .open(JOURNAL)
             .with_context(|| format!("{JOURNAL} cannot be opened"))?;
+        let deadline = Instant::now() + PATIENCE;
         // SAFETY: the descriptor is open as long as `file` lives.
-        let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+        let lock = || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let mut locked = lock();
+        while !locked && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(50));
+            locked = lock();
+        }
         ensure!(
-            locked == 0,
+            locked,
             "another memfold-lab is changing this host's swap ({JOURNAL} is locked): wait for it"
         );
         let mut left = Vec::new();
