@@ -1,7 +1,7 @@
-//! A hash map several times as large as the memory that it may use.
+//! A hash map larger than the memory that it may use, the compressed part included.
 //!
 //! ```sh
-//! cargo run --release -p memfold --example hash_map -- [--megabytes 1024] [--limit 256]
+//! cargo run --release -p memfold --example hash_map -- [--megabytes 128] [--limit 96]
 //! ```
 
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -22,7 +22,7 @@ fn main() -> Result<(), memfold::Error> {
         at.and_then(|at| arguments.get(at + 1)?.parse().ok())
             .unwrap_or(default)
     };
-    let (megabytes, limit) = (number("--megabytes", 1024), number("--limit", 256));
+    let (megabytes, limit) = (number("--megabytes", 128), number("--limit", 96));
     let memfold = Memfold::builder().limit(limit << 20).build()?;
     let mut map: HashMap<u64, Record, DefaultHashBuilder, RegionAllocator> =
         HashMap::with_hasher_in(DefaultHashBuilder::default(), memfold.allocator());
@@ -38,12 +38,19 @@ fn main() -> Result<(), memfold::Error> {
         start.elapsed().as_secs_f64()
     );
     let start = Instant::now();
-    let mut key = 1;
+    let mut state = 1_u64;
     for _ in 0..records / 10 {
-        key = (key * 25_214_903_917 + 11) % records;
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let key = (state >> 33) % records;
         assert_eq!(map.get(&key), Some(&record(key)), "record {key} is wrong");
     }
     let stats = memfold.stats();
+    if stats.over_limit_pages > 0 {
+        eprintln!("the limit is too small for this data, even compressed");
+        std::process::exit(1);
+    }
     println!(
         "{} looked up at random, all right, in {:.1} s; {} MiB mapped, at most {} MiB resident, \
          {} MiB of pool, {} pages out, {} in",
