@@ -16,6 +16,8 @@ pub struct VirtualMemoryArea {
     /// Readable and writable, not executable, private, of no file, not a stack or another of the
     /// kernel's own: anonymous memory that can be moved.
     pub movable: bool,
+    /// Private, of no file, and without any access: what keeps a stack from running over.
+    pub guard: bool,
 }
 
 /// A range of a forked child that is registered with a userfaultfd.
@@ -40,7 +42,23 @@ fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
         movable: permissions == "rw-p" && inode == "0" && anonymous_name,
+        guard: permissions == "---p" && inode == "0" && anonymous_name,
     })
+}
+
+/// Takes the last page from each movable area that lies on a guard, as a thread's stack does.
+///
+/// There the C library keeps what the kernel writes and reads at the very end of a thread: the word
+/// in which it says that the thread is gone, and the list of its robust mutexes. It does not wait for
+/// a userfaultfd then. Were that page moved out, the word would stay as it is, and whoever joins the
+/// thread would wait for ever.
+fn leave_thread_ends(areas: &mut [VirtualMemoryArea]) {
+    for index in 1..areas.len() {
+        let (below, area) = (&areas[index - 1], &areas[index]);
+        if area.movable && below.guard && below.end == area.start {
+            areas[index].end -= PAGE_SIZE as u64;
+        }
+    }
 }
 
 /// This process's number.
@@ -232,11 +250,14 @@ impl Inspector {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// All mappings, in address order.
+    /// All mappings, in address order; those of threads' stacks without their last page, which must
+    /// stay where it is.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
         let mut text = String::new();
         File::open(self.path("maps"))?.read_to_string(&mut text)?;
-        Ok(text.lines().filter_map(parse_line).collect())
+        let mut areas: Vec<_> = text.lines().filter_map(parse_line).collect();
+        leave_thread_ends(&mut areas);
+        Ok(areas)
     }
 
     /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
@@ -427,6 +448,22 @@ mod tests {
         ] {
             assert!(!parse_line(other).unwrap().movable, "{other}");
         }
+    }
+
+    #[test]
+    fn the_end_of_a_threads_stack_is_left_out() {
+        let parse = |lines: &[&str]| -> Vec<_> {
+            let mut areas: Vec<_> = lines.iter().filter_map(|line| parse_line(line)).collect();
+            leave_thread_ends(&mut areas);
+            areas.iter().map(|area| (area.start, area.end)).collect()
+        };
+        let guard = "7f0000000000-7f0000001000 ---p 00000000 00:00 0";
+        let stack = "7f0000001000-7f0000801000 rw-p 00000000 00:00 0";
+        let ends = |areas: Vec<(u64, u64)>| areas.last().unwrap().1;
+        assert_eq!(ends(parse(&[guard, stack])), 0x7f00_0080_0000);
+        assert_eq!(ends(parse(&[stack])), 0x7f00_0080_1000);
+        let apart = "7f0000002000-7f0000801000 rw-p 00000000 00:00 0";
+        assert_eq!(ends(parse(&[guard, apart])), 0x7f00_0080_1000);
     }
 
     #[test]

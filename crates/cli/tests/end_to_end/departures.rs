@@ -1,5 +1,6 @@
 //! Programs that part from their memory in unusual ways: the parent of a fork ends at once, the
-//! main thread ends before the others, a child has no helper, a helper is stopped.
+//! main thread ends before the others, threads end without a touch, a child has no helper, a helper is
+//! stopped.
 
 use crate::support::{Limits, MIB, Program, alone, available, compiled, is_alive};
 use nix::sys::signal::{Signal, kill};
@@ -67,6 +68,21 @@ fn a_child_without_a_helper_dies_with_the_supervisor() {
         let outcome = running.wait();
         assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
     }
+}
+
+#[test]
+fn threads_are_joined_though_their_memory_is_cold() {
+    if !available("ends of threads", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("thread_end", &["thread_end.c"], &["-pthread"]))
+        .arg("64")
+        // Otherwise the kernel writes to the stack's last page after the sleep.
+        .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "joined 8\n");
 }
 
 #[test]
