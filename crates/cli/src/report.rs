@@ -28,6 +28,8 @@ pub struct Figures {
     pub peak_pool_bytes: u64,
     pub peak_total_bytes: u64,
     pub peak_file_bytes: u64,
+    pub peak_table_bytes: u64,
+    pub peak_table_slots: u64,
     pub faults_swap_in: u64,
     pub faults_zero_fill: u64,
     pub faults_cache: u64,
@@ -60,6 +62,8 @@ impl Figures {
             peak_pool_bytes: stats.peak_pool_bytes,
             peak_total_bytes: stats.peak_total_bytes,
             peak_file_bytes: stats.peak_file_bytes,
+            peak_table_bytes: stats.peak_table_bytes,
+            peak_table_slots: stats.peak_table_slots,
             faults_swap_in: stats.faults_swap_in,
             faults_zero_fill: stats.faults_zero_fill,
             faults_cache: stats.faults_cache,
@@ -266,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 23] = [
+        const NAMES: [&str; 25] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -275,6 +279,8 @@ mod tests {
             "peak_pool_bytes",
             "peak_total_bytes",
             "peak_file_bytes",
+            "peak_table_bytes",
+            "peak_table_slots",
             "pages_recompressed",
             "pages_written_back",
             "file_errors",

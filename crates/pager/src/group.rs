@@ -41,6 +41,8 @@ pub struct Counters {
     pub peak_pool: AtomicU64,
     pub peak_total: AtomicU64,
     pub peak_file: AtomicU64,
+    pub peak_tables: AtomicU64,
+    pub peak_table_slots: AtomicU64,
     pub peak_over_limit_pages: AtomicU64,
     pub errors: AtomicU64,
     pub latency: Histogram,
@@ -305,6 +307,11 @@ impl Group {
             .fetch_max(resident, Ordering::Relaxed);
         counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
         counters.peak_file.fetch_max(file, Ordering::Relaxed);
+        let tables = self.swap.table_bytes();
+        if tables > counters.peak_tables.fetch_max(tables, Ordering::Relaxed) {
+            let slots = self.swap.usage().slots_in_use;
+            counters.peak_table_slots.store(slots, Ordering::Relaxed);
+        }
         counters.peak_total.fetch_max(total, Ordering::Relaxed);
         counters
             .peak_over_limit_pages
@@ -374,6 +381,8 @@ impl Group {
             peak_pool_bytes: load(&counters.peak_pool),
             peak_total_bytes: load(&counters.peak_total),
             peak_file_bytes: load(&counters.peak_file),
+            peak_table_bytes: load(&counters.peak_tables),
+            peak_table_slots: load(&counters.peak_table_slots),
             faults_swap_in: load(&counters.faults_swap_in),
             faults_zero_fill: load(&counters.faults_zero_fill),
             faults_cache: load(&counters.faults_cache),

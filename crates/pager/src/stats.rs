@@ -53,6 +53,10 @@ pub struct Stats {
     pub peak_total_bytes: u64,
     /// Largest `file_bytes` seen.
     pub peak_file_bytes: u64,
+    /// Largest size of the swap tables seen, in bytes.
+    pub peak_table_bytes: u64,
+    /// Slots that held a page at that moment.
+    pub peak_table_slots: u64,
     /// Faults that brought back a page from the pool.
     pub faults_swap_in: u64,
     /// First touches of a page.

@@ -481,7 +481,9 @@ impl<S: PageSource> SwapSpace<S> {
         self.table_bytes() + self.allocator.heap_bytes() + heap as u64
     }
 
-    fn table_bytes(&self) -> u64 {
+    /// Bytes of memory for swap tables and what belongs to them: in the main 8 a slot. A load of one
+    /// counter.
+    pub fn table_bytes(&self) -> u64 {
         self.allocator.resident_pages() * PAGE_SIZE as u64
     }
 

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::workload::Figures;
+use super::{measure, workload::Figures};
 use crate::host::{Guardian, MemoryGroup, Zram, Zswap};
 
 const MEBIBYTE: f64 = (1_u64 << 20) as f64;
@@ -96,6 +96,8 @@ pub struct Setting {
     pub memfold: PathBuf,
     /// Where a swap file may be.
     pub swap_folder: PathBuf,
+    /// Bytes that `memfold` takes at rest, once measured.
+    pub at_rest: OnceLock<f64>,
 }
 
 /// How much memory a run may have resident.
@@ -119,6 +121,8 @@ pub struct Session {
     zswap: Option<Zswap>,
     /// Kernel memory taken for each slot while nothing is swapped out.
     slot_at_rest: Option<f64>,
+    /// Memory taken while nothing is swapped out. Bytes.
+    at_rest: Option<f64>,
     fullest: Mutex<Pool>,
     folder: TempDir,
 }
@@ -146,6 +150,7 @@ impl Session {
             zram: None,
             zswap: None,
             slot_at_rest: None,
+            at_rest: None,
             fullest: Mutex::default(),
             folder: tempfile::Builder::new().prefix("memfold-lab-").tempdir()?,
         };
@@ -162,12 +167,17 @@ impl Session {
                 }
             }
             let slots = swap_bytes / zsmalloc::PAGE_SIZE as u64;
-            session.slot_at_rest = Some((kernel_mappings()? - before) / slots as f64);
+            let taken = kernel_mappings()? - before;
+            session.at_rest = Some(taken);
+            session.slot_at_rest = Some(taken / slots as f64);
             let limit = match allowance {
                 Allowance::Resident(megabytes) => Some((megabytes as u64) << 20),
                 Allowance::Ample => None,
             };
             session.group = Some(MemoryGroup::start(guardian, limit)?);
+        }
+        if *contestant == Contestant::Memfold {
+            session.at_rest = Some(setting.memfold_at_rest()?);
         }
         Ok(session)
     }
@@ -276,6 +286,9 @@ impl Session {
         if let Some(bytes) = self.slot_at_rest {
             figures = figures.with("bytes_per_slot_at_rest", bytes);
         }
+        if let Some(bytes) = self.at_rest {
+            figures = figures.with("at_rest_mib", bytes / MEBIBYTE);
+        }
         Ok(figures)
     }
 
@@ -299,8 +312,41 @@ impl Session {
             let share = number("bytes_stored")? / original;
             figures = figures.with("stored_bytes_per_page", share * zsmalloc::PAGE_SIZE as f64);
         }
+        let slots = number("peak_table_slots")?;
+        if slots > 0.0 {
+            figures = figures.with("bytes_per_slot", number("peak_table_bytes")? / slots);
+        }
+        if let Some(bytes) = self.at_rest {
+            figures = figures.with("at_rest_mib", bytes / MEBIBYTE);
+        }
         Ok(figures)
     }
+}
+
+impl Setting {
+    /// What memfold's own process takes while nothing is swapped out, in bytes; measured once.
+    fn memfold_at_rest(&self) -> Result<f64> {
+        if let Some(bytes) = self.at_rest.get() {
+            return Ok(*bytes);
+        }
+        let mut command = Command::new(&self.memfold);
+        command.args(["run", "--quiet", "--resident", "64M", "--", "sleep", "1"]);
+        let child = measure::start(&mut command)?;
+        // It is at rest long before its program ends.
+        std::thread::sleep(Duration::from_millis(500));
+        let bytes = proportional_bytes(child.id());
+        measure::check(measure::end(child)?.status)?;
+        let bytes = bytes?;
+        Ok(*self.at_rest.get_or_init(|| bytes))
+    }
+}
+
+/// What a process takes of the memory, its share of what it has with others included.
+fn proportional_bytes(process: u32) -> Result<f64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let line = line.context("smaps_rollup has no Pss")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? * 1024.0)
 }
 
 /// Bytes of the kernel's own large allocations: a swap area's tables are among them.

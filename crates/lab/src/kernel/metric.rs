@@ -62,6 +62,8 @@ pub const METRICS: &[Metric] = &[
     cost("peak_total_mib", "MiB"),
     cost("stored_bytes_per_page", "bytes"),
     cost("bytes_per_slot_at_rest", "bytes"),
+    cost("bytes_per_slot", "bytes"),
+    cost("at_rest_mib", "MiB"),
 ];
 
 /// The metric of a name.

@@ -14,7 +14,7 @@ pub use case::GROUPS;
 pub use metric::find as find_metric;
 pub use workload::{WORKLOAD, main as run_workload};
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -116,6 +116,7 @@ impl Suite {
                 guardian,
                 memfold,
                 swap_folder: PathBuf::from(options.value("swap-dir").unwrap_or("/var/tmp")),
+                at_rest: OnceLock::new(),
             },
             scale,
             python: options.value("python").map(str::to_owned),
