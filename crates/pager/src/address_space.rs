@@ -1,8 +1,8 @@
 //! One program's memory: its page states, what is managed of it, and the way to its helper.
 //!
-//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`, `windows`. The
-//! reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`, `stage`, `regions`
-//! or `windows` while waiting for the gate or for the helper.
+//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`, `windows`,
+//! `thread_ends`. The reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`,
+//! `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or for the helper.
 
 use crate::fork::Inheritance;
 use crate::group::{Group, lock};
@@ -88,6 +88,9 @@ pub struct AddressSpace {
     /// What the program is charged for, below the whole run. Its resident pages are what the kernel
     /// said last, and what was added and dropped since.
     charges: memfold_swap::Group,
+    /// Pages that stay in memory whatever is done with those around them, in order. A new one is
+    /// noted before its range is managed.
+    pub thread_ends: Mutex<Arc<[VirtualPage]>>,
     /// The clock hand.
     pub hand: AtomicU64,
     /// For choosing whom to reclaim from: grows with the resident size, paid when chosen.
@@ -161,6 +164,7 @@ impl AddressSpace {
             stopped: AtomicBool::new(false),
             beacon: None,
             charges: group.swap.new_group(group.swap.root_group()),
+            thread_ends: Mutex::new(Arc::from([])),
             hand: AtomicU64::new(0),
             credit: AtomicI64::new(0),
             // Until the helper is welcomed nobody would notice the end.

@@ -252,6 +252,7 @@ impl AddressSpace {
             true
         });
         *lock(&child.regions) = lock(&self.regions).clone();
+        *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.inheritance) = Some(Inheritance::default());
         child.inherited_stored.store(any_stored, Ordering::Relaxed);
         // Both owners' copies of a page are to go out together.

@@ -9,6 +9,7 @@ use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing::SharingCount;
 use crate::state::PageState;
+use memfold_sys::process::thread_ends;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -134,6 +135,8 @@ impl Governor {
         let Ok(areas) = attached.inspector.areas() else {
             return;
         };
+        let ends = thread_ends(&areas).into_iter();
+        *lock(&space.thread_ends) = ends.map(VirtualPage::containing).collect();
         let candidates: Vec<PageRange> = {
             let regions = lock(&space.regions);
             areas

@@ -312,6 +312,7 @@ fn stage_target(group: &Group) -> usize {
 fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
     let mut planner = Planner {
         space,
+        thread_ends: lock(&space.thread_ends).clone(),
         wanted,
         now,
         looked: 0,
@@ -353,6 +354,7 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
 
 struct Planner<'a> {
     space: &'a AddressSpace,
+    thread_ends: Arc<[VirtualPage]>,
     wanted: usize,
     now: u32,
     looked: usize,
@@ -373,6 +375,11 @@ impl Planner<'_> {
             }
             let state = entry.load();
             let more = match state {
+                PageState::Resident { .. } | PageState::Removed(_)
+                    if self.thread_ends.binary_search(&page).is_ok() =>
+                {
+                    true
+                }
                 PageState::Resident {
                     young: true,
                     shared,
