@@ -25,6 +25,9 @@ const FASTEST_GROWTH: u64 = 8 << 30;
 const HELPERLESS: Duration = Duration::from_millis(250);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
+/// Its turns on the CPU: whoever asks for short ones gets them soon, ahead of those in the middle of
+/// a long one.
+const SLICE_NANOSECONDS: u64 = 100_000;
 /// New resident memory that makes it worth to look at the mappings again.
 const GROWTH_TO_LOOK_PAGES: i64 = 256;
 /// How long taking over waits for a gate before another turn.
@@ -53,6 +56,7 @@ impl Governor {
         memfold_sys::thread::set_timer_slack(50_000);
         // Late, it lets programs outgrow the limit before they are managed.
         memfold_sys::thread::set_nice(-10);
+        memfold_sys::thread::set_slice(SLICE_NANOSECONDS);
         while !self.group.stopping.load(Ordering::Relaxed) {
             let nap = self.tick();
             std::thread::sleep(nap);
