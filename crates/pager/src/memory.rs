@@ -1,7 +1,7 @@
 //! The pool's memory: one reserved mapping of the supervisor's.
 
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::memory::{Mapping, discard};
+use memfold_sys::memory::{Mapping, discard_all};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use zsmalloc::{PageRun, PageSource, SourceError};
@@ -36,11 +36,8 @@ unsafe impl PageSource for MappedSource {
     }
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
-        for run in runs {
-            // SAFETY: the caller's promise: whole pages of a reservation, unused.
-            unsafe { discard(run.start, run.pages * PAGE_SIZE) }
-                .map_err(|_| SourceError::Discard)?;
-        }
-        Ok(())
+        let ranges = runs.iter().map(|run| (run.start, run.pages * PAGE_SIZE));
+        // SAFETY: the caller's promise: whole pages of reservations, unused.
+        unsafe { discard_all(ranges) }.map_err(|_| SourceError::Discard)
     }
 }

@@ -99,7 +99,74 @@ impl Drop for Mapping {
 /// The page-aligned range lies in one [`Mapping`] and nobody uses its contents.
 pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
-    if unsafe { libc::madvise(start.as_ptr().cast(), length, libc::MADV_DONTNEED_LOCKED) } == 0 {
+    unsafe { advise(start, length, libc::MADV_DONTNEED_LOCKED) }
+}
+
+/// How many ranges go to the system at once: few enough for the stack, as giving memory back must
+/// need none.
+const MAX_RANGES: usize = 512;
+
+/// Like [`discard`], for many ranges (start and length): with one system call for hundreds of them,
+/// which flushes the processors' address caches once, so that short ranges cost half as much.
+///
+/// # Safety
+/// As [`discard`], for each of them.
+pub unsafe fn discard_all(
+    ranges: impl ExactSizeIterator<Item = (NonNull<u8>, usize)>,
+) -> io::Result<()> {
+    let mut room = [libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    }; MAX_RANGES];
+    let mut ranges = ranges;
+    while ranges.len() > 0 {
+        let count = ranges.len().min(MAX_RANGES);
+        for (place, (start, length)) in room.iter_mut().zip(ranges.by_ref().take(count)) {
+            place.iov_base = start.as_ptr().cast();
+            place.iov_len = length;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { discard_vector(&room[..count]) }?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// Nobody uses the contents of the ranges, which lie in one [`Mapping`].
+unsafe fn discard_vector(ranges: &[libc::iovec]) -> io::Result<()> {
+    /// This process, without a descriptor of it.
+    const PIDFD_SELF: libc::c_int = -10_000;
+    if ranges.len() > 1 {
+        // Before Linux 6.13 a process may not do this to itself.
+        // SAFETY: the caller's promise; the vector is as long as said.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                PIDFD_SELF,
+                ranges.as_ptr(),
+                ranges.len(),
+                libc::MADV_DONTNEED_LOCKED,
+                0,
+            )
+        };
+        let whole: usize = ranges.iter().map(|range| range.iov_len).sum();
+        if usize::try_from(done) == Ok(whole) {
+            return Ok(());
+        }
+    }
+    for range in ranges {
+        let start = NonNull::new(range.iov_base.cast()).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the caller's promise.
+        unsafe { discard(start, range.iov_len) }?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// The page-aligned range is a mapping's, and the advice is one that its users can stand.
+unsafe fn advise(start: NonNull<u8>, length: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    if unsafe { libc::madvise(start.as_ptr().cast(), length, advice) } == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
@@ -134,5 +201,37 @@ pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
         Ok(file)
     } else {
         Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One range, few, and more than go to the system at once.
+    #[test]
+    fn discarded_ranges_read_zero_and_the_others_stay() {
+        for count in [1, 2, MAX_RANGES + 3] {
+            let pages = 3 * count;
+            let mapping = Mapping::anonymous(pages * PAGE_SIZE).unwrap();
+            // SAFETY: the mapping is this test's own; any bytes are a value.
+            let bytes = unsafe {
+                std::slice::from_raw_parts_mut(mapping.start().as_ptr(), mapping.length())
+            };
+            bytes.fill(7);
+            let ranges = (0..count).map(|index| {
+                // SAFETY: within the mapping.
+                let start = unsafe { mapping.start().add((3 * index + 1) * PAGE_SIZE) };
+                (start, PAGE_SIZE)
+            });
+            // SAFETY: pages of the mapping, read only afterwards.
+            unsafe { discard_all(ranges) }.unwrap();
+            for page in 0..pages {
+                let expected = if page % 3 == 1 { 0 } else { 7 };
+                // SAFETY: within the mapping; volatile, as the system changed it.
+                let found = unsafe { mapping.start().add(page * PAGE_SIZE).read_volatile() };
+                assert_eq!(found, expected, "page {page} of {pages}");
+            }
+        }
     }
 }
