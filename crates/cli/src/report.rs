@@ -43,6 +43,7 @@ pub struct Figures {
     pub file_errors: u64,
     pub processes: u64,
     pub over_limit_pages: u64,
+    pub longest_pause_ns: u64,
     pub fault_ns: FaultNanoseconds,
     /// Processor time of memfold's own process, user and system. What its helper threads use is
     /// the programs' own time.
@@ -77,6 +78,7 @@ impl Figures {
             file_errors: stats.file_errors,
             processes: stats.processes,
             over_limit_pages: stats.over_limit_pages,
+            longest_pause_ns: stats.longest_pause_ns,
             fault_ns: FaultNanoseconds {
                 p50: stats.fault_ns.p50,
                 p90: stats.fault_ns.p90,
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 25] = [
+        const NAMES: [&str; 26] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -294,6 +296,7 @@ mod tests {
             "bytes_original",
             "processes",
             "over_limit_pages",
+            "longest_pause_ns",
             "cpu_seconds",
             "processes_unmanaged",
         ];

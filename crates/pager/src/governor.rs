@@ -13,7 +13,7 @@ use memfold_sys::process::thread_ends;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Mappings smaller than this are left alone: they would not be worth their fault.
 const SMALLEST_MAPPING_PAGES: u64 = 16;
@@ -57,9 +57,14 @@ impl Governor {
         // Late, it lets programs outgrow the limit before they are managed.
         memfold_sys::thread::set_nice(-10);
         memfold_sys::thread::set_slice(SLICE_NANOSECONDS);
+        let mut looked = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
             let nap = self.tick();
             std::thread::sleep(nap);
+            let pause = looked.elapsed().saturating_sub(nap).as_nanos() as u64;
+            let longest = &self.group.counters.longest_pause_ns;
+            longest.fetch_max(pause, Ordering::Relaxed);
+            looked = Instant::now();
         }
     }
 

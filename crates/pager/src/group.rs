@@ -44,6 +44,7 @@ pub struct Counters {
     pub peak_tables: AtomicU64,
     pub peak_table_slots: AtomicU64,
     pub peak_over_limit_pages: AtomicU64,
+    pub longest_pause_ns: AtomicU64,
     pub errors: AtomicU64,
     pub latency: Histogram,
 }
@@ -397,6 +398,7 @@ impl Group {
             processes: load(&counters.processes),
             processes_now: self.read_spaces(|spaces| spaces.len() as u64),
             over_limit_pages: load(&counters.peak_over_limit_pages),
+            longest_pause_ns: load(&counters.longest_pause_ns),
             fault_ns: counters.latency.summary(),
         }
     }

@@ -85,6 +85,10 @@ pub struct Stats {
     pub processes_now: u64,
     /// Largest excess over the limit that reclaim could not remove, in pages.
     pub over_limit_pages: u64,
+    /// Longest time in which nobody looked how large the programs are, beyond what was meant, in
+    /// nanoseconds: the supervisor got no CPU, or waited for a lock of a program's. Meanwhile a
+    /// program can outgrow its limit.
+    pub longest_pause_ns: u64,
     /// Fault service latency.
     pub fault_ns: FaultLatency,
 }

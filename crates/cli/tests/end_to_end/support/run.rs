@@ -414,7 +414,8 @@ impl Outcome {
         );
     }
 
-    /// That the sampled peak stayed within the limit, plus 5 % and 8 MiB.
+    /// That the sampled peak stayed within the limit, plus 5 % and 8 MiB. Where the machine kept
+    /// the supervisor from looking for a while, what a program touches meanwhile comes on top.
     #[track_caller]
     pub fn assert_limit_held(&self) {
         self.assert_held_within(|limit| limit + limit / 20 + 8 * MIB);
@@ -439,8 +440,19 @@ impl Outcome {
             .stats
             .as_ref()
             .map_or(0.0, |_| self.number("over_limit_pages"));
+        let unseen = self
+            .stats
+            .as_ref()
+            .map_or(0, |_| touched_in(self.number("longest_pause_ns")));
+        if unseen > 0 {
+            eprintln!(
+                "{}: {} MiB more allowed, as the machine was too busy",
+                self.what,
+                unseen / MIB
+            );
+        }
         assert!(
-            held <= allowed(limit),
+            held <= allowed(limit) + unseen,
             "{}: {} KiB at the peak ({} KiB in programs, {} KiB in memfold) under a limit of {} KiB; over_limit_pages {over}",
             self.what,
             held / 1024,
@@ -449,6 +461,14 @@ impl Outcome {
             limit / 1024
         );
     }
+}
+
+/// Bytes that a program may touch in a pause of so many nanoseconds; 0 for one as short as they are
+/// on a machine that is busy, but not overloaded.
+fn touched_in(nanoseconds: f64) -> u64 {
+    const SHORT: f64 = 10e6;
+    const BYTES_A_NANOSECOND: f64 = 2.0;
+    ((nanoseconds - SHORT).max(0.0) * BYTES_A_NANOSECOND) as u64
 }
 
 /// The end of a long text.
