@@ -118,8 +118,9 @@ pub struct AddressSpace {
     guarded: OnceLock<Guarded>,
     /// Pages that are no longer shared since the last command and go out next.
     pub unshared: Mutex<Vec<PageRange>>,
-    /// Resident pages when the mappings were looked at last.
-    pub resident_at_look: AtomicI64,
+    /// Resident pages since the mappings were looked at last that no service here brought in, so
+    /// that they may lie in mappings that are not managed.
+    pub grown_by_itself: AtomicI64,
     /// The CPUs whose handlers listen, as bits (of those below 64), and samples of where faults
     /// come from.
     pub armed: Mutex<crate::handler::Armed>,
@@ -180,7 +181,7 @@ impl AddressSpace {
             born: Instant::now(),
             guarded: OnceLock::new(),
             unshared: Mutex::default(),
-            resident_at_look: AtomicI64::new(0),
+            grown_by_itself: AtomicI64::new(0),
             armed: Mutex::default(),
             group,
         }
@@ -366,6 +367,15 @@ impl AddressSpace {
     /// What the kernel says; changes since its look are lost, until the next.
     pub fn set_resident_pages(&self, pages: u64) {
         self.charges.set(Charge::Resident, bytes(pages));
+    }
+
+    /// As [`AddressSpace::set_resident_pages`], and notes by how much it is more than was known.
+    pub fn note_resident_pages(&self, pages: u64) {
+        let unknown = pages as i64 - self.resident_pages();
+        // The governor alone gets here.
+        let grown = self.grown_by_itself.load(Ordering::Relaxed) + unknown;
+        self.grown_by_itself.store(grown.max(0), Ordering::Relaxed);
+        self.set_resident_pages(pages);
     }
 
     pub fn add_resident_pages(&self, pages: i64) {

@@ -28,7 +28,7 @@ const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// Its turns on the CPU: whoever asks for short ones gets them soon, ahead of those in the middle of
 /// a long one.
 const SLICE_NANOSECONDS: u64 = 100_000;
-/// New resident memory that makes it worth to look at the mappings again.
+/// Resident memory that nobody here filled in and that makes it worth to look at the mappings again.
 const GROWTH_TO_LOOK_PAGES: i64 = 256;
 /// How long taking over waits for a gate before another turn.
 const GATE_PATIENCE: Duration = Duration::from_millis(5);
@@ -79,7 +79,7 @@ impl Governor {
                 && let Some(inspector) = space.inspector()
                 && let Ok(sizes) = inspector.sizes()
             {
-                space.set_resident_pages(sizes.resident_pages);
+                space.note_resident_pages(sizes.resident_pages);
                 space.mapped.store(sizes.mapped_pages, Ordering::Relaxed);
             }
             if space.attached().is_none() && space.born.elapsed() > HELPERLESS {
@@ -135,9 +135,7 @@ impl Governor {
             return;
         };
         space.look_again.store(false, Ordering::Relaxed);
-        space
-            .resident_at_look
-            .store(space.resident_pages(), Ordering::Relaxed);
+        space.grown_by_itself.store(0, Ordering::Relaxed);
         space
             .mapped_at_look
             .store(space.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -261,20 +259,14 @@ fn manage_from(limit: u64) -> u64 {
 }
 
 fn worth_a_look(space: &AddressSpace) -> bool {
-    let resident = space.resident_pages();
-    // Growth counts from the least there was since the last look, as reclaim shrinks it.
-    space
-        .resident_at_look
-        .fetch_min(resident, Ordering::Relaxed);
-    let grown = resident - space.resident_at_look.load(Ordering::Relaxed);
     // At the limit a program is as large as ever, however much of it lies in new mappings.
     let mapped = space.mapped.load(Ordering::Relaxed);
     let remapped = mapped.abs_diff(space.mapped_at_look.load(Ordering::Relaxed));
     space.attached().is_some()
         && !space.is_dead()
         && !space.detached.load(Ordering::Relaxed)
-        && resident >= SMALLEST_PROGRAM_PAGES
-        && (grown >= GROWTH_TO_LOOK_PAGES
+        && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
+        && (space.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_LOOK_PAGES
             || remapped >= SMALLEST_MAPPING_PAGES
             || space.look_again.load(Ordering::Relaxed))
 }
