@@ -56,6 +56,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            host::wait_if_leaving();
             eprintln!("memfold-lab: {error:#}");
             ExitCode::from(125)
         }
@@ -66,8 +67,12 @@ fn main() -> ExitCode {
 #[derive(Debug, Default)]
 pub struct Options {
     json: bool,
+    flags: Vec<String>,
     values: Vec<(String, String)>,
 }
+
+/// The options that take no value.
+const FLAGS: &[&str] = &["markdown"];
 
 impl Options {
     fn parse(parser: &mut lexopt::Parser, known: &[&str]) -> Result<Self> {
@@ -75,6 +80,9 @@ impl Options {
         while let Some(argument) = parser.next()? {
             match argument {
                 Long("json") => options.json = true,
+                Long(name) if known.contains(&name) && FLAGS.contains(&name) => {
+                    options.flags.push(name.to_owned());
+                }
                 Long(name) if known.contains(&name) => {
                     let name = name.to_owned();
                     options.values.push((name, parser.value()?.string()?));
@@ -91,8 +99,24 @@ impl Options {
         let owned = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         Self {
             json: true,
+            flags: Vec::new(),
             values: values.iter().map(owned).collect(),
         }
+    }
+
+    /// Whether an option that takes no value was given.
+    pub fn has(&self, name: &str) -> bool {
+        self.flags.iter().any(|given| given == name)
+    }
+
+    /// These, where nothing else was given.
+    pub fn or(mut self, defaults: &[(&str, &str)]) -> Self {
+        for &(name, value) in defaults {
+            if self.value(name).is_none() {
+                self.values.push((name.to_owned(), value.to_owned()));
+            }
+        }
+        self
     }
 
     /// The last value given for an option.
@@ -177,7 +201,7 @@ fn run() -> Result<()> {
         }
         "report" => {
             let known = [kernel::OPTIONS, report_html::OPTIONS].concat();
-            report_html::run(&Options::parse(&mut parser, &known)?)?;
+            report_html::run(Options::parse(&mut parser, &known)?)?;
         }
         kernel::WORKLOAD => kernel::run_workload(&mut parser)?,
         host::GUARDIAN => host::guard()?,

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     thread,
@@ -154,7 +155,7 @@ fn bad_words_end_at_once_with_one_line() {
     }
 }
 
-/// What the lab has set up: its cgroups, and what the host swaps to.
+/// What the lab has set up: its cgroups, what the host swaps to, and its swap file.
 fn traces(lab: u32) -> Vec<String> {
     let mut found = Vec::new();
     let prefix = format!("memfold-lab-{lab}-");
@@ -165,6 +166,8 @@ fn traces(lab: u32) -> Vec<String> {
     }
     let swaps = fs::read_to_string("/proc/swaps").unwrap();
     found.extend(swaps.lines().skip(1).map(str::to_owned));
+    let file = format!("/var/tmp/memfold-lab-{lab}.swap");
+    found.extend(fs::exists(&file).unwrap().then_some(file));
     found
 }
 
@@ -174,6 +177,58 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
         assert!(Instant::now() < deadline, "not within a minute: {what}");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// What zswap is set to, if the kernel has it.
+fn zswap() -> Vec<String> {
+    let folder = fs::read_dir("/sys/module/zswap/parameters");
+    let files = folder.into_iter().flatten().flatten();
+    let mut texts: Vec<String> = files
+        .map(|file| format!("{:?} {:?}", file.path(), fs::read(file.path()).unwrap()))
+        .collect();
+    texts.sort();
+    texts
+}
+
+/// How the lab is ended.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    signal: libc::c_int,
+    /// Whether all that it started gets the signal too, as from a terminal.
+    group: bool,
+    against: &'static str,
+}
+
+fn end_the_lab(end: End) {
+    let devices = || fs::read_dir("/sys/block").unwrap().count();
+    let before = (devices(), zswap());
+    let temporary = tempfile::tempdir().unwrap();
+    let mut child = lab()
+        .args(["kernel", "--workload", "usemem", "--scale", "0.2"])
+        .args(["--against", end.against])
+        .env("TMPDIR", temporary.path())
+        .process_group(0)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let process = child.id();
+    // The swap and the cgroup are there, or about to be.
+    wait_until("the lab sets swap up", || traces(process).len() >= 2);
+    let target = process.cast_signed() * if end.group { -1 } else { 1 };
+    // SAFETY: a signal to a process of ours, or to its own group.
+    unsafe { libc::kill(target, end.signal) };
+    let status = child.wait().unwrap();
+    assert!(!status.success());
+    if end.signal != libc::SIGKILL {
+        // It had time to put everything back before it ended.
+        assert_eq!(status.code(), Some(128 + end.signal), "{end:?}");
+        assert_eq!(traces(process), Vec::<String>::new(), "{end:?}");
+        let left: Vec<_> = fs::read_dir(temporary.path()).unwrap().collect();
+        assert!(left.is_empty(), "{end:?}: {left:?}");
+    }
+    wait_until("everything is put back", || {
+        traces(process).is_empty() && (devices(), zswap()) == before
+    });
 }
 
 #[test]
@@ -186,36 +241,45 @@ fn the_host_is_as_before_after_the_lab_was_killed_or_interrupted() {
     if fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1 {
         return skip("other swap is in use");
     }
-    let devices = || fs::read_dir("/sys/block").unwrap().count();
-    let before = devices();
-    for signal in [libc::SIGKILL, libc::SIGINT] {
-        let mut child = lab()
-            .args([
-                "kernel",
-                "--against",
-                "zram:lz4",
-                "--workload",
-                "usemem",
-                "--scale",
-                "0.5",
-            ])
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let process = child.id();
-        // Both the swap and the cgroup are there, and the workload runs.
-        wait_until("the lab sets zram up", || traces(process).len() >= 2);
-        // SAFETY: a signal to a process of ours.
-        unsafe { libc::kill(process.cast_signed(), signal) };
-        let status = child.wait().unwrap();
-        assert!(!status.success());
-        if signal == libc::SIGINT {
-            // It had time to put everything back before it ended.
-            assert_eq!(status.code(), Some(128 + libc::SIGINT));
-            assert_eq!(traces(process), Vec::<String>::new());
-        }
-        wait_until("everything is put back", || {
-            traces(process).is_empty() && devices() == before
+    for (signal, group) in [
+        (libc::SIGKILL, false),
+        (libc::SIGTERM, false),
+        (libc::SIGINT, true),
+    ] {
+        let against = "zram:lz4";
+        end_the_lab(End {
+            signal,
+            group,
+            against,
         });
     }
+    if zswap().is_empty() {
+        return skip("this kernel has no zswap");
+    }
+    end_the_lab(End {
+        signal: libc::SIGINT,
+        group: true,
+        against: "zswap",
+    });
+}
+
+/// The lab's own failure is not what a Ctrl-C is reported as, and no file stays.
+#[test]
+fn an_interrupted_run_without_root_ends_by_the_signal() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut child = lab()
+        .args(["kernel", "--workload", "usemem", "--scale", "0.5"])
+        .args(["--against", "native", "--runs", "1000"])
+        .env("TMPDIR", temporary.path())
+        .process_group(0)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let files = || fs::read_dir(temporary.path()).unwrap().count();
+    wait_until("a run has begun", || files() > 0);
+    // SAFETY: a signal to the process group of a child of ours.
+    unsafe { libc::kill(-child.id().cast_signed(), libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
+    assert_eq!(files(), 0);
 }

@@ -39,8 +39,9 @@ impl MemoryGroup {
         let (version, parent) = find()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{PREFIX}{}-{number}", std::process::id()));
-        let group = guardian.promise(Undo::RemoveGroup(path.clone()))?;
-        std::fs::create_dir(&path).with_context(|| format!("cgroup {}", path.display()))?;
+        let (group, ()) = guardian.change(&Undo::RemoveGroup(path.clone()), || {
+            std::fs::create_dir(&path).with_context(|| format!("cgroup {}", path.display()))
+        })?;
         let group = Self {
             path,
             version,

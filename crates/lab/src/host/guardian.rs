@@ -11,7 +11,7 @@ use std::{
     io::{BufRead, BufReader, Seek, Write},
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -19,15 +19,29 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{Undo, require_root};
+use super::{Undo, leaving, require_root};
 
 /// The hidden subcommand that is the guardian.
 pub const GUARDIAN: &str = "guardian";
 const JOURNAL: &str = "/run/memfold-lab.journal";
+const GONE: &str = "the guardian has been sent away";
 
 /// The lab's end of the line to its guardian. Clones are the same guardian.
 #[derive(Debug, Clone)]
 pub struct Guardian(Arc<Mutex<Line>>);
+
+/// A guardian that ends when nobody else has it any more.
+#[derive(Debug)]
+pub struct WeakGuardian(Weak<Mutex<Line>>);
+
+impl WeakGuardian {
+    /// Undoes everything, if there is a guardian yet.
+    pub fn undo_all(&self) {
+        if let Some(line) = self.0.upgrade() {
+            Guardian(line).undo_all();
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Line {
@@ -70,53 +84,45 @@ impl Guardian {
         };
         line.answer()?;
         let guardian = Self(Arc::new(Mutex::new(line)));
-        guardian.leave_on_signals()?;
+        leaving::guarded_by(WeakGuardian(Arc::downgrade(&guardian.0)))?;
         Ok(guardian)
     }
 
-    /// From now on Ctrl-C and the like put the host back before the lab ends, so that it is as
-    /// before when the shell's prompt is. Threads started later inherit what this blocks.
-    fn leave_on_signals(&self) -> Result<()> {
-        // SAFETY: an all-zero set is a valid value, and the calls get pointers to it alone.
-        let signals = unsafe {
-            let mut signals: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut signals);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-                libc::sigaddset(&raw mut signals, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
-            signals
-        };
-        let guardian = Arc::downgrade(&self.0);
-        std::thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                let mut signal = 0;
-                // SAFETY: both pointers are to values of this thread.
-                while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0 {}
-                eprintln!("memfold-lab: putting the host back");
-                if let Some(line) = guardian.upgrade() {
-                    Self(line).undo_all();
-                }
-                std::process::exit(128 + signal);
-            })?;
-        Ok(())
-    }
-
-    /// Says how a change that is about to be made is to be undone.
-    pub fn promise(&self, undo: Undo) -> Result<Change> {
+    /// Makes a change to the host, after it is known how that is undone. An end by a signal waits
+    /// for `make`, so that nothing is changed any more once everything is put back.
+    pub fn change<T>(&self, undo: &Undo, make: impl FnOnce() -> Result<T>) -> Result<(Change, T)> {
         let mut line = self.line();
-        let number = line.next;
-        line.next += 1;
-        line.ask(&json!({ "promise": number, "undo": undo.to_json() }))?;
-        Ok(Change {
+        let number = line.promise(undo)?;
+        let made = make();
+        drop(line);
+        // What failed may be half done: dropping this undoes it.
+        let change = Change {
             guardian: self.clone(),
             number,
-        })
+        };
+        Ok((change, made?))
+    }
+
+    /// The same for a change that has no name before it is made. A crash just then leaves it.
+    pub fn make<T>(
+        &self,
+        make: impl FnOnce() -> Result<T>,
+        undo: impl FnOnce(&T) -> Undo,
+    ) -> Result<(Change, T)> {
+        let mut line = self.line();
+        ensure!(line.to.is_some(), GONE);
+        let made = make()?;
+        let number = line.promise(&undo(&made))?;
+        drop(line);
+        let change = Change {
+            guardian: self.clone(),
+            number,
+        };
+        Ok((change, made))
     }
 
     /// Undoes everything at once, for an end by a signal.
-    pub fn undo_all(&self) {
+    fn undo_all(&self) {
         let mut line = self.line();
         line.to = None;
         if let Err(error) = line.process.wait() {
@@ -130,11 +136,15 @@ impl Guardian {
 }
 
 impl Line {
+    fn promise(&mut self, undo: &Undo) -> Result<u64> {
+        let number = self.next;
+        self.next += 1;
+        self.ask(&json!({ "promise": number, "undo": undo.to_json() }))?;
+        Ok(number)
+    }
+
     fn ask(&mut self, question: &Value) -> Result<()> {
-        let to = self
-            .to
-            .as_mut()
-            .context("the guardian has been sent away")?;
+        let to = self.to.as_mut().context(GONE)?;
         writeln!(to, "{question}").context("the guardian does not listen")?;
         self.answer()
     }
@@ -181,7 +191,8 @@ pub fn guard() -> Result<()> {
             return Ok(());
         }
     };
-    writeln!(stdout, "ok")?;
+    // The lab may be gone already; the end of file follows, here and below.
+    let _ = writeln!(stdout, "ok");
     for line in std::io::stdin().lines() {
         let answer = match line
             .map_err(Into::into)
@@ -190,7 +201,6 @@ pub fn guard() -> Result<()> {
             Ok(()) => "ok".to_owned(),
             Err(error) => format!("{error:#}").replace('\n', " "),
         };
-        // The lab may be gone before it has read this; the end of file follows.
         let _ = writeln!(stdout, "{answer}");
     }
     journal.undo_all()

@@ -7,6 +7,7 @@
 mod cgroup;
 mod facts;
 mod guardian;
+mod leaving;
 mod swap;
 mod undo;
 mod zram;
@@ -15,6 +16,7 @@ mod zswap;
 pub use cgroup::MemoryGroup;
 pub use facts::Facts;
 pub use guardian::{Change, GUARDIAN, Guardian, guard};
+pub use leaving::{Scratch, wait_if_leaving, while_running};
 pub use undo::Undo;
 pub use zram::Zram;
 pub use zswap::Zswap;

@@ -52,12 +52,14 @@ pub fn start(guardian: &Guardian, area: &Path, bytes: u64) -> Result<Change> {
     file.write_all_at(&header(bytes)?, 0)?;
     file.sync_all()?;
     drop(file);
-    let change = guardian.promise(Undo::StopSwapping(area.to_owned()))?;
     let name = CString::new(area.as_os_str().as_bytes())?;
-    // SAFETY: the name is a C string; the call reads nothing else of ours.
-    let failed = unsafe { libc::swapon(name.as_ptr(), PRIORITY_GIVEN | PRIORITY) } != 0;
-    let error = io::Error::last_os_error();
-    ensure!(!failed, "swapon {}: {error}", area.display());
+    let (change, ()) = guardian.change(&Undo::StopSwapping(area.to_owned()), || {
+        // SAFETY: the name is a C string; the call reads nothing else of ours.
+        let failed = unsafe { libc::swapon(name.as_ptr(), PRIORITY_GIVEN | PRIORITY) } != 0;
+        let error = io::Error::last_os_error();
+        ensure!(!failed, "swapon {}: {error}", area.display());
+        Ok(())
+    })?;
     Ok(change)
 }
 

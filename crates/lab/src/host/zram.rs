@@ -53,10 +53,10 @@ impl Zram {
             Path::new(HOT_ADD).exists(),
             "this kernel has no zram (CONFIG_ZRAM; or: modprobe zram)"
         );
-        // Reading the file makes a device, whose number is known only then: a crash just here
-        // leaves an empty device, which takes no memory.
-        let number: u32 = read(HOT_ADD)?.parse()?;
-        let device = guardian.promise(Undo::RemoveZram(number))?;
+        // Reading the file makes a device, whose number is known only then. One that a crash leaves
+        // just here is empty and takes no memory.
+        let add = || Ok(read(HOT_ADD)?.parse()?);
+        let (device, number) = guardian.make(add, |number| Undo::RemoveZram(*number))?;
         let folder = PathBuf::from(format!("/sys/block/zram{number}"));
         let known = read(folder.join("comp_algorithm"))?;
         let mut names = known

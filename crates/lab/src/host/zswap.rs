@@ -1,11 +1,6 @@
 //! zswap in front of a swap file.
 
-use std::{
-    fs::File,
-    io::Write,
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
@@ -46,14 +41,17 @@ impl Zswap {
         ensure!(enabled.exists(), "this kernel has no zswap (CONFIG_ZSWAP)");
         let mut parameters = Vec::new();
         let compressor = Path::new(PARAMETERS).join("compressor");
-        parameters.push(guardian.promise(write_back(&compressor)?)?);
         // Refused where the kernel has no such compressor: then the name read below stands.
-        let _ = std::fs::write(&compressor, "lz4");
-        parameters.push(guardian.promise(write_back(&enabled)?)?);
-        write(&enabled, "Y")?;
+        let lz4 = || {
+            let _ = std::fs::write(&compressor, "lz4");
+            Ok(())
+        };
+        parameters.push(guardian.change(&write_back(&compressor)?, lz4)?.0);
+        let enable = || write(&enabled, "Y");
+        parameters.push(guardian.change(&write_back(&enabled)?, enable)?.0);
         let path = folder.join(format!("{PREFIX}{}.swap", std::process::id()));
-        let file = guardian.promise(Undo::Delete(path.clone()))?;
-        fill(&path, bytes).with_context(|| format!("swap file {}", path.display()))?;
+        let (file, empty) = guardian.change(&Undo::Delete(path.clone()), || create(&path))?;
+        fill(empty, bytes).with_context(|| format!("swap file {}", path.display()))?;
         let swapping = swap::start(guardian, &path, bytes)
             .context("zswap (choose a folder on a file system that allows swap files)")?;
         Ok(Self {
@@ -88,14 +86,17 @@ fn write_back(parameter: &Path) -> Result<Undo> {
     Ok(Undo::WriteBack(parameter.to_owned(), read(parameter)?))
 }
 
-/// A file without holes: the kernel swaps to no other.
-fn fill(path: &PathBuf, bytes: u64) -> Result<()> {
+fn create(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o600);
+    options
+        .open(path)
+        .with_context(|| format!("swap file {}", path.display()))
+}
+
+/// Makes it a file without holes: the kernel swaps to no other.
+fn fill(mut file: File, bytes: u64) -> Result<()> {
     const CHUNK: usize = 1 << 20;
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
     let zeros = vec![0; CHUNK];
     for _ in 0..bytes.div_ceil(CHUNK as u64) {
         file.write_all(&zeros)?;

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{contestant::Session, measure, workload::Figures};
+use crate::host::Scratch;
 
 /// What a compiler of the two projects takes without a limit, about.
 pub const NATURAL_MEGABYTES: usize = 260;
@@ -109,7 +110,7 @@ fn sum(one: &Figures, other: &Figures) -> Figures {
 /// A folder with what is built.
 #[derive(Debug)]
 pub struct Sources {
-    folder: tempfile::TempDir,
+    folder: Scratch,
     /// The Rust crate to build.
     package: &'static str,
 }
@@ -119,7 +120,7 @@ impl Sources {
     /// Below scale 1 there are fewer C files, and from a half on a smaller crate, whose compiler
     /// takes no less memory.
     pub fn fetch(scale: f64) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("memfold-lab-").tempdir()?;
+        let folder = Scratch::new()?;
         fs::write(folder.path().join("Cargo.toml"), MANIFEST)?;
         fs::create_dir(folder.path().join("src"))?;
         fs::write(folder.path().join("src/lib.rs"), "")?;

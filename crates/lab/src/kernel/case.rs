@@ -27,6 +27,18 @@ pub const GROUPS: &[&str] = &[
     "overhead",
 ];
 
+/// The cases of the project's own table, one part of a report each; `summary` on a command line.
+pub const SUMMARY: &[&str] = &[
+    "cpython",
+    "redis-get",
+    "munmap-256:1",
+    "page-out:recorded",
+    "swap-in-sequential:recorded",
+    "swap-in-random:recorded",
+    "build",
+    "overhead",
+];
+
 /// One workload at one size.
 #[derive(Debug)]
 pub struct Case {
@@ -75,11 +87,32 @@ impl Case {
         self.workload.starts_with("embedded-")
     }
 
+    /// Whether a command line means it: by its workload, or by that and the number of processes or
+    /// the data, as in `munmap-256:1` and `page-out:recorded`.
+    fn is_called(&self, name: &str) -> bool {
+        match name.split_once(':') {
+            None => self.workload == name,
+            Some((workload, detail)) => {
+                self.workload == workload
+                    && (self.data == Some(detail) || self.processes.to_string() == detail)
+            }
+        }
+    }
+
     /// How large the swap device must be: all of it may be swapped out, and a ballast too.
     pub fn swap_bytes(&self) -> u64 {
         let megabytes = self.megabytes * self.processes * 2 + 512;
         (megabytes as u64) << 20
     }
+}
+
+/// The workloads and groups that a command line names.
+pub fn names<'a>(given: &[&'a str]) -> Vec<&'a str> {
+    let each = given.iter().map(|name| match *name {
+        "summary" => SUMMARY.to_vec(),
+        other => vec![other],
+    });
+    each.flatten().collect()
 }
 
 /// The cases of the named workloads and groups.
@@ -99,10 +132,10 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
     for name in names {
         let known = all
             .iter()
-            .any(|(group, case)| group == name || case.workload == *name);
+            .any(|(group, case)| group == name || case.is_called(name));
         if !known {
             let mut known: Vec<&str> = all.iter().map(|(_, case)| case.workload.as_str()).collect();
-            known.extend(["munmap", "swap", "overhead"]);
+            known.extend(["munmap", "swap", "embedded", "overhead", "summary"]);
             known.dedup();
             bail!(
                 "there is no workload {name:?}; there are: {}",
@@ -113,7 +146,7 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
     let wanted = |(group, case): &(&str, Case)| {
         names
             .iter()
-            .any(|name| group == name || case.workload == *name)
+            .any(|name| group == name || case.is_called(name))
     };
     Ok(all
         .into_iter()
@@ -297,10 +330,11 @@ fn redis_get(workload: &str, save: bool, scale: Scale) -> Case {
     let load = redis::Load::new(save, scale);
     Case {
         workload: workload.to_owned(),
-        megabytes: scale.megabytes(351),
+        megabytes: scale.megabytes(351).max(redis::LEAST_MEGABYTES),
         processes: 1,
         data: None,
-        allowance: Allowance::Resident(scale.megabytes(200)),
+        // The server itself takes 10.
+        allowance: Allowance::Resident(scale.megabytes(200).max(redis::LEAST_MEGABYTES * 4 / 7)),
         job: Job::Redis(load),
     }
 }
@@ -344,13 +378,26 @@ mod tests {
             error.contains("zipf") && error.contains("munmap-512"),
             "{error}"
         );
+        let one_process = cases(&["munmap-256:1"], 1.0).unwrap();
+        assert_eq!((one_process.len(), one_process[0].processes), (1, 1));
+        let recorded = cases(&["page-out:recorded"], 1.0).unwrap();
+        assert_eq!((recorded.len(), recorded[0].data), (1, Some("recorded")));
+        assert!(cases(&["page-out:none"], 1.0).is_err());
         assert!(cases(&["zipf"], 0.0).is_err() && cases(&["zipf"], f64::NAN).is_err());
     }
 
     #[test]
+    fn the_summary_names_cases_that_there_are() {
+        assert_eq!(names(&["summary", "zipf"]).len(), SUMMARY.len() + 1);
+        let cases = cases(&names(&["summary"]), 1.0).unwrap();
+        // Three of them are of `overhead`.
+        assert_eq!(cases.len(), SUMMARY.len() + 2);
+    }
+
+    #[test]
     fn every_group_has_cases_with_a_limit_below_their_need_or_an_eviction() {
-        for name in GROUPS {
-            let cases = cases(&[name], 1.0).unwrap();
+        for (name, scale) in GROUPS.iter().flat_map(|name| [(name, 1.0), (name, 0.05)]) {
+            let cases = cases(&[name], scale).unwrap();
             assert!(!cases.is_empty(), "{name}");
             for case in cases {
                 let evicts = matches!(case.job, Job::Synthetic { evicts: true, .. });
@@ -358,8 +405,10 @@ mod tests {
                     assert!(case.workload.starts_with("overhead-"));
                     continue;
                 };
+                // memfold takes no limit below 16 MiB.
+                assert!(resident >= 16, "{case:?}");
                 assert!(
-                    evicts || resident < case.megabytes * case.processes,
+                    evicts || resident < case.megabytes * case.processes || scale < 1.0,
                     "{case:?}"
                 );
             }

@@ -15,10 +15,9 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::{measure, workload::Figures};
-use crate::host::{Guardian, MemoryGroup, Zram, Zswap};
+use crate::host::{Guardian, MemoryGroup, Scratch, Zram, Zswap};
 
 const MEBIBYTE: f64 = (1_u64 << 20) as f64;
 /// How often a pool's fill level is looked at.
@@ -124,7 +123,7 @@ pub struct Session {
     /// Memory taken while nothing is swapped out. Bytes.
     at_rest: Option<f64>,
     fullest: Mutex<Pool>,
-    folder: TempDir,
+    folder: Scratch,
 }
 
 /// What a pool of the kernel's holds. Bytes.
@@ -152,7 +151,7 @@ impl Session {
             slot_at_rest: None,
             at_rest: None,
             fullest: Mutex::default(),
-            folder: tempfile::Builder::new().prefix("memfold-lab-").tempdir()?,
+            folder: Scratch::new()?,
         };
         if contestant.is_kernel() {
             let guardian = setting.guardian.as_ref().context("there is no guardian")?;

@@ -50,14 +50,17 @@ pub fn run(session: &Session, mut command: Command) -> Result<Ended> {
 
 /// Starts a program that does not outlive the lab.
 pub fn start(command: &mut Command) -> Result<Child> {
+    start_to_end_with_us(command, libc::SIGKILL)
+}
+
+/// Starts a program that gets `signal` when the thread that starts it ends.
+pub fn start_to_end_with_us(command: &mut Command, signal: libc::c_int) -> Result<Child> {
     // SAFETY: prctl with these arguments is one system call: async-signal-safe, no allocation.
     unsafe {
-        command.pre_exec(
-            || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            },
-        )
+        command.pre_exec(move || match libc::prctl(libc::PR_SET_PDEATHSIG, signal) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        })
     };
     let name = command.get_program().to_owned();
     command

@@ -10,7 +10,8 @@ mod progress;
 mod redis;
 mod workload;
 
-pub use case::GROUPS;
+pub use case::{GROUPS, names as workload_names};
+pub use measure::start_to_end_with_us;
 pub use metric::find as find_metric;
 pub use workload::{WORKLOAD, main as run_workload};
 
@@ -67,7 +68,8 @@ pub fn run(options: &Options) -> Result<Report> {
         .collect::<Result<Vec<_>>>()?;
     let scale = scale(options)?;
     let every = GROUPS.join(",");
-    let cases = case::cases(&options.list("workload", &every), scale)?;
+    let names = case::names(&options.list("workload", &every));
+    let cases = case::cases(&names, scale)?;
     let rounds = options.number("runs", 5)?;
     ensure!(rounds > 0, "--runs is at least 1");
     let mut suite = Suite::new(&contestants, scale, options)?;

@@ -22,6 +22,9 @@ use super::{
 use crate::random::Random;
 
 const VALUE_BYTES: usize = 1000;
+/// What the smallest store takes, about.
+pub const LEAST_MEGABYTES: usize = 56;
+const LEAST_KEYS: usize = 50_000;
 const PHRASE: &[u8] = b"session user account profile created updated expires region language \
 product category price quantity discount shipping address order status ";
 
@@ -37,7 +40,7 @@ impl Load {
     pub fn new(save: bool, scale: Scale) -> Self {
         Self {
             save,
-            keys: scale.count(310_000, 5_000),
+            keys: scale.count(310_000, LEAST_KEYS),
             requests: scale.count(300_000, 5_000),
         }
     }

@@ -5,6 +5,7 @@ mod page;
 mod plots;
 mod published;
 mod source;
+mod summary;
 
 use std::{
     fs,
@@ -13,43 +14,70 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use self::source::{Experiment, Experiments};
-use crate::{Options, kernel, report};
+use crate::{Options, host, kernel, report};
 
 /// The options of `memfold-lab report`, beside those of `kernel`, which it passes on.
-pub const OPTIONS: &[&str] = &["out", "from", "experiments"];
+pub const OPTIONS: &[&str] = &["out", "from", "experiments", "markdown"];
 const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
 /// Groups of `kernel` whose runs take long: three of them, unless a number is given.
 const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
 
+/// What is measured for the table of the README alone.
+const FOR_SUMMARY: &[(&str, &str)] = &[
+    ("experiments", "kernel"),
+    ("workload", "summary"),
+    ("against", "native,zram:lz4,zswap,memfold"),
+    ("runs", "5"),
+];
+
 /// Runs the experiments, or reads what they printed, and writes `index.html`, the plots and the raw
-/// JSON into the folder `--out`.
-pub fn run(options: &Options) -> Result<()> {
-    let out = PathBuf::from(options.value("out").context("--out DIR is missing")?);
-    fs::create_dir_all(&out).with_context(|| format!("{} cannot be made", out.display()))?;
-    let mut missing = Vec::new();
-    let experiments = match options.value("from") {
-        Some(files) => read(files, &out)?,
-        None => measure(options, &out, &mut missing)?,
+/// JSON into the folder `--out`. With `--markdown`, prints the table of the README, and measures
+/// only what that needs.
+pub fn run(options: Options) -> Result<()> {
+    let markdown = options.has("markdown");
+    let options = match (markdown, options.value("from")) {
+        (true, None) => options.or(FOR_SUMMARY),
+        _ => options,
     };
-    let page = write(&experiments, &missing, &repeat(options), &out)?;
-    println!("{}", page.display());
+    let out = options.value("out").map(PathBuf::from);
+    if let Some(out) = &out {
+        fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+    }
+    let mut missing = Vec::new();
+    let experiments = match (options.value("from"), &out) {
+        (Some(files), _) => read(files, out.as_deref())?,
+        (None, Some(out)) => measure(&options, out, &mut missing)?,
+        (None, None) => bail!("--out DIR is missing"),
+    };
+    if let Some(out) = out {
+        let page = write(&experiments, &missing, &repeat(&options), &out)?;
+        if !markdown {
+            println!("{}", page.display());
+        }
+    }
+    if markdown {
+        let table = summary::markdown(&experiments);
+        print!("{}", table.context("nothing of the table was measured")?);
+    }
     Ok(())
 }
 
-/// Reads files that experiments printed and copies them beside the page.
-fn read(files: &str, out: &Path) -> Result<Experiments> {
+/// Reads files that experiments printed, and copies them beside the page if there is one.
+fn read(files: &str, out: Option<&Path>) -> Result<Experiments> {
     let mut experiments = Experiments::default();
     for file in files.split(',').map(Path::new) {
         let mut experiment = Experiment::read(file)?;
-        let name = file.file_name().context("--from takes files")?;
-        let copy = out.join(name);
-        if fs::canonicalize(file)? != out.canonicalize()?.join(name) {
-            fs::copy(file, &copy)?;
+        if let Some(out) = out {
+            let name = file.file_name().context("--from takes files")?;
+            let copy = out.join(name);
+            if fs::canonicalize(file)? != out.canonicalize()?.join(name) {
+                fs::copy(file, &copy)?;
+            }
+            experiment.file = copy;
         }
-        experiment.file = copy;
         experiments.0.push(experiment);
     }
     Ok(experiments)
@@ -90,9 +118,9 @@ fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
                 if LONG.contains(&group) && options.value("runs").is_none() {
                     words.extend(["--runs", "3"].map(str::to_owned));
                 }
-                part(&format!("kernel-{group}"), words)
+                part(&format!("kernel-{}", group.replace(':', "-")), words)
             };
-            let groups = options.list("workload", &every);
+            let groups = kernel::workload_names(&options.list("workload", &every));
             groups.into_iter().map(of_group).collect()
         }
         _ => vec![part(name, Vec::new())],
@@ -114,8 +142,9 @@ fn measure(options: &Options, out: &Path, missing: &mut Vec<String>) -> Result<E
         let place = format!("{} of {}", number + 1, all.len());
         eprintln!("memfold-lab: {place}, after {minutes:.1} minutes: {words}");
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(&part.arguments).stderr(Stdio::inherit());
-        let output = command.output()?;
+        command.args(&part.arguments).stdout(Stdio::piped());
+        let child = kernel::start_to_end_with_us(&mut command, libc::SIGTERM)?;
+        let output = host::while_running(child.id(), || child.wait_with_output())??;
         if !output.status.success() {
             let note = format!("FAILED ({}): {words}", output.status);
             eprintln!("memfold-lab: {note}");
@@ -216,7 +245,7 @@ mod tests {
         fs::write(&from, json.to_string()).unwrap();
         let out = folder.path().join("out");
         fs::create_dir(&out).unwrap();
-        let experiments = read(from.to_str().unwrap(), &out).unwrap();
+        let experiments = read(from.to_str().unwrap(), Some(&out)).unwrap();
         let page = write(
             &experiments,
             &["FAILED: exit".to_owned()],

@@ -23,7 +23,16 @@ td.text, th:last-child.text { text-align: left; color: #555 } td.figure { white-
 figure { margin: 1rem 0 } figure svg { width: 100%; height: auto } .key span { display: inline-block; margin-right: 1.1rem }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em } code { font-size: 12.5px; background: #f4f4f4; padding: 0 .2em }
 details { margin: .5rem 0; overflow-x: auto } summary { cursor: pointer; font-weight: 600 }
+tr.lost { background: #fdf3f2 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: 13px } dt { color: #666 } dd { margin: 0 }
+@page { size: A4; margin: 12mm }
+@media print {
+  body { max-width: none; margin: 0; padding: 0; font-size: 11px } h1 { font-size: 17px } h2 { font-size: 14px } h3 { font-size: 12px }
+  table { font-size: 8.5px } th, td { padding: .15rem .25rem; overflow-wrap: anywhere } td.what { min-width: 8rem } .spread, .missing { font-size: 7.5px }
+  dl, code { font-size: 10px } dd code { white-space: pre-wrap }
+  h2, h3 { break-after: avoid } tr, figure { break-inside: avoid } thead { display: table-header-group } details { display: none }
+  .spread, .missing, tr.cost td:first-child, td.text, dt { color: #444 }
+}
 ";
 
 /// What the page is made of.
@@ -57,7 +66,7 @@ pub fn page(parts: &Parts<'_>) -> String {
                 h2 { "Published figures, there and here" }
                 p { "“There” is what the authors measured on their machines; “here” is what was \
                      replaced, and ours, in one run on this host. Gains are how many times better; \
-                     below 1 ours is worse. Sizes are scaled, so compare gains, not times." }
+                     below 1 (▾) ours is worse. Sizes are scaled, so compare gains, not times." }
                 @for thread in parts.threads { (published(thread)) }
                 h2 { "Plots" }
                 (key(parts.experiments))
@@ -67,11 +76,12 @@ pub fn page(parts: &Parts<'_>) -> String {
                 }
                 h2 { "Contestants side by side" }
                 p { "Medians; in grey the largest run over the smallest. “×” is how many times better \
-                     than zram with lz4: above 1 is better. Rows in grey are what the host pays. \
+                     than zram with lz4: above 1 is better, ▾ worse. Rows in grey are what the host pays. \
                      A cgroup also charges file pages and page tables, memfold counts anonymous pages." }
-                @for group in groups(parts.experiments) { (side_by_side(&group)) }
+                @for group in groups_of(parts.experiments, |_| true) { (side_by_side(&group)) }
                 h2 { "Designs by themselves" }
-                p { "All that the experiments on single parts printed; README of the lab says what they are." }
+                p { "All that the experiments on single parts printed, folded away (and left out on paper); the \
+                     lab's README says what they are." }
                 @for one in parts.experiments.0.iter().filter(|one| one.name != "kernel") { (whole_table(one)) }
                 (notes(parts))
             }
@@ -124,9 +134,9 @@ fn published(thread: &Thread) -> Markup {
     html! {
         h3 { (thread.title) }
         table {
-            tr { th { "what" } th { "there" } th { "gain there" } th { "here: before" } th { "ours" } th { "gain here" } th.text { "measured by" } }
+            thead { tr { th { "what" } th { "there: before → after" } th { "gain there" } th { "here: before" } th { "here: ours" } th { "gain here" } th.text { "measured by" } } }
             @for line in &thread.lines {
-                tr {
+                tr class=[line.gain().filter(|gain| judged(*gain) == "worse").map(|_| "lost")] {
                     td.what { (line.what) }
                     td { (line.published) }
                     td { @match line.published_gain { Some(gain) => { (times(gain)) } None => { "–" } } }
@@ -149,14 +159,22 @@ fn figure(value: Option<f64>, unit: &str) -> Markup {
 
 fn gain(line: &Line) -> Markup {
     match line.gain() {
-        Some(gain) => html! { span class=(judged(gain)) { (times(gain)) } },
+        Some(gain) => html! { (judgement(gain)) },
         None if line.after == Some(0.0) => html! { span.better { "all" } },
         None => html! { "–" },
     }
 }
 
+/// A ratio; one that is lost says so, on paper too.
+fn judgement(ratio: f64) -> Markup {
+    let judged = judged(ratio);
+    html! {
+        span class=(judged) { (times(ratio)) @if judged == "worse" { " ▾" } }
+    }
+}
+
 /// A ratio, to three digits or hundredths.
-fn times(ratio: f64) -> String {
+pub fn times(ratio: f64) -> String {
     match ratio {
         small if small < 0.1 => format!("{}×", short(small)),
         ratio if ratio < 10.0 => format!("{ratio:.2}×"),
@@ -201,14 +219,15 @@ fn contestants<'a>(rows: impl Iterator<Item = &'a Value>) -> Vec<String> {
 }
 
 /// The rows of `kernel` that are about one workload at one size.
-struct Group<'a> {
+pub struct Group<'a> {
     title: String,
-    rows: Vec<&'a Value>,
+    pub rows: Vec<&'a Value>,
 }
 
-fn groups(all: &Experiments) -> Vec<Group<'_>> {
+/// All of them of which `wanted` wants the rows.
+pub fn groups_of(all: &Experiments, wanted: impl Fn(&Value) -> bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
-    for row in all.rows("kernel") {
+    for row in all.rows("kernel").filter(|row| wanted(row)) {
         let mut title = format!("{}, {} MB", plain(&row["workload"]), row["megabytes"]);
         if row["processes"] != 1 {
             title += &format!(" × {} processes", row["processes"]);
@@ -311,7 +330,7 @@ fn measured(row: Option<&Value>) -> Markup {
     html! {
         (short(value))
         @if let Some(spread) = row["spread"].as_f64() { span.spread { " " (format!("{spread:.2}")) } }
-        @if let Some(ratio) = ratio { br; span class=(judged(ratio)) { (times(ratio)) } }
+        @if let Some(ratio) = ratio { br; (judgement(ratio)) }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The published figures, each beside the same measurement here.
 
+mod frees;
+
 use serde_json::Value;
 
 use super::source::Experiments;
@@ -47,7 +49,7 @@ pub fn threads(all: &Experiments) -> Vec<Thread> {
     vec![
         Thread {
             title: "zsmalloc: deferred and lock-free frees (April 2026)",
-            lines: [unmap(all), class_index(all), deferred(all), whole_cost(all)].concat_lines(),
+            lines: frees::lines(all),
         },
         Thread {
             title: "mm, swap: swap table as swap cache (August 2025)",
@@ -66,16 +68,6 @@ pub fn threads(all: &Experiments) -> Vec<Thread> {
             lines: exit(all),
         },
     ]
-}
-
-trait Concatenate {
-    fn concat_lines(self) -> Vec<Line>;
-}
-
-impl<const N: usize> Concatenate for [Vec<Line>; N] {
-    fn concat_lines(self) -> Vec<Line> {
-        self.into_iter().flatten().collect()
-    }
 }
 
 /// A line whose two figures are medians of `kernel` under zram:lz4 and memfold.
@@ -102,174 +94,6 @@ fn against_zram(
         unit,
         more_is_better: unit.ends_with("/s"),
     }
-}
-
-fn unmap(all: &Experiments) -> Vec<Line> {
-    let mut lines = vec![
-        against_zram(
-            all,
-            "munmap of a 256 MB swapped range, deferred (RK3588)",
-            ("63.1 → 18.6 ms", Some(3.4)),
-            ("munmap-256", 1, "munmap_ms"),
-            "ms",
-        ),
-        against_zram(
-            all,
-            "three processes of 256 MB at once, deferred (RPi 4B)",
-            ("153.2 → 51.5 ms", Some(2.97)),
-            ("munmap-256", 3, "munmap_ms"),
-            "ms",
-        ),
-        against_zram(
-            all,
-            "swap-in of 256 MB, four phrases, in order",
-            ("1358 → 1104 ms", Some(1.22)),
-            ("swap-in-sequential", 1, "seconds"),
-            "s",
-        ),
-        against_zram(
-            all,
-            "the same, recorded pages, served by the library",
-            ("1358 → 1104 ms", Some(1.22)),
-            ("embedded-swap-in-sequential", 1, "seconds"),
-            "s",
-        ),
-    ];
-    let sizes = [
-        (64, "15.0 → 4.3 ms", 3.47),
-        (128, "28.7 → 8.5 ms", 3.37),
-        (192, "43.2 → 13.0 ms", 3.32),
-        (512, "114.4 → 38.5 ms", 2.97),
-    ];
-    for (megabytes, published, gain) in sizes {
-        lines.push(against_zram(
-            all,
-            &format!("munmap of {megabytes} MB, deferred (RPi 4B)"),
-            (published, Some(gain)),
-            (&format!("munmap-{megabytes}"), 1, "munmap_ms"),
-            "ms",
-        ));
-    }
-    lines
-}
-
-/// A line whose two figures are of two variants of `free`.
-fn frees(
-    all: &Experiments,
-    what: &str,
-    published: (&'static str, Option<f64>),
-    variants: [&str; 2],
-    wanted: &[(&str, Value)],
-    metric: &str,
-) -> Line {
-    let row = |variant: &str| {
-        let mut wanted = wanted.to_vec();
-        wanted.push(("variant", variant.into()));
-        all.number("free", &wanted, metric)
-    };
-    let [before, after] = variants;
-    let conditions: Vec<String> = wanted
-        .iter()
-        .map(|(name, value)| format!("{name} {}", value.to_string().replace('"', "")))
-        .collect();
-    Line {
-        what: what.to_owned(),
-        published: published.0,
-        published_gain: published.1,
-        here: format!(
-            "free, {metric}, {}: {before}, {after}",
-            conditions.join(", ")
-        ),
-        before: row(before),
-        after: row(after),
-        unit: "ns",
-        more_is_better: false,
-    }
-}
-
-fn class_index(all: &Experiments) -> Vec<Line> {
-    let published = [
-        (1, "RPi 4B 59.0 → 56.0 ms; i7-12700 11.7 → 9.8 ms", 1.05),
-        (2, "RPi 4B 94.6 → 66.7 ms; i7-12700 24.1 → 17.2 ms", 1.42),
-        (4, "RPi 4B 202.9 → 110.6 ms; i7-12700 63.0 → 45.3 ms", 1.83),
-    ];
-    let line = |(threads, figures, gain): (u64, &'static str, f64)| {
-        frees(
-            all,
-            &format!("class index in the object word alone, {threads} at once"),
-            (figures, Some(gain)),
-            ["pool-lock", "class-index"],
-            &conditions(threads, "idle", false),
-            "caller_ns_per_free",
-        )
-    };
-    published.into_iter().map(line).collect()
-}
-
-fn deferred(all: &Experiments) -> Vec<Line> {
-    let line = |threads, published, variant| {
-        frees(
-            all,
-            &format!("the same and deferred, {threads} at once; {variant} here"),
-            published,
-            ["pool-lock", variant],
-            &conditions(threads, "idle", false),
-            "caller_ns_per_free",
-        )
-    };
-    vec![
-        line(1, ("56.2 → 17.2 ms", Some(3.27)), "deferred"),
-        line(1, ("without any slot lock, a bound", Some(6.3)), "bulk"),
-        line(2, ("not published for two", None), "deferred"),
-    ]
-}
-
-fn whole_cost(all: &Experiments) -> Vec<Line> {
-    let asked = ("asked in review, not answered there", None);
-    let line = |what, variant, (cpus, compactor), metric| {
-        frees(
-            all,
-            what,
-            asked,
-            ["pool-lock", variant],
-            &conditions(1, cpus, compactor),
-            metric,
-        )
-    };
-    vec![
-        line(
-            "is the processor time lower, or only moved? (deferred)",
-            "deferred",
-            ("idle", false),
-            "cpu_ns_per_free",
-        ),
-        line(
-            "the same, in bulk",
-            "bulk",
-            ("idle", false),
-            "cpu_ns_per_free",
-        ),
-        line(
-            "what when the processors are busy?",
-            "deferred",
-            ("busy", false),
-            "caller_ns_per_free",
-        ),
-        line(
-            "with compaction running?",
-            "deferred",
-            ("idle", true),
-            "caller_ns_per_free",
-        ),
-    ]
-}
-
-fn conditions(threads: u64, cpus: &str, compactor: bool) -> [(&'static str, Value); 3] {
-    [
-        ("threads", threads.into()),
-        ("compactor", compactor.into()),
-        ("cpus", cpus.into()),
-    ]
 }
 
 fn swap_table(all: &Experiments) -> Vec<Line> {
@@ -315,14 +139,33 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
             "s",
         ),
     ];
-    for threads in [1_u64, 2] {
-        let wanted = [("op", "look-up".into()), ("threads", threads.into())];
+    let rivals = [
+        ("tree-lock-free", "without a lock, as the kernel's"),
+        ("tree", "under the lock of its tree"),
+    ];
+    for (tree, how) in rivals {
+        for threads in [1_u64, 2] {
+            let wanted = [("op", "look-up".into()), ("threads", threads.into())];
+            lines.push(Line {
+                what: format!("look-ups in the swap cache, {threads} at once; before: {how}"),
+                published: "not published alone",
+                published_gain: None,
+                here: format!("table, look-up, {threads} threads: {tree}, swap-table"),
+                before: table(tree, &wanted, "mops_per_s"),
+                after: table("swap-table", &wanted, "mops_per_s"),
+                unit: "M/s",
+                more_is_better: true,
+            });
+        }
+    }
+    for op in ["insert", "delete"] {
+        let wanted = [("op", op.into()), ("threads", 2_u64.into())];
         lines.push(Line {
-            what: format!("look-ups in the swap cache, {threads} at once"),
+            what: format!("the same: {op}, 2 at once"),
             published: "not published alone",
             published_gain: None,
-            here: format!("table, look-up, {threads} threads: tree, swap-table"),
-            before: table("tree", &wanted, "mops_per_s"),
+            here: format!("table, {op}, 2 threads: tree-lock-free, swap-table"),
+            before: table("tree-lock-free", &wanted, "mops_per_s"),
             after: table("swap-table", &wanted, "mops_per_s"),
             unit: "M/s",
             more_is_better: true,
@@ -350,8 +193,8 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
             what: format!("usemem over the two designs alone, 2 threads: {what}"),
             published: figures,
             published_gain: Some(gain),
-            here: "table, usemem, 2 threads: tree, swap-table".to_owned(),
-            before: table("tree", &wanted, field),
+            here: "table, usemem, 2 threads: tree-lock-free, swap-table".to_owned(),
+            before: table("tree-lock-free", &wanted, field),
             after: table("swap-table", &wanted, field),
             unit,
             more_is_better: unit.ends_with("/s"),
@@ -499,24 +342,53 @@ fn chains(all: &Experiments) -> Vec<Line> {
 fn exit(all: &Experiments) -> Vec<Line> {
     let figure =
         |variant: &str, field: &str| all.number("exit", &[("variant", variant.into())], field);
-    let line = |what: &str, published, gain, field: &str| Line {
+    let line = |what: &str, published, gain, field: &str, before: &str| Line {
         what: what.to_owned(),
         published,
         published_gain: gain,
-        here: format!("exit, {field}: sync, gather"),
-        before: figure("sync", field),
+        here: format!("exit, {field}: {before}, gather"),
+        before: figure(before, field),
         after: figure("gather", field),
         unit: "ms",
         more_is_better: false,
     };
+    let unpublished = "not published";
     vec![
         line(
-            "cold start of the next program",
+            "cold start of the next program (its preview there: 352 → 205 ms, 1.72×)",
             "1512 → 1204 ms",
             Some(1.26),
             "newcomer_ms",
+            "sync",
         ),
-        line("its preview", "352 → 205 ms", Some(1.72), "gone_ms"),
+        line(
+            "the same; before: slots freed in bulk",
+            unpublished,
+            None,
+            "newcomer_ms",
+            "sync-bulk",
+        ),
+        line(
+            "until the killed programs are gone",
+            unpublished,
+            None,
+            "gone_ms",
+            "sync-bulk",
+        ),
+        line(
+            "until their memory is back",
+            unpublished,
+            None,
+            "returned_ms",
+            "sync-bulk",
+        ),
+        line(
+            "processor time of all but the next program",
+            unpublished,
+            None,
+            "cpu_ms",
+            "sync-bulk",
+        ),
         against_zram(
             all,
             "cold start while six programs end (zram, memfold)",

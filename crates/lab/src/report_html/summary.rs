@@ -1,0 +1,259 @@
+//! The table of the project's README: real programs and single operations, in Markdown.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::{
+    chart::short,
+    page::{groups_of, times},
+    source::Experiments,
+};
+use crate::kernel::find_metric;
+
+/// The contestants, in the order of the columns, and what they are called.
+const COLUMNS: [(&str, &str); 4] = [
+    ("native", "native"),
+    ("zram:lz4", "zram"),
+    ("zswap", "zswap"),
+    ("memfold", "memfold"),
+];
+
+/// A row for each: workload, metric, and what it says. `{all}` and `{resident}` are megabytes.
+const ROWS: &[(&str, &str, &str)] = &[
+    (
+        "cpython",
+        "seconds",
+        "CPython building and hashing {all} MB, {resident} MB resident",
+    ),
+    (
+        "cpython",
+        "peak_total_mib",
+        "the same: memory at the peak, resident and pool",
+    ),
+    (
+        "redis-get",
+        "requests_per_s",
+        "Redis GET over {all} MB, {resident} MB resident, no pipelining",
+    ),
+    (
+        "redis-get",
+        "requests_pipelined_per_s",
+        "the same, 16 requests pipelined",
+    ),
+    (
+        "build",
+        "c_seconds",
+        "building the C library of zstd, {resident} MB resident",
+    ),
+    (
+        "build",
+        "rust_seconds",
+        "building a Rust crate, {resident} MB resident",
+    ),
+    (
+        "page-out",
+        "throughput_mib_per_s",
+        "writing {all} MB with {resident} MB resident",
+    ),
+    (
+        "swap-in-sequential",
+        "throughput_mib_per_s",
+        "reading {all} MB that are swapped out, in order",
+    ),
+    (
+        "swap-in-random",
+        "throughput_mib_per_s",
+        "the same, in random order",
+    ),
+    (
+        "swap-in-random",
+        "latency_p99_us",
+        "the same: 99 % of the reads take at most",
+    ),
+    (
+        "munmap-256",
+        "munmap_ms",
+        "`munmap` of {all} MB that are swapped out: the caller waits",
+    ),
+    (
+        "munmap-256",
+        "timed_cpu_ms",
+        "the same: all processor time until everything is freed",
+    ),
+    ("overhead-cpython", "seconds", "CPython far below the limit"),
+    (
+        "overhead-redis-get",
+        "requests_pipelined_per_s",
+        "Redis GET far below the limit, 16 requests pipelined",
+    ),
+    (
+        "overhead-build",
+        "c_seconds",
+        "building the C library of zstd far below the limit",
+    ),
+];
+
+/// The table, with what it was measured on above it; `None` where nothing of it was measured.
+pub fn markdown(all: &Experiments) -> Option<String> {
+    let rows = ROWS.iter().filter_map(|row| line(all, *row));
+    let rows: Vec<String> = rows.collect();
+    let kernel = all.0.iter().find(|one| one.name == "kernel")?;
+    if rows.is_empty() {
+        return None;
+    }
+    let fact = |name: &str| kernel.json[name].as_str().unwrap_or("unknown").to_owned();
+    let mut text = format!(
+        "Medians of runs in turn, on {}; commit {}, scale {}.\n",
+        fact("host"),
+        fact("commit"),
+        kernel.json["scale"]
+    );
+    text += "zram compresses with LZ4. The last column is how many times better memfold is than \
+             zram (far below the\nlimit: than native), with the least and the most of the rounds; \
+             below 1 it is worse.\n";
+    let mut notes: Vec<&str> = all.0.iter().flat_map(|one| one.notes()).collect();
+    notes.sort_unstable();
+    notes.dedup();
+    for note in notes {
+        let _ = writeln!(text, "{note}.");
+    }
+    let names = COLUMNS.map(|(_, name)| name).join(" | ");
+    let _ = writeln!(text, "\n| case | {names} | memfold is better by | runs |");
+    let _ = writeln!(text, "|---|{}---|---|", "---:|".repeat(COLUMNS.len()));
+    for row in rows {
+        text += &row;
+    }
+    Some(text)
+}
+
+/// One row, if it was measured.
+fn line(all: &Experiments, (workload, metric, what): (&str, &str, &str)) -> Option<String> {
+    // A whole report has more cases of some of them: with several processes, with other contents.
+    let group = groups_of(all, |row| {
+        row["workload"] == workload
+            && row["processes"] == 1
+            && (row["data"] != "phrases" || workload == "munmap-256")
+    });
+    let rows = &group.first()?.rows;
+    let of = |contestant: &str| {
+        let wanted = |row: &&Value| row["contestant"] == contestant && row["metric"] == metric;
+        rows.iter().copied().find(wanted)
+    };
+    let ours = of("memfold")?;
+    let resident = ours["resident_megabytes"].to_string();
+    let what = what
+        .replace("{all}", &ours["megabytes"].to_string())
+        .replace("{resident}", &resident);
+    let cells = COLUMNS.map(|(contestant, _)| of(contestant).map_or("–".to_owned(), figure));
+    let reference = if workload.starts_with("overhead-") {
+        of("native")
+    } else {
+        of("zram:lz4")
+    };
+    let better = reference.map_or("–".to_owned(), |reference| {
+        better(ours, reference, metric)
+    });
+    let cells = cells.join(" | ");
+    Some(format!(
+        "| {what} | {cells} | {better} | {} |\n",
+        ours["runs"]
+    ))
+}
+
+fn figure(row: &Value) -> String {
+    let Some(value) = row["value"].as_f64() else {
+        return "–".to_owned();
+    };
+    match row["unit"].as_str() {
+        Some("1/s") => format!("{}/s", short(value)),
+        Some(unit) => format!("{} {unit}", short(value)),
+        None => short(value),
+    }
+}
+
+/// The ratio of the medians, and the least and the most of those of single rounds.
+fn better(ours: &Value, reference: &Value, metric: &str) -> String {
+    let times_better = |ours: &Value, reference: &Value| {
+        let (ours, reference) = (ours.as_f64()?, reference.as_f64()?);
+        let metric = find_metric(metric)?;
+        Some(metric.times_better(ours, reference)).filter(|ratio| ratio.is_finite())
+    };
+    let Some(ratio) = times_better(&ours["value"], &reference["value"]) else {
+        return "–".to_owned();
+    };
+    let values = |row: &Value| row["values"].as_array().cloned().unwrap_or_default();
+    let rounds = values(ours).into_iter().zip(values(reference));
+    let rounds: Vec<f64> = rounds
+        .filter_map(|(ours, reference)| times_better(&ours, &reference))
+        .collect();
+    if rounds.len() < 2 {
+        return times(ratio);
+    }
+    let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = rounds.iter().copied().fold(0.0, f64::max);
+    format!("{} ({} to {})", times(ratio), bare(least), bare(most))
+}
+
+fn bare(ratio: f64) -> String {
+    times(ratio).trim_end_matches('×').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::{super::source::Experiment, *};
+    use crate::kernel::{known, workload_names};
+
+    fn kernel(rows: Vec<Value>) -> Experiments {
+        Experiments(vec![Experiment {
+            name: "kernel".to_owned(),
+            file: PathBuf::new(),
+            json: json!({ "experiment": "kernel", "host": "a host", "commit": "abc", "scale": 1.0,
+                "notes": ["zswap compresses with lzo here"], "rows": rows }),
+        }])
+    }
+
+    #[test]
+    fn every_row_is_of_a_case_and_a_metric_that_there_are() {
+        let mut rows = Vec::new();
+        let cases = known::cases(&workload_names(&["summary"]), 1.0).unwrap();
+        for case in &cases {
+            for contestant in ["native", "memfold"] {
+                for metric in known::METRICS {
+                    rows.push(json!({ "contestant": contestant, "workload": case.workload,
+                        "processes": case.processes, "data": case.data, "megabytes": case.megabytes,
+                        "metric": metric.name, "value": 2.0, "unit": metric.unit, "runs": 1 }));
+                }
+            }
+        }
+        let table = markdown(&kernel(rows)).unwrap();
+        let lines = table.lines().filter(|line| line.starts_with("| "));
+        assert_eq!(lines.count(), 1 + ROWS.len());
+        assert!(markdown(&kernel(Vec::new())).is_none());
+    }
+
+    #[test]
+    fn what_is_lost_stays_in() {
+        let row = |contestant: &str, value: f64, values: [f64; 2]| {
+            json!({ "contestant": contestant, "workload": "cpython", "processes": 1,
+                "data": null, "megabytes": 178, "resident_megabytes": 30, "metric": "seconds",
+                "value": value, "unit": "s", "runs": 2, "values": values })
+        };
+        let rows = vec![
+            row("zram:lz4", 4.0, [3.9, 4.1]),
+            row("memfold", 5.0, [5.2, 4.8]),
+        ];
+        let table = markdown(&kernel(rows)).unwrap();
+        let wanted = "| CPython building and hashing 178 MB, 30 MB resident | – | 4.00 s | – \
+                      | 5.00 s | 0.80× (0.75 to 0.85) | 2 |";
+        assert!(table.contains(wanted), "{table}");
+        assert!(
+            table.contains("commit abc") && table.contains("with lzo here."),
+            "{table}"
+        );
+    }
+}
