@@ -9,14 +9,14 @@ use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing::SharingCount;
 use crate::state::PageState;
-use memfold_sys::process::thread_ends;
+use crate::survey::Survey;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Mappings smaller than this are left alone: they would not be worth their fault.
-const SMALLEST_MAPPING_PAGES: u64 = 16;
+/// New mappings of so many pages are worth a look.
+const REMAPPED_TO_LOOK_PAGES: u64 = 16;
 /// Programs smaller than this are left alone.
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Memory that a program is taken to touch at most, in bytes a second.
@@ -139,26 +139,11 @@ impl Governor {
         space
             .mapped_at_look
             .store(space.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
-        let Ok(areas) = attached.inspector.areas() else {
+        let Ok(survey) = Survey::of(space, attached) else {
             return;
         };
-        let ends = thread_ends(&areas).into_iter();
-        *lock(&space.thread_ends) = ends.map(VirtualPage::containing).collect();
-        let candidates: Vec<PageRange> = {
-            let regions = lock(&space.regions);
-            areas
-                .iter()
-                .filter(|area| area.movable)
-                .map(|area| PageRange::of_addresses(area.start, area.end))
-                .filter(|range| {
-                    range.pages() >= SMALLEST_MAPPING_PAGES
-                        && range.intersection(attached.arena.whole).is_empty()
-                        && !(range.start..range.end).contains(&attached.arena.beacon)
-                        && !regions.uncovered(*range).is_empty()
-                })
-                .collect()
-        };
-        if candidates.is_empty() {
+        *lock(&space.thread_ends) = survey.thread_ends.clone().into();
+        if survey.fresh.is_empty() {
             return;
         }
         let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
@@ -167,7 +152,7 @@ impl Governor {
         };
         // Events that are on their way must not be applied to what is registered now.
         let messages = self.handlers.read_messages(space, &gate);
-        if !self.register(space, attached, &candidates) {
+        if !self.register(space, attached, &survey) {
             space.look_again.store(true, Ordering::Relaxed);
         }
         drop(gate);
@@ -187,12 +172,7 @@ impl Governor {
     /// A fork that has copied the mappings already, but whose event is not there to be read yet,
     /// would make a child of which the page states say that it is managed and the kernel that it
     /// is not. So what was registered while any change was under way does not count as managed.
-    fn register(
-        &self,
-        space: &AddressSpace,
-        attached: &Attached,
-        candidates: &[PageRange],
-    ) -> bool {
+    fn register(&self, space: &AddressSpace, attached: &Attached, survey: &Survey) -> bool {
         if space.is_changing() {
             return false;
         }
@@ -205,7 +185,7 @@ impl Governor {
             return false;
         }
         let mut registered = Vec::new();
-        for range in candidates {
+        for range in &survey.fresh {
             for part in lock(&space.regions).uncovered(*range) {
                 // The mapping may be gone or be another by now: then it is looked at again later.
                 if uffd
@@ -222,8 +202,10 @@ impl Governor {
             return false;
         }
         for part in registered {
-            if note_present(space, attached, part).is_ok() {
-                lock(&space.regions).add(part);
+            for piece in survey.guards.uncovered(part) {
+                if note_present(space, attached, piece).is_ok() {
+                    lock(&space.regions).add(piece);
+                }
             }
         }
         true
@@ -267,6 +249,6 @@ fn worth_a_look(space: &AddressSpace) -> bool {
         && !space.detached.load(Ordering::Relaxed)
         && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
         && (space.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_LOOK_PAGES
-            || remapped >= SMALLEST_MAPPING_PAGES
+            || remapped >= REMAPPED_TO_LOOK_PAGES
             || space.look_again.load(Ordering::Relaxed))
 }

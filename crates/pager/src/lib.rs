@@ -28,6 +28,7 @@ mod stage;
 mod state;
 mod stats;
 mod supervisor;
+mod survey;
 mod swap_file;
 mod swap_in;
 mod table;

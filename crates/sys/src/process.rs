@@ -46,19 +46,11 @@ fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     })
 }
 
-/// The addresses of pages that must stay in memory: the last of each movable area that lies on a
-/// guard, as a thread's stack does. In address order, as the areas are to be.
-///
-/// There the C library keeps what the kernel writes and reads at the very end of a thread: the word
-/// in which it says that the thread is gone, and the list of its robust mutexes. It does not wait for
-/// a userfaultfd then. Were that page moved out, the word would stay as it is, and whoever joins the
-/// thread would wait for ever.
-pub fn thread_ends(areas: &[VirtualMemoryArea]) -> Vec<u64> {
-    areas
-        .windows(2)
-        .filter(|two| two[0].guard && two[1].movable && two[0].end == two[1].start)
-        .map(|two| two[1].end - PAGE_SIZE as u64)
-        .collect()
+impl VirtualMemoryArea {
+    /// Whether this is a guard right below `above`, as a thread's stack has one.
+    pub fn guards(&self, above: &VirtualMemoryArea) -> bool {
+        self.guard && above.movable && self.end == above.start
+    }
 }
 
 /// This process's number.
@@ -290,10 +282,33 @@ impl Inspector {
         &self,
         start: u64,
         end: u64,
-        mut present: impl FnMut(u64, u64),
+        present: impl FnMut(u64, u64),
+    ) -> io::Result<()> {
+        const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
+        self.scan(start, end, PRESENT_OR_SWAPPED, present)
+    }
+
+    /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
+    /// does not tell (before Linux 6.16).
+    pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        const GUARD: u64 = 1 << 8;
+        let mut guards = Vec::new();
+        let scanned = self.scan(start, end, GUARD, |start, end| guards.push((start, end)));
+        match scanned {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+            scanned => scanned.map(|()| guards),
+        }
+    }
+
+    /// Calls `found` with each run of pages of the range that are in one of the categories.
+    fn scan(
+        &self,
+        start: u64,
+        end: u64,
+        categories: u64,
+        mut found: impl FnMut(u64, u64),
     ) -> io::Result<()> {
         const ENTRIES: usize = 512;
-        const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
         const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
         let mut regions = [PageRegion::default(); ENTRIES];
         let mut from = start;
@@ -304,18 +319,18 @@ impl Inspector {
                 end,
                 vector: regions.as_mut_ptr() as u64,
                 vector_length: ENTRIES as u64,
-                category_any_of: PRESENT_OR_SWAPPED,
-                return_mask: PRESENT_OR_SWAPPED,
+                category_any_of: categories,
+                return_mask: categories,
                 ..ScanArgument::default()
             };
             // SAFETY: the structure and the vector it names are live and of the sizes told.
-            let found =
+            let filled =
                 unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-            if found < 0 {
+            if filled < 0 {
                 return Err(io::Error::last_os_error());
             }
-            for region in &regions[..found as usize] {
-                present(region.start, region.end);
+            for region in &regions[..filled as usize] {
+                found(region.start, region.end);
             }
             if scan.walk_end <= from {
                 break;
@@ -448,17 +463,14 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_threads_stacks_are_found() {
-        let ends = |lines: &[&str]| {
-            let areas: Vec<_> = lines.iter().filter_map(|line| parse_line(line)).collect();
-            thread_ends(&areas)
-        };
-        let guard = "7f0000000000-7f0000001000 ---p 00000000 00:00 0";
-        let stack = "7f0000001000-7f0000801000 rw-p 00000000 00:00 0";
-        assert_eq!(ends(&[guard, stack]), [0x7f00_0080_0000]);
-        assert!(ends(&[stack]).is_empty());
-        let apart = "7f0000002000-7f0000801000 rw-p 00000000 00:00 0";
-        assert!(ends(&[guard, apart]).is_empty());
+    fn a_guard_is_right_below_what_it_guards() {
+        let area = |line| parse_line(line).unwrap();
+        let guard = area("7f0000000000-7f0000001000 ---p 00000000 00:00 0");
+        let stack = area("7f0000001000-7f0000801000 rw-p 00000000 00:00 0");
+        let apart = area("7f0000002000-7f0000801000 rw-p 00000000 00:00 0");
+        assert!(guard.guards(&stack));
+        assert!(!guard.guards(&apart));
+        assert!(!stack.guards(&guard));
     }
 
     #[test]
