@@ -5,6 +5,8 @@ use std::{fmt::Write as _, process::Command};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
+use crate::command_line::say;
+
 /// One row: inputs and figures, in the order they were added.
 #[derive(Debug, Clone, Default)]
 pub struct Row(Vec<(&'static str, Value)>);
@@ -128,12 +130,17 @@ impl Report {
         self.facts.push((name, value.into()));
     }
 
-    pub fn print(&self, as_json: bool) {
-        if as_json {
-            println!("{}", self.to_json());
+    /// Prints it.
+    ///
+    /// # Errors
+    /// If standard output cannot be written to; a reader that went away is no error.
+    pub fn print(&self, as_json: bool) -> Result<()> {
+        let text = if as_json {
+            format!("{}\n", self.to_json())
         } else {
-            print!("{}", self.to_text());
-        }
+            self.to_text()
+        };
+        say(text.as_bytes())
     }
 
     fn to_json(&self) -> Value {

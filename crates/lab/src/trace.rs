@@ -14,6 +14,24 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use zsmalloc::PAGE_SIZE;
 
+use crate::Options;
+
+/// Records what `--pid` has, into `--output`.
+pub fn run(options: &Options) -> Result<()> {
+    let given = |name: &str| {
+        let value = options.value(name);
+        value.with_context(|| format!("--{name} is missing"))
+    };
+    let pid = given("pid")?;
+    let process = pid
+        .parse()
+        .with_context(|| format!("{pid:?} is no process id"))?;
+    let algorithm = Algorithm::parse(given("algo")?)?;
+    let output = Path::new(given("output")?);
+    record(process, algorithm, options.number("pages", 16_384)?, output)
+        .with_context(|| format!("process {pid} cannot be recorded"))
+}
+
 /// A program's pages under one compressor.
 #[derive(Debug, Clone, Copy)]
 pub struct Trace {
@@ -122,7 +140,7 @@ impl Algorithm {
 
 /// Records a running process: the sizes of its private writable pages, at most `at_most` of them,
 /// evenly taken in stretches of 64, written to `output`.
-pub fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Result<()> {
+fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Result<()> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let memory = File::open(format!("/proc/{pid}/mem"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;

@@ -92,15 +92,16 @@ fn leave(signals: libc::sigset_t) {
 
 /// Has a signal send the guardian to its work.
 pub fn guarded_by(guardian: WeakGuardian) -> Result<()> {
+    watch()?;
     to_do().guardian = Some(guardian);
-    watch()
+    Ok(())
 }
 
 /// Runs `work`, which waits for a child process that is to put its own changes back before the lab
 /// ends by a signal.
 pub fn while_running<T>(child: u32, work: impl FnOnce() -> T) -> Result<T> {
-    to_do().child = Some(child.cast_signed());
     watch()?;
+    to_do().child = Some(child.cast_signed());
     let done = work();
     to_do().child = None;
     wait_while_leaving();
@@ -141,9 +142,11 @@ pub struct Scratch(TempDir);
 
 impl Scratch {
     pub fn new() -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
-        to_do().folders.push(folder.path().to_owned());
+        // Before there is anything to remove.
         watch()?;
+        let mut to_do = to_do();
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
+        to_do.folders.push(folder.path().to_owned());
         Ok(Self(folder))
     }
 

@@ -39,6 +39,9 @@ pub const SUMMARY: &[&str] = &[
     "overhead",
 ];
 
+/// memfold takes no limit below it. Megabytes.
+const LEAST_RESIDENT: usize = 16;
+
 /// One workload at one size.
 #[derive(Debug)]
 pub struct Case {
@@ -277,12 +280,14 @@ fn synthetic(
     arguments: Vec<String>,
     share: usize,
 ) -> Case {
+    // However small the scale is, memfold's least limit is half of it.
+    let megabytes = megabytes.max((2 * LEAST_RESIDENT).div_ceil(processes));
     Case {
         workload: name.to_owned(),
         megabytes,
         processes,
         data: None,
-        allowance: Allowance::Resident((megabytes * processes / share).max(16)),
+        allowance: Allowance::Resident((megabytes * processes / share).max(LEAST_RESIDENT)),
         job: Job::Synthetic {
             name,
             arguments,
@@ -405,10 +410,9 @@ mod tests {
                     assert!(case.workload.starts_with("overhead-"));
                     continue;
                 };
-                // memfold takes no limit below 16 MiB.
-                assert!(resident >= 16, "{case:?}");
+                assert!(resident >= LEAST_RESIDENT, "{case:?}");
                 assert!(
-                    evicts || resident < case.megabytes * case.processes || scale < 1.0,
+                    evicts || resident < case.megabytes * case.processes,
                     "{case:?}"
                 );
             }

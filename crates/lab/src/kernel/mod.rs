@@ -13,7 +13,7 @@ mod workload;
 pub use case::{GROUPS, names as workload_names};
 pub use measure::start_to_end_with_us;
 pub use metric::find as find_metric;
-pub use workload::{WORKLOAD, main as run_workload};
+pub use workload::{WORKLOAD, WORKLOAD_OPTIONS, main as run_workload};
 
 use std::{collections::BTreeMap, path::PathBuf, sync::OnceLock};
 

@@ -35,7 +35,7 @@ enum Interpreter {
 impl Program {
     /// Objects of many kinds, hashed twice.
     pub fn cpython(scale: Scale) -> Self {
-        let megabytes = scale.megabytes(178);
+        let megabytes = scale.megabytes(178).max(40);
         Self {
             interpreter: Interpreter::Python,
             source: OBJECTS,

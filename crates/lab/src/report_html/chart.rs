@@ -79,7 +79,7 @@ impl Chart {
             .bold_line_style(RGBColor(0xe6, 0xe6, 0xe6))
             .y_desc(&self.axis)
             .y_label_style((FONT, 12).into_font().color(&INK))
-            .y_label_formatter(&|value| short(*value))
+            .y_label_formatter(&|value| scale_label(*value))
             .draw()?;
         for (place, cluster) in self.clusters.iter().enumerate() {
             let width = 0.8 / cluster.bars.len().max(1) as f64;
@@ -138,8 +138,21 @@ pub fn short(value: f64) -> String {
         big if big >= 10.0 => format!("{value:.1}"),
         big if big >= 1.0 => format!("{value:.2}"),
         0.0 => "0".to_owned(),
-        small if small >= 0.001 => trimmed(&format!("{value:.4}")),
+        small if small >= 0.0001 => {
+            let decimals = (2.0 - small.log10().floor()) as usize;
+            trimmed(&format!("{value:.decimals$}"))
+        }
         _ => format!("{value:.1e}"),
+    }
+}
+
+/// What stands at a line of a logarithmic scale: those between 1, 2 and 5 would overlap.
+fn scale_label(value: f64) -> String {
+    let leading = value / 10_f64.powf(value.log10().floor());
+    match leading {
+        one if one.fract().abs() > 1e-6 && one.fract() < 1.0 - 1e-6 => String::new(),
+        one if [1, 2, 5, 10].contains(&(one.round() as i32)) => short(value),
+        _ => String::new(),
     }
 }
 
@@ -177,8 +190,13 @@ mod tests {
     #[test]
     fn figures_are_short() {
         assert_eq!(short(123_456.0), "123 k");
-        assert_eq!(short(0.1234), "0.1234");
+        assert_eq!(short(0.1234), "0.123");
+        assert_eq!(short(0.012_34), "0.0123");
+        assert_eq!(short(0.5), "0.5");
         assert_eq!(short(42.42), "42.4");
         assert_eq!(short(0.0), "0");
+        assert_eq!(scale_label(200.0), "200");
+        assert_eq!(scale_label(0.1), "0.1");
+        assert_eq!(scale_label(300.0), "");
     }
 }

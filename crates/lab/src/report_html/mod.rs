@@ -17,10 +17,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use self::source::{Experiment, Experiments};
-use crate::{Options, host, kernel, report};
+use crate::{Options, command_line::say, host, kernel, report};
 
-/// The options of `memfold-lab report`, beside those of `kernel`, which it passes on.
-pub const OPTIONS: &[&str] = &["out", "from", "experiments", "markdown"];
 const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
 /// Groups of `kernel` whose runs take long: three of them, unless a number is given.
 const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
@@ -55,12 +53,13 @@ pub fn run(options: Options) -> Result<()> {
     if let Some(out) = out {
         let page = write(&experiments, &missing, &repeat(&options), &out)?;
         if !markdown {
-            println!("{}", page.display());
+            say(format!("{}\n", page.display()).as_bytes())?;
         }
     }
     if markdown {
         let table = summary::markdown(&experiments);
-        print!("{}", table.context("nothing of the table was measured")?);
+        let table = table.context("nothing of the table was measured")?;
+        say(table.as_bytes())?;
     }
     Ok(())
 }

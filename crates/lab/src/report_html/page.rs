@@ -30,7 +30,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; fon
   body { max-width: none; margin: 0; padding: 0; font-size: 11px } h1 { font-size: 17px } h2 { font-size: 14px } h3 { font-size: 12px }
   table { font-size: 8.5px } th, td { padding: .15rem .25rem; overflow-wrap: anywhere } td.what { min-width: 8rem } .spread, .missing { font-size: 7.5px }
   dl, code { font-size: 10px } dd code { white-space: pre-wrap }
-  h2, h3 { break-after: avoid } tr, figure { break-inside: avoid } thead { display: table-header-group } details { display: none }
+  h2, h3 { break-after: avoid } tr, figure, section { break-inside: avoid } thead { display: table-header-group } details { display: none }
   .spread, .missing, tr.cost td:first-child, td.text, dt { color: #444 }
 }
 ";
@@ -263,17 +263,19 @@ fn side_by_side(group: &Group<'_>) -> Markup {
         group.rows.iter().find(wanted).copied()
     };
     html! {
-        h3 {
-            (group.title)
-            @if let Some(resident) = resident { ", " (resident) " MB resident" }
-        }
-        table {
-            tr { th { "" } @for name in &names { th { (name) } } }
-            @for metric in metrics {
-                @let first = names.iter().find_map(|name| cell(name, metric));
-                tr class=[first.filter(|row| is_cost(row)).map(|_| "cost")] {
-                    td { (metric_label(metric)) }
-                    @for name in &names { td { (measured(cell(name, metric))) } }
+        section {
+            h3 {
+                (group.title)
+                @if let Some(resident) = resident { ", " (resident) " MB resident" }
+            }
+            table {
+                thead { tr { th { "" } @for name in &names { th { (name) } } } }
+                @for metric in metrics {
+                    @let first = names.iter().find_map(|name| cell(name, metric));
+                    tr class=[first.filter(|row| is_cost(row)).map(|_| "cost")] {
+                        td { (metric_label(metric)) }
+                        @for name in &names { td { (measured(cell(name, metric))) } }
+                    }
                 }
             }
         }
@@ -314,7 +316,7 @@ fn whole_table(experiment: &Experiment) -> Markup {
 fn metric_label(metric: &str) -> String {
     let unit = find_metric(metric).map_or("", |metric| metric.unit);
     let mut name = metric;
-    for ending in ["_ms", "_us", "_s", "_mib", "_mib_per", "_per_s"] {
+    for ending in ["_mib_per_s", "_per_s", "_ms", "_us", "_s", "_mib"] {
         name = name.strip_suffix(ending).unwrap_or(name);
     }
     format!("{} ({unit})", name.replace('_', " "))
@@ -335,20 +337,20 @@ fn measured(row: Option<&Value>) -> Markup {
 }
 
 fn notes(parts: &Parts<'_>) -> Markup {
-    let mut notes: Vec<&str> = parts
-        .experiments
-        .0
-        .iter()
-        .flat_map(|one| one.notes())
-        .collect();
-    notes.sort_unstable();
-    notes.dedup();
+    let mut notes: Vec<(&str, &str)> = Vec::new();
+    for one in &parts.experiments.0 {
+        for note in one.notes().map(|note| (one.name.as_str(), note)) {
+            if !notes.contains(&note) {
+                notes.push(note);
+            }
+        }
+    }
     html! {
         @if !notes.is_empty() || !parts.missing.is_empty() {
             h2 { "Notes" }
             ul {
                 @for note in parts.missing { li { (note) } }
-                @for note in notes { li { (note) } }
+                @for (name, note) in notes { li { b { (name) } " – " (note) } }
             }
         }
         h2 { "Raw figures" }

@@ -84,11 +84,18 @@ fn against_zram(
         Some(_) => (embedded, "embedded"),
         None => ("memfold", "memfold run"),
     };
+    // The sizes in the names are those at scale 1.
+    let wanted = [
+        ("workload", workload.into()),
+        ("processes", processes.into()),
+    ];
+    let megabytes = all.find("kernel", &wanted);
+    let size = megabytes.map_or(String::new(), |row| format!(" ({} MB)", row["megabytes"]));
     Line {
         what: what.to_owned(),
         published: published.0,
         published_gain: published.1,
-        here: format!("{workload} × {processes}, {metric}: zram (lz4), {name}"),
+        here: format!("{workload} × {processes}{size}, {metric}: zram (lz4), {name}"),
         before: figure("zram:lz4"),
         after: figure(ours),
         unit,

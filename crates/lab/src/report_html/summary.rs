@@ -112,9 +112,14 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     text += "zram compresses with LZ4. The last column is how many times better memfold is than \
              zram (far below the\nlimit: than native), with the least and the most of the rounds; \
              below 1 it is worse.\n";
-    let mut notes: Vec<&str> = all.0.iter().flat_map(|one| one.notes()).collect();
-    notes.sort_unstable();
-    notes.dedup();
+    let mut notes: Vec<&str> = Vec::new();
+    for one in all.0.iter().filter(|one| one.name == "kernel") {
+        notes.extend(
+            one.notes()
+                .filter(|note| !notes.contains(note))
+                .collect::<Vec<_>>(),
+        );
+    }
     for note in notes {
         let _ = writeln!(text, "{note}.");
     }
@@ -167,6 +172,7 @@ fn figure(row: &Value) -> String {
     };
     match row["unit"].as_str() {
         Some("1/s") => format!("{}/s", short(value)),
+        Some("MiB/s") if value >= 10_240.0 => format!("{} GiB/s", short(value / 1024.0)),
         Some(unit) => format!("{} {unit}", short(value)),
         None => short(value),
     }

@@ -78,6 +78,15 @@ pub struct Unmapped {
     pub waited: Duration,
     /// What the whole process used of its processors for it.
     pub processor: Duration,
+    /// Where it was.
+    pub place: Option<Place>,
+}
+
+/// Where memory was that is no longer mapped.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    base: NonNull<u8>,
+    pages: usize,
 }
 
 /// An anonymous private mapping of whole pages, without huge pages.
@@ -116,15 +125,22 @@ impl Area {
         Ok(1.0 - present.count() as f64 / self.pages as f64)
     }
 
-    /// Gives the memory up. Returns what it took, and checks that new memory at the same place is
-    /// new.
-    pub fn unmap(self, data: &mut Data) -> Result<Unmapped> {
-        let (base, pages) = (self.base, self.pages);
+    /// Gives the memory up. Returns what it took.
+    pub fn unmap(self) -> Unmapped {
+        let Self { base, pages } = self;
         let cpu = processor_time();
         let started = Instant::now();
         drop(self);
-        let waited = started.elapsed();
-        let processor = processor_time() - cpu;
+        Unmapped {
+            waited: started.elapsed(),
+            processor: processor_time() - cpu,
+            place: Some(Place { base, pages }),
+        }
+    }
+
+    /// Checks that new memory at the same place is new, and takes it away again.
+    pub fn check_new(place: Place, data: &mut Data) -> Result<()> {
+        let Place { base, pages } = place;
         let mut again = Self::map_at(base, pages)?;
         for number in (0..pages).step_by(61) {
             let page = again.page(number);
@@ -138,7 +154,7 @@ impl Area {
                 )));
             }
         }
-        Ok(Unmapped { waited, processor })
+        Ok(())
     }
 
     fn map_at(base: NonNull<u8>, pages: usize) -> Result<Self> {
@@ -194,6 +210,7 @@ mod tests {
         assert_eq!(area.fraction_out().unwrap(), 1.0);
         area.write_all(&data);
         assert_eq!(area.fraction_out().unwrap(), 0.0);
-        area.unmap(&mut data).unwrap();
+        let place = area.unmap().place.unwrap();
+        Area::check_new(place, &mut data).unwrap();
     }
 }

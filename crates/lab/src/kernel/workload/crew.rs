@@ -17,8 +17,8 @@ use crate::Options;
 
 /// At least so much of each worker's memory is out before the clock starts.
 const OUT: f64 = 0.97;
-/// What memfold may still have to do after an unmap, when its processor time is read.
-const SETTLE: Duration = Duration::from_millis(150);
+/// What memfold may still have to do after an unmap ends in this time, even on a busy machine.
+const SETTLE: Duration = Duration::from_millis(300);
 
 /// A process of this crew.
 #[derive(Debug)]
@@ -179,24 +179,28 @@ fn all_at_once(workers: &mut [Member], order: &str) -> Result<Figures> {
 }
 
 /// Has all workers do their timed part at once. `timed_cpu_ms` is what it cost all processors, for
-/// each worker: its own time and, under memfold, its supervisor's, until 150 ms later.
+/// each worker: its own time and, under memfold, its supervisor's, until [`SETTLE`] later. Checks
+/// come afterwards.
 fn timed(workers: Vec<Member>, order: &str, options: &Options, out: f64) -> Result<Figures> {
     let mut workers = workers;
     let supervised = options.value("evict") == Some("ballast");
     // A ballast has just left; what its end costs is not the workers'.
     std::thread::sleep(SETTLE);
     let before = supervisor_milliseconds(supervised)?;
-    let figures = all_at_once(&mut workers, order)?;
-    std::thread::sleep(SETTLE);
+    let mut figures = all_at_once(&mut workers, order)?;
+    if supervised {
+        std::thread::sleep(SETTLE);
+    }
     let supervisor = supervisor_milliseconds(supervised)? - before;
-    let own = figures
+    let own = all_at_once(&mut workers, "spent?")?;
+    let own = own
         .get("own_cpu_ms")
         .context("the workers did not say what it cost")?;
+    all_at_once(&mut workers, "check")?;
     let count = workers.len() as f64;
     for worker in workers {
         worker.dismiss()?;
     }
-    let mut figures = figures;
     figures.0.retain(|(name, _)| name != "own_cpu_ms");
     Ok(figures
         .with("timed_cpu_ms", own + supervisor / count)

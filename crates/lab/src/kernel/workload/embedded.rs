@@ -29,7 +29,11 @@ impl Swapped for Area {
     }
 
     fn unmap(self, data: &mut Data) -> Result<Unmapped> {
-        Area::unmap(self, data)
+        let took = Area::unmap(self);
+        if let Some(place) = took.place {
+            Area::check_new(place, data)?;
+        }
+        Ok(took)
     }
 }
 
@@ -68,7 +72,11 @@ impl Swapped for Folded {
         let mut again = Self { memfold, region };
         again.write_all(data);
         again.check_all(data)?;
-        Ok(Unmapped { waited, processor })
+        Ok(Unmapped {
+            waited,
+            processor,
+            place: None,
+        })
     }
 }
 

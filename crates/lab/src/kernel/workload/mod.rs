@@ -20,7 +20,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lexopt::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::Options;
@@ -30,7 +29,8 @@ pub const WORKLOAD: &str = "workload";
 /// The exit status of a workload that read something other than it wrote.
 pub const WRONG_RESULT: i32 = 3;
 
-const KNOWN: &[&str] = &[
+/// What they may be told.
+pub const WORKLOAD_OPTIONS: &[&str] = &[
     "megabytes",
     "processes",
     "data",
@@ -99,26 +99,21 @@ fn report(figures: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// Runs the workload that the command line names.
-pub fn main(parser: &mut lexopt::Parser) -> Result<()> {
-    let name = match parser.next()? {
-        Some(Value(name)) => name.string()?,
-        _ => bail!("no workload given"),
-    };
-    let options = Options::parse(parser, KNOWN)?;
-    let done = match name.as_str() {
-        "munmap" => crew::munmap(&options),
-        "swap-in" => crew::swap_in(&options),
-        "page-out" => fill::page_out(&options),
-        "memhog" => fill::memhog(&options),
-        "usemem" => usemem::run(&options),
-        "usemem-process" => return usemem::process(&options),
-        "embedded" => embedded::run(&options),
-        "zipf" => zipf::run(&options),
-        "exit" => exit::run(&options),
-        "newcomer" => exit::newcomer(&options),
-        "worker" => return or_wrong(worker::run(&options)),
-        "ballast" => return worker::ballast(&options),
+/// Runs one of them.
+pub fn main(name: &str, options: &Options) -> Result<()> {
+    let done = match name {
+        "munmap" => crew::munmap(options),
+        "swap-in" => crew::swap_in(options),
+        "page-out" => fill::page_out(options),
+        "memhog" => fill::memhog(options),
+        "usemem" => usemem::run(options),
+        "usemem-process" => return usemem::process(options),
+        "embedded" => embedded::run(options),
+        "zipf" => zipf::run(options),
+        "exit" => exit::run(options),
+        "newcomer" => exit::newcomer(options),
+        "worker" => return or_wrong(worker::run(options)),
+        "ballast" => return worker::ballast(options),
         other => bail!("there is no workload {other:?}"),
     };
     or_wrong(done.and_then(|figures| report(&figures)))

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::{
     Data, Figures, Wrong,
@@ -30,37 +30,49 @@ pub fn run(options: &Options) -> Result<()> {
     let filled = area
         .as_mut()
         .map_or(Duration::ZERO, |area| area.write_all(&data));
+    let mut place = None;
+    let mut spent = Duration::ZERO;
     report(&Figures::default().with("fill_s", filled.as_secs_f64()))?;
     for line in stdin().lines() {
         let line = line?;
-        let Some(held) = area.as_mut() else { break };
         let figures = match line.as_str() {
             "page-out" => {
                 let started = Instant::now();
-                held.advise_page_out()?;
+                area.as_ref()
+                    .context("the memory is gone")?
+                    .advise_page_out()?;
                 Figures::default().with("page_out_s", started.elapsed().as_secs_f64())
             }
-            "out?" => Figures::default().with("fraction_out", held.fraction_out()?),
+            "out?" => {
+                let held = area.as_ref().context("the memory is gone")?;
+                Figures::default().with("fraction_out", held.fraction_out()?)
+            }
             "munmap" => {
-                let before = processor_time();
-                let took = area
-                    .take()
-                    .map_or(Ok(Unmapped::default()), |area| area.unmap(&mut data))?;
-                let figures = Figures::default()
-                    .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
-                    .with(
-                        "own_cpu_ms",
-                        (processor_time() - before).as_secs_f64() * 1e3,
-                    );
-                spoil(options, &mut control);
-                control.check_all(&mut data)?;
-                figures
+                spent = processor_time();
+                let took = area.take().map_or(Unmapped::default(), Area::unmap);
+                place = took.place;
+                Figures::default().with("munmap_ms", took.waited.as_secs_f64() * 1e3)
             }
             "read-sequential" | "read-random" => {
-                let figures = read_all(held, line == "read-random")?;
-                spoil(options, held);
-                held.check_all(&mut data)?;
-                figures
+                spent = processor_time();
+                let held = area.as_mut().context("the memory is gone")?;
+                read_all(held, line == "read-random")?
+            }
+            "spent?" => {
+                let spent = processor_time() - spent;
+                Figures::default().with("own_cpu_ms", spent.as_secs_f64() * 1e3)
+            }
+            "check" => {
+                if let Some(held) = area.as_mut() {
+                    spoil(options, held);
+                    held.check_all(&mut data)?;
+                }
+                if let Some(place) = place.take() {
+                    Area::check_new(place, &mut data)?;
+                    spoil(options, &mut control);
+                    control.check_all(&mut data)?;
+                }
+                Figures::default()
             }
             other => bail!("a worker does not know {other:?}"),
         };

@@ -1,0 +1,475 @@
+//! The command line: one definition for parsing, help, completions and the manual pages.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, Result, bail};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, ValueEnum, ValueHint, builder::PossibleValuesParser,
+    error::ErrorKind,
+};
+
+use crate::{
+    chain, exit, free, host, kernel, pool, report::Report, report_html, table, trace, virtual_slots,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  memfold-lab chain
+  memfold-lab table --threads 1,2 --runs 3
+  sudo memfold-lab kernel --workload munmap-256 --against zram:lz4,memfold
+  sudo memfold-lab report --out report --scale 0.2      a page of everything: a quarter of an hour
+
+LISTs are separated by commas. Figures are medians of alternated rounds; spread is the largest
+over the smallest. Exit status: 0; 125: it could not be measured, and one line says why;
+128 + its number: ended by a signal, with the host put back.";
+
+const KERNEL_NOTES: &str = "\
+Contestants: native, zram:lz4, zram:lzo-rle (or another compressor of zram's), zswap, memfold,
+memfold-embedded (only in the workloads `embedded-…`, where programs ask for it themselves).
+
+Workloads and groups of them: munmap (munmap-64 to munmap-512), swap (page-out,
+swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, cpython, node, numpy,
+redis-get, redis-get-bgsave, build, overhead; summary: those of the table in the README.
+NAME:N is that with N processes, NAME:DATA that with phrases or recorded contents.
+
+The kernel's contestants need root and that no other swap is in use. Swap, cgroups and zswap's
+settings are as before afterwards, also after Ctrl-C or a crash.
+
+Examples:
+  sudo memfold-lab kernel --workload munmap-256:1 --against zram:lz4,memfold
+  sudo memfold-lab kernel --workload cpython,redis-get --scale 0.3 --runs 3
+  memfold-lab kernel --workload usemem --against native,memfold --json > usemem.json";
+
+const REPORT_NOTES: &str = "\
+Writes DIR/index.html, which loads nothing from elsewhere, its plots as SVG and every run as JSON.
+Without --runs, the long workloads are run three times and the others five times.
+
+Examples:
+  sudo memfold-lab report --out report --scale 0.2
+  sudo memfold-lab report --out report --experiments kernel --workload munmap,cpython
+  memfold-lab report --out again --from report/chain.json,report/kernel-cpython.json
+  sudo memfold-lab report --out figures --markdown       the table of the README alone";
+
+/// What was given for an experiment's options.
+#[derive(Debug, Default)]
+pub struct Options {
+    pub json: bool,
+    flags: Vec<String>,
+    values: Vec<(String, String)>,
+}
+
+impl Options {
+    fn of_matches(matches: &ArgMatches) -> Self {
+        let mut options = Self::default();
+        for id in matches.ids().map(clap::Id::as_str) {
+            if let Ok(Some(value)) = matches.try_get_one::<String>(id) {
+                options.values.push((id.to_owned(), value.clone()));
+            } else if matches!(matches.try_get_one::<bool>(id), Ok(Some(true))) {
+                options.flags.push(id.to_owned());
+            }
+        }
+        options.json = options.has("json");
+        options
+    }
+
+    /// As if they had been given.
+    #[cfg(test)]
+    pub fn of(values: &[(&str, &str)]) -> Self {
+        Self::default().or(values)
+    }
+
+    /// Whether an option that takes no value was given.
+    pub fn has(&self, name: &str) -> bool {
+        self.flags.iter().any(|given| given == name)
+    }
+
+    /// These, where nothing else was given.
+    pub fn or(mut self, defaults: &[(&str, &str)]) -> Self {
+        for &(name, value) in defaults {
+            if self.value(name).is_none() {
+                self.values.push((name.to_owned(), value.to_owned()));
+            }
+        }
+        self
+    }
+
+    /// The value given for an option.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let found = self.values.iter().find(|(given, _)| given == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// A list, or what it is by default.
+    pub fn list<'a>(&'a self, name: &str, default: &'a str) -> Vec<&'a str> {
+        self.value(name)
+            .unwrap_or(default)
+            .split(',')
+            .map(str::trim)
+            .collect()
+    }
+
+    /// A number, or what it is by default.
+    pub fn number(&self, name: &str, default: usize) -> Result<usize> {
+        let Some(value) = self.value(name) else {
+            return Ok(default);
+        };
+        value
+            .parse()
+            .with_context(|| format!("--{name} takes a number, not {value:?}"))
+    }
+
+    /// A list of numbers, or what it is by default.
+    pub fn numbers(&self, name: &str, default: &str) -> Result<Vec<usize>> {
+        self.list(name, default)
+            .into_iter()
+            .map(|value| {
+                value
+                    .parse()
+                    .with_context(|| format!("--{name} takes numbers, not {value:?}"))
+            })
+            .collect()
+    }
+}
+
+/// An option with a value.
+fn option(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    let hint = match value {
+        "DIR" => ValueHint::DirPath,
+        "PATH" | "FILE" | "FILES" => ValueHint::FilePath,
+        _ => ValueHint::Other,
+    };
+    Arg::new(name)
+        .long(name)
+        .value_name(value)
+        .value_hint(hint)
+        .allow_hyphen_values(true)
+        .overrides_with(name)
+        .help(help)
+}
+
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    let flag = Arg::new(name).long(name).action(ArgAction::SetTrue);
+    flag.overrides_with(name).help(help)
+}
+
+/// An experiment that prints a table or JSON.
+fn experiment(name: &'static str, about: &'static str) -> Command {
+    let json = flag("json", "Print one JSON object");
+    Command::new(name).about(about).arg(json)
+}
+
+fn runs(help: &'static str) -> Arg {
+    option("runs", "N", help)
+}
+
+/// The options of `kernel`, which `report` passes on.
+fn kernel_options() -> [Arg; 7] {
+    [
+        option("against", "LIST", "The contestants [default: all]"),
+        option("workload", "LIST", "The workloads [default: all]"),
+        option(
+            "scale",
+            "F",
+            "Size of everything; 1 is the published sizes [default: 1]",
+        ),
+        runs("Rounds, in each of which every contestant runs once [default: 5]"),
+        option(
+            "memfold",
+            "PATH",
+            "The program memfold [default: the one beside this program]",
+        ),
+        option(
+            "python",
+            "PATH",
+            "A Python; for the workload numpy with NumPy (bench/numpy-venv) [default: python3]",
+        ),
+        option(
+            "swap-dir",
+            "DIR",
+            "Where zswap's swap file is made [default: /var/tmp]",
+        ),
+    ]
+}
+
+/// Everything that can be given.
+pub fn command() -> Command {
+    Command::new("memfold-lab")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Experiments on compressed swap: published designs beside those that replace them")
+        .after_help(EXAMPLES)
+        .max_term_width(100)
+        .disable_help_subcommand(true)
+        .subcommand_required(true)
+        .subcommand_value_name("EXPERIMENT")
+        .subcommand_help_heading("Experiments")
+        .subcommands(designs())
+        .subcommands(comparisons())
+        .subcommands(describing())
+        .subcommands(hidden())
+}
+
+fn designs() -> [Command; 6] {
+    [
+        experiment(
+            "chain",
+            "How long zspages should be: the kernel's two policies and ours",
+        ),
+        experiment(
+            "pool",
+            "Memory taken for each stored byte, against mimalloc and jemalloc",
+        )
+        .arg(option("trace", "LIST", "Recorded sizes [default: all]")),
+        experiment(
+            "free",
+            "What freeing costs the caller and all processors, and when the memory is back",
+        )
+        .args([
+            option("megabytes", "LIST", "[default: 64,128,256,512]"),
+            option("threads", "LIST", "[default: 1,2,4]"),
+            option("compactor", "LIST", "on, off [default: both]"),
+            option("cpus", "LIST", "idle, busy [default: both]"),
+            option("variant", "LIST", "[default: all]"),
+            runs("Rounds [default: 5]"),
+        ]),
+        experiment(
+            "table",
+            "The swap table against a tree for every 64 MB under a lock with a byte map",
+        )
+        .args([
+            option("threads", "LIST", "[default: 1,2,4]"),
+            option("slots", "N", "Of the space [default: 1048576]"),
+            option("megabytes", "N", "Of a thread of usemem [default: 128]"),
+            runs("Rounds [default: 5]"),
+        ]),
+        experiment(
+            "virtual",
+            "Virtual slots against slots with a fixed backend, each measure on and off",
+        )
+        .args([
+            option("workload", "LIST", "[default: all]"),
+            option("variant", "LIST", "[default: all]"),
+            option("threads", "N", "[default: 1]"),
+            option("megabytes", "N", "[default: 32]"),
+            runs("Rounds [default: 11]"),
+        ]),
+        experiment(
+            "exit",
+            "Programs are killed, mostly swapped out, while another starts: synchronous release, \
+             the gather, and this host's zram (needs root)",
+        )
+        .args([
+            option("programs", "N", "That are killed [default: 12]"),
+            option("megabytes", "N", "Of each [default: 64]"),
+            option("newcomer-megabytes", "N", "[default: 64]"),
+            option("variant", "LIST", "[default: all]"),
+            runs("Rounds [default: 5]"),
+        ]),
+    ]
+}
+
+fn comparisons() -> [Command; 2] {
+    let out = option("out", "DIR", "Where the page, plots and JSON go");
+    [
+        experiment(
+            "kernel",
+            "Workloads under memfold and under this host's own swap, in turn",
+        )
+        .args(kernel_options())
+        .after_help(KERNEL_NOTES),
+        Command::new("report")
+            .about("A page of all experiments, with plots, beside the published figures")
+            .args([
+                out,
+                option(
+                    "from",
+                    "FILES",
+                    "Measure nothing: read what experiments printed with --json",
+                ),
+                option(
+                    "experiments",
+                    "LIST",
+                    "[default: chain,pool,free,table,virtual,exit,kernel]",
+                ),
+                flag(
+                    "markdown",
+                    "Print the table of the README, and measure only what it needs",
+                ),
+            ])
+            .args(kernel_options().map(|option| option.help_heading("Options passed to kernel")))
+            .after_help(REPORT_NOTES),
+    ]
+}
+
+fn describing() -> [Command; 3] {
+    let shells = clap_complete::Shell::value_variants();
+    let shells = shells.iter().filter_map(ValueEnum::to_possible_value);
+    [
+        Command::new("trace")
+            .about("Record the compressed page sizes of a running process")
+            .args([
+                option("pid", "PID", "The process").required(true),
+                option("algo", "NAME", "lz4 or zstd").required(true),
+                option("output", "FILE", "Where the sizes go").required(true),
+                option("pages", "N", "At most so many [default: 16384]"),
+            ]),
+        Command::new("completions")
+            .about("Print a completion script for a shell")
+            .arg(
+                Arg::new("shell")
+                    .required(true)
+                    .value_parser(PossibleValuesParser::new(shells)),
+            ),
+        Command::new("man")
+            .about("Print the manual page, or write all of them into a folder")
+            .arg(option(
+                "dir",
+                "DIR",
+                "Write memfold-lab.1 and the others there",
+            )),
+    ]
+}
+
+/// What this program runs itself as.
+fn hidden() -> [Command; 5] {
+    let values = |name: &'static str, options: &[&'static str]| {
+        let options = options.iter().map(|name| option(name, "VALUE", ""));
+        Command::new(name).hide(true).args(options)
+    };
+    [
+        values(pool::CHILD, &["variant", "trace"]),
+        values(kernel::WORKLOAD, kernel::WORKLOAD_OPTIONS).arg(Arg::new("name").required(true)),
+        values(host::GUARDIAN, &[]),
+        values(exit::PROGRAM, &["pages"]),
+        values(exit::NEWCOMER, &["pages"]),
+    ]
+}
+
+/// Runs what the command line says.
+pub fn run(matches: &ArgMatches) -> Result<()> {
+    let (name, matches) = matches.subcommand().context("no experiment given")?;
+    let options = Options::of_matches(matches);
+    let print = |report: Report| report.print(options.json);
+    match name {
+        "chain" => print(chain::run()?),
+        "pool" => print(pool::run(&options)?),
+        "free" => print(free::run(&options)?),
+        "table" => print(table::run(&options)?),
+        "virtual" => print(virtual_slots::run(&options)?),
+        "exit" => print(exit::run(&options)?),
+        "kernel" => print(kernel::run(&options)?),
+        "report" => report_html::run(options),
+        "trace" => trace::run(&options),
+        "completions" => {
+            let shell = matches
+                .get_one::<String>("shell")
+                .context("no shell given")?;
+            let shell = clap_complete::Shell::from_str(shell, false);
+            let shell = shell.map_err(anyhow::Error::msg)?;
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command(), "memfold-lab", &mut script);
+            say(&script)
+        }
+        "man" => match options.value("dir") {
+            Some(folder) => clap_mangen::generate_to(command(), folder)
+                .with_context(|| format!("manual pages cannot be written to {folder}")),
+            None => {
+                let mut page = Vec::new();
+                clap_mangen::Man::new(command()).render(&mut page)?;
+                say(&page)
+            }
+        },
+        pool::CHILD => pool::run_child(&options),
+        kernel::WORKLOAD => {
+            let workload = options.value("name").context("no workload given")?;
+            kernel::run_workload(workload, &options)
+        }
+        host::GUARDIAN => host::guard(),
+        exit::PROGRAM => exit::hold(&options),
+        exit::NEWCOMER => exit::start(&options),
+        other => bail!("there is no experiment {other:?}"),
+    }
+}
+
+/// Writes to standard output. A reader that closes it early has seen enough.
+pub fn say(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(error).context("standard output")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The message of a mistake: what stands before its first blank line.
+pub fn one_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::MissingSubcommand {
+        return "no experiment given (see memfold-lab --help)".to_owned();
+    }
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim);
+    let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    let text = lines.join(" ");
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    format!("{text} (see memfold-lab --help)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &[&str]) -> Result<(String, Options), clap::Error> {
+        let words = ["memfold-lab"].iter().chain(line);
+        let matches = command().try_get_matches_from(words)?;
+        let (name, matches) = matches.subcommand().expect("one is required");
+        Ok((name.to_owned(), Options::of_matches(matches)))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn options_have_the_value_given_last() {
+        let line = ["kernel", "--runs", "3", "--json", "--runs", "7"];
+        let (name, options) = parse(&line).unwrap();
+        assert_eq!(name, "kernel");
+        assert!(options.json && !options.has("markdown"));
+        assert_eq!(options.number("runs", 5).unwrap(), 7);
+        assert_eq!(options.number("scale", 5).unwrap(), 5);
+        let (_, options) = parse(&["table", "--threads", "1, 2"]).unwrap();
+        assert_eq!(options.numbers("threads", "4").unwrap(), [1, 2]);
+        let options = options.or(&[("threads", "3"), ("runs", "2")]);
+        assert_eq!(options.value("threads"), Some("1, 2"));
+        assert_eq!(options.value("runs"), Some("2"));
+    }
+
+    #[test]
+    fn a_mistake_is_told_in_one_line() {
+        for line in [
+            &[][..],
+            &["kernel", "--agianst", "memfold"],
+            &["kernal"],
+            &["trace", "--pid", "1"],
+            &["kernel", "--runs"],
+            &["completions", "none"],
+        ] {
+            let text = one_line(&parse(line).unwrap_err());
+            assert!(!text.contains('\n') && !text.starts_with("error"), "{text}");
+            assert!(text.contains("memfold-lab --help"), "{text}");
+        }
+    }
+
+    /// Whatever `report` passes on, `kernel` takes.
+    #[test]
+    fn report_takes_the_options_of_kernel() {
+        for name in kernel::OPTIONS {
+            let option = format!("--{name}");
+            for experiment in ["kernel", "report"] {
+                let (_, options) = parse(&[experiment, &option, "1"]).unwrap();
+                assert_eq!(options.value(name), Some("1"));
+            }
+        }
+    }
+}
