@@ -108,7 +108,12 @@ fn swapping(all: &Experiments, file: &'static str, title: &str, metric: &str, ax
 }
 
 fn embedded(all: &Experiments) -> Chart {
-    let cases = ["page-out", "swap-in-sequential", "swap-in-random"];
+    let cases = [
+        "page-out",
+        "swap-in-sequential",
+        "swap-in-strided",
+        "swap-in-random",
+    ];
     let clusters = cases.into_iter().filter_map(|name| {
         let workload = format!("embedded-{name}");
         let mut cluster = kernel(all, &workload, 1, None, "throughput_mib_per_s")?;

@@ -11,7 +11,7 @@ use super::{
     Data, Figures,
     area::{Area, Pages, Unmapped},
     pages,
-    worker::{processor_time, read_all, spoil},
+    worker::{Order, processor_time, read_all, spoil},
 };
 use crate::Options;
 
@@ -114,8 +114,8 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
                 .with("throughput_mib_per_s", mebibytes / seconds)
                 .with("timed_cpu_ms", cpu.as_secs_f64() * 1e3))
         }
-        order @ ("sequential" | "random") => {
-            let mut figures = read_all(&mut memory, order == "random")?;
+        order @ ("sequential" | "strided" | "random") => {
+            let mut figures = read_all(&mut memory, Order::named(order)?)?;
             for (name, _) in &mut figures.0 {
                 if name == "own_cpu_ms" {
                     *name = "timed_cpu_ms".to_owned();
@@ -135,6 +135,6 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
                 .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
                 .with("timed_cpu_ms", took.processor.as_secs_f64() * 1e3))
         }
-        other => bail!("--order is page-out, sequential, random or unmap, not {other:?}"),
+        other => bail!("--order is page-out, sequential, strided, random or unmap, not {other:?}"),
     }
 }

@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
             "read-sequential" | "read-random" => {
                 spent = processor_time();
                 let held = area.as_mut().context("the memory is gone")?;
-                read_all(held, line == "read-random")?
+                read_all(held, Order::named(&line["read-".len()..])?)?
             }
             "spent?" => {
                 let spent = processor_time() - spent;
@@ -87,12 +87,40 @@ pub fn spoil(options: &Options, area: &mut impl Pages) {
     }
 }
 
-/// Reads one word of every page, in order or not, and checks it.
-pub fn read_all(area: &mut impl Pages, random: bool) -> Result<Figures> {
-    let mut order: Vec<u32> = (0..area.pages() as u32).collect();
-    if random {
-        Random::new(3).shuffle(&mut order);
+/// In what order pages are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Sequential,
+    /// As the columns of a matrix are whose rows take five pages each.
+    Strided,
+    Random,
+}
+
+impl Order {
+    pub fn named(name: &str) -> Result<Order> {
+        match name {
+            "sequential" => Ok(Order::Sequential),
+            "strided" => Ok(Order::Strided),
+            "random" => Ok(Order::Random),
+            other => bail!("there is no order {other:?}"),
+        }
     }
+
+    fn of(self, pages: usize) -> Vec<u32> {
+        const ROW: usize = 5;
+        let mut order: Vec<u32> = (0..pages as u32).collect();
+        match self {
+            Order::Sequential => {}
+            Order::Strided => order.sort_by_key(|page| (*page as usize % ROW, *page)),
+            Order::Random => Random::new(3).shuffle(&mut order),
+        }
+        order
+    }
+}
+
+/// Reads one word of every page, in some order, and checks it.
+pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
+    let order = order.of(area.pages());
     let mut latencies = Latencies::for_count(order.len());
     let cpu = processor_time();
     let started = Instant::now();
@@ -136,4 +164,25 @@ pub fn processor_time() -> Duration {
     // SAFETY: the pointer is to a timespec of ours; the clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_order_has_every_page_once() {
+        for name in ["sequential", "strided", "random"] {
+            let order = Order::named(name).unwrap();
+            let mut pages = order.of(23);
+            match order {
+                Order::Strided => assert_eq!(pages[..7], [0, 5, 10, 15, 20, 1, 6]),
+                Order::Sequential => assert!(pages.is_sorted()),
+                Order::Random => assert!(!pages.is_sorted()),
+            }
+            pages.sort_unstable();
+            assert_eq!(pages, (0..23).collect::<Vec<u32>>());
+        }
+        assert!(Order::named("backwards").is_err());
+    }
 }
