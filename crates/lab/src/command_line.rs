@@ -228,6 +228,7 @@ fn designs() -> [Command; 6] {
             option("threads", "LIST", "[default: 1,2,4]"),
             option("compactor", "LIST", "on, off [default: both]"),
             option("cpus", "LIST", "idle, busy [default: both]"),
+            option("huge-pages", "LIST", "on, off [default: on]"),
             option("variant", "LIST", "[default: all]"),
             runs("Rounds [default: 5]"),
         ]),

@@ -56,6 +56,8 @@ const VARIANTS: [(&str, Variant); 6] = [
 /// One experiment's circumstances.
 #[derive(Debug, Clone, Copy)]
 struct Case {
+    /// Whether our pools may use huge pages.
+    huge_pages: bool,
     megabytes: usize,
     threads: usize,
     compactor: bool,
@@ -109,6 +111,7 @@ pub fn run(options: &Options) -> Result<Report> {
                     .with("megabytes", case.megabytes)
                     .with("threads", case.threads)
                     .with("compactor", case.compactor)
+                    .with("huge_pages", case.huge_pages)
                     .with("cpus", if case.busy { "busy" } else { "idle" })
                     .measured("caller_ns_per_free", caller)
                     .measured("cpu_ns_per_free", cpu)
@@ -180,6 +183,7 @@ fn cases(options: &Options) -> Result<Vec<Case>> {
     };
     let compactors = flags("compactor", "off,on", "on", "off")?;
     let cpus = flags("cpus", "idle,busy", "busy", "idle")?;
+    let huge_pages = flags("huge-pages", "on", "on", "off")?;
     let threads = options.numbers("threads", "1,2,4")?;
     let mut cases = Vec::new();
     for megabytes in options.numbers("megabytes", "64,128,256,512")? {
@@ -189,8 +193,12 @@ fn cases(options: &Options) -> Result<Vec<Case>> {
         );
         for &threads in &threads {
             ensure!((1..=64).contains(&threads), "--threads takes 1 to 64");
-            for &compactor in &compactors {
+            for (&compactor, &huge_pages) in compactors
+                .iter()
+                .flat_map(|compactor| huge_pages.iter().map(move |huge| (compactor, huge)))
+            {
                 cases.extend(cpus.iter().map(|&busy| Case {
+                    huge_pages,
                     megabytes,
                     threads,
                     compactor,
@@ -243,6 +251,9 @@ impl Ours {
     fn new(variant: Variant, case: Case, objects: usize) -> Result<Self> {
         let with_drainer = variant != Variant::BulkAlone;
         let mut config = Config::with_capacity_pages(1 << 22);
+        if !case.huge_pages {
+            config.spare_part = 0;
+        }
         // Room for all that is freed at once, whichever threads do it.
         config.deferred_bytes = if with_drainer {
             case.megabytes << 22
@@ -458,6 +469,7 @@ mod tests {
         for (name, variant) in VARIANTS {
             for (compactor, busy) in [(false, false), (true, true)] {
                 let case = Case {
+                    huge_pages: true,
                     megabytes: 4,
                     threads: 2,
                     compactor,

@@ -1,25 +1,39 @@
-//! The pool's memory: one reserved mapping of the supervisor's.
+//! The pool's memory: reserved mappings of the supervisor's, or of the program's own.
 
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, split_huge};
 use memfold_sys::memory::{Mapping, discard_all};
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use zsmalloc::{PageRun, PageSource, SourceError};
 
-/// Reservations by `mmap`, given back page by page with `madvise`.
+/// Reservations by `mmap`, given back with `madvise`, a huge page only where the pool asks for one.
 #[derive(Debug, Default)]
 pub struct MappedSource {
     mappings: Mutex<Vec<Mapping>>,
+    huge_pages: HugePages,
 }
 
-// SAFETY: a reservation is a fresh private mapping, readable, writable, zero, page-aligned, kept in
+/// Where a reservation in a mapping begins.
+fn aligned(mapping: &Mapping) -> NonNull<u8> {
+    let offset = mapping.start().align_offset(HUGE_PAGE_SIZE);
+    // SAFETY: mappings here are longer than their reservation by a huge page.
+    unsafe { mapping.start().add(offset) }
+}
+
+// SAFETY: a reservation is a fresh private mapping, readable, writable, zero, aligned, kept in
 // `mappings` until it is unreserved. Discarded pages read as zero and may be touched.
 unsafe impl PageSource for MappedSource {
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
         let refused = SourceError::Reserve { pages };
         let length = pages.checked_mul(PAGE_SIZE).ok_or(refused)?;
-        let mapping = Mapping::anonymous(length).map_err(|_| refused)?;
-        let start = mapping.start();
+        let whole = length.checked_add(HUGE_PAGE_SIZE).ok_or(refused)?;
+        let mapping = Mapping::anonymous(whole).map_err(|_| refused)?;
+        // Where the system uses huge pages unasked they would keep memory that was given back. (One
+        // that knows none refuses this.)
+        // SAFETY: the whole mapping.
+        let _ = unsafe { forbid_huge(mapping.start(), whole) };
+        let start = aligned(&mapping);
         self.mappings
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
@@ -32,12 +46,100 @@ unsafe impl PageSource for MappedSource {
             .mappings
             .lock()
             .unwrap_or_else(|poison| poison.into_inner());
-        mappings.retain(|mapping| mapping.start() != base);
+        mappings.retain(|mapping| aligned(mapping) != base);
+    }
+
+    fn huge_pages(&self) -> usize {
+        HUGE_PAGE_SIZE / PAGE_SIZE
+    }
+
+    fn populate_huge(&self, run: PageRun) -> bool {
+        debug_assert_eq!(run.pages * PAGE_SIZE, HUGE_PAGE_SIZE);
+        // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
+        unsafe { self.huge_pages.populate(run.start) }
+    }
+
+    fn split_huge(&self, run: PageRun) {
+        // What could not be split goes back when all of it does, or when memory is short.
+        // SAFETY: the run lies in a reservation.
+        let _ = unsafe { split_huge(run.start) };
     }
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
         let ranges = runs.iter().map(|run| (run.start, run.pages * PAGE_SIZE));
-        // SAFETY: the caller's promise: whole pages of reservations, unused.
+        // SAFETY: the caller's promise: whole pages of a reservation, unused.
         unsafe { discard_all(ranges) }.map_err(|_| SourceError::Discard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zsmalloc::{Config, Pool};
+
+    /// What the mapping that `address` lies in holds, in bytes, as the system says.
+    fn resident_around(address: usize) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps can be read");
+        let holds = |line: &&str| {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let parsed = range.map(|(from, to)| {
+                let number = |text| usize::from_str_radix(text, 16);
+                (number(from), number(to))
+            });
+            matches!(parsed, Some((Ok(from), Ok(to))) if (from..to).contains(&address))
+        };
+        let mut lines = smaps.lines().skip_while(|line| !holds(line));
+        let line = lines.find(|line| line.starts_with("Rss:"));
+        let kibibytes = line.and_then(|line| line.split_whitespace().nth(1));
+        kibibytes.map_or(0, |text| text.parse::<usize>().expect("a number") * 1024)
+    }
+
+    /// The pool says what it holds, and gives it back for good, whatever it lies in.
+    #[test]
+    fn a_large_pool_gives_its_memory_back_in_parts_and_whole() {
+        const OBJECTS: usize = 20_000;
+        let pool = Pool::new(
+            MappedSource::default(),
+            Config::with_capacity_pages(1 << 16),
+        )
+        .expect("address space is free");
+        let object = |number: usize| [number.to_le_bytes(); PAGE_SIZE / 8];
+        let bytes = |number: usize| object(number).concat();
+        let words: Vec<_> = (0..OBJECTS)
+            .map(|number| pool.store(&[&bytes(number)]).expect("there is memory"))
+            .collect();
+        if pool.stats().huge_pages == 0 {
+            eprintln!("SKIPPED in part: this host has no huge pages to give");
+        }
+        let address = pool.read(words[0], |slot| slot.as_ptr().addr());
+        let check = |kept: &[usize]| {
+            for &number in kept {
+                pool.read(words[number], |slot| assert!(slot == bytes(number)));
+            }
+            let resident = resident_around(address);
+            assert!(resident >= kept.len() * PAGE_SIZE, "{}", pool.stats());
+            assert!(
+                resident <= pool.resident_bytes(),
+                "{resident}: {}",
+                pool.stats()
+            );
+        };
+        check(&(0..OBJECTS).collect::<Vec<_>>());
+        let (kept, freed): (Vec<_>, Vec<_>) = (0..OBJECTS).partition(|number| number % 9 == 0);
+        let mut freed: Vec<_> = freed.into_iter().map(|number| words[number]).collect();
+        pool.free_bulk(&mut freed);
+        pool.trim();
+        check(&kept);
+        assert!(
+            pool.resident_bytes() < kept.len() * PAGE_SIZE * 9 / 8,
+            "{}",
+            pool.stats()
+        );
+        kept.into_iter().for_each(|number| pool.free(words[number]));
+        pool.trim();
+        assert_eq!((pool.resident_bytes(), resident_around(address)), (0, 0));
     }
 }

@@ -132,6 +132,8 @@ impl Group {
             let excess = self.swap.pool_bytes() - target;
             let report = self.swap.write_back(excess.min(WRITE_BACK_BYTES), scratch);
             self.note_trouble(&report);
+            // What left the pool is to be seen in its size.
+            self.swap.trim_spare();
             if report.moved == 0 {
                 let until = now + FILE_PAUSE.as_millis() as u64;
                 self.file_paused_until.store(until, Ordering::Relaxed);

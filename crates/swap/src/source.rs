@@ -23,6 +23,18 @@ unsafe impl<S: PageSource> PageSource for SharedSource<S> {
         self.0.commit(run)
     }
 
+    fn huge_pages(&self) -> usize {
+        self.0.huge_pages()
+    }
+
+    fn populate_huge(&self, run: PageRun) -> bool {
+        self.0.populate_huge(run)
+    }
+
+    fn split_huge(&self, run: PageRun) {
+        self.0.split_huge(run);
+    }
+
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.0.discard(runs) }

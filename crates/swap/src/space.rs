@@ -500,6 +500,12 @@ impl<S: PageSource> SwapSpace<S> {
         self.pool.trim();
     }
 
+    /// Gives back what is free inside the pool's huge pages, where that is more than a small part of
+    /// it: [`SwapSpace::pool_bytes`] counts them whole.
+    pub fn trim_spare(&self) {
+        self.pool.trim_spare();
+    }
+
     /// The pool's statistics, a size class at a time.
     pub fn pool_stats(&self) -> zsmalloc::PoolStats {
         self.pool.stats()

@@ -17,6 +17,8 @@ mod errno;
 pub mod futex;
 pub mod gate;
 pub mod hello;
+#[cfg(feature = "std")]
+pub mod huge;
 pub mod raw;
 pub mod uffd;
 

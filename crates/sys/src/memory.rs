@@ -164,7 +164,7 @@ unsafe fn discard_vector(ranges: &[libc::iovec]) -> io::Result<()> {
 
 /// # Safety
 /// The page-aligned range is a mapping's, and the advice is one that its users can stand.
-unsafe fn advise(start: NonNull<u8>, length: usize, advice: i32) -> io::Result<()> {
+pub(crate) unsafe fn advise(start: NonNull<u8>, length: usize, advice: i32) -> io::Result<()> {
     // SAFETY: the caller's promise.
     if unsafe { libc::madvise(start.as_ptr().cast(), length, advice) } == 0 {
         Ok(())

@@ -1,89 +1,102 @@
 //! Arenas: the way from a page number to its zspage, and the free runs.
 //!
-//! The address range of a pool is cut into *arenas* of equal size, put to use one after another.
-//! Every zspage of an arena has the same length, so the zspage that a page belongs to follows from
-//! the page number by a multiplication, and an arena has exactly as many records as it can hold
-//! zspages. Records live as long as the pool: a stale object word meets a record that says so,
-//! never freed memory.
+//! The address range of a pool is cut into *stretches* and these into *units* of 16 pages. An
+//! *arena* is some units of one stretch in which every zspage has the same length, so the zspage
+//! that a page belongs to follows from the page number by a multiplication, and an arena has
+//! exactly as many records as it can hold zspages. Its own length is chosen so that no page is
+//! left over, and short, so that little of a stretch waits for zspages of a rare length. Records
+//! live as long as the pool: a stale object word meets a record that says so, never freed memory.
 
 use std::{
-    alloc::{Layout, alloc, alloc_zeroed, dealloc},
+    alloc::{Layout, alloc},
     mem::MaybeUninit,
     ptr::NonNull,
 };
 
 use crate::{
+    class::MAX_CHAIN_PAGES,
     error::AllocError,
+    stretch::Stretch,
     sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    table::{Table, Zero},
     zspage::{Link, NO_LINK, PageNumber, Zspage},
 };
 
-/// The most pages an arena has.
-pub(crate) const MAX_ARENA_PAGES: usize = 512;
+/// Pages of a unit: any run fits in.
+pub(crate) const UNIT_PAGES: usize = 1 << UNIT_SHIFT;
+const UNIT_SHIFT: u32 = MAX_CHAIN_PAGES.trailing_zeros();
 
-const SET_WORDS: usize = MAX_ARENA_PAGES / 64;
+/// The most pages a stretch has: those of a huge page.
+pub(crate) const MAX_STRETCH_PAGES: usize = 512;
 
-/// Some runs of an arena: bit `n` is the `n`th run.
-pub(crate) type RunBits = [u64; SET_WORDS];
+/// An arena has no more runs than a set has bits.
+const MAX_RUNS: usize = u64::BITS as usize;
+
+/// Pages of a stretch, one bit each.
+pub(crate) type PageBits = [u64; MAX_STRETCH_PAGES / 64];
+
+/// Units of an arena for runs of `run_pages` pages: the fewest that runs fill to the last page, but
+/// as many runs as a set holds where these are small.
+fn units_for(run_pages: usize) -> usize {
+    match run_pages >> run_pages.trailing_zeros() {
+        1 => MAX_RUNS / UNIT_PAGES,
+        odd => odd,
+    }
+}
 
 /// Runs of an arena that are free in some way. Guarded by the lock of the owner's run lists, so
 /// relaxed accesses do.
 #[derive(Debug)]
-pub(crate) struct RunSet([AtomicU64; SET_WORDS]);
+pub(crate) struct RunSet(AtomicU64);
 
 impl RunSet {
     fn new() -> Self {
-        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+        Self(AtomicU64::new(0))
+    }
+
+    fn bits(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bits() == 0
+    }
+
+    pub(crate) fn contains(&self, run: usize) -> bool {
+        self.bits() & 1 << run != 0
     }
 
     pub(crate) fn insert(&self, run: usize) {
-        let bits = &self.0[run / 64];
-        bits.store(
-            bits.load(Ordering::Relaxed) | 1 << (run % 64),
-            Ordering::Relaxed,
-        );
-    }
-
-    pub(crate) fn insert_all(&self, runs: &RunBits) {
-        for (bits, more) in self.0.iter().zip(runs) {
-            bits.store(bits.load(Ordering::Relaxed) | more, Ordering::Relaxed);
-        }
+        self.0.store(self.bits() | 1 << run, Ordering::Relaxed);
     }
 
     /// Takes the first run.
     pub(crate) fn pop(&self) -> Option<usize> {
-        for (word, bits) in self.0.iter().enumerate() {
-            let free = bits.load(Ordering::Relaxed);
-            if free != 0 {
-                bits.store(free & (free - 1), Ordering::Relaxed);
-                return Some(word * 64 + free.trailing_zeros() as usize);
-            }
-        }
-        None
+        let free = self.bits();
+        self.0.store(free & free.wrapping_sub(1), Ordering::Relaxed);
+        (free != 0).then(|| free.trailing_zeros() as usize)
     }
 
-    pub(crate) fn take_all(&self) -> RunBits {
-        let take = |bits: &AtomicU64| {
-            let runs = bits.load(Ordering::Relaxed);
-            bits.store(0, Ordering::Relaxed);
-            runs
-        };
-        std::array::from_fn(|word| take(&self.0[word]))
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Relaxed);
     }
 }
 
 /// An arena stands on no list.
 pub(crate) const NOT_LISTED: u32 = u32::MAX - 1;
 
-/// A stretch of the range whose zspages all have the same length.
+/// A part of a stretch whose zspages all have the same length.
 #[derive(Debug)]
 pub(crate) struct Arena {
+    /// Its first unit.
     index: u32,
+    units: u32,
     first: u32,
     run_pages: u32,
     /// `ceil(2^16 / run_pages)`: divides any offset inside an arena exactly.
     reciprocal: u32,
-    /// The shard whose run lists have this arena's free runs.
+    /// The stretch it lies in, and the shard whose run lists have its free runs.
+    stretch: u32,
     owner: usize,
     /// Free runs that have memory, and free runs that have none.
     pub(crate) warm: RunSet,
@@ -112,6 +125,10 @@ impl Arena {
         self.index
     }
 
+    pub(crate) fn stretch(&self) -> usize {
+        self.stretch as usize
+    }
+
     /// The first page of a run.
     pub(crate) fn page_of(&self, run: usize) -> PageNumber {
         PageNumber(self.first + run as u32 * self.run_pages)
@@ -125,79 +142,138 @@ impl Arena {
     }
 }
 
-/// All arenas of a pool.
+// SAFETY: a pointer is a null pointer when it is zero, and has no drop.
+unsafe impl Zero for AtomicPtr<Arena> {
+    fn zero() -> Self {
+        Self::new(std::ptr::null_mut())
+    }
+}
+
+/// All arenas of a pool, and the stretches they lie in.
 #[derive(Debug)]
 pub(crate) struct Arenas {
-    table: NonNull<AtomicPtr<Arena>>,
-    count: usize,
-    shift: u32,
-    /// How many arenas were handed out. It may run past `count` when the range is full.
+    /// For each unit the arena it is of, if any.
+    table: Table<AtomicPtr<Arena>>,
+    stretches: Table<Stretch>,
+    stretch_units: usize,
+    /// How many stretches were handed out. It may run past their number when the range is full.
     next: AtomicUsize,
+    /// Free pages of stretches that are huge and partly in use.
+    spare_pages: AtomicUsize,
     /// Bytes of the records made so far.
     record_bytes: AtomicUsize,
 }
 
-// SAFETY: the table is an array of atomic pointers that lives as long as `self`; each is null or
-// points to an `Arena`, which is Send and Sync, is published with release and freed only in drop.
-unsafe impl Send for Arenas {}
-// SAFETY: as above.
-unsafe impl Sync for Arenas {}
-
 impl Arenas {
-    /// A table for `count` arenas of `1 << shift` pages, none of them in use.
-    pub(crate) fn new(count: usize, shift: u32) -> Option<Self> {
-        debug_assert!(count > 0);
-        let layout = Layout::array::<AtomicPtr<Arena>>(count).ok()?;
-        // The table of a large range is large too; zeroed memory is not touched until used.
-        // SAFETY: the layout is not empty, as `count` is not zero.
-        let table = NonNull::new(unsafe { alloc_zeroed(layout) })?.cast();
-        #[cfg(loom)]
-        for index in 0..count {
-            // SAFETY: loom's atomics are not plain memory; each of the `count` elements is
-            // initialised here before anything else sees the table.
-            unsafe { table.add(index).write(AtomicPtr::new(std::ptr::null_mut())) }
-        }
+    /// Records for `count` stretches of `stretch_pages` pages (a power of two), none of them in
+    /// use.
+    pub(crate) fn new(count: usize, stretch_pages: usize) -> Option<Self> {
+        debug_assert!(stretch_pages.is_power_of_two());
+        debug_assert!((UNIT_PAGES..=MAX_STRETCH_PAGES).contains(&stretch_pages));
+        let stretch_units = stretch_pages / UNIT_PAGES;
         Some(Self {
-            table,
-            count,
-            shift,
+            table: Table::new(count * stretch_units)?,
+            stretches: Table::new(count)?,
+            stretch_units,
             next: AtomicUsize::new(0),
+            spare_pages: AtomicUsize::new(0),
             record_bytes: AtomicUsize::new(0),
         })
     }
 
-    fn slot(&self, index: usize) -> Option<&AtomicPtr<Arena>> {
-        // SAFETY: `index` is inside the table, whose bytes are zero or were set by `store`: valid
-        // atomic pointers, living as long as `self`.
-        (index < self.count).then(|| unsafe { self.table.add(index).as_ref() })
-    }
-
-    /// An arena that is in use.
-    pub(crate) fn arena(&self, index: usize) -> Option<&Arena> {
-        let arena = self.slot(index)?.load(Ordering::Acquire);
+    /// The arena that a unit is of.
+    pub(crate) fn arena(&self, unit: usize) -> Option<&Arena> {
+        let arena = self.table.get(unit)?.load(Ordering::Acquire);
         // SAFETY: a pointer in the table is null or comes from `Box::into_raw` in `add`, which wrote
         // the record before it published it with release; the box is freed only when `self` is
         // dropped.
         unsafe { arena.as_ref() }
     }
 
-    /// Pages of an arena.
-    pub(crate) fn arena_pages(&self) -> usize {
-        1 << self.shift
+    /// Pages of a stretch.
+    pub(crate) fn stretch_pages(&self) -> usize {
+        self.stretch_units * UNIT_PAGES
     }
 
-    /// Bytes of heap that the table and the records take (what is touched of the table: an entry
-    /// for each arena).
+    /// A stretch in use.
+    pub(crate) fn stretch(&self, index: usize) -> &Stretch {
+        self.stretches
+            .get(index)
+            .expect("stretches in use are in the table")
+    }
+
+    /// How many stretches were put to use.
+    pub(crate) fn stretches_used(&self) -> usize {
+        self.next.load(Ordering::Relaxed).min(self.stretches.len())
+    }
+
+    /// The first page of a stretch.
+    pub(crate) fn first_page(&self, stretch: usize) -> PageNumber {
+        PageNumber((stretch * self.stretch_pages()) as u32)
+    }
+
+    /// The arenas that lie in a stretch.
+    pub(crate) fn arenas_in(&self, stretch: usize) -> impl Iterator<Item = &Arena> {
+        let first = stretch * self.stretch_units;
+        let end = first + self.stretch(stretch).assigned();
+        let mut unit = first;
+        std::iter::from_fn(move || {
+            // The last may be in the making: then it has no runs yet.
+            let arena = (unit < end).then(|| self.arena(unit)).flatten()?;
+            unit += arena.units as usize;
+            Some(arena)
+        })
+    }
+
+    pub(crate) fn spare_pages(&self) -> usize {
+        self.spare_pages.load(Ordering::Relaxed)
+    }
+
+    /// Notes how a shard's spare pages changed.
+    pub(crate) fn spare_changed(&self, before: usize, after: usize) {
+        if before != after {
+            self.spare_pages
+                .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of heap that the tables and the records take (what is touched of the tables: entries
+    /// of what is in use).
     pub(crate) fn metadata_bytes(&self) -> usize {
-        let used = self.next.load(Ordering::Relaxed).min(self.count);
-        used * size_of::<AtomicPtr<Arena>>() + self.record_bytes.load(Ordering::Relaxed)
+        let stretch_bytes =
+            size_of::<Stretch>() + self.stretch_units * size_of::<AtomicPtr<Arena>>();
+        self.stretches_used() * stretch_bytes + self.record_bytes.load(Ordering::Relaxed)
     }
 
-    /// Puts the next unused arena to use for zspages of `run_pages` pages. None of its runs is in
-    /// a set yet.
-    pub(crate) fn add(&self, run_pages: usize, owner: usize) -> Result<&Arena, AllocError> {
-        let arena_pages = self.arena_pages();
-        let count = arena_pages / run_pages;
+    /// The next unused stretch.
+    pub(crate) fn add_stretch(&self) -> Result<usize, AllocError> {
+        self.next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                (next < self.stretches.len()).then_some(next + 1)
+            })
+            .map_err(|_| AllocError::RangeFull)
+    }
+
+    /// How many units of a stretch an arena for runs of `run_pages` pages is given, behind those
+    /// assigned already; zero if none is left.
+    pub(crate) fn units_for(&self, stretch: &Stretch, run_pages: usize) -> usize {
+        units_for(run_pages).min(self.stretch_units - stretch.assigned())
+    }
+
+    pub(crate) fn has_room(&self, stretch: &Stretch) -> bool {
+        stretch.assigned() < self.stretch_units
+    }
+
+    /// Makes an arena for zspages of `run_pages` pages of `units` units of a stretch, which the
+    /// caller has assigned it, from the `first`th on. None of its runs is in a set yet.
+    pub(crate) fn add(
+        &self,
+        stretch: usize,
+        units: std::ops::Range<usize>,
+        run_pages: usize,
+        owner: usize,
+    ) -> Result<&Arena, AllocError> {
+        let count = (units.len() * UNIT_PAGES / run_pages).min(MAX_RUNS);
         let mut zspages = Vec::new();
         zspages
             .try_reserve_exact(count)
@@ -209,36 +285,37 @@ impl Arenas {
         // SAFETY: the memory was allocated just now with the layout of an `Arena`, by the global
         // allocator. Nothing in it needs a drop before it is written.
         let mut record = unsafe { Box::from_raw(record.cast::<MaybeUninit<Arena>>().as_ptr()) };
-        let index = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                (next < self.count).then_some(next + 1)
-            })
-            .map_err(|_| AllocError::RangeFull)?;
         self.record_bytes.fetch_add(
             size_of::<Arena>() + count * size_of::<Zspage>(),
             Ordering::Relaxed,
         );
+        let index = stretch * self.stretch_units + units.start;
         record.write(Arena {
             index: index as u32,
+            units: units.len() as u32,
+            first: (index * UNIT_PAGES) as u32,
+            run_pages: run_pages as u32,
+            reciprocal: (1_u32 << 16).div_ceil(run_pages as u32),
+            stretch: stretch as u32,
             owner,
             warm: RunSet::new(),
             cold: RunSet::new(),
             next_warm: AtomicU32::new(NOT_LISTED),
             next_cold: AtomicU32::new(NOT_LISTED),
-            first: (index << self.shift) as u32,
-            run_pages: run_pages as u32,
-            reciprocal: (1_u32 << 16).div_ceil(run_pages as u32),
             zspages,
         });
-        let slot = self.slot(index).expect("the index is below the count");
-        slot.store(Box::into_raw(record).cast(), Ordering::Release);
+        let record: *mut Arena = Box::into_raw(record).cast();
+        for unit in index..index + units.len() {
+            let slot = self.table.get(unit).expect("a stretch's units exist");
+            slot.store(record, Ordering::Release);
+        }
         Ok(self.arena(index).expect("it was stored just now"))
     }
 
     /// The arena of a page.
+    #[inline]
     pub(crate) fn arena_of(&self, page: PageNumber) -> Option<&Arena> {
-        self.arena((page.0 >> self.shift) as usize)
+        self.arena((page.0 >> UNIT_SHIFT) as usize)
     }
 
     /// The zspage that starts at `page`, with the length of its run.
@@ -296,18 +373,21 @@ impl Arenas {
 
 impl Drop for Arenas {
     fn drop(&mut self) {
-        let used = self.next.load(Ordering::Relaxed).min(self.count);
-        for index in 0..used {
-            let slot = self.slot(index).expect("the index is below the count");
-            let arena = slot.load(Ordering::Acquire);
-            if !arena.is_null() {
-                // SAFETY: the pointer came from `Box::into_raw`, and nobody else has `self` now.
-                drop(unsafe { Box::from_raw(arena) });
+        for stretch in 0..self.stretches_used() {
+            let first = stretch * self.stretch_units;
+            let mut last = std::ptr::null_mut();
+            for unit in first..first + self.stretch(stretch).assigned() {
+                let slot = self.table.get(unit).expect("a stretch's units exist");
+                let arena = slot.load(Ordering::Acquire);
+                // The units of an arena follow one another.
+                if !arena.is_null() && arena != last {
+                    // SAFETY: the pointer came from `Box::into_raw`, nobody else has `self` now,
+                    // and it is freed at the first of its entries only.
+                    drop(unsafe { Box::from_raw(arena) });
+                }
+                last = arena;
             }
         }
-        let layout = Layout::array::<AtomicPtr<Arena>>(self.count).expect("it was allocated so");
-        // SAFETY: the table was allocated with this layout in `new`; its elements need no drop.
-        unsafe { dealloc(self.table.as_ptr().cast(), layout) }
     }
 }
 
@@ -317,14 +397,24 @@ mod tests {
 
     #[test]
     fn every_run_is_found_and_nothing_else() {
-        for shift in [4, 6, 9] {
-            let arenas = Arenas::new(32, shift).unwrap();
+        for stretch_pages in [16, 64, 512] {
+            let arenas = Arenas::new(32, stretch_pages).unwrap();
             let mut starts = std::collections::HashSet::new();
+            let mut index = arenas.add_stretch().unwrap();
             for run_pages in 1..=16 {
-                let arena = arenas.add(run_pages, 0).unwrap();
+                let mut stretch = arenas.stretch(index);
+                if !arenas.has_room(stretch) {
+                    index = arenas.add_stretch().unwrap();
+                    stretch = arenas.stretch(index);
+                }
+                let (start, units) = (stretch.assigned(), arenas.units_for(stretch, run_pages));
+                stretch.set_assigned(start + units);
+                let arena = arenas
+                    .add(index, start..start + units, run_pages, 0)
+                    .unwrap();
                 starts.extend((0..arena.runs()).map(|run| arena.page_of(run).0));
             }
-            for page in 0..(32 << shift) {
+            for page in 0..(32 * stretch_pages as u32) {
                 assert_eq!(
                     arenas.find(PageNumber(page)).is_some(),
                     starts.contains(&page)
@@ -336,8 +426,17 @@ mod tests {
 
     #[test]
     fn a_full_range_is_reported() {
-        let arenas = Arenas::new(1, 4).unwrap();
-        arenas.add(3, 0).unwrap();
-        assert_eq!(arenas.add(3, 0).err(), Some(AllocError::RangeFull));
+        let arenas = Arenas::new(1, 16).unwrap();
+        assert_eq!(arenas.add_stretch(), Ok(0));
+        assert_eq!(arenas.add_stretch(), Err(AllocError::RangeFull));
+    }
+
+    #[test]
+    fn an_arena_has_no_page_left_over() {
+        for run_pages in 1..=MAX_CHAIN_PAGES {
+            let pages = units_for(run_pages) * UNIT_PAGES;
+            assert_eq!(pages % run_pages, 0);
+            assert!(pages / run_pages <= MAX_RUNS && pages <= MAX_STRETCH_PAGES / 2);
+        }
     }
 }

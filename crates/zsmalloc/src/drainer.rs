@@ -135,7 +135,7 @@ fn give_all_back<S: PageSource>(pool: &Pool<S>) {
         .min(MAX_HELPERS)
         .min(processors - 1);
     if helpers == 0 {
-        pool.trim();
+        pool.trim_lightly();
         return;
     }
     thread::scope(|scope| {
@@ -145,6 +145,6 @@ fn give_all_back<S: PageSource>(pool: &Pool<S>) {
                 .name("zsmalloc-trim".to_owned())
                 .spawn_scoped(scope, || pool.discard_all_warm());
         }
-        pool.trim();
+        pool.trim_lightly();
     });
 }

@@ -10,16 +10,20 @@ mod drainer;
 mod epoch;
 mod error;
 mod handle;
+mod huge;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pool;
 mod release;
 mod relocate;
 mod ring;
+mod runs;
 mod signal;
 mod source;
 mod stats;
+mod stretch;
 mod sync;
+mod table;
 mod word;
 mod zspage;
 

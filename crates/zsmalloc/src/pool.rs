@@ -1,18 +1,19 @@
 //! The pool: storing, reading and freeing objects.
 
-use std::{cell::Cell, ptr::NonNull, slice};
+use std::{cell::Cell, ptr::NonNull, slice, time::Instant};
 
 use crate::{
     PAGE_SIZE,
-    arena::{Arenas, MAX_ARENA_PAGES},
+    arena::{Arenas, MAX_STRETCH_PAGES, UNIT_PAGES},
     bin::{Allowance, Bin, BinContext, BinState},
     boxed,
     class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
     deferred,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, PoolError},
-    release::{Released, RunLists},
+    release::Released,
     ring::Ring,
+    runs::RunLists,
     signal::DrainSignal,
     source::{PageRun, PageSource},
     sync::{
@@ -48,6 +49,14 @@ pub struct Config {
     /// bytes of freed runs for a [`Drainer`](crate::Drainer) to give them back. Beyond that whoever
     /// frees does the work. 0: nothing waits.
     pub deferred_bytes: usize,
+    /// What part of the pool's memory may be free pages inside huge ones: one in so many. The pool
+    /// asks for huge pages, if its source has any, only as long as there is less; so a pool smaller
+    /// than so many huge pages has none. Where frees leave more, huge pages are split: by a
+    /// [`Drainer`](crate::Drainer) that has nothing else to do if it is twice as much, by frees if
+    /// it has been an eighth of the pool for a while, and by [`Pool::trim_spare`],
+    /// [`Pool::compact`] and [`Pool::trim`].
+    /// 0: no huge pages.
+    pub spare_part: usize,
 }
 
 impl Default for Config {
@@ -59,6 +68,7 @@ impl Default for Config {
             shards: 0,
             retained_pages: 4096,
             deferred_bytes: 8 << 20,
+            spare_part: 24,
         }
     }
 }
@@ -112,6 +122,12 @@ pub struct Pool<S: PageSource> {
     pub(crate) resident_pages: AtomicUsize,
     pub(crate) discard_failures: AtomicU64,
     pub(crate) retained_pages: usize,
+    /// See [`Config::spare_part`]; 0 if the source has no huge pages, too.
+    pub(crate) spare_part: usize,
+    pub(crate) huge_splits: AtomicU64,
+    pub(crate) created: Instant,
+    /// Milliseconds from `created` on when much was found to be spare; 0 if not much is.
+    pub(crate) much_spare_since: AtomicU64,
     /// Bytes of objects, and again of freed runs, of each shard that may wait for a drainer.
     pub(crate) deferred_share: usize,
     zero_freed: bool,
@@ -150,9 +166,17 @@ impl<S: PageSource> Pool<S> {
             .capacity_pages
             .max(MIN_CAPACITY_PAGES)
             .next_power_of_two();
-        // Large arenas keep records dense; small pools need at least a few for each length.
-        let arena_pages = (capacity_pages / 64).clamp(16, MAX_ARENA_PAGES);
-        let arenas = Arenas::new(capacity_pages / arena_pages, arena_pages.trailing_zeros())
+        let huge_pages = source.huge_pages();
+        let has_huge_pages = huge_pages.is_power_of_two()
+            && (UNIT_PAGES..=MAX_STRETCH_PAGES).contains(&huge_pages)
+            && huge_pages <= capacity_pages / 64;
+        let stretch_pages = if has_huge_pages {
+            huge_pages
+        } else {
+            // Small pools need at least a few for each length and shard.
+            (capacity_pages / 64).clamp(UNIT_PAGES, MAX_STRETCH_PAGES)
+        };
+        let arenas = Arenas::new(capacity_pages / stretch_pages, stretch_pages)
             .ok_or(PoolError::Metadata)?;
         let classes = ClassTable::try_new(config.max_chain_pages).ok_or(PoolError::Metadata)?;
         let class_count = classes.classes().len();
@@ -197,6 +221,10 @@ impl<S: PageSource> Pool<S> {
             resident_pages: AtomicUsize::new(0),
             discard_failures: AtomicU64::new(0),
             retained_pages: config.retained_pages,
+            spare_part: if has_huge_pages { config.spare_part } else { 0 },
+            huge_splits: AtomicU64::new(0),
+            created: Instant::now(),
+            much_spare_since: AtomicU64::new(0),
             deferred_share,
             zero_freed: config.zero_freed,
         })
@@ -360,8 +388,8 @@ impl<S: PageSource> Pool<S> {
         Ok(())
     }
 
-    /// Bytes of memory the pool's zspages hold, with those that wait to be given back. A load of
-    /// one counter.
+    /// Bytes of memory the pool's zspages hold, with those that wait to be given back and the free
+    /// parts of huge pages. A load of one counter.
     pub fn resident_bytes(&self) -> usize {
         self.resident_pages.load(Ordering::Relaxed) * PAGE_SIZE
     }

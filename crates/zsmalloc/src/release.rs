@@ -1,158 +1,23 @@
-//! Runs of pages: taking them for new zspages, and giving the memory of freed ones back.
+//! Taking runs of pages for new zspages, and giving the memory of freed ones back.
 //!
 //! A freed run is *warm*: it still has its memory, and serves the next zspage of its length first.
 //! When a shard has more warm pages than it may retain, all of them are discarded in one batch,
-//! with no lock held, and become *cold*: free addresses. An arena keeps its free runs as bits, so
-//! what is discarded comes in address order and neighbours are given back together: to the system,
-//! one long run is less than half the work of its pages in small ones.
+//! with no lock held, and become *cold*: free addresses. What is discarded comes a stretch at a
+//! time, in address order and with neighbours together: to the system, one long run is less than
+//! half the work of its pages in small ones. Memory in huge pages is the matter of `huge.rs`.
 
 use std::ops::Range;
 
 use crate::{
     PAGE_SIZE,
-    arena::{Arena, Arenas, NOT_LISTED, RunBits},
-    class::MAX_CHAIN_PAGES,
+    arena::{Arena, Arenas, PageBits},
     error::AllocError,
     pool::{MAX_SHARDS, Pool, Shard},
+    runs::{Batch, Cold, RunLists, count},
     source::{PageRun, PageSource, SourceError},
-    sync::{
-        MutexGuard,
-        atomic::{AtomicU32, Ordering},
-        lock, try_lock,
-    },
-    zspage::{Link, NO_LINK, PageNumber},
+    sync::{MutexGuard, atomic::Ordering, lock, try_lock},
+    zspage::{Link, PageNumber},
 };
-
-/// Arenas with free runs of one kind, by the length of their runs, linked through the arenas. An
-/// arena is on the list if it has such runs; it may stay on it when they are gone.
-#[derive(Debug)]
-struct ArenaLists {
-    heads: [u32; MAX_CHAIN_PAGES + 1],
-    next: fn(&Arena) -> &AtomicU32,
-}
-
-impl ArenaLists {
-    fn new(next: fn(&Arena) -> &AtomicU32) -> Self {
-        Self {
-            heads: [NO_LINK; MAX_CHAIN_PAGES + 1],
-            next,
-        }
-    }
-
-    fn list(&mut self, arena: &Arena) {
-        let next = (self.next)(arena);
-        if next.load(Ordering::Relaxed) == NOT_LISTED {
-            let head = &mut self.heads[arena.run_pages()];
-            next.store(*head, Ordering::Relaxed);
-            *head = arena.index();
-        }
-    }
-
-    fn first<'a>(&self, arenas: &'a Arenas, pages: usize) -> Option<&'a Arena> {
-        let head = self.heads[pages];
-        (head != NO_LINK).then(|| {
-            arenas
-                .arena(head as usize)
-                .expect("listed arenas are in use")
-        })
-    }
-
-    fn pop<'a>(&mut self, arenas: &'a Arenas, pages: usize) -> Option<&'a Arena> {
-        let arena = self.first(arenas, pages)?;
-        let next = (self.next)(arena);
-        self.heads[pages] = next.load(Ordering::Relaxed);
-        next.store(NOT_LISTED, Ordering::Relaxed);
-        Some(arena)
-    }
-}
-
-/// The free runs of a shard.
-#[derive(Debug)]
-pub(crate) struct RunLists {
-    warm: ArenaLists,
-    warm_pages: usize,
-    cold: ArenaLists,
-}
-
-/// A run that was taken, and whether it has memory.
-struct Taken {
-    page: PageNumber,
-    warm: bool,
-}
-
-impl RunLists {
-    pub(crate) fn new() -> Self {
-        Self {
-            warm: ArenaLists::new(|arena| &arena.next_warm),
-            warm_pages: 0,
-            cold: ArenaLists::new(|arena| &arena.next_cold),
-        }
-    }
-
-    fn take(&mut self, arenas: &Arenas, pages: usize) -> Option<Taken> {
-        while let Some(arena) = self.warm.first(arenas, pages) {
-            if let Some(run) = arena.warm.pop() {
-                self.warm_pages -= pages;
-                return Some(Taken {
-                    page: arena.page_of(run),
-                    warm: true,
-                });
-            }
-            self.warm.pop(arenas, pages);
-        }
-        while let Some(arena) = self.cold.first(arenas, pages) {
-            if let Some(run) = arena.cold.pop() {
-                return Some(Taken {
-                    page: arena.page_of(run),
-                    warm: false,
-                });
-            }
-            self.cold.pop(arenas, pages);
-        }
-        None
-    }
-
-    fn put_warm(&mut self, arena: &Arena, run: usize) {
-        arena.warm.insert(run);
-        self.warm_pages += arena.run_pages();
-        self.warm.list(arena);
-    }
-
-    fn put_cold(&mut self, arena: &Arena, runs: &RunBits) {
-        arena.cold.insert_all(runs);
-        self.cold.list(arena);
-    }
-
-    /// Takes all warm runs of some arena.
-    fn take_warm_arena<'a>(&mut self, arenas: &'a Arenas) -> Option<(&'a Arena, RunBits)> {
-        for pages in 1..=MAX_CHAIN_PAGES {
-            while let Some(arena) = self.warm.pop(arenas, pages) {
-                let runs = arena.warm.take_all();
-                let count = count(&runs);
-                if count > 0 {
-                    self.warm_pages -= count * pages;
-                    return Some((arena, runs));
-                }
-            }
-        }
-        None
-    }
-}
-
-fn count(runs: &RunBits) -> usize {
-    runs.iter().map(|bits| bits.count_ones() as usize).sum()
-}
-
-fn each(runs: &RunBits) -> impl Iterator<Item = usize> + '_ {
-    runs.iter().enumerate().flat_map(|(word, &bits)| {
-        let mut left = bits;
-        std::iter::from_fn(move || {
-            let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
-            left &= left - 1;
-            Some(word * 64 + bit)
-        })
-    })
-}
 
 /// Zspages that were taken out of service and are to be released, linked through their records.
 #[derive(Debug)]
@@ -172,9 +37,9 @@ impl Released {
     }
 }
 
-/// How many arenas are discarded from, and how many runs given to the source, at once. They are
+/// How many stretches are discarded from, and how many runs given to the source, at once. They are
 /// collected on the stack: giving memory back must not need any.
-const DISCARD_ARENAS: usize = 16;
+const DISCARD_STRETCHES: usize = 16;
 /// Loom's threads have small stacks.
 const DISCARD_RUNS: usize = if cfg!(loom) { 16 } else { 512 };
 
@@ -182,6 +47,8 @@ const DISCARD_RUNS: usize = if cfg!(loom) { 16 } else { 512 };
 const MIN_RETAINED_PAGES: usize = 64;
 /// And otherwise this part of what the pool holds.
 const RETAINED_PART: usize = 64;
+/// A trim splits no huge page to give back less than this part of it.
+const SPARE_NOT_WORTH_IT: usize = 32;
 /// A drainer waits for the end of a burst of frees, so that runs grow long, but not when this part
 /// of what the pool holds waits to be given back.
 const MUCH: usize = 4;
@@ -193,7 +60,7 @@ impl<S: PageSource> Pool<S> {
             Ok(page) => Ok(page),
             Err(error) => {
                 // Something held back may make the difference.
-                if self.trim() == 0 {
+                if self.trim() + self.give_back_spare(1) == 0 {
                     return Err(error);
                 }
                 self.try_take_run(shard, pages)
@@ -202,39 +69,96 @@ impl<S: PageSource> Pool<S> {
     }
 
     fn try_take_run(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
-        let own = lock(&self.shards[shard].runs).take(&self.arenas, pages);
-        let taken = match own.or_else(|| self.take_elsewhere(shard, pages)) {
-            Some(Taken { page, warm: true }) => return Ok(page),
-            Some(Taken { page, warm: false }) => page,
-            None => self.start_arena(shard, pages)?,
-        };
-        if let Err(error) = self.source.commit(self.run(taken, pages)) {
-            let (arena, run) = self.run_of(taken);
-            let mut runs = [0; _];
-            set(&mut runs, run);
-            lock(&self.shards[arena.owner()].runs).put_cold(arena, &runs);
+        let arenas = &self.arenas;
+        let own = &self.shards[shard].runs;
+        if let Some(page) = lock(own).take_warm(arenas, pages) {
+            return Ok(page);
+        }
+        if arenas.spare_pages() > 0 {
+            // Free pages in huge ones, whosever they are, take no more memory.
+            let found = self.take_elsewhere(shard, |runs| runs.take_warm(arenas, pages));
+            if let Some(page) = found {
+                return Ok(page);
+            }
+        }
+        let cold = lock(own).take_cold(arenas, pages, self.may_fill_stretch());
+        match cold {
+            Some(Cold::Run(page)) => return self.commit(page, pages),
+            Some(Cold::Stretch(index)) => {
+                let filled = self.fill_stretch(index);
+                let mut runs = lock(own);
+                runs.put_stretch(arenas, index, filled);
+                if let Some(page) = runs.take_warm(arenas, pages) {
+                    return Ok(page);
+                }
+                if let Some(Cold::Run(page)) = runs.take_cold(arenas, pages, false) {
+                    drop(runs);
+                    return self.commit(page, pages);
+                }
+            }
+            None => {}
+        }
+        let found = self.take_elsewhere(shard, |runs| {
+            let warm = runs.take_warm(arenas, pages).map(|page| (page, true));
+            warm.or_else(|| match runs.take_cold(arenas, pages, false)? {
+                Cold::Run(page) => Some((page, false)),
+                Cold::Stretch(_) => unreachable!("a whole stretch was not asked for"),
+            })
+        });
+        match found {
+            Some((page, true)) => Ok(page),
+            Some((page, false)) => self.commit(page, pages),
+            None => self.start_arena(shard, pages),
+        }
+    }
+
+    fn take_elsewhere<T>(
+        &self,
+        shard: usize,
+        mut take: impl FnMut(&mut RunLists) -> Option<T>,
+    ) -> Option<T> {
+        (0..self.shards.len())
+            .filter(|&other| other != shard)
+            .find_map(|other| take(&mut *try_lock(&self.shards[other].runs)?))
+    }
+
+    /// Gets memory for a run that was taken and has none.
+    fn commit(&self, page: PageNumber, pages: usize) -> Result<PageNumber, AllocError> {
+        if let Err(error) = self.source.commit(self.run(page, pages)) {
+            let (arena, run) = self.run_of(page);
+            lock(&self.shards[arena.owner()].runs).put_cold(&self.arenas, arena, run);
             return Err(error.into());
         }
         self.resident_pages.fetch_add(pages, Ordering::Relaxed);
-        Ok(taken)
-    }
-
-    fn take_elsewhere(&self, shard: usize, pages: usize) -> Option<Taken> {
-        (0..self.shards.len())
-            .filter(|&other| other != shard)
-            .find_map(|other| {
-                let mut runs = try_lock(&self.shards[other].runs)?;
-                runs.take(&self.arenas, pages)
-            })
+        Ok(page)
     }
 
     /// Puts an arena to use for runs of `pages` pages, and takes the first.
     fn start_arena(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
-        let arena = self.arenas.add(pages, shard)?;
-        let mut runs = [0; _];
-        (1..arena.runs()).for_each(|run| set(&mut runs, run));
-        lock(&self.shards[shard].runs).put_cold(arena, &runs);
-        Ok(arena.page_of(0))
+        let arenas = &self.arenas;
+        let own = &self.shards[shard].runs;
+        let begun = lock(own).begin_arena(arenas, pages);
+        let (stretch, units) = match begun {
+            Some(begun) => begun,
+            None => {
+                let stretch = arenas.add_stretch()?;
+                let huge = self.may_fill_stretch() && self.fill_stretch(stretch);
+                let mut runs = lock(own);
+                runs.open(arenas, stretch, shard, huge);
+                runs.begin_arena(arenas, pages)
+                    .expect("a new stretch has room")
+            }
+        };
+        // With no lock held: the heap may be slow, or be served by this very pool's owner.
+        let place = (stretch, units.start);
+        let made = arenas.add(stretch, units, pages, shard);
+        let arena = made.as_ref().ok().copied();
+        let has_memory = lock(own).end_arena(arenas, place, pages, arena);
+        let page = made?.page_of(0);
+        if has_memory {
+            return Ok(page);
+        }
+        self.commit(page, pages)
     }
 
     fn run_of(&self, page: PageNumber) -> (&Arena, usize) {
@@ -256,24 +180,25 @@ impl<S: PageSource> Pool<S> {
                 held = Some((owner, lock(&self.shards[owner].runs)));
             }
             if let Some((_, runs)) = &mut held {
-                runs.put_warm(arena, run);
-                touched[owner] = runs.warm_pages > self.retained_now();
+                runs.put_warm(&self.arenas, arena, run);
+                touched[owner] = runs.warm_pages() > self.retained_now();
             }
         }
         drop(held);
         for (shard, _) in self.shards.iter().zip(touched).filter(|(_, full)| *full) {
-            let waiting = lock(&shard.runs).warm_pages;
+            let waiting = lock(&shard.runs).warm_pages();
             let may_wait = waiting * PAGE_SIZE <= self.deferred_share;
             if !(may_wait && self.drain_signal.leave_memory()) {
                 self.discard_warm(shard);
             }
         }
+        self.watch_spare();
     }
 
     /// Pages of freed runs that still have their memory.
     pub(crate) fn warm_pages(&self) -> usize {
-        let warm = self.shards.iter().map(|shard| lock(&shard.runs).warm_pages);
-        warm.sum()
+        let warm = |shard: &Shard| lock(&shard.runs).warm_pages();
+        self.shards.iter().map(warm).sum()
     }
 
     /// Whether a large part of the pool's memory is that of freed runs.
@@ -288,9 +213,16 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Gives the memory of all pages that hold no object back: empty zspages that were held back
-    /// for reuse. Returns how many pages that were.
+    /// for reuse, and free parts of huge pages, unless they are very small. Returns how many pages
+    /// that were.
     pub fn trim(&self) -> usize {
-        self.trim_classes(0..self.classes().len())
+        let least = (self.arenas.stretch_pages() / SPARE_NOT_WORTH_IT).max(1);
+        self.trim_classes(0..self.classes().len()) + self.give_back_spare(least)
+    }
+
+    /// The same, but leaves free parts of huge pages alone as long as they are little of the pool.
+    pub(crate) fn trim_lightly(&self) -> usize {
+        self.trim_classes(0..self.classes().len()) + self.limit_spare(2)
     }
 
     /// Like [`Pool::trim`], but looks for empty zspages in some classes only.
@@ -324,61 +256,66 @@ impl<S: PageSource> Pool<S> {
     fn discard_warm(&self, shard: &Shard) -> usize {
         let mut discarded = 0;
         loop {
-            let mut taken = [None; DISCARD_ARENAS];
+            let mut taken = [None; DISCARD_STRETCHES];
             {
                 let mut runs = lock(&shard.runs);
-                taken.fill_with(|| runs.take_warm_arena(&self.arenas));
+                taken.fill_with(|| runs.take_giving(&self.arenas));
             }
             if taken[0].is_none() {
                 return discarded;
             }
-            let result = self.discard_runs(taken.iter().flatten());
-            let mut runs = lock(&shard.runs);
-            let mut pages = 0;
-            for (arena, bits) in taken.iter().flatten() {
-                if result.is_ok() {
-                    runs.put_cold(arena, bits);
-                    pages += count(bits) * arena.run_pages();
-                } else {
-                    // They still have their memory: keep them for reuse, to be tried again later.
-                    each(bits).for_each(|run| runs.put_warm(arena, run));
-                }
-            }
-            drop(runs);
-            self.resident_pages.fetch_sub(pages, Ordering::Relaxed);
+            let (pages, result) = self.discard_batches(shard, taken.iter().flatten());
             discarded += pages;
             if result.is_err() {
-                self.discard_failures.fetch_add(1, Ordering::Relaxed);
                 return discarded;
             }
         }
     }
 
-    /// Hands runs to the source, with neighbours merged.
-    fn discard_runs<'a>(
+    /// Gives memory back that was taken out of the sets of a shard; how many pages.
+    pub(crate) fn discard_batches<'a>(
         &self,
-        taken: impl Iterator<Item = &'a (&'a Arena, RunBits)>,
+        shard: &Shard,
+        batches: impl Iterator<Item = &'a Batch> + Clone,
+    ) -> (usize, Result<(), SourceError>) {
+        let result = self.discard_pages(batches.clone());
+        let mut runs = lock(&shard.runs);
+        let mut pages = 0;
+        for batch in batches {
+            // What could not be given back still has its memory: it is kept for reuse, to be tried
+            // again later.
+            runs.end_batch(&self.arenas, batch, result.is_ok());
+            pages += count(&batch.pages);
+        }
+        drop(runs);
+        if result.is_err() {
+            self.discard_failures.fetch_add(1, Ordering::Relaxed);
+            return (0, result);
+        }
+        self.resident_pages.fetch_sub(pages, Ordering::Relaxed);
+        (pages, result)
+    }
+
+    /// Hands pages to the source, with neighbours merged.
+    fn discard_pages<'a>(
+        &self,
+        batches: impl Iterator<Item = &'a Batch>,
     ) -> Result<(), SourceError> {
         let mut merged = [PageRun {
             start: self.base,
             pages: 0,
         }; DISCARD_RUNS];
         let mut merged_count = 0;
-        for (arena, runs) in taken {
-            let mut end = None;
-            for run in each(runs) {
-                let page = arena.page_of(run);
-                if end == Some(page.0) {
-                    merged[merged_count - 1].pages += arena.run_pages();
-                } else {
-                    if merged_count == DISCARD_RUNS {
-                        self.discard_merged(&merged)?;
-                        merged_count = 0;
-                    }
-                    merged[merged_count] = self.run(page, arena.run_pages());
-                    merged_count += 1;
+        for batch in batches {
+            let first = self.arenas.first_page(batch.stretch);
+            for part in parts(&batch.pages) {
+                if merged_count == DISCARD_RUNS {
+                    self.discard_merged(&merged)?;
+                    merged_count = 0;
                 }
-                end = Some(page.0 + arena.run_pages() as u32);
+                let page = PageNumber(first.0 + part.start as u32);
+                merged[merged_count] = self.run(page, part.len());
+                merged_count += 1;
             }
         }
         self.discard_merged(&merged[..merged_count])
@@ -391,6 +328,35 @@ impl<S: PageSource> Pool<S> {
     }
 }
 
-fn set(runs: &mut RunBits, run: usize) {
-    runs[run / 64] |= 1 << (run % 64);
+/// The runs of ones in a set of pages.
+pub(crate) fn parts(pages: &PageBits) -> impl Iterator<Item = Range<usize>> + '_ {
+    let is_set = |page: &usize| pages[page / 64] & 1 << (page % 64) != 0;
+    let end_of_all = pages.len() * 64;
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let start = (next..end_of_all).find(is_set)?;
+        let end = (start..end_of_all)
+            .find(|page| !is_set(page))
+            .unwrap_or(end_of_all);
+        next = end;
+        Some(start..end)
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_set_are_its_runs_of_ones() {
+        let mut pages: PageBits = [0; _];
+        assert_eq!(parts(&pages).next(), None);
+        pages[0] = 0b1101 | 1 << 63;
+        pages[1] = 1;
+        pages[7] = 1 << 63;
+        let found: Vec<_> = parts(&pages).collect();
+        assert_eq!(found, [0..1, 2..4, 63..65, 511..512]);
+        pages = [u64::MAX; _];
+        assert!(parts(&pages).eq(std::iter::once(0..512)));
+    }
 }

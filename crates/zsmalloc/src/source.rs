@@ -76,6 +76,28 @@ pub unsafe trait PageSource: Send + Sync {
         Ok(())
     }
 
+    /// How many pages a huge page has, if the source gives memory in such: a power of two, 16 to
+    /// 512; 0 if it does not. Its reservations must be aligned to huge pages then.
+    fn huge_pages(&self) -> usize {
+        0
+    }
+
+    /// Backs a huge page's worth of pages, aligned, that have no memory now with one huge page.
+    /// They count as committed then, and must read as zero or as what was discarded. Their memory
+    /// will be given back whole, or, after [`PageSource::split_huge`], in parts. Returns whether it
+    /// was done; if not (there is none to be had, or a limit would be exceeded), no page of it has
+    /// memory.
+    fn populate_huge(&self, run: PageRun) -> bool {
+        let _ = run;
+        false
+    }
+
+    /// Called before parts of a huge page are discarded for the first time, `run` among them, which
+    /// are unused: from now on each of its pages must go back to the system when it is discarded.
+    fn split_huge(&self, run: PageRun) {
+        let _ = run;
+    }
+
     /// Gives the memory of `runs` back to the system; the address space stays reserved. The pages
     /// read as zero afterwards. Called without any lock held, with as many runs at once as the
     /// pool has, in address order, neighbours merged.
@@ -104,6 +126,18 @@ unsafe impl<S: PageSource> PageSource for &S {
 
     fn commit(&self, run: PageRun) -> Result<(), SourceError> {
         (**self).commit(run)
+    }
+
+    fn huge_pages(&self) -> usize {
+        (**self).huge_pages()
+    }
+
+    fn populate_huge(&self, run: PageRun) -> bool {
+        (**self).populate_huge(run)
+    }
+
+    fn split_huge(&self, run: PageRun) {
+        (**self).split_huge(run);
     }
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {

@@ -46,8 +46,14 @@ impl ClassStats {
 pub struct PoolStats {
     /// The classes, smallest first, the unused ones included.
     pub classes: Vec<ClassStats>,
-    /// Pages with memory: those of all zspages, and freed runs not given back yet.
+    /// Pages with memory: those of all zspages, freed runs not given back yet, and spare pages.
     pub resident_pages: usize,
+    /// Those of them that lie in huge pages.
+    pub huge_pages: usize,
+    /// Those of them that are the free part of a huge page in use.
+    pub spare_pages: usize,
+    /// How often a huge page was split to give part of it back.
+    pub huge_splits: u64,
     /// Bytes of slots whose free was deferred and not yet done. They count as used.
     pub deferred_bytes: usize,
     /// Batches of deferred frees in which a word named no stored object (a double free).
@@ -88,7 +94,11 @@ impl fmt::Display for PoolStats {
                 class.pages_freeable(),
             )?;
         }
-        write!(f, "resident pages: {}", self.resident_pages)
+        write!(
+            f,
+            "resident pages: {}, in huge ones: {}, spare: {}",
+            self.resident_pages, self.huge_pages, self.spare_pages
+        )
     }
 }
 
@@ -117,6 +127,9 @@ impl<S: PageSource> Pool<S> {
         PoolStats {
             classes: self.classes().iter().enumerate().map(class_stats).collect(),
             resident_pages: self.resident_pages.load(Ordering::Relaxed),
+            huge_pages: self.huge_pages(),
+            spare_pages: self.arenas.spare_pages(),
+            huge_splits: self.huge_splits.load(Ordering::Relaxed),
             deferred_bytes: self.deferred_bytes(),
             deferred_misuse: self.deferred_misuse.load(Ordering::Relaxed),
             discard_failures: self.discard_failures.load(Ordering::Relaxed),

@@ -27,6 +27,10 @@ enum Operation {
     FailDiscards {
         after: i64,
     },
+    /// Lets so many requests for huge pages succeed, and then none.
+    FailHuge {
+        after: i64,
+    },
     Mend,
 }
 
@@ -41,6 +45,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => Just(Operation::Trim),
         1 => (0..4_i64).prop_map(|after| Operation::FailCommits { after }),
         1 => (0..2_i64).prop_map(|after| Operation::FailDiscards { after }),
+        1 => (0..4_i64).prop_map(|after| Operation::FailHuge { after }),
         1 => Just(Operation::Mend),
     ]
 }
@@ -51,15 +56,19 @@ fn config() -> impl Strategy<Value = Config> {
         any::<bool>(),
         1..=4_usize,
         prop_oneof![Just(0_usize), Just(8), Just(256)],
+        prop_oneof![Just(0_usize), Just(1), Just(4)],
     )
-        .prop_map(|(max_chain_pages, zero_freed, shards, retained_pages)| {
-            let mut config = Config::with_capacity_pages(1 << 14);
-            config.max_chain_pages = max_chain_pages;
-            config.zero_freed = zero_freed;
-            config.shards = shards;
-            config.retained_pages = retained_pages;
-            config
-        })
+        .prop_map(
+            |(max_chain_pages, zero_freed, shards, retained_pages, spare_part)| {
+                let mut config = Config::with_capacity_pages(1 << 14);
+                config.max_chain_pages = max_chain_pages;
+                config.zero_freed = zero_freed;
+                config.shards = shards;
+                config.retained_pages = retained_pages;
+                config.spare_part = spare_part;
+                config
+            },
+        )
 }
 
 type Oracle = BTreeMap<ObjectWord, Vec<u8>>;
@@ -116,10 +125,10 @@ proptest! {
 
     #[test]
     fn a_pool_holds_what_a_map_holds(
-        config in config(),
+        (config, huge_pages) in (config(), prop_oneof![Just(0_usize), Just(16), Just(64)]),
         operations in prop::collection::vec(operation(), 1..300),
     ) {
-        let source = TestSource::default();
+        let source = TestSource::with_huge_pages(huge_pages);
         let zero_freed = config.zero_freed;
         let pool = Pool::new(&source, config).unwrap();
         let mut oracle = Oracle::new();
@@ -148,9 +157,11 @@ proptest! {
                     pool.trim();
                 }
                 Operation::FailCommits { after } => source.commits_left.set(after),
+                Operation::FailHuge { after } => source.huge_left.set(after),
                 Operation::FailDiscards { after } => source.discards_left.set(after),
                 Operation::Mend => {
                     source.commits_left.set(-1);
+                    source.huge_left.set(-1);
                     source.discards_left.set(-1);
                 }
             }

@@ -2,9 +2,12 @@
 #![allow(dead_code, reason = "each test binary uses some of them")]
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     ptr::NonNull,
-    sync::atomic::{AtomicI64, AtomicUsize, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicI64, AtomicUsize, Ordering},
+    },
 };
 
 use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
@@ -19,6 +22,31 @@ pub struct TestSource {
     /// Discards that succeed before one fails; negative: all succeed.
     pub discards_left: AtomicI64Default,
     pub discard_calls: AtomicUsize,
+    /// Pages of a huge page; none by default.
+    pub huge_pages: usize,
+    /// Requests for huge pages that are granted before none is; negative: all are.
+    pub huge_left: AtomicI64Default,
+    /// Which pages of the reservation lie in huge pages that were not split.
+    huge: Mutex<BTreeSet<usize>>,
+    pub splits: AtomicUsize,
+}
+
+impl TestSource {
+    /// A source that has huge pages of `pages` pages.
+    pub fn with_huge_pages(pages: usize) -> Self {
+        Self {
+            huge_pages: pages,
+            ..Self::default()
+        }
+    }
+
+    fn huge(&self) -> std::sync::MutexGuard<'_, BTreeSet<usize>> {
+        self.huge.lock().unwrap()
+    }
+}
+
+fn first_page(run: &PageRun) -> usize {
+    run.start.addr().get() / zsmalloc::PAGE_SIZE
 }
 
 /// A countdown that is off at first.
@@ -65,10 +93,50 @@ unsafe impl PageSource for TestSource {
         Ok(())
     }
 
+    fn huge_pages(&self) -> usize {
+        self.huge_pages
+    }
+
+    fn populate_huge(&self, run: PageRun) -> bool {
+        assert_eq!(run.pages, self.huge_pages);
+        if self.commits_left.0.load(Ordering::Relaxed) == 0 || self.huge_left.fails() {
+            return false;
+        }
+        assert!(self.huge().insert(first_page(&run)), "it was huge already");
+        self.committed_pages
+            .fetch_add(run.pages as i64, Ordering::Relaxed);
+        true
+    }
+
+    fn split_huge(&self, run: PageRun) {
+        let page = first_page(&run);
+        let mut huge = self.huge();
+        let first = huge.range(..=page).next_back().copied();
+        // It may be split again after its parts could not be given back.
+        if first.is_some_and(|first| page + run.pages <= first + self.huge_pages) {
+            huge.remove(&first.unwrap());
+            self.splits.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
         self.discard_calls.fetch_add(1, Ordering::Relaxed);
         if self.discards_left.fails() {
             return Err(SourceError::Discard);
+        }
+        for run in runs {
+            // A huge page goes whole, alone or with its neighbours, or was split before.
+            let (start, end) = (first_page(run), first_page(run) + run.pages);
+            let mut huge = self.huge();
+            let touched: Vec<usize> = huge
+                .range(..end)
+                .copied()
+                .filter(|first| first + self.huge_pages > start)
+                .collect();
+            for first in touched {
+                assert!(start <= first && first + self.huge_pages <= end);
+                huge.remove(&first);
+            }
         }
         let pages: usize = runs.iter().map(|run| run.pages).sum();
         self.committed_pages
@@ -129,7 +197,8 @@ pub fn check_stats<S: PageSource>(pool: &zsmalloc::Pool<S>, lengths: impl Iterat
             class.pages * zsmalloc::PAGE_SIZE
         );
     }
-    assert!(stats.pages() <= stats.resident_pages);
+    assert!(stats.pages() + stats.spare_pages <= stats.resident_pages);
+    assert!(stats.spare_pages <= stats.huge_pages && stats.huge_pages <= stats.resident_pages);
     assert_eq!(
         stats.resident_pages * zsmalloc::PAGE_SIZE,
         pool.resident_bytes()
