@@ -16,7 +16,7 @@ const EXAMPLES: &str = "\
 Examples:
   memfold-lab chain
   memfold-lab table --threads 1,2 --runs 3
-  sudo memfold-lab kernel --workload munmap-256 --against zram:lz4,memfold
+  sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
   sudo memfold-lab report --out report --scale 0.2      a page of everything: a quarter of an hour
 
 LISTs are separated by commas. Figures are medians of alternated rounds; spread is the largest
@@ -36,7 +36,7 @@ The kernel's contestants need root and that no other swap is in use. Swap, cgrou
 settings are as before afterwards, also after Ctrl-C or a crash.
 
 Examples:
-  sudo memfold-lab kernel --workload munmap-256:1 --against zram:lz4,memfold
+  sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
   sudo memfold-lab kernel --workload cpython,redis-get --scale 0.3 --runs 3
   memfold-lab kernel --workload usemem --against native,memfold --json > usemem.json";
 

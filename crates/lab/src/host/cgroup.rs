@@ -75,6 +75,11 @@ impl MemoryGroup {
         Ok(())
     }
 
+    /// Whether the kernel counts what zswap holds for its members against the limit.
+    pub fn charges_zswap(&self) -> bool {
+        self.version == Version::Two
+    }
+
     /// How many of its processes the kernel has killed for want of memory.
     pub fn kills(&self) -> Result<u64> {
         let file = match self.version {

@@ -31,7 +31,7 @@ pub const GROUPS: &[&str] = &[
 pub const SUMMARY: &[&str] = &[
     "cpython",
     "redis-get",
-    "munmap-256:1",
+    "munmap-256:recorded",
     "page-out:recorded",
     "swap-in-sequential:recorded",
     "swap-in-random:recorded",
@@ -91,7 +91,7 @@ impl Case {
     }
 
     /// Whether a command line means it: by its workload, or by that and the number of processes or
-    /// the data, as in `munmap-256:1` and `page-out:recorded`.
+    /// the data, as in `munmap-256:3` and `page-out:recorded`.
     fn is_called(&self, name: &str) -> bool {
         match name.split_once(':') {
             None => self.workload == name,
@@ -216,22 +216,18 @@ fn group(name: &str, scale: Scale) -> Vec<Case> {
     }
 }
 
-/// Seed 0's sizes with one process, and its 256 MB with 2, 3 and 4.
+/// Seed 0's sizes with one process, and its 256 MB with 2, 3 and 4, in its contents, which lz4
+/// compresses 60:1; and 256 MB with those of real programs.
 fn munmap(scale: Scale) -> Vec<Case> {
-    let sizes = [64, 128, 192, 256, 512].map(|megabytes| (megabytes, 1));
-    let crews = [2, 3, 4].map(|processes| (256, processes));
-    let case = |(megabytes, processes)| {
+    let sizes = [64, 128, 192, 256, 512].map(|megabytes| (megabytes, 1, "phrases"));
+    let crews = [2, 3, 4].map(|processes| (256, processes, "phrases"));
+    let case = |(megabytes, processes, data)| {
         let name = format!("munmap-{megabytes}");
-        evicted(
-            &name,
-            "munmap",
-            scale.megabytes(megabytes),
-            processes,
-            "phrases",
-            &[],
-        )
+        let megabytes = scale.megabytes(megabytes);
+        evicted(&name, "munmap", megabytes, processes, data, &[])
     };
-    sizes.into_iter().chain(crews).map(case).collect()
+    let cases = sizes.into_iter().chain(crews).map(case);
+    cases.chain([case((256, 1, "recorded"))]).collect()
 }
 
 fn swap(scale: Scale) -> Vec<Case> {
@@ -371,20 +367,20 @@ mod tests {
     #[test]
     fn names_and_groups_select_cases() {
         let all_munmap = cases(&["munmap"], 1.0).unwrap();
-        assert_eq!(all_munmap.len(), 8);
+        assert_eq!(all_munmap.len(), 9);
         let one = cases(&["munmap-64"], 1.0).unwrap();
         assert_eq!((one.len(), one[0].megabytes), (1, 64));
         let crews = cases(&["munmap-256"], 0.5).unwrap();
         let processes: Vec<usize> = crews.iter().map(|case| case.processes).collect();
-        assert_eq!(processes, [1, 2, 3, 4]);
+        assert_eq!(processes, [1, 2, 3, 4, 1]);
         assert_eq!(crews[0].megabytes, 128);
         let error = cases(&["munmap-65"], 1.0).unwrap_err().to_string();
         assert!(
             error.contains("zipf") && error.contains("munmap-512"),
             "{error}"
         );
-        let one_process = cases(&["munmap-256:1"], 1.0).unwrap();
-        assert_eq!((one_process.len(), one_process[0].processes), (1, 1));
+        let three = cases(&["munmap-256:3"], 1.0).unwrap();
+        assert_eq!((three.len(), three[0].processes), (1, 3));
         let recorded = cases(&["page-out:recorded"], 1.0).unwrap();
         assert_eq!((recorded.len(), recorded[0].data), (1, Some("recorded")));
         assert!(cases(&["page-out:none"], 1.0).is_err());

@@ -229,7 +229,12 @@ impl Session {
     /// A remark for the report.
     pub fn remark(&self) -> Option<String> {
         let zswap = self.zswap.as_ref()?;
-        Some(format!("zswap compresses with {} here", zswap.compressor()))
+        let compressor = zswap.compressor();
+        let charged = match &self.group {
+            Some(group) if group.charges_zswap() => ", and its pool counts against the limit",
+            _ => "",
+        };
+        Some(format!("zswap compresses with {compressor} here{charged}"))
     }
 
     /// Looks at the kernel's pool again and again until `stop`, to know it at its fullest.

@@ -136,9 +136,7 @@ pub fn markdown(all: &Experiments) -> Option<String> {
 fn line(all: &Experiments, (workload, metric, what): (&str, &str, &str)) -> Option<String> {
     // A whole report has more cases of some of them: with several processes, with other contents.
     let group = groups_of(all, |row| {
-        row["workload"] == workload
-            && row["processes"] == 1
-            && (row["data"] != "phrases" || workload == "munmap-256")
+        row["workload"] == workload && row["processes"] == 1 && row["data"] != "phrases"
     });
     let rows = &group.first()?.rows;
     let of = |contestant: &str| {
