@@ -44,8 +44,9 @@ enum Variant {
     BulkAlone,
 }
 
-const VARIANTS: [(&str, Variant); 6] = [
+const VARIANTS: [(&str, Variant); 7] = [
     ("pool-lock", Variant::Original(Step::PoolLock)),
+    ("pool-lock-kept", Variant::Original(Step::PoolLockKept)),
     ("outside-lock", Variant::Original(Step::OutsideLock)),
     ("class-index", Variant::Original(Step::ClassIndex)),
     ("deferred", Variant::Deferred),
@@ -78,7 +79,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let variants = options
         .list(
             "variant",
-            "pool-lock,outside-lock,class-index,deferred,bulk,bulk-alone",
+            "pool-lock,pool-lock-kept,outside-lock,class-index,deferred,bulk,bulk-alone",
         )
         .into_iter()
         .map(|wanted| {
@@ -125,6 +126,11 @@ pub fn run(options: &Options) -> Result<Report> {
             );
         }
     }
+    report.note(
+        "pool-lock-kept: as pool-lock, but freed zspages are kept for the next ones, as the kernel's \
+         go to its page allocator, instead of being given back with a system call each; its \
+         returned_ms is until they could be used again.",
+    );
     report.note(
         "caller_ns_per_free: what the freeing threads spend; cpu_ns_per_free: what all threads \
          spend, helpers included and compactor excluded; returned_ms: from the last free to the \

@@ -171,7 +171,7 @@ fn traces(lab: u32) -> Vec<String> {
     found
 }
 
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !condition() {
         assert!(Instant::now() < deadline, "not within a minute: {what}");
@@ -213,7 +213,12 @@ fn end_the_lab(end: End) {
         .unwrap();
     let process = child.id();
     // The swap and the cgroup are there, or about to be.
-    wait_until("the lab sets swap up", || traces(process).len() >= 2);
+    let mut ended = None;
+    wait_until("the lab sets swap up", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some() || traces(process).len() >= 2
+    });
+    assert_eq!(ended, None, "it could not even start, see above");
     let target = process.cast_signed() * if end.group { -1 } else { 1 };
     // SAFETY: a signal to a process of ours, or to its own group.
     unsafe { libc::kill(target, end.signal) };

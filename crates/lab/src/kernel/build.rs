@@ -117,8 +117,8 @@ pub struct Sources {
 
 impl Sources {
     /// Fetches the crates (from the registry, or from cargo's cache) and writes a makefile.
-    /// Below scale 1 there are fewer C files, and from a half on a smaller crate, whose compiler
-    /// takes no less memory.
+    /// At scale 1 there are some C files of every part and a crate of seconds; above, more files
+    /// and a larger crate, whose compiler takes no more memory.
     pub fn fetch(scale: f64) -> Result<Self> {
         let folder = Scratch::new()?;
         fs::write(folder.path().join("Cargo.toml"), MANIFEST)?;
@@ -133,7 +133,7 @@ impl Sources {
         let zstd = zstd_sources(&serde_json::from_slice(&metadata)?)?;
         fs::write(folder.path().join("Makefile"), makefile(&zstd, scale)?)?;
         let package = match scale {
-            small if small <= 0.5 => "regex-syntax",
+            small if small <= 1.0 => "regex-syntax",
             _ => "regex-automata",
         };
         Ok(Self { folder, package })
@@ -168,6 +168,8 @@ fn zstd_sources(metadata: &Value) -> Result<PathBuf> {
 
 /// The fewest C files that are built.
 const LEAST_FILES: usize = 12;
+/// C files at scale 1.
+const FILES: f64 = 20.0;
 
 fn makefile(zstd: &Path, scale: f64) -> Result<String> {
     let mut all = Vec::new();
@@ -184,7 +186,7 @@ fn makefile(zstd: &Path, scale: f64) -> Result<String> {
         "{} has no C sources",
         zstd.display()
     );
-    let wanted = ((all.len() as f64 * scale) as usize).clamp(LEAST_FILES, all.len());
+    let wanted = ((FILES * scale) as usize).clamp(LEAST_FILES, all.len());
     let mut objects = Vec::new();
     let mut rules = String::new();
     // Some of every part.
@@ -249,7 +251,7 @@ mod tests {
             }
             text.matches("cc -O3").count()
         };
-        assert_eq!((files(0.01), files(0.5), files(2.0)), (12, 20, 40));
+        assert_eq!((files(0.01), files(1.0), files(9.0)), (12, 20, 40));
     }
 
     #[test]

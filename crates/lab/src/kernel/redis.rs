@@ -41,7 +41,7 @@ impl Load {
         Self {
             save,
             keys: scale.count(310_000, LEAST_KEYS),
-            requests: scale.count(300_000, 5_000),
+            requests: scale.count(150_000, 5_000),
         }
     }
 
