@@ -1,6 +1,6 @@
 //! What an experiment prints: a table, or one JSON object.
 
-use std::{fmt::Write as _, process::Command};
+use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -220,23 +220,9 @@ pub fn host() -> String {
     )
 }
 
-pub fn commit() -> String {
-    let output = Command::new("git")
-        .args([
-            "-C",
-            env!("CARGO_MANIFEST_DIR"),
-            "rev-parse",
-            "--short",
-            "HEAD",
-        ])
-        .stderr(std::process::Stdio::null())
-        .output();
-    match output {
-        Ok(output) if output.status.success() => {
-            String::from_utf8_lossy(&output.stdout).trim().to_owned()
-        }
-        _ => "unknown".to_owned(),
-    }
+/// The commit that this program was built from.
+pub fn commit() -> &'static str {
+    env!("MEMFOLD_LAB_COMMIT")
 }
 
 /// Pages of anonymous memory this process has, in bytes, as the kernel counts them.

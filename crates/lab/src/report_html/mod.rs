@@ -196,7 +196,7 @@ fn write(
         repeat,
         // That of the figures, not of the machine that writes the page.
         host: recorded("host").unwrap_or_else(report::host),
-        commit: recorded("commit").unwrap_or_else(report::commit),
+        commit: recorded("commit").unwrap_or_else(|| report::commit().to_owned()),
     };
     let page = out.join("index.html");
     fs::write(&page, page::page(&parts))?;
