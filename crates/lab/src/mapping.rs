@@ -3,16 +3,15 @@
 use std::ptr::NonNull;
 
 use memfold_sys::{
-    huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, split_huge},
+    huge::{HUGE_PAGE_SIZE, forbid_huge, populate_huge, split_huge},
     memory::discard_all,
 };
 use zsmalloc::{PAGE_SIZE, PageRun, PageSource, SourceError};
 
-/// Anonymous private mappings; discarded pages go back with `MADV_DONTNEED`.
+/// Anonymous private mappings; discarded pages go back with `MADV_DONTNEED`, and huge pages are had
+/// whenever the system has any, however long that takes: no experiment times it.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Mapping;
-
-static HUGE_PAGES: HugePages = HugePages::new();
 
 // SAFETY: a reservation is a fresh anonymous mapping, readable, writable and zero, which stays
 // until `munmap`. Discarded pages read as zero.
@@ -60,7 +59,7 @@ unsafe impl PageSource for Mapping {
 
     fn populate_huge(&self, run: PageRun) -> bool {
         // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
-        unsafe { HUGE_PAGES.populate(run.start) }
+        unsafe { populate_huge(run.start) }.is_some()
     }
 
     fn split_huge(&self, run: PageRun) {

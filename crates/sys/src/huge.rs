@@ -26,7 +26,7 @@ pub unsafe fn forbid_huge(start: NonNull<u8>, length: usize) -> io::Result<()> {
 ///
 /// # Safety
 /// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it.
-unsafe fn populate_huge(start: NonNull<u8>) -> Option<Duration> {
+pub unsafe fn populate_huge(start: NonNull<u8>) -> Option<Duration> {
     debug_assert!(start.addr().get().is_multiple_of(HUGE_PAGE_SIZE));
     let before = thread_time();
     // SAFETY: the caller's promise for all of this; the pages read as zero before and after.
@@ -85,10 +85,8 @@ impl HugePages {
         }
     }
 
-    /// Backs [`HUGE_PAGE_SIZE`] bytes, aligned to that and without memory, with one huge page of
-    /// zeros. `false`, and still no memory, if there is none to be had, or this attempt is left out.
-    /// The range is left as [`forbid_huge`] does, so that the system never fills it up again once
-    /// parts were given back.
+    /// Does as [`populate_huge`], unless this attempt is left out. `false`, and still no memory, if
+    /// so or if there is no huge page to be had.
     ///
     /// # Safety
     /// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it.

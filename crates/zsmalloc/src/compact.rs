@@ -61,8 +61,8 @@ impl<S: PageSource> Pool<S> {
     /// every move. `go_on` is asked before each batch of zspages (a few hundred objects).
     ///
     /// The memory goes back to the system before the call returns, with what was held back for
-    /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages). Of the free parts of
-    /// huge pages, what [`Config::spare_part`](crate::Config::spare_part) allows stays.
+    /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages). Free parts of huge pages
+    /// stay: [`Pool::trim_spare`] gives them back.
     ///
     /// A class that another thread is compacting just now is left out.
     ///
@@ -97,7 +97,6 @@ impl<S: PageSource> Pool<S> {
                 self.trim_classes(class_index..class_index + 1);
             }
         }
-        self.trim_spare();
         report
     }
 

@@ -87,6 +87,8 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         room.resize(BATCH, ObjectWord::PLACEHOLDER);
     }
     let words_wait = || pool.deferred_bytes() > 0;
+    // Once: to find out, the system's files on limits are read.
+    let processors = thread::available_parallelism().map_or(1, usize::from);
     let mut collect = COLLECT;
     // Words freed since the memory they held was given back.
     let mut burst = 0;
@@ -94,7 +96,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         if !words_wait() {
             let give_back = signal.take_memory() || burst >= FEW;
             if give_back || signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
-                give_all_back(pool);
+                give_all_back(pool, processors);
                 burst = 0;
                 continue;
             }
@@ -129,8 +131,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
 
 /// Gives all memory back that holds no object. What it costs is the system's work: with much of
 /// it, and other processors that may be idle, several threads do it at once.
-fn give_all_back<S: PageSource>(pool: &Pool<S>) {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
+fn give_all_back<S: PageSource>(pool: &Pool<S>, processors: usize) {
     let helpers = (pool.warm_pages() / HELPER_PAGES)
         .min(MAX_HELPERS)
         .min(processors - 1);

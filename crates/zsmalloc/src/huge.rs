@@ -24,7 +24,8 @@ const SPLITS_AT_ONCE: usize = 4;
 impl<S: PageSource> Pool<S> {
     /// Whether a stretch may be filled by a huge page now.
     pub(crate) fn may_fill_stretch(&self) -> bool {
-        let spare = self.arenas.spare_pages() + self.arenas.stretch_pages();
+        // Half of the new one, as it is on average until the next.
+        let spare = self.arenas.spare_pages() + self.arenas.stretch_pages() / 2;
         self.spare_part > 0
             && spare.saturating_mul(self.spare_part) <= self.resident_pages.load(Ordering::Relaxed)
     }

@@ -50,11 +50,11 @@ pub struct Config {
     /// frees does the work. 0: nothing waits.
     pub deferred_bytes: usize,
     /// What part of the pool's memory may be free pages inside huge ones: one in so many. The pool
-    /// asks for huge pages, if its source has any, only as long as there is less; so a pool smaller
-    /// than so many huge pages has none. Where frees leave more, huge pages are split: by a
+    /// asks for huge pages, if its source has any, only as long as there is less, half of the new
+    /// one included; so a pool smaller than half as many huge pages has none. Where frees leave more, huge pages are split: by a
     /// [`Drainer`](crate::Drainer) that has nothing else to do if it is twice as much, by frees if
-    /// it has been an eighth of the pool for a while, and by [`Pool::trim_spare`],
-    /// [`Pool::compact`] and [`Pool::trim`].
+    /// it has been an eighth of the pool for a while, and by [`Pool::trim_spare`] and
+    /// [`Pool::trim`].
     /// 0: no huge pages.
     pub spare_part: usize,
 }
@@ -68,7 +68,7 @@ impl Default for Config {
             shards: 0,
             retained_pages: 4096,
             deferred_bytes: 8 << 20,
-            spare_part: 24,
+            spare_part: 32,
         }
     }
 }

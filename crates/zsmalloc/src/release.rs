@@ -38,8 +38,9 @@ impl Released {
 }
 
 /// How many stretches are discarded from, and how many runs given to the source, at once. They are
-/// collected on the stack: giving memory back must not need any.
-const DISCARD_STRETCHES: usize = 16;
+/// collected on the stack: giving memory back must not need any. So few that several threads find
+/// work.
+const DISCARD_STRETCHES: usize = 8;
 /// Loom's threads have small stacks.
 const DISCARD_RUNS: usize = if cfg!(loom) { 16 } else { 512 };
 

@@ -49,7 +49,7 @@ fn free_all(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
 #[test]
 fn a_small_pool_has_none_and_a_large_one_mostly() {
     let pool = pool(8);
-    let few = store_pages(&pool, 8 * HUGE as u64);
+    let few = store_pages(&pool, 3 * HUGE as u64);
     assert_eq!(pool.stats().huge_pages, 0);
     let many = store_pages(&pool, 4000);
     check(
