@@ -354,8 +354,8 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
     let stop = AtomicBool::new(false);
     let go_on = || !stop.load(Ordering::Relaxed);
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    let others = usize::from(case.compactor) + if case.busy { cpus } else { 0 };
-    let start = Barrier::new(case.threads + others + 1);
+    let spinners = if case.busy { cpus } else { 0 };
+    let start = Barrier::new(case.threads + usize::from(case.compactor) + spinners + 1);
     thread::scope(|scope| {
         // Threads whose time does not count: they say how much they used.
         let mut apart = Vec::new();
@@ -368,7 +368,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
                 })
             }));
         }
-        for _ in 0..if case.busy { cpus } else { 0 } {
+        for _ in 0..spinners {
             apart.push(scope.spawn(|| {
                 apart_from(&start, || {
                     while go_on() {
@@ -391,10 +391,8 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let before = process_cpu();
         start.wait();
         let first_free = Instant::now();
-        let caller_time: Duration = callers
-            .into_iter()
-            .map(|caller| caller.join().unwrap_or(Duration::MAX))
-            .sum();
+        let ended = callers.into_iter().map(|caller| caller.join());
+        let caller_time: Duration = ended.map(|time| time.unwrap_or(Duration::MAX)).sum();
         let last_free = Instant::now();
         // Looking whether the memory is back is the experiment's own work.
         let before_looking = thread_cpu();
@@ -406,10 +404,8 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let looking = thread_cpu().saturating_sub(before_looking);
         let back = allocator.resident_bytes() == 0;
         stop.store(true, Ordering::Relaxed);
-        let not_counted: Duration = apart
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_default())
-            .sum();
+        let ended = apart.into_iter().map(|thread| thread.join());
+        let not_counted: Duration = ended.map(|time| time.unwrap_or_default()).sum();
         let cpu = process_cpu()
             .saturating_sub(before)
             .saturating_sub(not_counted + looking);

@@ -104,12 +104,27 @@ fn against_zram(
 }
 
 fn swap_table(all: &Experiments) -> Vec<Line> {
-    let table = |variant: &str, wanted: &[(&str, Value)], field: &str| {
-        let mut wanted = wanted.to_vec();
-        wanted.push(("variant", variant.into()));
-        all.number("table", &wanted, field)
-    };
-    let mut lines = vec![
+    let mut lines = swap_table_end_to_end(all);
+    lines.extend(swap_table_operations(all));
+    lines.extend(swap_table_usemem(all));
+    lines.push(swap_table_memory(all));
+    lines
+}
+
+/// A field of one design in the experiment `table`.
+fn of_table(
+    all: &Experiments,
+    variant: &str,
+    wanted: &[(&str, Value)],
+    field: &str,
+) -> Option<f64> {
+    let mut wanted = wanted.to_vec();
+    wanted.push(("variant", variant.into()));
+    all.number("table", &wanted, field)
+}
+
+fn swap_table_end_to_end(all: &Experiments) -> Vec<Line> {
+    vec![
         against_zram(
             all,
             "usemem, 31 × 1 GB in 4 GB: throughput",
@@ -145,7 +160,13 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
             ("build", 1, "rust_seconds"),
             "s",
         ),
-    ];
+    ]
+}
+
+fn swap_table_operations(all: &Experiments) -> Vec<Line> {
+    let table =
+        |variant: &str, wanted: &[(&str, Value)]| of_table(all, variant, wanted, "mops_per_s");
+    let mut lines = Vec::new();
     let rivals = [
         ("tree-lock-free", "without a lock, as the kernel's"),
         ("tree", "under the lock of its tree"),
@@ -158,8 +179,8 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
                 published: "not published alone",
                 published_gain: None,
                 here: format!("table, look-up, {threads} threads: {tree}, swap-table"),
-                before: table(tree, &wanted, "mops_per_s"),
-                after: table("swap-table", &wanted, "mops_per_s"),
+                before: table(tree, &wanted),
+                after: table("swap-table", &wanted),
                 unit: "M/s",
                 more_is_better: true,
             });
@@ -172,12 +193,21 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
             published: "not published alone",
             published_gain: None,
             here: format!("table, {op}, 2 threads: tree-lock-free, swap-table"),
-            before: table("tree-lock-free", &wanted, "mops_per_s"),
-            after: table("swap-table", &wanted, "mops_per_s"),
+            before: table("tree-lock-free", &wanted),
+            after: table("swap-table", &wanted),
             unit: "M/s",
             more_is_better: true,
         });
     }
+    lines
+}
+
+fn swap_table_usemem(all: &Experiments) -> Vec<Line> {
+    let table = |variant: &str, field: &str| {
+        let wanted = [("op", "usemem".into()), ("threads", 2.into())];
+        of_table(all, variant, &wanted, field)
+    };
+    let mut lines = Vec::new();
     for (what, figures, gain, field, unit) in [
         (
             "throughput",
@@ -195,21 +225,24 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
         ),
         ("time to free", "−24 %, −5 %", 1.32, "free_ms", "ms"),
     ] {
-        let wanted = [("op", "usemem".into()), ("threads", 2.into())];
         lines.push(Line {
             what: format!("usemem over the two designs alone, 2 threads: {what}"),
             published: figures,
             published_gain: Some(gain),
             here: "table, usemem, 2 threads: tree-lock-free, swap-table".to_owned(),
-            before: table("tree-lock-free", &wanted, field),
-            after: table("swap-table", &wanted, field),
+            before: table("tree-lock-free", field),
+            after: table("swap-table", field),
             unit,
             more_is_better: unit.ends_with("/s"),
         });
     }
+    lines
+}
+
+fn swap_table_memory(all: &Experiments) -> Line {
     let full = [("fill", "full".into())];
     let static_slot = all.kernel("zram:lz4", "memhog", 1, "bytes_per_slot_at_rest");
-    lines.push(Line {
+    Line {
         what: "memory a slot, full".to_owned(),
         published: "3 static + 8 → 8 bytes, none static",
         published_gain: Some(11.0 / 8.0),
@@ -219,12 +252,11 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
             }
             None => "table: tree, swap-table".to_owned(),
         },
-        before: table("tree", &full, "bytes_per_slot"),
-        after: table("swap-table", &full, "bytes_per_slot"),
+        before: of_table(all, "tree", &full, "bytes_per_slot"),
+        after: of_table(all, "swap-table", &full, "bytes_per_slot"),
         unit: "bytes",
         more_is_better: false,
-    });
-    lines
+    }
 }
 
 fn virtual_slots(all: &Experiments) -> Vec<Line> {
