@@ -112,7 +112,7 @@ fn a_stopped_program_does_not_hold_up_the_others() {
         .and_then(|line| line.parse().ok())
         .expect("the first program's number");
     let stopped = Pid::from_raw(first);
-    for round in 0..25u64 {
+    for round in 0..15u64 {
         // Somewhere in its batches: now and then its helper is inside the gate.
         std::thread::sleep(Duration::from_micros(20_000 + 700 * round));
         kill(stopped, Signal::SIGSTOP).expect("the program is stopped");
