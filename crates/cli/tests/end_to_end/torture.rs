@@ -111,11 +111,11 @@ fn memtester_finds_nothing() {
     let _guard = alone();
     // Without the capability and the limit it cannot lock its buffer, and tests it unlocked.
     let script =
-        "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock memtester 30M 1";
+        "ulimit -l 0; exec setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock memtester 34M 1";
     let program = Program::new("sh")
         .args(["-c", script])
         .timeout(Duration::from_secs(300));
-    let outcome = program.run(Limits::Resident(12 * MIB));
+    let outcome = program.run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     let text = outcome.text();
     assert!(
@@ -123,7 +123,7 @@ fn memtester_finds_nothing() {
         "its memory must not be locked: {text}"
     );
     assert!(text.contains("Done."), "{text}");
-    outcome.assert_swapped(30 * MIB);
+    outcome.assert_swapped(34 * MIB);
     outcome.assert_limit_held();
 }
 
