@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use memfold_sys::{
     huge::{HUGE_PAGE_SIZE, forbid_huge, populate_huge, split_huge},
-    memory::discard_all,
+    memory::{self, discard_all},
 };
 use zsmalloc::{PAGE_SIZE, PageRun, PageSource, SourceError};
 
@@ -18,32 +18,13 @@ pub struct Mapping;
 unsafe impl PageSource for Mapping {
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
         let bytes = pages * PAGE_SIZE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes + HUGE_PAGE_SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(SourceError::Reserve { pages });
-        }
-        let before = address.cast::<u8>().align_offset(HUGE_PAGE_SIZE);
-        // SAFETY: both ends lie in the mapping made above, outside what is kept of it.
-        let start = unsafe {
-            let start = address.add(before);
-            if before > 0 {
-                libc::munmap(address, before);
-            }
-            libc::munmap(start.add(bytes), HUGE_PAGE_SIZE - before);
-            NonNull::new(start.cast::<u8>()).ok_or(SourceError::Reserve { pages })?
-        };
+        let mapping = memory::Mapping::aligned(bytes, HUGE_PAGE_SIZE)
+            .map_err(|_| SourceError::Reserve { pages })?;
+        let start = mapping.start();
+        // It lives until `unreserve`.
+        std::mem::forget(mapping);
         // A huge page nobody asked for would take memory for pages that were never used.
-        // SAFETY: the range is what was kept of the new mapping.
+        // SAFETY: the range is the new mapping.
         let _ = unsafe { forbid_huge(start, bytes) };
         Ok(start)
     }

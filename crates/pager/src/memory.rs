@@ -14,26 +14,18 @@ pub struct MappedSource {
     huge_pages: HugePages,
 }
 
-/// Where a reservation in a mapping begins.
-fn aligned(mapping: &Mapping) -> NonNull<u8> {
-    let offset = mapping.start().align_offset(HUGE_PAGE_SIZE);
-    // SAFETY: mappings here are longer than their reservation by a huge page.
-    unsafe { mapping.start().add(offset) }
-}
-
 // SAFETY: a reservation is a fresh private mapping, readable, writable, zero, aligned, kept in
 // `mappings` until it is unreserved. Discarded pages read as zero and may be touched.
 unsafe impl PageSource for MappedSource {
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
         let refused = SourceError::Reserve { pages };
         let length = pages.checked_mul(PAGE_SIZE).ok_or(refused)?;
-        let whole = length.checked_add(HUGE_PAGE_SIZE).ok_or(refused)?;
-        let mapping = Mapping::anonymous(whole).map_err(|_| refused)?;
+        let mapping = Mapping::aligned(length, HUGE_PAGE_SIZE).map_err(|_| refused)?;
+        let start = mapping.start();
         // Where the system uses huge pages unasked they would keep memory that was given back. (One
         // that knows none refuses this.)
         // SAFETY: the whole mapping.
-        let _ = unsafe { forbid_huge(mapping.start(), whole) };
-        let start = aligned(&mapping);
+        let _ = unsafe { forbid_huge(start, length) };
         self.mappings
             .lock()
             .unwrap_or_else(|poison| poison.into_inner())
@@ -46,7 +38,7 @@ unsafe impl PageSource for MappedSource {
             .mappings
             .lock()
             .unwrap_or_else(|poison| poison.into_inner());
-        mappings.retain(|mapping| aligned(mapping) != base);
+        mappings.retain(|mapping| mapping.start() != base);
     }
 
     fn huge_pages(&self) -> usize {

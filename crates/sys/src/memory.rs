@@ -2,6 +2,7 @@
 
 use crate::PAGE_SIZE;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -26,6 +27,25 @@ impl Mapping {
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
             -1,
         )
+    }
+
+    /// Like [`Mapping::anonymous`], of whole pages, and beginning at a multiple of `alignment`, which
+    /// is a power of two and pages too.
+    pub fn aligned(length: usize, alignment: usize) -> io::Result<Mapping> {
+        let whole = length
+            .checked_add(alignment)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = ManuallyDrop::new(Self::anonymous(whole)?);
+        let before = mapping.start.align_offset(alignment);
+        // SAFETY: both ends lie in the mapping made just now, outside what is kept of it.
+        unsafe {
+            let start = mapping.start.add(before);
+            if before > 0 {
+                libc::munmap(mapping.start.as_ptr().cast(), before);
+            }
+            libc::munmap(start.add(length).as_ptr().cast(), alignment - before);
+            Ok(Mapping { start, length })
+        }
     }
 
     /// Maps `length` bytes of a descriptor shared.
