@@ -25,9 +25,6 @@ const FASTEST_GROWTH: u64 = 8 << 30;
 const HELPERLESS: Duration = Duration::from_millis(250);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
-/// Its turns on the CPU: whoever asks for short ones gets them soon, ahead of those in the middle of
-/// a long one.
-const SLICE_NANOSECONDS: u64 = 100_000;
 /// Resident memory that nobody here filled in and that makes it worth to look at the mappings again.
 const GROWTH_TO_LOOK_PAGES: i64 = 256;
 /// How long taking over waits for a gate before another turn.
@@ -56,7 +53,7 @@ impl Governor {
         memfold_sys::thread::set_timer_slack(50_000);
         // Late, it lets programs outgrow the limit before they are managed.
         memfold_sys::thread::set_nice(-10);
-        memfold_sys::thread::set_slice(SLICE_NANOSECONDS);
+        memfold_sys::thread::set_shortest_slice();
         let mut looked = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
             let nap = self.tick();
@@ -142,7 +139,7 @@ impl Governor {
         let Ok(survey) = Survey::of(space, attached) else {
             return;
         };
-        *lock(&space.thread_ends) = survey.thread_ends.clone().into();
+        *lock(&space.thread_ends) = survey.thread_ends.as_slice().into();
         if survey.fresh.is_empty() {
             return;
         }

@@ -36,9 +36,6 @@ const REMOVED_GRACE: u32 = 10;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
-/// The shortest turn that the kernel grants.
-const SLICE_NANOSECONDS: u64 = 100_000;
-
 /// What the reclaimer's thread keeps.
 pub struct Reclaimer {
     group: Arc<Group>,
@@ -88,7 +85,7 @@ impl Reclaimer {
     /// Runs until the group stops.
     pub fn run(&mut self) {
         // The program's thread that a handler just woke is not to wait for a whole turn of this one.
-        memfold_sys::thread::set_slice(SLICE_NANOSECONDS);
+        memfold_sys::thread::set_shortest_slice();
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.wait_for_call(Duration::from_millis(50));
             self.reclaim();

@@ -65,9 +65,11 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Asks for short turns on the CPU: the calling thread gets its share as before, but is soon
-/// preempted by who wakes up. Best effort; kernels before 6.12 do not know it.
-pub fn set_slice(nanoseconds: u64) {
+/// Asks for the shortest turns on the CPU that the kernel grants: the calling thread gets its share as
+/// before, but gets its turns soon, and is soon preempted by who wakes up. Best effort; kernels before
+/// 6.12 do not know it.
+pub fn set_shortest_slice() {
+    const NANOSECONDS: u64 = 100_000;
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -87,7 +89,7 @@ pub fn set_slice(nanoseconds: u64) {
         flags: 0,
         nice,
         priority: 0,
-        runtime: nanoseconds,
+        runtime: NANOSECONDS,
         deadline: 0,
         period: 0,
     };

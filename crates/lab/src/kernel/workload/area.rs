@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Result, bail, ensure};
 use zsmalloc::{PAGE_SIZE, PageSource};
 
-use super::{Data, Wrong, worker::processor_time};
-use crate::mapping::Mapping;
+use super::{Data, Wrong};
+use crate::{clock::process_cpu, mapping::Mapping};
 
 /// Memory in whole pages, of any origin.
 pub trait Pages {
@@ -128,12 +128,12 @@ impl Area {
     /// Gives the memory up. Returns what it took.
     pub fn unmap(self) -> Unmapped {
         let Self { base, pages } = self;
-        let cpu = processor_time();
+        let cpu = process_cpu();
         let started = Instant::now();
         drop(self);
         Unmapped {
             waited: started.elapsed(),
-            processor: processor_time() - cpu,
+            processor: process_cpu() - cpu,
             place: Some(Place { base, pages }),
         }
     }

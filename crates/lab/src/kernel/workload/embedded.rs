@@ -11,9 +11,9 @@ use super::{
     Data, Figures,
     area::{Area, Pages, Unmapped},
     pages,
-    worker::{Order, processor_time, read_all, spoil},
+    worker::{Order, read_all, spoil},
 };
-use crate::Options;
+use crate::{Options, clock::process_cpu};
 
 /// Memory that can be asked to leave.
 trait Swapped: Pages {
@@ -61,13 +61,13 @@ impl Swapped for Folded {
     fn unmap(self, data: &mut Data) -> Result<Unmapped> {
         let Self { memfold, region } = self;
         let length = region.len();
-        let cpu = processor_time();
+        let cpu = process_cpu();
         let started = Instant::now();
         drop(region);
         let waited = started.elapsed();
         // What happens in the background is part of the cost.
         memfold.settle();
-        let processor = processor_time() - cpu;
+        let processor = process_cpu() - cpu;
         let region = memfold.map(length)?;
         let mut again = Self { memfold, region };
         again.write_all(data);
@@ -99,11 +99,11 @@ pub fn run(options: &Options) -> Result<Figures> {
 fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
     let mut data = Data::new(options.value("data").unwrap_or("recorded"))?;
     memory.write_all(&data);
-    let cpu = processor_time();
+    let cpu = process_cpu();
     let started = Instant::now();
     memory.page_out()?;
     let seconds = started.elapsed().as_secs_f64();
-    let cpu = processor_time() - cpu;
+    let cpu = process_cpu() - cpu;
     match options.value("order").unwrap_or("page-out") {
         "page-out" => {
             let mebibytes = memory.mebibytes();

@@ -16,7 +16,7 @@ use super::{
     latency::Latencies,
     pages, report,
 };
-use crate::{Options, random::Random};
+use crate::{Options, clock::process_cpu, random::Random};
 
 /// Memory that a worker keeps beside what it unmaps, to see that this is left alone: 1 MiB.
 const CONTROL_PAGES: usize = 256;
@@ -48,18 +48,18 @@ pub fn run(options: &Options) -> Result<()> {
                 Figures::default().with("fraction_out", held.fraction_out()?)
             }
             "munmap" => {
-                spent = processor_time();
+                spent = process_cpu();
                 let took = area.take().map_or(Unmapped::default(), Area::unmap);
                 place = took.place;
                 Figures::default().with("munmap_ms", took.waited.as_secs_f64() * 1e3)
             }
             "read-sequential" | "read-random" => {
-                spent = processor_time();
+                spent = process_cpu();
                 let held = area.as_mut().context("the memory is gone")?;
                 read_all(held, Order::named(&line["read-".len()..])?)?
             }
             "spent?" => {
-                let spent = processor_time() - spent;
+                let spent = process_cpu() - spent;
                 Figures::default().with("own_cpu_ms", spent.as_secs_f64() * 1e3)
             }
             "check" => {
@@ -122,7 +122,7 @@ impl Order {
 pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let order = order.of(area.pages());
     let mut latencies = Latencies::for_count(order.len());
-    let cpu = processor_time();
+    let cpu = process_cpu();
     let started = Instant::now();
     let mut before = started;
     for number in order {
@@ -139,7 +139,7 @@ pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let figures = Figures::default()
         .with("seconds", seconds)
         .with("throughput_mib_per_s", mebibytes / seconds)
-        .with("own_cpu_ms", (processor_time() - cpu).as_secs_f64() * 1e3);
+        .with("own_cpu_ms", (process_cpu() - cpu).as_secs_f64() * 1e3);
     Ok(latencies.add_to(figures))
 }
 
@@ -155,15 +155,6 @@ pub fn ballast(options: &Options) -> Result<()> {
         report(&Figures::default())?;
     }
     Ok(())
-}
-
-/// What this process has used of its processors.
-pub fn processor_time() -> Duration {
-    // SAFETY: an all-zero timespec is a valid value.
-    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a timespec of ours; the clock exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]
