@@ -98,13 +98,7 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn range(start: u64, end: u64) -> PageRange {
-        PageRange {
-            start: VirtualPage(start),
-            end: VirtualPage(end),
-        }
-    }
+    use crate::page::range;
 
     fn remap(from: u64, to: u64) -> Change {
         Change::Remap {

@@ -59,3 +59,12 @@ impl PageRange {
         }
     }
 }
+
+/// Pages by their numbers, for tests.
+#[cfg(test)]
+pub fn range(start: u64, end: u64) -> PageRange {
+    PageRange {
+        start: VirtualPage(start),
+        end: VirtualPage(end),
+    }
+}

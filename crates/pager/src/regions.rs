@@ -86,13 +86,7 @@ impl Regions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn range(start: u64, end: u64) -> PageRange {
-        PageRange {
-            start: VirtualPage(start),
-            end: VirtualPage(end),
-        }
-    }
+    use crate::page::range;
 
     /// Random adds and removes against a plain set of pages.
     #[test]

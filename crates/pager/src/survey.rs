@@ -85,13 +85,7 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn range(start: u64, end: u64) -> PageRange {
-        PageRange {
-            start: VirtualPage(start),
-            end: VirtualPage(end),
-        }
-    }
+    use crate::page::range;
 
     fn survey(guarded: bool, parts: &[PageRange], guards: &[PageRange]) -> (Vec<u64>, bool) {
         let mut survey = Survey::default();

@@ -37,9 +37,24 @@ fn check(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
     assert_eq!(committed, pool.stats().resident_pages);
 }
 
-fn free_all(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
+fn free(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
     let mut words: Vec<_> = stored.iter().map(|&(_, word)| word).collect();
     pool.free_bulk(&mut words);
+}
+
+/// Frees all but those whose number is a multiple of `step`, and returns these.
+fn free_but_every(
+    pool: &Pool<TestSource>,
+    stored: Vec<(u64, ObjectWord)>,
+    step: u64,
+) -> Vec<(u64, ObjectWord)> {
+    let (kept, freed): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(n, _)| n % step == 0);
+    free(pool, &freed);
+    kept
+}
+
+fn free_all(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
+    free(pool, stored);
     pool.trim();
     assert_eq!(pool.stats().resident_pages, 0);
     assert_eq!(pool.stats().huge_pages + pool.stats().spare_pages, 0);
@@ -68,7 +83,7 @@ fn a_small_pool_has_none_and_a_large_one_mostly() {
         stats.spare_pages <= HUGE && stats.huge_splits == 0,
         "{stats}"
     );
-    pool.free_bulk(&mut few.iter().map(|&(_, word)| word).collect::<Vec<_>>());
+    free(&pool, &few);
     free_all(&pool, &many);
     assert_eq!(pool.stats().huge_splits, 0, "whole ones need no splitting");
 }
@@ -88,8 +103,7 @@ fn a_refilled_pool_is_filled_by_huge_pages_again() {
 fn where_much_is_free_huge_pages_are_split() {
     let pool = pool(8);
     let stored = store_pages(&pool, 6000);
-    let (kept, freed): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(n, _)| n % 16 == 0);
-    pool.free_bulk(&mut freed.iter().map(|&(_, word)| word).collect::<Vec<_>>());
+    let kept = free_but_every(&pool, stored, 16);
     let before = pool.stats();
     assert!(
         before.spare_pages > 4000 && before.huge_splits == 0,
@@ -112,8 +126,7 @@ fn where_much_is_free_huge_pages_are_split() {
 fn spare_pages_are_used_first() {
     let pool = pool(8);
     let stored = store_pages(&pool, 6000);
-    let (kept, freed): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(n, _)| n % 2 == 0);
-    pool.free_bulk(&mut freed.iter().map(|&(_, word)| word).collect::<Vec<_>>());
+    let kept = free_but_every(&pool, stored, 2);
     let before = pool.stats();
     assert!(before.spare_pages > 2000, "{before}");
     // From another thread too, which is of another shard.
@@ -130,8 +143,7 @@ fn spare_pages_are_used_first() {
 fn what_cannot_be_given_back_is_kept_and_tried_again() {
     let pool = pool(8);
     let stored = store_pages(&pool, 3000);
-    let (mut kept, freed): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(n, _)| n % 16 == 0);
-    pool.free_bulk(&mut freed.iter().map(|&(_, word)| word).collect::<Vec<_>>());
+    let mut kept = free_but_every(&pool, stored, 16);
     for successes in 0..8 {
         pool.source().discards_left.set(successes);
         pool.trim();

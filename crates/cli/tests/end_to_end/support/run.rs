@@ -436,14 +436,9 @@ impl Outcome {
             Limits::Resident(limit) => (limit, self.peak.programs),
             Limits::Total(limit) => (limit, self.peak.total),
         };
-        let over = self
-            .stats
-            .as_ref()
-            .map_or(0.0, |_| self.number("over_limit_pages"));
-        let unseen = self
-            .stats
-            .as_ref()
-            .map_or(0, |_| touched_in(self.number("longest_pause_ns")));
+        let figure = |name| self.stats.as_ref().map_or(0.0, |_| self.number(name));
+        let over = figure("over_limit_pages");
+        let unseen = touched_in(figure("longest_pause_ns"));
         if unseen > 0 {
             eprintln!(
                 "{}: {} MiB more allowed, as the machine was too busy",
