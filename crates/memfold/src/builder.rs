@@ -70,8 +70,9 @@ impl Builder {
         self
     }
 
-    /// Whether a thread reads ahead of sequential and strided accesses: yes, if not said. Protection
-    /// mode has none.
+    /// Whether a thread reads ahead of sequential and strided accesses, and, where nothing has to
+    /// leave memory for it, brings in what lies around scattered accesses once an eighth of their
+    /// neighbourhood (64 pages) was touched: yes, if not said. Protection mode has none.
     #[must_use]
     pub fn readahead(mut self, readahead: bool) -> Self {
         self.0.readahead = readahead;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
-use memfold::{Error, Memfold};
+use memfold::{Error, Memfold, Mode};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Four times as much as the limit, written and read back in order and out of order.
@@ -38,6 +38,53 @@ fn pages_survive_a_limit_of_a_quarter() {
             (stats.stored_pages, stats.resident_bytes, stats.mapped_bytes),
             (0, 0, 0)
         );
+    }
+}
+
+/// The numbers below `count` in no order.
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut numbers: Vec<usize> = (0..count).collect();
+    let key = |number: usize| (number as u64 + (seed << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mix = |word: u64| (word ^ word >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 17;
+    numbers.sort_by_key(|number| mix(key(*number)));
+    numbers
+}
+
+/// Every page of a region is read once, in no order: with room for all of it, neighbours come in
+/// with what was asked for; at a limit, nothing leaves for what nobody asked for.
+#[test]
+fn scattered_reads_bring_in_neighbours_only_where_there_is_room() {
+    for mode in [Mode::Signal, Mode::Thread] {
+        let read_all = |room: usize, passes: usize| {
+            let memfold = builder(mode).resident_limit(room as u64).build().unwrap();
+            let mut region = memfold.map(8 * MIB).unwrap();
+            let pages = region.len() / PAGE;
+            for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+                fill_page(page, number as u64, 1);
+            }
+            region.page_out(..).unwrap();
+            let mut before = memfold.stats();
+            for pass in 0..passes {
+                if pass == passes - 1 {
+                    before = memfold.stats();
+                }
+                for number in shuffled(pages, pass as u64) {
+                    verify_page(&region[number * PAGE..][..PAGE], number as u64, 1);
+                }
+            }
+            let after = memfold.stats();
+            (
+                after.faults_swap_in - before.faults_swap_in,
+                after.pages_read_ahead - before.pages_read_ahead,
+                after.pages_out - before.pages_out,
+            )
+        };
+        let (faults, ahead, out) = read_all(32 * MIB, 1);
+        assert!(faults < 1000 && ahead > 1000, "{mode:?}: {faults} {ahead}");
+        assert_eq!(out, 0, "{mode:?}");
+        let (faults, ahead, out) = read_all(4 * MIB, 2);
+        assert!(faults > 700 && ahead < 400, "{mode:?}: {faults} {ahead}");
+        assert!(out > 700, "{mode:?}: {out}");
     }
 }
 

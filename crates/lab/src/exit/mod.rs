@@ -219,13 +219,15 @@ fn measure(variant: Variant, case: Case) -> Result<Outcome> {
     };
     let space = Arc::new(SwapSpace::new(Mapping, config)?);
     let slots = fill(&space, case)?;
-    let gather = Gather::new(
+    let gather = Gather::with_worker_start(
         Arc::clone(&space),
         GatherConfig {
             // One processor is left to others.
             max_workers: (cpus - 1).max(1),
             ..GatherConfig::default()
         },
+        // As the supervisor's do.
+        || memfold_sys::thread::set_nice(5),
     );
     let mut programs = start_programs(case.programs, case.pages - case.swapped(), |_| Ok(()))?;
     let barrier = Barrier::new(case.programs + 1);

@@ -178,9 +178,16 @@ fn group(name: &str, scale: Scale) -> Vec<Case> {
     match name {
         "munmap" => munmap(scale),
         "swap" => swap(scale),
-        "embedded" => ["page-out", "sequential", "strided", "random", "unmap"]
-            .map(|order| embedded(order, scale))
-            .into(),
+        "embedded" => [
+            "page-out",
+            "sequential",
+            "strided",
+            "random",
+            "sparse",
+            "unmap",
+        ]
+        .map(|order| embedded(order, scale))
+        .into(),
         "usemem" => vec![synthetic("usemem", scale.megabytes(128), 4, Vec::new(), 4)],
         "memhog" => vec![synthetic("memhog", scale.megabytes(512), 1, Vec::new(), 4)],
         "zipf" => {
@@ -254,7 +261,7 @@ fn swap(scale: Scale) -> Vec<Case> {
 
 fn embedded(order: &'static str, scale: Scale) -> Case {
     let name = match order {
-        "sequential" | "strided" | "random" => format!("embedded-swap-in-{order}"),
+        "sequential" | "strided" | "random" | "sparse" => format!("embedded-swap-in-{order}"),
         other => format!("embedded-{other}"),
     };
     let megabytes = scale.megabytes(256);

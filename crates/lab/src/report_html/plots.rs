@@ -113,6 +113,7 @@ fn embedded(all: &Experiments) -> Chart {
         "swap-in-sequential",
         "swap-in-strided",
         "swap-in-random",
+        "swap-in-sparse",
     ];
     let clusters = cases.into_iter().filter_map(|name| {
         let workload = format!("embedded-{name}");

@@ -104,6 +104,12 @@ impl Account {
         self.resident.load(Relaxed) + pages <= self.low.load(Relaxed)
     }
 
+    /// Whether `pages` fit far from where reclaim works, so that nothing has to leave for them soon.
+    pub fn has_ample(&self, pages: u64) -> bool {
+        let margin = self.allowed.load(Relaxed) / 16;
+        self.resident.load(Relaxed) + pages + margin <= self.high.load(Relaxed)
+    }
+
     /// Pins pages if that leaves enough to work in.
     pub fn pin(&self, pages: u64) -> bool {
         let before = self.pinned.fetch_add(pages, Relaxed);

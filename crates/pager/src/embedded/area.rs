@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use super::density::Density;
 use super::engine::Shared;
 use super::protected::Protected;
 
@@ -37,6 +38,8 @@ pub struct Area {
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
+    /// Where pages are asked for one by one.
+    pub density: Density,
     pins: RwLock<Vec<Range<usize>>>,
 }
 
@@ -62,6 +65,7 @@ impl Area {
                 .map(|_| AtomicU32::new(0))
                 .collect(),
             resident: AtomicU64::new(0),
+            density: Density::new(pages),
             pins: RwLock::default(),
         })
     }

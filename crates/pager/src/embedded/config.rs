@@ -48,8 +48,9 @@ pub struct Config {
     /// The mode to use; `None` for [`Mode::Signal`] where the host allows it, and otherwise
     /// [`Mode::Protection`].
     pub mode: Option<Mode>,
-    /// Whether a thread reads ahead of sequential and strided accesses; not in
-    /// [`Mode::Protection`].
+    /// Whether pages are brought in before they are touched: ahead of sequential and strided
+    /// accesses by a thread, and where there is ample room around those that are scattered densely.
+    /// Not in [`Mode::Protection`].
     pub readahead: bool,
 }
 

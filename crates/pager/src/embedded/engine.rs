@@ -171,7 +171,7 @@ impl Engine {
             unburied: AtomicUsize::new(0),
             spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
             reclaim_bell: Bell::default(),
-            readahead: Readahead::default(),
+            readahead: Readahead::new(config.readahead && mode != Mode::Protection),
             streams: Streams::default(),
             counters: Counters::default(),
             mapped_bytes: AtomicU64::new(0),
@@ -195,7 +195,7 @@ impl Engine {
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
         }
-        if config.readahead && mode != Mode::Protection {
+        if engine.shared.readahead.is_enabled() {
             engine.start("memfold-readahead", Shared::readahead_thread)?;
         }
         Ok(engine)

@@ -1,6 +1,7 @@
 //! Serving a fault, in whichever thread does it.
 
 use super::area::Area;
+use super::density::{self, Block};
 use super::engine::{SPENT_SLOTS, Shared};
 use super::stats::count;
 use super::streams::Advice;
@@ -70,6 +71,9 @@ impl Shared {
                     }
                     if self.swap_in(area, advice, Cause::Fault, worker) > 0 {
                         count(&self.counters.faults_swap_in, 1);
+                        if advice.count == 1 {
+                            self.look_around(area, page, worker);
+                        }
                         return;
                     }
                 }
@@ -109,6 +113,26 @@ impl Shared {
             let further = advice.behind(advice.count);
             self.swap_in(area, further, Cause::Advice, worker);
         }
+    }
+
+    /// Has what lies around a page that was asked for by itself brought in, where most of it will
+    /// be asked for. The readahead does what it can; what it has not got to by the next fault in
+    /// the block is brought in by that.
+    fn look_around(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
+        if !self.readahead.is_enabled() {
+            return;
+        }
+        let block = area.density.note(page);
+        if block == Block::Sparse || !self.account.has_ample(density::BLOCK as u64) {
+            return;
+        }
+        let run = |pages: usize| Advice::run(area.address(page - page % pages), pages as u32);
+        if block == Block::Dense && self.readahead.ask(area, run(density::BLOCK)) {
+            return;
+        }
+        let around = run(SWAP_IN_WINDOW as usize);
+        let brought = self.swap_in(area, around, Cause::Advice, worker);
+        count(&self.counters.pages_read_ahead, brought as u64);
     }
 
     /// Takes room for up to `wanted` pages, and makes some if there is none. Returns for how many.

@@ -18,7 +18,8 @@
 //!                      └─────► Staged: copy it back
 //!  reclaim thread (and who faults at the limit): claim victims ─► UFFDIO_MOVE to the stage
 //!                      ─► compress ─► drop the stage
-//!  readahead thread:   goes on ahead of the streams that faults have shown
+//!  readahead thread:   goes on ahead of the streams that faults have shown, and fills blocks that
+//!                      scattered faults asked for much of (`density.rs`)
 //! ```
 //!
 //! # What holds
@@ -42,6 +43,7 @@ mod account;
 mod area;
 mod bell;
 mod config;
+mod density;
 mod engine;
 mod fault;
 mod listener;

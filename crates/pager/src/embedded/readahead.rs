@@ -27,22 +27,37 @@ const WAITING: usize = 16;
 const LINGER: Duration = Duration::from_micros(200);
 
 /// What is to be read ahead.
-#[derive(Default)]
 pub struct Readahead {
+    /// Whether there is, or soon will be, a thread for it.
+    enabled: bool,
     spans: Mutex<VecDeque<(Arc<Area>, Advice)>>,
     busy: AtomicBool,
     pub bell: Bell,
 }
 
 impl Readahead {
-    /// Asks for a span. Never waits.
-    pub fn ask(&self, area: &Arc<Area>, span: Advice) {
+    pub fn new(enabled: bool) -> Readahead {
+        Readahead {
+            enabled,
+            spans: Mutex::default(),
+            busy: AtomicBool::new(false),
+            bell: Bell::default(),
+        }
+    }
+
+    /// Whether pages may be brought in that nobody asked for.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Asks for a span. Never waits. Returns whether it was heard.
+    pub fn ask(&self, area: &Arc<Area>, span: Advice) -> bool {
         let Ok(mut spans) = self.spans.try_lock() else {
-            return;
+            return false;
         };
         if spans.capacity() < WAITING {
-            // In a signal handler nothing is allocated: the thread has not begun yet.
-            return;
+            // In a signal handler nothing is allocated: there is no thread, or not yet.
+            return false;
         }
         if spans.len() == WAITING {
             spans.pop_front();
@@ -52,6 +67,7 @@ impl Readahead {
         if !self.busy.load(Ordering::Relaxed) {
             self.bell.ring();
         }
+        true
     }
 
     fn take(&self) -> Option<(Arc<Area>, Advice)> {

@@ -41,7 +41,7 @@ pub struct EmbeddedStats {
     pub pages_out: u64,
     /// Pages brought back from the pool, by faults, advice and readahead.
     pub pages_in: u64,
-    /// Those of them that the readahead thread brought.
+    /// Those of them that were brought by the readahead thread, or around scattered faults.
     pub pages_read_ahead: u64,
     /// Pages filled with zeros.
     pub pages_zero_filled: u64,

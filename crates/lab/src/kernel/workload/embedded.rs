@@ -114,7 +114,7 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
                 .with("throughput_mib_per_s", mebibytes / seconds)
                 .with("timed_cpu_ms", cpu.as_secs_f64() * 1e3))
         }
-        order @ ("sequential" | "strided" | "random") => {
+        order @ ("sequential" | "strided" | "random" | "sparse") => {
             let mut figures = read_all(&mut memory, Order::named(order)?)?;
             for (name, _) in &mut figures.0 {
                 if name == "own_cpu_ms" {
@@ -135,6 +135,8 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
                 .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
                 .with("timed_cpu_ms", took.processor.as_secs_f64() * 1e3))
         }
-        other => bail!("--order is page-out, sequential, strided, random or unmap, not {other:?}"),
+        other => bail!(
+            "--order is page-out, sequential, strided, random, sparse or unmap, not {other:?}"
+        ),
     }
 }

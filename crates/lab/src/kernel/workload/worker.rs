@@ -17,6 +17,7 @@ use super::{
     pages, report,
 };
 use crate::{Options, clock::process_cpu, random::Random};
+use zsmalloc::PAGE_SIZE;
 
 /// Memory that a worker keeps beside what it unmaps, to see that this is left alone: 1 MiB.
 const CONTROL_PAGES: usize = 256;
@@ -94,6 +95,8 @@ pub enum Order {
     /// As the columns of a matrix are whose rows take five pages each.
     Strided,
     Random,
+    /// A sixteenth of them, at random: neighbours are never read.
+    Sparse,
 }
 
 impl Order {
@@ -102,25 +105,32 @@ impl Order {
             "sequential" => Ok(Order::Sequential),
             "strided" => Ok(Order::Strided),
             "random" => Ok(Order::Random),
+            "sparse" => Ok(Order::Sparse),
             other => bail!("there is no order {other:?}"),
         }
     }
 
     fn of(self, pages: usize) -> Vec<u32> {
         const ROW: usize = 5;
+        const SPACING: usize = 16;
         let mut order: Vec<u32> = (0..pages as u32).collect();
         match self {
             Order::Sequential => {}
             Order::Strided => order.sort_by_key(|page| (*page as usize % ROW, *page)),
             Order::Random => Random::new(3).shuffle(&mut order),
+            Order::Sparse => {
+                order.retain(|page| (*page as usize).is_multiple_of(SPACING));
+                Random::new(3).shuffle(&mut order);
+            }
         }
         order
     }
 }
 
-/// Reads one word of every page, in some order, and checks it.
+/// Reads one word of every page of an order, and checks it.
 pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let order = order.of(area.pages());
+    let mebibytes = (order.len() * PAGE_SIZE) as f64 / (1 << 20) as f64;
     let mut latencies = Latencies::for_count(order.len());
     let cpu = process_cpu();
     let started = Instant::now();
@@ -135,7 +145,6 @@ pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
         before = now;
     }
     let seconds = started.elapsed().as_secs_f64();
-    let mebibytes = area.mebibytes();
     let figures = Figures::default()
         .with("seconds", seconds)
         .with("throughput_mib_per_s", mebibytes / seconds)
@@ -169,11 +178,19 @@ mod tests {
             match order {
                 Order::Strided => assert_eq!(pages[..7], [0, 5, 10, 15, 20, 1, 6]),
                 Order::Sequential => assert!(pages.is_sorted()),
-                Order::Random => assert!(!pages.is_sorted()),
+                Order::Random | Order::Sparse => assert!(!pages.is_sorted()),
             }
             pages.sort_unstable();
             assert_eq!(pages, (0..23).collect::<Vec<u32>>());
         }
         assert!(Order::named("backwards").is_err());
+    }
+
+    #[test]
+    fn a_sparse_order_has_no_neighbours() {
+        let mut pages = Order::named("sparse").unwrap().of(160);
+        assert!(!pages.is_sorted());
+        pages.sort_unstable();
+        assert_eq!(pages, (0..160).step_by(16).collect::<Vec<u32>>());
     }
 }
