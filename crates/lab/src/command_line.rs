@@ -260,7 +260,7 @@ fn designs() -> [Command; 6] {
         )
         .args([
             option("programs", "N", "That are killed [default: 12]"),
-            option("megabytes", "N", "Of each [default: 64]"),
+            option("megabytes", "N", "Of each [default: 256]"),
             option("newcomer-megabytes", "N", "[default: 64]"),
             option("variant", "LIST", "[default: all]"),
             runs("Rounds [default: 5]"),

@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let runs = options.number("runs", 5)?.max(1);
     let case = Case {
         programs: options.number("programs", 12)?,
-        pages: options.number("megabytes", 64)? * 256,
+        pages: options.number("megabytes", 256)? * 256,
         newcomer_pages: options.number("newcomer-megabytes", 64)? * 256,
     };
     ensure!(
@@ -113,8 +113,13 @@ pub fn run(options: &Options) -> Result<Report> {
         started => started?,
     };
     let mut samples = vec![[const { Samples::new() }; 4]; variants.len()];
+    let mut alone = Samples::new();
     // The first time round, the machine's memory is touched for the first time.
     for run in 0..=runs {
+        let undisturbed = start_newcomer(case)?;
+        if run > 0 {
+            alone.push(undisturbed.as_secs_f64() * 1e3);
+        }
         for ((_, variant), samples) in variants.iter().zip(&mut samples) {
             let outcome = match (variant, &guardian) {
                 (Variant::Zram, Some(guardian)) => measure_zram(guardian, case)?,
@@ -149,6 +154,10 @@ pub fn run(options: &Options) -> Result<Report> {
                 .with("published", published(*variant)),
         );
     }
+    report.note(format!(
+        "newcomer_ms would be {:.1} if nothing was killed.",
+        alone.median()
+    ));
     add_notes(&mut report);
     Ok(report)
 }
