@@ -3,10 +3,8 @@
 use crate::{
     arena::Arenas,
     class::SizeClass,
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    lock::Lock,
+    sync::atomic::{AtomicUsize, Ordering},
     word::ObjectWord,
     zspage::{FULLNESS_LISTS, Link, PageNumber, Place, Zspage},
 };
@@ -43,7 +41,7 @@ impl Allowance {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Bin {
-    pub(crate) state: Mutex<BinState>,
+    pub(crate) state: Lock<BinState>,
 }
 
 /// What the lock of a bin guards, the records of its zspages included.
@@ -73,7 +71,7 @@ pub(crate) struct BinContext<'a> {
 impl Bin {
     pub(crate) fn new() -> Self {
         Self {
-            state: Mutex::new(BinState {
+            state: Lock::new(BinState {
                 current: Link::NONE,
                 lists: [Link::NONE; FULLNESS_LISTS as usize],
                 zspages: 0,

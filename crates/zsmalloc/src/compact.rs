@@ -16,7 +16,7 @@ use crate::{
     release::Released,
     relocate::Relocate,
     source::PageSource,
-    sync::{lock, try_lock},
+    sync::try_lock,
     word::ObjectWord,
     zspage::{BITMAP_WORDS, PageNumber},
 };
@@ -104,7 +104,7 @@ impl<S: PageSource> Pool<S> {
     fn surplus_zspages(&self, class_index: usize) -> usize {
         let (mut zspages, mut used) = (0, 0);
         for shard in &self.shards {
-            let bin = lock(&shard.bins[class_index].state);
+            let bin = shard.bins[class_index].state.lock();
             zspages += bin.zspages();
             used += bin.used();
         }
@@ -117,7 +117,7 @@ impl<S: PageSource> Pool<S> {
         (0..self.shards.len()).find_map(|offset| {
             let shard = (first + offset) % self.shards.len();
             let bin = &self.shards[shard].bins[class_index].state;
-            lock(bin).allocate(&self.context(shard, class_index))
+            bin.lock().allocate(&self.context(shard, class_index))
         })
     }
 }
@@ -146,7 +146,7 @@ impl<'a, S: PageSource> Batch<'a, S> {
         let wanted = surplus.min(BATCH);
         let share = wanted.div_ceil(pool.shards.len());
         for (shard, parts) in pool.shards.iter().enumerate() {
-            let mut bin = lock(&parts.bins[class_index].state);
+            let mut bin = parts.bins[class_index].state.lock();
             bin.list_current(&pool.context(shard, class_index));
             for _ in 0..share.min(wanted - batch.count) {
                 let Some(page) = bin.isolate(&pool.arenas) else {
@@ -229,7 +229,7 @@ impl<S: PageSource> Drop for Batch<'_, S> {
             let context = self.pool.context(source.shard, self.class_index);
             let zspage = self.pool.arenas.zspage(source.page);
             let bin = &self.pool.shards[source.shard].bins[self.class_index].state;
-            let mut bin = lock(bin);
+            let mut bin = bin.lock();
             let moved = (0..context.class.objects())
                 .filter(|index| source.moved[index / 64] & (1 << (index % 64)) != 0);
             let freed = moved.filter(|&index| zspage.free_slot(index)).count();

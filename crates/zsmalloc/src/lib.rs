@@ -11,6 +11,7 @@ mod epoch;
 mod error;
 mod handle;
 mod huge;
+mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod pool;

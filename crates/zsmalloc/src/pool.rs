@@ -11,15 +11,15 @@ use crate::{
     deferred,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, PoolError},
+    lock::Held,
     release::Released,
     ring::Ring,
     runs::RunLists,
     signal::DrainSignal,
     source::{PageRun, PageSource},
     sync::{
-        Mutex, MutexGuard,
+        Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
-        lock, try_lock,
     },
     word::ObjectWord,
     zspage::{PageNumber, Zspage},
@@ -243,7 +243,7 @@ impl<S: PageSource> Pool<S> {
         {
             // The usual case: a slot is free. It is filled under the lock, so a compactor, which
             // needs the lock to isolate a zspage, never sees it half written.
-            let mut bin = lock(&self.shards[shard].bins[class_index].state);
+            let mut bin = self.shards[shard].bins[class_index].state.lock();
             if let Some(word) = bin.allocate(&self.context(shard, class_index)) {
                 join(parts, self.new_slot(word, class_index, size));
                 return Ok(word);
@@ -441,25 +441,27 @@ impl<S: PageSource> Pool<S> {
     fn allocate(&self, shard: usize, class_index: usize) -> Result<ObjectWord, AllocError> {
         let context = self.context(shard, class_index);
         let bin = &self.shards[shard].bins[class_index].state;
-        if let Some(word) = lock(bin).allocate(&context) {
+        if let Some(word) = bin.lock().allocate(&context) {
             return Ok(word);
         }
         // Memory is needed: what was deferred may give some.
         if self.drain_under_pressure()
-            && let Some(word) = lock(bin).allocate(&context)
+            && let Some(word) = bin.lock().allocate(&context)
         {
             return Ok(word);
         }
         // Before a new zspage is made, one with free slots in another shard will do.
         for other in (0..self.shards.len()).filter(|&other| other != shard) {
-            let given = try_lock(&self.shards[other].bins[class_index].state)
+            let given = self.shards[other].bins[class_index]
+                .state
+                .try_lock()
                 .and_then(|mut bin| bin.give_away(&self.context(other, class_index), shard));
             if let Some(page) = given {
-                return Ok(lock(bin).adopt(&context, page));
+                return Ok(bin.lock().adopt(&context, page));
             }
         }
         let page = self.take_run(shard, context.class.pages())?;
-        Ok(lock(bin).open(&context, page, shard))
+        Ok(bin.lock().open(&context, page, shard))
     }
 
     /// The class of `word` and the record of its zspage.
@@ -481,11 +483,11 @@ impl<S: PageSource> Pool<S> {
         word: ObjectWord,
         class: &'a SizeClass,
         zspage: &Zspage,
-    ) -> Result<(MutexGuard<'a, BinState>, BinContext<'a>), MisuseError> {
+    ) -> Result<(Held<'a, BinState>, BinContext<'a>), MisuseError> {
         loop {
             let owner = zspage.owner();
             let shard = &self.shards[owner];
-            let bin = lock(&shard.bins[word.class()].state);
+            let bin = shard.bins[word.class()].state.lock();
             if zspage.class() != Some(word.class()) {
                 return Err(MisuseError::NotStored(word));
             }

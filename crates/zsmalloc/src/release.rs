@@ -232,7 +232,7 @@ impl<S: PageSource> Pool<S> {
         for (shard_index, shard) in self.shards.iter().enumerate() {
             for class_index in classes.clone() {
                 let context = self.context(shard_index, class_index);
-                let emptied = lock(&shard.bins[class_index].state).trim(&context);
+                let emptied = shard.bins[class_index].state.lock().trim(&context);
                 if let Some(page) = emptied {
                     released.push(&self.arenas, page);
                 }

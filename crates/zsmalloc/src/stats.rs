@@ -2,12 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    PAGE_SIZE,
-    pool::Pool,
-    source::PageSource,
-    sync::{atomic::Ordering, lock},
-};
+use crate::{PAGE_SIZE, pool::Pool, source::PageSource, sync::atomic::Ordering};
 
 /// One size class of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +103,7 @@ impl<S: PageSource> Pool<S> {
         let class_stats = |(index, class): (usize, &crate::SizeClass)| {
             let (mut zspages, mut objects_used) = (0, 0);
             for shard in &self.shards {
-                let bin = lock(&shard.bins[index].state);
+                let bin = shard.bins[index].state.lock();
                 zspages += bin.zspages();
                 objects_used += bin.used();
             }

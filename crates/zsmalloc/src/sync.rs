@@ -62,3 +62,30 @@ pub(crate) mod thread {
         loom::thread::park();
     }
 }
+
+/// How a waiting thread passes the time: so often it spins, and yields; then it sleeps, up to sixteen
+/// times the shortest.
+#[cfg(not(loom))]
+const SPINS: u32 = 100;
+#[cfg(not(loom))]
+const YIELDS: u32 = 20;
+#[cfg(not(loom))]
+const SHORTEST_SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// A pause of a thread that has looked `times` times before for another one to be done.
+#[cold]
+pub(crate) fn pause(times: u32) {
+    #[cfg(not(loom))]
+    match times.checked_sub(SPINS) {
+        None => std::hint::spin_loop(),
+        Some(yields) => match yields.checked_sub(YIELDS) {
+            None => std::thread::yield_now(),
+            Some(sleeps) => std::thread::sleep(SHORTEST_SLEEP * (1 << sleeps.min(4))),
+        },
+    }
+    #[cfg(loom)]
+    {
+        let _ = times;
+        loom::thread::yield_now();
+    }
+}
