@@ -93,6 +93,8 @@ pub struct AddressSpace {
     pub thread_ends: Mutex<Arc<[VirtualPage]>>,
     /// The clock hand.
     pub hand: AtomicU64,
+    /// How far behind the hand a page that is asked for most likely left just now, in pages.
+    pub lately: AtomicU64,
     /// For choosing whom to reclaim from: grows with the resident size, paid when chosen.
     pub credit: AtomicI64,
     /// The helper's socket closed, or there never was one: the space is probed until it is gone.
@@ -167,6 +169,7 @@ impl AddressSpace {
             charges: group.swap.new_group(group.swap.root_group()),
             thread_ends: Mutex::new(Arc::from([])),
             hand: AtomicU64::new(0),
+            lately: AtomicU64::new(0),
             credit: AtomicI64::new(0),
             // Until the helper is welcomed nobody would notice the end.
             detached: AtomicBool::new(true),
@@ -342,6 +345,13 @@ impl AddressSpace {
             // Fails only if it is gone.
             let _ = inspector.kill(9);
         }
+    }
+
+    /// Whether the clock hand went over a page just now: if it is asked for again, then soon after it
+    /// left, most likely. (It may have been out since an earlier lap; few are, of those asked for.)
+    pub fn left_lately(&self, page: VirtualPage) -> bool {
+        let hand = self.hand.load(Ordering::Relaxed);
+        hand.wrapping_sub(page.0) <= self.lately.load(Ordering::Relaxed)
     }
 
     pub fn resident_pages(&self) -> i64 {

@@ -83,7 +83,7 @@ impl AddressSpace {
                 }
                 // Planned, and stale since this event: it stays in the program.
                 PageState::Moving(_) => PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: false,
                 },
                 // The claim is void; the fault releases its own count of the slot.

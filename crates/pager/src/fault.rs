@@ -198,7 +198,7 @@ impl Server {
                     .counters
                     .faults_cache
                     .fetch_add(1, Ordering::Relaxed);
-                entry.replace(returning, PageState::FRESH);
+                entry.replace(returning, PageState::HOT);
                 lock(&space.stage).retire(place);
                 Served::Done
             }

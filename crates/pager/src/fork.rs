@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const SHARED: PageState = PageState::Resident {
-    young: false,
+    passes: 0,
     shared: true,
 };
 /// Nobody else is in the gate of a child that stands still.
@@ -237,9 +237,9 @@ impl AddressSpace {
         let mut any_stored = false;
         self.table.visit(PageTable::everything(), |page, entry| {
             let state = entry.load();
-            if let PageState::Resident { young, .. } = state {
+            if let PageState::Resident { passes, .. } = state {
                 entry.set(PageState::Resident {
-                    young,
+                    passes,
                     shared: true,
                 });
             }

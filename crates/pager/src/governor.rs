@@ -220,7 +220,7 @@ fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> i
                 let entry = space.table.entry(VirtualPage(page));
                 if entry.load() == PageState::Hole {
                     entry.set(PageState::Resident {
-                        young: false,
+                        passes: 0,
                         shared: space.forked.load(Ordering::Relaxed),
                     });
                 }

@@ -170,13 +170,13 @@ impl AddressSpace {
         for step in 0..run.pages {
             let entry = self.table.entry(run.page.plus(u64::from(step)));
             if let state @ PageState::Resident {
-                young,
+                passes,
                 shared: true,
             } = entry.load()
             {
                 // Where it failed, the hand looks again when it comes round twice.
                 let next = PageState::Resident {
-                    young: young || !done,
+                    passes: if done { passes } else { passes.max(1) },
                     shared: !done,
                 };
                 entry.replace(state, next);
@@ -215,21 +215,21 @@ impl AddressSpace {
                 // Not there: dropped by the program before its event was seen.
                 (true, Errno::ENOENT) => PageState::Hole,
                 (true, Errno::EBUSY) => PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: true,
                 },
                 // Cannot be moved now: look again when the hand comes round twice.
                 (true, _) => PageState::Resident {
-                    young: true,
+                    passes: 1,
                     shared: false,
                 },
                 // So will its neighbours be, as a rule: a fork shares whole ranges.
                 (false, Errno::EBUSY) => PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: true,
                 },
                 (false, _) => PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: false,
                 },
             };

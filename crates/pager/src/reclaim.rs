@@ -8,9 +8,8 @@
 //! 3. compress the oldest staged pages (those in the batch just posted are not among them);
 //! 4. wait for the helper.
 //!
-//! Victims are taken in address order by a clock hand. A page that was brought in since the hand
-//! passed last is passed over once, and a staged page that is touched comes back, so a page gets
-//! two chances before it is compressed.
+//! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
+//! left, from the stage or from the pool, is passed over three times.
 
 use crate::address_space::AddressSpace;
 use crate::fault::{Admission, Fault, Served, Server, wake};
@@ -33,6 +32,8 @@ pub const BATCH: usize = 64;
 const LOOKED_AT: usize = 1 << 15;
 /// Seconds after which `madvise` has dropped what it said it would.
 const REMOVED_GRACE: u32 = 10;
+/// The part of a lap of the hand within which a page that comes back is hot.
+const LATELY: u64 = 8;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -125,7 +126,7 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += 1;
-            let laps = 2 * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            let laps = 4 * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
             let turns = 3 * self.group.spaces().len();
             if idle_rounds > 20 + laps + turns {
@@ -330,6 +331,8 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
         }
     }
     let ranges = lock(&space.regions).ranges().to_vec();
+    let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
+    space.lately.store(managed / LATELY, Ordering::Relaxed);
     let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
     let behind = ranges.iter().map(|range| PageRange {
         start: range.start.max(hand),
@@ -378,24 +381,19 @@ impl Planner<'_> {
                     true
                 }
                 PageState::Resident {
-                    young: true,
+                    passes: passes @ 1..,
                     shared,
                 } => {
-                    entry.replace(
-                        state,
-                        PageState::Resident {
-                            young: false,
-                            shared,
-                        },
-                    );
+                    let passes = passes - 1;
+                    entry.replace(state, PageState::Resident { passes, shared });
                     true
                 }
                 PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: true,
                 } => self.add_unshare(page),
                 PageState::Resident {
-                    young: false,
+                    passes: 0,
                     shared: false,
                 } => self.add_move(page, entry),
                 PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => {

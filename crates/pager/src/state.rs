@@ -24,8 +24,8 @@ pub enum PageState {
     Hole,
     /// In the program's memory.
     Resident {
-        /// Brought in since the clock hand passed last: it is passed over once.
-        young: bool,
+        /// How many times more the clock hand passes over it; at most 3.
+        passes: u8,
         /// Possibly shared with another process since a fork: it cannot be moved before the
         /// sharing is broken.
         shared: bool,
@@ -50,20 +50,27 @@ pub enum PageState {
 }
 
 const TAG_MASK: u64 = 0xf;
-const YOUNG: u64 = 1 << 4;
-const SHARED: u64 = 1 << 5;
+const PASSES: u32 = 4;
+const PASSES_MASK: u64 = 3;
+const SHARED: u64 = 1 << 6;
 const PAYLOAD: u32 = 8;
 
 impl PageState {
     /// Resident.
     pub const RESIDENT: PageState = PageState::Resident {
-        young: false,
+        passes: 0,
         shared: false,
     };
 
     /// Resident, and passed over once.
     pub const FRESH: PageState = PageState::Resident {
-        young: true,
+        passes: 1,
+        shared: false,
+    };
+
+    /// Resident, and asked for again soon after it left.
+    pub const HOT: PageState = PageState::Resident {
+        passes: 3,
         shared: false,
     };
 
@@ -71,8 +78,9 @@ impl PageState {
         let with = |tag: u64, payload: u32| tag | u64::from(payload) << PAYLOAD;
         match self {
             PageState::Hole => 0,
-            PageState::Resident { young, shared } => {
-                1 | if young { YOUNG } else { 0 } | if shared { SHARED } else { 0 }
+            PageState::Resident { passes, shared } => {
+                let passes = u64::from(passes) & PASSES_MASK;
+                1 | passes << PASSES | if shared { SHARED } else { 0 }
             }
             PageState::Removed(time) => with(2, time),
             PageState::Moving(index) => with(3, index.0),
@@ -89,7 +97,7 @@ impl PageState {
         match word & TAG_MASK {
             0 => PageState::Hole,
             1 => PageState::Resident {
-                young: word & YOUNG != 0,
+                passes: (word >> PASSES & PASSES_MASK) as u8,
                 shared: word & SHARED != 0,
             },
             2 => PageState::Removed(payload),
@@ -150,17 +158,18 @@ mod tests {
         for state in [
             PageState::Hole,
             PageState::Resident {
-                young: false,
+                passes: 0,
                 shared: false,
             },
             PageState::Resident {
-                young: true,
+                passes: 1,
                 shared: false,
             },
             PageState::Resident {
-                young: false,
+                passes: 0,
                 shared: true,
             },
+            PageState::HOT,
             PageState::Removed(77),
             PageState::Moving(index),
             PageState::Staged(index),

@@ -200,11 +200,14 @@ impl Filling<'_> {
 
     /// The program has the page.
     fn settle(&mut self, index: usize) {
-        let entry = self.space.table.entry(self.claim.page(index));
-        entry.replace(
-            PageState::Filling(self.claim.slots[index]),
-            PageState::RESIDENT,
-        );
+        let page = self.claim.page(index);
+        let state = if index == self.claim.asked && self.space.left_lately(page) {
+            PageState::HOT
+        } else {
+            PageState::RESIDENT
+        };
+        let entry = self.space.table.entry(page);
+        entry.replace(PageState::Filling(self.claim.slots[index]), state);
         self.close(index);
     }
 

@@ -174,12 +174,12 @@ impl Area {
             let entry = &entries[page];
             let state = entry.load();
             match state {
-                PageState::Resident { young: true, .. } if !all => {
-                    let passed = PageState::Resident {
-                        young: false,
-                        shared: false,
-                    };
-                    entry.replace(state, passed);
+                PageState::Resident {
+                    passes: passes @ 1..,
+                    shared,
+                } if !all => {
+                    let passes = passes - 1;
+                    entry.replace(state, PageState::Resident { passes, shared });
                 }
                 PageState::Resident { .. } if !claim(page, entry, state) => return page,
                 _ => {}
