@@ -110,15 +110,11 @@ impl Around {
         }
         self.until_probe = self.until_probe.saturating_sub(1);
         if !probe.active && self.until_probe == 0 {
-            let first = VirtualPage(block * BLOCK);
             *probe = Probe {
                 block,
                 began: self.faults,
                 origin,
-                candidates: swapped(PageRange {
-                    start: first,
-                    end: first.plus(BLOCK),
-                }) & !(1 << origin),
+                candidates: swapped(PageRange::around(page, BLOCK)) & !(1 << origin),
                 asked: 0,
                 active: true,
             };
@@ -128,14 +124,7 @@ impl Around {
         let wanted = self.shares.iter().take_while(|share| share.is_worth_it());
         match wanted.count() {
             0 => alone,
-            rings => {
-                let size = 2 << rings;
-                let start = VirtualPage(page.0 / size * size);
-                PageRange {
-                    start,
-                    end: start.plus(size),
-                }
-            }
+            rings => PageRange::around(page, 2 << rings),
         }
     }
 

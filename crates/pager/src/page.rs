@@ -41,6 +41,15 @@ impl PageRange {
         }
     }
 
+    /// The block of `size` pages, aligned to its size, in which a page lies.
+    pub fn around(page: VirtualPage, size: u64) -> PageRange {
+        let start = VirtualPage(page.0 / size * size);
+        PageRange {
+            start,
+            end: start.plus(size),
+        }
+    }
+
     /// Number of pages.
     pub fn pages(self) -> u64 {
         self.end.0.saturating_sub(self.start.0)

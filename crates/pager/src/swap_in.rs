@@ -1,8 +1,9 @@
 //! Swap-in: bringing stored pages back at a fault, the neighbours that are worth it among them.
 
 use crate::address_space::AddressSpace;
+use crate::density::{BLOCK, Density};
 use crate::fault::{Served, Server, after_failure, copy, stop_program, wake};
-use crate::group::lock;
+use crate::group::{Watermarks, lock};
 use crate::page::{PageRange, VirtualPage};
 use crate::state::PageState;
 use memfold_swap::{Page, Slot};
@@ -14,10 +15,9 @@ use std::sync::atomic::Ordering;
 /// Pages brought in at once from the pool, at most.
 pub const SWAP_IN_WINDOW: u32 = 16;
 
-/// Neighbouring pages that a fault has claimed (`Filling`). The claim owns one count of each slot.
+/// Pages that a fault has claimed (`Filling`), in order. The claim owns one count of each slot.
 pub struct Claim {
-    first: VirtualPage,
-    slots: Vec<Slot>,
+    pages: Vec<(VirtualPage, Slot)>,
     /// Which of them the fault was on.
     asked: usize,
 }
@@ -32,37 +32,57 @@ impl Claim {
                 state @ PageState::Swapped(slot)
                     if entry.replace(state, PageState::Filling(slot)) =>
                 {
-                    Some(slot)
+                    Some((page, slot))
                 }
                 _ => None,
             }
         };
-        let asked_slot = take(page)?;
-        let advice =
+        let asked_for = take(page)?;
+        let mut advice =
             lock(&space.windows).swap_in(page, SWAP_IN_WINDOW, |block| swapped_of(space, block));
+        if advice.pages() < u64::from(SWAP_IN_WINDOW) && is_dense_with_room(space, page) {
+            advice = PageRange::around(page, u64::from(SWAP_IN_WINDOW));
+        }
         let range = if advice.pages() > 1 {
             space.clip(page, advice)
         } else {
             advice
         };
-        let mut slots: Vec<Slot> = (range.start.0..page.0)
-            .rev()
-            .map_while(|number| take(VirtualPage(number)))
+        let mut pages: Vec<_> = (range.start.0..page.0)
+            .filter_map(|number| take(VirtualPage(number)))
             .collect();
-        slots.reverse();
-        let asked = slots.len();
-        slots.push(asked_slot);
-        slots.extend((page.0 + 1..range.end.0).map_while(|number| take(VirtualPage(number))));
-        Some(Claim {
-            first: VirtualPage(page.0 - asked as u64),
-            slots,
-            asked,
-        })
+        let asked = pages.len();
+        pages.push(asked_for);
+        pages.extend((page.0 + 1..range.end.0).filter_map(|number| take(VirtualPage(number))));
+        Some(Claim { pages, asked })
     }
 
     fn page(&self, index: usize) -> VirtualPage {
-        self.first.plus(index as u64)
+        self.pages[index].0
     }
+
+    fn slot(&self, index: usize) -> Slot {
+        self.pages[index].1
+    }
+}
+
+/// Whether much of the block around a page is resident, and there is room for all of it far from
+/// where reclaim works.
+fn is_dense_with_room(space: &AddressSpace, page: VirtualPage) -> bool {
+    let group = space.group();
+    let limit = group.resident_limit_bytes();
+    let wanted = (BLOCK * PAGE_SIZE) as u64 + limit / 16;
+    if group.resident_bytes() + wanted > Watermarks::of(limit).stop {
+        return false;
+    }
+    let mut resident = 1;
+    space
+        .table
+        .visit(PageRange::around(page, BLOCK as u64), |_, entry| {
+            resident += usize::from(matches!(entry.load(), PageState::Resident { .. }));
+            true
+        });
+    Density::of(resident) != Density::Sparse
 }
 
 /// Which pages of a block of sixteen are swapped out, as bits.
@@ -89,7 +109,7 @@ impl Server {
             space,
             claim,
             buffer: &self.buffer,
-            open: vec![true; claim.slots.len()],
+            open: vec![true; claim.pages.len()],
             spare: Vec::new(),
         };
         let mut failure = filling.copy(loaded.clone());
@@ -113,7 +133,7 @@ impl Server {
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
         let group = space.group();
         let mut start = 0;
-        for (index, (slot, page)) in claim.slots.iter().zip(&mut self.buffer).enumerate() {
+        for (index, ((_, slot), page)) in claim.pages.iter().zip(&mut self.buffer).enumerate() {
             let Err(error) = group.swap.load(*slot, page, &mut self.scratch) else {
                 continue;
             };
@@ -127,7 +147,7 @@ impl Server {
             }
             start = index + 1;
         }
-        start..claim.slots.len()
+        start..claim.pages.len()
     }
 }
 
@@ -145,7 +165,7 @@ struct Filling<'a> {
 impl Filling<'_> {
     fn is_ours(&self, index: usize) -> bool {
         let entry = self.space.table.entry(self.claim.page(index));
-        entry.load() == PageState::Filling(self.claim.slots[index])
+        entry.load() == PageState::Filling(self.claim.slot(index))
     }
 
     /// Copies in what is still claimed of a range of indices; stops at what cannot be helped here.
@@ -159,11 +179,15 @@ impl Filling<'_> {
                 next += 1;
                 continue;
             }
+            let first = self.claim.page(next);
             let run = (next..range.end)
-                .take_while(|index| self.is_ours(*index))
+                .zip(0..)
+                .take_while(|(index, step)| {
+                    self.claim.page(*index) == first.plus(*step) && self.is_ours(*index)
+                })
                 .count();
             let source = &self.buffer.as_flattened()[next * PAGE_SIZE..];
-            let result = copy(self.space, self.claim.page(next), source, run as u64);
+            let result = copy(self.space, first, source, run as u64);
             let (done, errno) = match result {
                 Ok(()) => (run, None),
                 Err(Partial { done, errno }) => (done as usize / PAGE_SIZE, Some(errno)),
@@ -207,13 +231,13 @@ impl Filling<'_> {
             PageState::RESIDENT
         };
         let entry = self.space.table.entry(page);
-        entry.replace(PageState::Filling(self.claim.slots[index]), state);
+        entry.replace(PageState::Filling(self.claim.slot(index)), state);
         self.close(index);
     }
 
     fn close(&mut self, index: usize) {
         self.open[index] = false;
-        self.spare.push(self.claim.slots[index]);
+        self.spare.push(self.claim.slot(index));
     }
 
     /// What was not brought in goes back to where it was. Returns the slots to release.
@@ -222,7 +246,7 @@ impl Filling<'_> {
             if !self.open[index] {
                 continue;
             }
-            let (page, slot) = (self.claim.page(index), self.claim.slots[index]);
+            let (page, slot) = self.claim.pages[index];
             let entry = self.space.table.entry(page);
             if !entry.replace(PageState::Filling(slot), PageState::Swapped(slot)) {
                 self.spare.push(slot);

@@ -1,5 +1,6 @@
 //! The pages of one region.
 
+use crate::density::{BLOCK, Density};
 use crate::state::{Entry, PageState};
 use memfold_swap::Slot;
 use memfold_sys::PAGE_SIZE;
@@ -10,7 +11,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::density::Density;
 use super::engine::Shared;
 use super::protected::Protected;
 
@@ -38,8 +38,6 @@ pub struct Area {
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
-    /// Where pages are asked for one by one.
-    pub density: Density,
     pins: RwLock<Vec<Range<usize>>>,
 }
 
@@ -65,7 +63,6 @@ impl Area {
                 .map(|_| AtomicU32::new(0))
                 .collect(),
             resident: AtomicU64::new(0),
-            density: Density::new(pages),
             pins: RwLock::default(),
         })
     }
@@ -120,6 +117,13 @@ impl Area {
     pub fn left(&self, page: usize) {
         self.chunks[page / CHUNK].fetch_sub(1, Relaxed);
         self.resident.fetch_sub(1, Relaxed);
+    }
+
+    /// How dense the surroundings of a page are: a first look, which costs nothing, as the count is
+    /// at hand where a page arrives.
+    pub fn density_of_chunk(&self, page: usize) -> Density {
+        let resident = self.chunks[page / CHUNK].load(Relaxed) & !TOUCHED;
+        Density::of(resident as usize * BLOCK / CHUNK)
     }
 
     /// Resident pages.

@@ -1,11 +1,11 @@
 //! Serving a fault, in whichever thread does it.
 
 use super::area::Area;
-use super::density::{self, Block};
 use super::engine::{SPENT_SLOTS, Shared};
 use super::stats::count;
 use super::streams::Advice;
 use super::worker::{Claim, WINDOW, Worker};
+use crate::density::{BLOCK, Density};
 use crate::state::PageState;
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
@@ -119,15 +119,18 @@ impl Shared {
     /// be asked for. The readahead does what it can; what it has not got to by the next fault in
     /// the block is brought in by that.
     fn look_around(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
-        if !self.readahead.is_enabled() {
+        let possible = self.readahead.is_enabled() && self.account.has_ample(BLOCK as u64);
+        if !possible || area.density_of_chunk(page) == Density::Sparse {
             return;
         }
-        let block = area.density.note(page);
-        if block == Block::Sparse || !self.account.has_ample(density::BLOCK as u64) {
+        let first = page - page % BLOCK;
+        let block = &area.entries()[first..area.pages.min(first + BLOCK)];
+        let density = Density::of_entries(block);
+        if density == Density::Sparse {
             return;
         }
         let run = |pages: usize| Advice::run(area.address(page - page % pages), pages as u32);
-        if block == Block::Dense && self.readahead.ask(area, run(density::BLOCK)) {
+        if density == Density::JustDense && self.readahead.ask(area, run(BLOCK)) {
             return;
         }
         let around = run(SWAP_IN_WINDOW as usize);

@@ -43,7 +43,6 @@ mod account;
 mod area;
 mod bell;
 mod config;
-mod density;
 mod engine;
 mod fault;
 mod listener;

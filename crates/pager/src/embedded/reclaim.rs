@@ -272,7 +272,6 @@ impl Shared {
             let entry = &entries[page];
             match slot {
                 Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
-                    area.density.forget(page);
                     out += 1;
                 }
                 // Touched meanwhile.
