@@ -179,14 +179,30 @@ impl BinState {
         page: PageNumber,
         zspage: &Zspage,
     ) -> Option<PageNumber> {
-        let place = zspage.place();
-        if place == Place::Detached {
-            // On its way to this bin, which counts its objects when it arrives.
-            return None;
+        self.count_free(zspage);
+        self.settle(context, page, zspage)
+    }
+
+    /// Counts one object less in a zspage of this bin.
+    #[inline]
+    pub(crate) fn count_free(&mut self, zspage: &Zspage) {
+        // One that is on its way to this bin is counted when it arrives.
+        if zspage.place() != Place::Detached {
+            self.used -= 1;
         }
-        self.used -= 1;
+    }
+
+    /// Puts a zspage of this bin where it belongs after slots of it were freed. Gives it back if it
+    /// is empty and was taken out of the bin and out of service.
+    #[inline]
+    pub(crate) fn settle(
+        &mut self,
+        context: &BinContext<'_>,
+        page: PageNumber,
+        zspage: &Zspage,
+    ) -> Option<PageNumber> {
         let used = zspage.used();
-        match place {
+        match zspage.place() {
             Place::Listed(list) => {
                 if used == 0 {
                     context

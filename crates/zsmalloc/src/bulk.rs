@@ -1,7 +1,13 @@
 //! Freeing many objects at once.
 
 use crate::{
-    error::MisuseError, pool::Pool, release::Released, source::PageSource, word::ObjectWord,
+    error::MisuseError,
+    pool::Pool,
+    release::Released,
+    source::PageSource,
+    sync::atomic::Ordering,
+    word::ObjectWord,
+    zspage::{Link, NO_LINK, UNTOUCHED},
 };
 
 impl<S: PageSource> Pool<S> {
@@ -49,13 +55,25 @@ impl<S: PageSource> Pool<S> {
         words: &mut [ObjectWord],
         released: &mut Released,
     ) -> Result<(), MisuseError> {
-        let classes = self.classes().len();
-        let ends = group_by_class(words, classes);
         let mut result = Ok(());
-        let mut start = 0;
-        for &end in &ends[..=classes] {
-            result = result.and(self.free_group(&mut words[start..end], released));
-            start = end;
+        for group in Groups::of(words, self.classes().len()) {
+            result = result.and(self.free_group(group, released));
+        }
+        result
+    }
+
+    /// Frees groups of words until `next_group` has no more.
+    pub(crate) fn free_groups_of<'a>(
+        &self,
+        next_group: impl Fn() -> Option<&'a mut [ObjectWord]>,
+    ) -> Result<(), MisuseError> {
+        let mut released = Released::new();
+        let mut result = Ok(());
+        while let Some(group) = next_group() {
+            result = result.and(self.free_group(group, &mut released));
+        }
+        if !released.is_empty() {
+            self.release(released);
         }
         result
     }
@@ -97,25 +115,49 @@ impl<S: PageSource> Pool<S> {
                 return (others, Err(error));
             }
         };
+        // The lock is the right one if the word's class and its zspage's, and then the owner, are
+        // the same. A stale word may name a zspage that serves another class now.
+        let of_this_bin = |word: ObjectWord| {
+            let (_, zspage) = self.resolve(word).ok()?;
+            let right = word.class() == context.class_index
+                && zspage.class() == Some(context.class_index)
+                && zspage.owner() == owner;
+            right.then_some(zspage)
+        };
         let mut result = Ok(());
         let mut others = 0;
-        for position in 0..words.len() {
-            let word = words[position];
-            // The lock is the right one if the word's class and its zspage's, and then the owner,
-            // are the same. A stale word may name a zspage that serves another class now.
-            let zspage = self.resolve(word).ok().map(|(_, zspage)| zspage);
-            let Some(zspage) = zspage.filter(|zspage| {
-                word.class() == context.class_index
-                    && zspage.class() == Some(context.class_index)
-                    && zspage.owner() == owner
-            }) else {
-                words[others] = word;
-                others += 1;
-                continue;
-            };
-            if !zspage.free_slot(word.index()) {
-                result = result.and(Err(MisuseError::NotStored(word)));
-            } else if let Some(page) = bin.after_free(&context, word.page(), zspage) {
+        let mut touched = NO_LINK;
+        for start in (0..words.len()).step_by(LOOKED_UP) {
+            let end = words.len().min(start + LOOKED_UP);
+            // In a row, so that the processor fetches the records of all of them at once.
+            let mut zspages = [None; LOOKED_UP];
+            for (zspage, word) in zspages.iter_mut().zip(&words[start..end]) {
+                *zspage = of_this_bin(*word);
+            }
+            for (position, zspage) in (start..end).zip(zspages) {
+                let word = words[position];
+                let Some(zspage) = zspage else {
+                    words[others] = word;
+                    others += 1;
+                    continue;
+                };
+                if !zspage.free_slot(word.index()) {
+                    result = result.and(Err(MisuseError::NotStored(word)));
+                    continue;
+                }
+                bin.count_free(zspage);
+                if zspage.next_touched.load(Ordering::Relaxed) == UNTOUCHED {
+                    zspage.next_touched.store(touched, Ordering::Relaxed);
+                    touched = word.page().0;
+                }
+            }
+        }
+        // Each zspage once, however many of its objects went.
+        while let Some(page) = Link(touched).get() {
+            let zspage = self.arenas.zspage(page);
+            touched = zspage.next_touched.load(Ordering::Relaxed);
+            zspage.next_touched.store(UNTOUCHED, Ordering::Relaxed);
+            if let Some(page) = bin.settle(&context, page, zspage) {
                 released.push(&self.arenas, page);
             }
         }
@@ -125,6 +167,9 @@ impl<S: PageSource> Pool<S> {
 
 /// So few words are freed as they come: grouping them costs more than looking at them repeatedly.
 const FEW: usize = 16;
+
+/// The records of so many words are looked up before the first of them changes.
+const LOOKED_UP: usize = 16;
 
 /// A store of the same class waits no longer than so many frees take.
 const MOST_UNDER_LOCK: usize = 1024;
@@ -158,6 +203,39 @@ fn group_by_class(words: &mut [ObjectWord], classes: usize) -> [usize; MAX_GROUP
 }
 
 const MAX_GROUPS: usize = ObjectWord::MAX_CLASSES + 1;
+
+/// Words by class, those of each in turn.
+pub(crate) struct Groups<'a> {
+    rest: &'a mut [ObjectWord],
+    ends: [usize; MAX_GROUPS],
+    start: usize,
+    class: usize,
+    classes: usize,
+}
+
+impl<'a> Groups<'a> {
+    pub(crate) fn of(words: &'a mut [ObjectWord], classes: usize) -> Self {
+        Self {
+            ends: group_by_class(words, classes),
+            rest: words,
+            start: 0,
+            class: 0,
+            classes,
+        }
+    }
+}
+
+impl<'a> Iterator for Groups<'a> {
+    type Item = &'a mut [ObjectWord];
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let end = *self.ends[..=self.classes].get(self.class)?;
+        let (group, rest) = std::mem::take(&mut self.rest).split_at_mut(end - self.start);
+        (self.rest, self.start) = (rest, end);
+        self.class += 1;
+        Some(group)
+    }
+}
 
 #[cfg(all(test, not(loom)))]
 mod tests {

@@ -64,7 +64,8 @@ impl<S: PageSource> Pool<S> {
     fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
         // A misuse among the words is counted, not blamed on this caller.
         let mut room = [ObjectWord::PLACEHOLDER; SYNCHRONOUS_BATCH];
-        let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree);
+        let free = |words: &mut [ObjectWord]| self.try_free_bulk(words);
+        let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree, free);
         if taken == 0 || !ring.push(word, bytes) {
             self.free(word);
         }
@@ -76,11 +77,16 @@ impl<S: PageSource> Pool<S> {
     ///
     /// A word among them that named no stored object. All others were freed.
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
-        self.flush_through(&mut [ObjectWord::PLACEHOLDER; DRAIN_BATCH])
+        let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
+        self.flush_through(&mut room, |words| self.try_free_bulk(words))
     }
 
-    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds.
-    pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
+    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, which `free` frees.
+    pub(crate) fn flush_through(
+        &self,
+        room: &mut [ObjectWord],
+        free: impl Fn(&mut [ObjectWord]) -> Result<(), MisuseError>,
+    ) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
         for ring in self
@@ -92,7 +98,8 @@ impl<S: PageSource> Pool<S> {
             let mut left = ring.len();
             while left > 0 {
                 let batch = left.min(room.len());
-                let (taken, outcome) = self.drain(ring, &mut room[..batch], Consumer::Wait);
+                let room = &mut room[..batch];
+                let (taken, outcome) = self.drain(ring, room, Consumer::Wait, &free);
                 freed += taken;
                 left -= taken;
                 result = result.and(outcome);
@@ -142,7 +149,8 @@ impl<S: PageSource> Pool<S> {
             .filter_map(|shard| shard.deferred.as_ref())
         {
             if ring.len() > 0 {
-                freed += self.drain(ring, &mut room, Consumer::IfFree).0;
+                let free = |words: &mut [ObjectWord]| self.try_free_bulk(words);
+                freed += self.drain(ring, &mut room, Consumer::IfFree, free).0;
             }
         }
         freed > 0
@@ -154,13 +162,14 @@ impl<S: PageSource> Pool<S> {
         ring: &Ring,
         room: &mut [ObjectWord],
         consumer: Consumer,
+        free: impl FnOnce(&mut [ObjectWord]) -> Result<(), MisuseError>,
     ) -> (usize, Result<(), MisuseError>) {
         let bytes_of = |word: ObjectWord| self.classes.get(word.class()).map_or(0, SizeClass::size);
         let taken = match consumer {
             Consumer::Wait => ring.take(room, bytes_of),
             Consumer::IfFree => ring.try_take(room, bytes_of),
         };
-        let outcome = self.try_free_bulk(&mut room[..taken]);
+        let outcome = free(&mut room[..taken]);
         if outcome.is_err() {
             self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
         }

@@ -3,14 +3,17 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use crate::{pool::Pool, signal::Woken, source::PageSource, word::ObjectWord};
+use crate::{
+    bulk::Groups, error::MisuseError, pool::Pool, signal::Woken, source::PageSource,
+    word::ObjectWord,
+};
 
 /// How long words may come together before they are freed. It adds to the time until the memory
 /// is back, and saves wake-ups: so it is short in a burst, and longer the fewer words come.
@@ -27,6 +30,8 @@ const IDLE_POLL: Duration = Duration::from_millis(50);
 /// So many freed pages are worth another thread to give them back, which costs about as much to
 /// start as a few hundred of them.
 const HELPER_PAGES: usize = 4096;
+/// And so many words to free.
+const HELPER_WORDS: usize = 16 * 1024;
 const MAX_HELPERS: usize = 3;
 
 /// How many words are freed at once: the more, the more of them share a bin.
@@ -40,7 +45,9 @@ const BATCH: usize = 64 * 1024;
 /// or until a quarter of a queue is filled, before it does them in bulk. When no more come, or a
 /// quarter of the pool's memory waits, it gives all memory that holds no object back, what was held
 /// back for reuse included: at once after many frees, after 50 milliseconds without a deferred one
-/// otherwise. A pool should have one drainer at a time; more do no harm but are not woken. What a
+/// otherwise; free parts of huge pages, if they are much, after these only. Where there is much to
+/// do, threads that it starts for the purpose help it, as many as there are other processors, but at
+/// most three. A pool should have one drainer at a time; more do no harm but are not woken. What a
 /// bulk free leaves to a drainer that is just being dropped waits for the next free or store that
 /// looks for memory.
 #[derive(Debug)]
@@ -94,9 +101,14 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     let mut burst = 0;
     while !stop.load(Ordering::Acquire) {
         if !words_wait() {
-            let give_back = signal.take_memory() || burst >= FEW;
-            if give_back || signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
-                give_all_back(pool, processors);
+            if signal.take_memory() || burst >= FEW {
+                // More frees may follow, and empty what would be split now.
+                give_back(pool, processors, HugePages::Leave);
+                burst = 0;
+                continue;
+            }
+            if signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
+                give_back(pool, processors, HugePages::Split);
                 burst = 0;
                 continue;
             }
@@ -109,7 +121,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         let freed = match room.as_mut_slice() {
             // There was no memory for more than the stack holds.
             [] => pool.flush_deferred(),
-            room => pool.flush_through(room),
+            room => pool.flush_through(room, |words| free_helped(pool, words, processors)),
         };
         let freed = freed.unwrap_or(FEW);
         burst += freed;
@@ -119,7 +131,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
             COLLECT
         };
         if signal.memory_waits() && pool.much_is_warm() {
-            pool.discard_all_warm();
+            discard_helped(pool, processors, || pool.discard_all_warm());
         }
     }
     signal.set_drainer(None);
@@ -129,23 +141,73 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     }
 }
 
-/// Gives all memory back that holds no object. What it costs is the system's work: with much of
-/// it, and other processors that may be idle, several threads do it at once.
-fn give_all_back<S: PageSource>(pool: &Pool<S>, processors: usize) {
-    let helpers = (pool.warm_pages() / HELPER_PAGES)
-        .min(MAX_HELPERS)
-        .min(processors - 1);
+/// What to do with free parts of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HugePages {
+    Leave,
+    /// Give them back if they are much of the pool.
+    Split,
+}
+
+/// Gives all memory back that holds no object.
+fn give_back<S: PageSource>(pool: &Pool<S>, processors: usize, huge_pages: HugePages) {
+    discard_helped(pool, processors, || pool.trim_empty());
+    if huge_pages == HugePages::Split {
+        pool.limit_spare(2);
+    }
+}
+
+/// Gives the memory of freed runs back, as `own` does. What it costs is the system's work: with much
+/// of it, and other processors that may be idle, several threads do it at once.
+fn discard_helped<S: PageSource>(pool: &Pool<S>, processors: usize, own: impl FnOnce() -> usize) {
+    let helpers = (pool.warm_pages() / HELPER_PAGES).min(processors - 1);
+    let help = || {
+        pool.discard_all_warm();
+    };
+    with_helpers(helpers, help, || {
+        own();
+    });
+}
+
+/// Frees words, with the help of other processors if they are many: what it takes is mostly waiting
+/// for memory.
+fn free_helped<S: PageSource>(
+    pool: &Pool<S>,
+    words: &mut [ObjectWord],
+    processors: usize,
+) -> Result<(), MisuseError> {
+    let helpers = (words.len() / HELPER_WORDS).min(processors - 1);
     if helpers == 0 {
-        pool.trim_lightly();
-        return;
+        return pool.try_free_bulk(words);
+    }
+    // Each takes the next class: nobody waits for the bins of another.
+    let groups = Mutex::new(Groups::of(words, pool.classes().len()));
+    let outcome = Mutex::new(Ok(()));
+    let free = || {
+        let freed = pool.free_groups_of(|| lock(&groups).next());
+        let mut outcome = lock(&outcome);
+        *outcome = outcome.and(freed);
+    };
+    with_helpers(helpers, free, free);
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does `own` while other threads do `help`, as far as there are any to be had.
+fn with_helpers(helpers: usize, help: impl Fn() + Sync, own: impl FnOnce()) {
+    if helpers == 0 {
+        return own();
     }
     thread::scope(|scope| {
-        for _ in 0..helpers {
+        for _ in 0..helpers.min(MAX_HELPERS) {
             // If there is no thread to be had, this one does it all.
             let _ = thread::Builder::new()
-                .name("zsmalloc-trim".to_owned())
-                .spawn_scoped(scope, || pool.discard_all_warm());
+                .name("zsmalloc-help".to_owned())
+                .spawn_scoped(scope, &help);
         }
-        pool.trim_lightly();
+        own();
     });
 }

@@ -52,7 +52,7 @@ pub struct Config {
     /// What part of the pool's memory may be free pages inside huge ones: one in so many. The pool
     /// asks for huge pages, if its source has any, only as long as there is less, half of the new
     /// one included; so a pool smaller than half as many huge pages has none. Where frees leave more, huge pages are split: by a
-    /// [`Drainer`](crate::Drainer) that has nothing else to do if it is twice as much, by frees if
+    /// [`Drainer`](crate::Drainer) that has had nothing to do for a while if it is twice as much, by frees if
     /// it has been an eighth of the pool for a while, and by [`Pool::trim_spare`] and
     /// [`Pool::trim`].
     /// 0: no huge pages.

@@ -218,12 +218,12 @@ impl<S: PageSource> Pool<S> {
     /// that were.
     pub fn trim(&self) -> usize {
         let least = (self.arenas.stretch_pages() / SPARE_NOT_WORTH_IT).max(1);
-        self.trim_classes(0..self.classes().len()) + self.give_back_spare(least)
+        self.trim_empty() + self.give_back_spare(least)
     }
 
-    /// The same, but leaves free parts of huge pages alone as long as they are little of the pool.
-    pub(crate) fn trim_lightly(&self) -> usize {
-        self.trim_classes(0..self.classes().len()) + self.limit_spare(2)
+    /// The same, but leaves free parts of huge pages alone.
+    pub(crate) fn trim_empty(&self) -> usize {
+        self.trim_classes(0..self.classes().len())
     }
 
     /// Like [`Pool::trim`], but looks for empty zspages in some classes only.

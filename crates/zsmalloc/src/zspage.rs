@@ -12,6 +12,9 @@ pub(crate) struct PageNumber(pub(crate) u32);
 /// The end of a list of zspages, which are linked by the number of their first page.
 pub(crate) const NO_LINK: u32 = u32::MAX;
 
+/// What `next_touched` says of a zspage that is not on that list.
+pub(crate) const UNTOUCHED: u32 = u32::MAX - 1;
+
 /// The class of a zspage record that is not in service.
 const NO_CLASS: u16 = u16::MAX;
 
@@ -70,6 +73,8 @@ pub(crate) struct Zspage {
     free: [AtomicU64; BITMAP_WORDS],
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
+    /// The list of those in which a bulk free has freed slots, while it holds the lock.
+    pub(crate) next_touched: AtomicU32,
     /// The shard whose bin has this zspage. Changed only under the lock of the old owner's bin.
     owner: AtomicU32,
     class: AtomicU16,
@@ -83,6 +88,7 @@ impl Zspage {
             free: std::array::from_fn(|_| AtomicU64::new(0)),
             next: AtomicU32::new(NO_LINK),
             previous: AtomicU32::new(NO_LINK),
+            next_touched: AtomicU32::new(UNTOUCHED),
             owner: AtomicU32::new(0),
             class: AtomicU16::new(NO_CLASS),
             used: AtomicU16::new(0),

@@ -344,6 +344,34 @@ fn a_drainer_gives_the_memory_back() {
 }
 
 #[test]
+fn a_drainer_shares_many_frees_with_helpers() {
+    const OBJECTS: u64 = 40_000;
+    let mut config = Config::with_capacity_pages(1 << 16);
+    config.shards = 1;
+    config.deferred_bytes = 2048 * OBJECTS as usize;
+    let pool = Arc::new(Pool::new(TestSource::default(), config).unwrap());
+    let words: Vec<ObjectWord> = (0..OBJECTS)
+        .map(|n| pool.store(&[&contents(n, 1 + n as usize % 500)]).unwrap())
+        .collect();
+    words.iter().for_each(|&word| pool.free_deferred(word));
+    // A double free among them does not keep the others from being done.
+    pool.free_deferred(words[OBJECTS as usize / 2]);
+    assert_eq!(pool.stats().objects_used(), OBJECTS as usize);
+    let drainer = Drainer::spawn(pool.clone()).unwrap();
+    let start = std::time::Instant::now();
+    while pool.resident_bytes() > 0 {
+        assert!(
+            start.elapsed().as_secs() < 20,
+            "the memory did not come back"
+        );
+        thread::yield_now();
+    }
+    drop(drainer);
+    assert_eq!(pool.stats().objects_used(), 0);
+    assert_eq!(pool.stats().deferred_misuse, 1);
+}
+
+#[test]
 fn handles_hold_what_a_map_holds() {
     let table = table(2);
     let mut random = Random(11);
