@@ -36,6 +36,12 @@ impl<S: PageSource> Pool<S> {
     ///
     /// One of the words that name no stored object. All others were freed.
     pub fn try_free_bulk(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
+        let _going_on = self.drain_signal.free_begins();
+        self.free_words(words)
+    }
+
+    /// Frees words, not as one of those that a drainer makes way for.
+    pub(crate) fn free_words(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
         let mut released = Released::new();
         let result = if words.len() > FEW {
             self.free_groups(words, &mut released)

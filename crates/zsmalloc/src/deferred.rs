@@ -64,7 +64,7 @@ impl<S: PageSource> Pool<S> {
     fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
         // A misuse among the words is counted, not blamed on this caller.
         let mut room = [ObjectWord::PLACEHOLDER; SYNCHRONOUS_BATCH];
-        let free = |words: &mut [ObjectWord]| self.try_free_bulk(words);
+        let free = |words: &mut [ObjectWord]| self.free_words(words);
         let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree, free);
         if taken == 0 || !ring.push(word, bytes) {
             self.free(word);
@@ -78,7 +78,7 @@ impl<S: PageSource> Pool<S> {
     /// A word among them that named no stored object. All others were freed.
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
-        self.flush_through(&mut room, |words| self.try_free_bulk(words))
+        self.flush_through(&mut room, |words| self.free_words(words))
     }
 
     /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, which `free` frees.
@@ -149,7 +149,7 @@ impl<S: PageSource> Pool<S> {
             .filter_map(|shard| shard.deferred.as_ref())
         {
             if ring.len() > 0 {
-                let free = |words: &mut [ObjectWord]| self.try_free_bulk(words);
+                let free = |words: &mut [ObjectWord]| self.free_words(words);
                 freed += self.drain(ring, &mut room, Consumer::IfFree, free).0;
             }
         }

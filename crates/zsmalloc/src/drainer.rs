@@ -7,11 +7,15 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
-    bulk::Groups, error::MisuseError, pool::Pool, signal::Woken, source::PageSource,
+    bulk::Groups,
+    error::MisuseError,
+    pool::Pool,
+    signal::{DrainSignal, Lull, Woken},
+    source::PageSource,
     word::ObjectWord,
 };
 
@@ -34,6 +38,12 @@ const HELPER_PAGES: usize = 4096;
 const HELPER_WORDS: usize = 16 * 1024;
 const MAX_HELPERS: usize = 3;
 
+/// Bulk frees have ended when none has been going on for so long. Before that no helper is started:
+/// it might run on their processor.
+const LULL: Duration = Duration::from_micros(500);
+/// So long memory may wait for that.
+const LONGEST_WAY: Duration = Duration::from_millis(2);
+
 /// How many words are freed at once: the more, the more of them share a bin.
 const BATCH: usize = 64 * 1024;
 
@@ -45,11 +55,12 @@ const BATCH: usize = 64 * 1024;
 /// or until a quarter of a queue is filled, before it does them in bulk. When no more come, or a
 /// quarter of the pool's memory waits, it gives all memory that holds no object back, what was held
 /// back for reuse included: at once after many frees, after 50 milliseconds without a deferred one
-/// otherwise; free parts of huge pages, if they are much, after these only. Where there is much to
-/// do, threads that it starts for the purpose help it, as many as there are other processors, but at
-/// most three. A pool should have one drainer at a time; more do no harm but are not woken. What a
-/// bulk free leaves to a drainer that is just being dropped waits for the next free or store that
-/// looks for memory.
+/// otherwise; free parts of huge pages, if they are much, after these only. It makes way for bulk
+/// frees: what they leave waits until none has been going on for half a millisecond, or for two
+/// milliseconds. Where there is much to do, threads that it starts for the purpose help it, as many
+/// as there are other processors, but at most three. A pool should have one drainer at a time; more
+/// do no harm but are not woken. What a bulk free leaves to a drainer that is just being dropped
+/// waits for the next free or store that looks for memory.
 #[derive(Debug)]
 pub struct Drainer {
     stop: Arc<AtomicBool>,
@@ -96,19 +107,25 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     let words_wait = || pool.deferred_bytes() > 0;
     // Once: to find out, the system's files on limits are read.
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    let mut lull = Lull::new();
     let mut collect = COLLECT;
     // Words freed since the memory they held was given back.
     let mut burst = 0;
     while !stop.load(Ordering::Acquire) {
         if !words_wait() {
-            if signal.take_memory() || burst >= FEW {
-                // More frees may follow, and empty what would be split now.
-                give_back(pool, processors, HugePages::Leave);
+            let memory_waits = signal.memory_waits();
+            if memory_waits || burst >= FEW {
+                if memory_waits {
+                    make_way(signal, &mut lull, words_wait);
+                }
+                signal.take_memory();
+                give_back(pool, processors, &mut lull);
                 burst = 0;
                 continue;
             }
             if signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
-                give_back(pool, processors, HugePages::Split);
+                give_back(pool, processors, &mut lull);
+                pool.limit_spare(2);
                 burst = 0;
                 continue;
             }
@@ -130,8 +147,8 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         } else {
             COLLECT
         };
-        if signal.memory_waits() && pool.much_is_warm() {
-            discard_helped(pool, processors, || pool.discard_all_warm());
+        if words_wait() && signal.memory_waits() && pool.much_is_warm() {
+            discard_helped(pool, processors, &mut lull);
         }
     }
     signal.set_drainer(None);
@@ -141,31 +158,42 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
     }
 }
 
-/// What to do with free parts of huge pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum HugePages {
-    Leave,
-    /// Give them back if they are much of the pool.
-    Split,
-}
-
-/// Gives all memory back that holds no object.
-fn give_back<S: PageSource>(pool: &Pool<S>, processors: usize, huge_pages: HugePages) {
-    discard_helped(pool, processors, || pool.trim_empty());
-    if huge_pages == HugePages::Split {
-        pool.limit_spare(2);
+/// Sleeps while bulk frees follow one another, but not for long: it may be on their processor that
+/// this thread was woken, and more of them empty more.
+fn make_way(signal: &DrainSignal, lull: &mut Lull, words_wait: impl Fn() -> bool) {
+    let start = Instant::now();
+    while start.elapsed() < LONGEST_WAY && !words_wait() {
+        let left = lull.left(signal, LULL);
+        if left.is_zero() {
+            break;
+        }
+        thread::park_timeout(left);
     }
 }
 
-/// Gives the memory of freed runs back, as `own` does. What it costs is the system's work: with much
-/// of it, and other processors that may be idle, several threads do it at once.
-fn discard_helped<S: PageSource>(pool: &Pool<S>, processors: usize, own: impl FnOnce() -> usize) {
-    let helpers = (pool.warm_pages() / HELPER_PAGES).min(processors - 1);
-    let help = || {
-        pool.discard_all_warm();
-    };
-    with_helpers(helpers, help, || {
-        own();
+/// Gives all memory back that holds no object, but for free parts of huge pages.
+fn give_back<S: PageSource>(pool: &Pool<S>, processors: usize, lull: &mut Lull) {
+    pool.release_empty(0..pool.classes().len());
+    discard_helped(pool, processors, lull);
+}
+
+/// Gives the memory of freed runs back. What it costs is the system's work: with much of it, and
+/// other processors that may be idle, several threads do it at once.
+fn discard_helped<S: PageSource>(pool: &Pool<S>, processors: usize, lull: &mut Lull) {
+    thread::scope(|scope| {
+        let mut helped = false;
+        loop {
+            let helpers = (pool.warm_pages() / HELPER_PAGES).min(processors - 1);
+            if !helped && helpers > 0 && lull.left(&pool.drain_signal, LULL).is_zero() {
+                start_helpers(scope, helpers, || {
+                    pool.discard_all_warm();
+                });
+                helped = true;
+            }
+            if pool.discard_some() == 0 {
+                break;
+            }
+        }
     });
 }
 
@@ -178,7 +206,7 @@ fn free_helped<S: PageSource>(
 ) -> Result<(), MisuseError> {
     let helpers = (words.len() / HELPER_WORDS).min(processors - 1);
     if helpers == 0 {
-        return pool.try_free_bulk(words);
+        return pool.free_words(words);
     }
     // Each takes the next class: nobody waits for the bins of another.
     let groups = Mutex::new(Groups::of(words, pool.classes().len()));
@@ -188,7 +216,10 @@ fn free_helped<S: PageSource>(
         let mut outcome = lock(&outcome);
         *outcome = outcome.and(freed);
     };
-    with_helpers(helpers, free, free);
+    thread::scope(|scope| {
+        start_helpers(scope, helpers, free);
+        free();
+    });
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -196,18 +227,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does `own` while other threads do `help`, as far as there are any to be had.
-fn with_helpers(helpers: usize, help: impl Fn() + Sync, own: impl FnOnce()) {
-    if helpers == 0 {
-        return own();
+/// Starts threads that do `work`, as far as there are any to be had.
+fn start_helpers<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    helpers: usize,
+    work: impl Fn() + Copy + Send + 'scope,
+) {
+    for _ in 0..helpers.min(MAX_HELPERS) {
+        let _ = thread::Builder::new()
+            .name("zsmalloc-help".to_owned())
+            .spawn_scoped(scope, work);
     }
-    thread::scope(|scope| {
-        for _ in 0..helpers.min(MAX_HELPERS) {
-            // If there is no thread to be had, this one does it all.
-            let _ = thread::Builder::new()
-                .name("zsmalloc-help".to_owned())
-                .spawn_scoped(scope, &help);
-        }
-        own();
-    });
 }

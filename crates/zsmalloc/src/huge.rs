@@ -137,6 +137,6 @@ impl<S: PageSource> Pool<S> {
                 .split_huge(self.run(PageNumber(first), part.len()));
         }
         self.huge_splits.fetch_add(1, Ordering::Relaxed);
-        self.discard_batches(shard, std::iter::once(&batch)).0
+        self.discard_batches(shard, std::iter::once(&batch))
     }
 }

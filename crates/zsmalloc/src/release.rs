@@ -218,16 +218,21 @@ impl<S: PageSource> Pool<S> {
     /// that were.
     pub fn trim(&self) -> usize {
         let least = (self.arenas.stretch_pages() / SPARE_NOT_WORTH_IT).max(1);
-        self.trim_empty() + self.give_back_spare(least)
+        self.trim_classes(0..self.classes().len()) + self.give_back_spare(least)
     }
 
-    /// The same, but leaves free parts of huge pages alone.
-    pub(crate) fn trim_empty(&self) -> usize {
-        self.trim_classes(0..self.classes().len())
-    }
-
-    /// Like [`Pool::trim`], but looks for empty zspages in some classes only.
+    /// Like [`Pool::trim`], but looks for empty zspages in some classes only, and leaves huge pages
+    /// that are partly free alone.
     pub(crate) fn trim_classes(&self, classes: Range<usize>) -> usize {
+        let before = self.resident_pages.load(Ordering::Relaxed);
+        self.release_empty(classes);
+        let discarded = self.discard_all_warm();
+        let after = self.resident_pages.load(Ordering::Relaxed);
+        discarded.max(before.saturating_sub(after))
+    }
+
+    /// Releases the empty zspages that were held back in some classes.
+    pub(crate) fn release_empty(&self, classes: Range<usize>) {
         let mut released = Released::new();
         for (shard_index, shard) in self.shards.iter().enumerate() {
             for class_index in classes.clone() {
@@ -238,11 +243,7 @@ impl<S: PageSource> Pool<S> {
                 }
             }
         }
-        let before = self.resident_pages.load(Ordering::Relaxed);
         self.release(released);
-        let discarded = self.discard_all_warm();
-        let after = self.resident_pages.load(Ordering::Relaxed);
-        discarded.max(before.saturating_sub(after))
     }
 
     /// Gives the memory of all freed runs back; returns how many pages that were.
@@ -253,32 +254,39 @@ impl<S: PageSource> Pool<S> {
             .sum()
     }
 
-    /// Gives the memory of a shard's freed runs back; returns how many pages that were.
-    fn discard_warm(&self, shard: &Shard) -> usize {
-        let mut discarded = 0;
-        loop {
-            let mut taken = [None; DISCARD_STRETCHES];
-            {
-                let mut runs = lock(&shard.runs);
-                taken.fill_with(|| runs.take_giving(&self.arenas));
-            }
-            if taken[0].is_none() {
-                return discarded;
-            }
-            let (pages, result) = self.discard_batches(shard, taken.iter().flatten());
-            discarded += pages;
-            if result.is_err() {
-                return discarded;
-            }
-        }
+    /// Gives a part of that back; returns how many pages, zero if there are no more.
+    pub(crate) fn discard_some(&self) -> usize {
+        let mut parts = self.shards.iter().map(|shard| self.discard_part(shard));
+        parts.find(|&pages| pages > 0).unwrap_or(0)
     }
 
-    /// Gives memory back that was taken out of the sets of a shard; how many pages.
+    /// Gives the memory of a shard's freed runs back; returns how many pages that were.
+    fn discard_warm(&self, shard: &Shard) -> usize {
+        let parts = std::iter::repeat_with(|| self.discard_part(shard));
+        parts.take_while(|&pages| pages > 0).sum()
+    }
+
+    /// Gives memory of freed runs in some stretches of a shard back; returns how many pages, zero if
+    /// there is none or it could not be done.
+    fn discard_part(&self, shard: &Shard) -> usize {
+        let mut taken = [None; DISCARD_STRETCHES];
+        {
+            let mut runs = lock(&shard.runs);
+            taken.fill_with(|| runs.take_giving(&self.arenas));
+        }
+        if taken[0].is_none() {
+            return 0;
+        }
+        self.discard_batches(shard, taken.iter().flatten())
+    }
+
+    /// Gives memory back that was taken out of the sets of a shard; how many pages, zero if that
+    /// failed.
     pub(crate) fn discard_batches<'a>(
         &self,
         shard: &Shard,
         batches: impl Iterator<Item = &'a Batch> + Clone,
-    ) -> (usize, Result<(), SourceError>) {
+    ) -> usize {
         let result = self.discard_pages(batches.clone());
         let mut runs = lock(&shard.runs);
         let mut pages = 0;
@@ -291,10 +299,10 @@ impl<S: PageSource> Pool<S> {
         drop(runs);
         if result.is_err() {
             self.discard_failures.fetch_add(1, Ordering::Relaxed);
-            return (0, result);
+            return 0;
         }
         self.resident_pages.fetch_sub(pages, Ordering::Relaxed);
-        (pages, result)
+        pages
     }
 
     /// Hands pages to the source, with neighbours merged.

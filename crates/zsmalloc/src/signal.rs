@@ -4,13 +4,13 @@
 //! first says that it sleeps and then looks for work. With a full fence between the two on either
 //! side one of them sees the other, so no work is left to a sleeping drainer.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{
     ring::Ring,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU8, Ordering, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
         full_fence_after_rmw, lock,
         thread::{self, Thread},
     },
@@ -38,6 +38,47 @@ pub(crate) struct DrainSignal {
     drainer: Mutex<Option<Thread>>,
     /// Whether `drainer` is there.
     present: AtomicBool,
+    /// How many bulk frees began and ended.
+    frees_begun: AtomicUsize,
+    frees_ended: AtomicUsize,
+}
+
+/// A bulk free, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct GoingOn<'a>(&'a AtomicUsize);
+
+impl Drop for GoingOn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Since when no bulk free has been going on, as far as one has looked.
+#[derive(Debug)]
+pub(crate) struct Lull {
+    begun: usize,
+    since: Instant,
+}
+
+impl Lull {
+    pub(crate) fn new() -> Self {
+        Self {
+            begun: 0,
+            since: Instant::now(),
+        }
+    }
+
+    /// Looks whether it lasts; how much of `time` is left if so.
+    pub(crate) fn left(&mut self, signal: &DrainSignal, time: Duration) -> Duration {
+        let begun = signal.frees_begun.load(Ordering::Relaxed);
+        if begun != self.begun || begun != signal.frees_ended.load(Ordering::Relaxed) {
+            *self = Self {
+                begun,
+                since: Instant::now(),
+            };
+        }
+        time.saturating_sub(self.since.elapsed())
+    }
 }
 
 impl DrainSignal {
@@ -47,6 +88,8 @@ impl DrainSignal {
             give_back: AtomicBool::new(false),
             drainer: Mutex::new(None),
             present: AtomicBool::new(false),
+            frees_begun: AtomicUsize::new(0),
+            frees_ended: AtomicUsize::new(0),
         }
     }
 
@@ -59,6 +102,12 @@ impl DrainSignal {
         if state == IDLE || (state == COLLECTING && ring.len() >= ring.places() / 4) {
             self.wake();
         }
+    }
+
+    /// Notes that a bulk free begins.
+    pub(crate) fn free_begins(&self) -> GoingOn<'_> {
+        self.frees_begun.fetch_add(1, Ordering::Relaxed);
+        GoingOn(&self.frees_ended)
     }
 
     /// Leaves it to the drainer to give memory back; `false` if there is none.
@@ -128,7 +177,7 @@ impl DrainSignal {
 mod loom_tests {
     use super::*;
     use crate::{word::ObjectWord, zspage::PageNumber};
-    use loom::sync::{Arc, atomic::AtomicUsize};
+    use loom::sync::Arc;
 
     fn word(n: u32) -> ObjectWord {
         ObjectWord::new(0, PageNumber(n), 0)
