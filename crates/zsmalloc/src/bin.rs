@@ -111,6 +111,18 @@ impl BinState {
         Some(word)
     }
 
+    /// Takes a slot of the fullest zspage that is not full, if there is one besides the current, for
+    /// an object of a smaller class.
+    pub(crate) fn lend(&mut self, context: &BinContext<'_>) -> Option<ObjectWord> {
+        let page = self.take_partial(context.arenas)?;
+        let zspage = context.arenas.zspage(page);
+        let word = self.take_slot(context, page, zspage);
+        if zspage.place() != Place::Full {
+            self.list(context, page, zspage);
+        }
+        Some(word)
+    }
+
     /// Takes a slot of a zspage of this bin that has a free one.
     #[inline]
     fn take_slot(

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+mod allocate;
 mod arena;
 mod bin;
 mod bulk;

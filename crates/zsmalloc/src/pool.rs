@@ -245,7 +245,7 @@ impl<S: PageSource> Pool<S> {
             // needs the lock to isolate a zspage, never sees it half written.
             let mut bin = self.shards[shard].bins[class_index].state.lock();
             if let Some(word) = bin.allocate(&self.context(shard, class_index)) {
-                join(parts, self.new_slot(word, class_index, size));
+                join(parts, self.new_slot(word, size));
                 return Ok(word);
             }
         }
@@ -268,7 +268,7 @@ impl<S: PageSource> Pool<S> {
         // A compactor waits for the pin before it reads the slot, which is half written till then.
         let _pin = self.epoch.enter(shard);
         let word = self.allocate(shard, class_index)?;
-        let slot = self.new_slot(word, class_index, size);
+        let slot = self.new_slot(word, size);
         let unfinished = FreeOnUnwind { pool: self, word };
         fill(slot);
         std::mem::forget(unfinished);
@@ -286,13 +286,13 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// The first `size` bytes of the slot of an object that is being made: `word` was allocated by
-    /// this thread just now, of the class of that index, and given to nobody.
+    /// this thread just now, of a class that takes as much, and given to nobody.
     #[allow(
         clippy::mut_from_ref,
         reason = "the word names memory nobody else knows"
     )]
-    fn new_slot(&self, word: ObjectWord, class_index: usize, size: usize) -> &mut [u8] {
-        let slot = self.slot(word, &self.classes.classes()[class_index]);
+    fn new_slot(&self, word: ObjectWord, size: usize) -> &mut [u8] {
+        let slot = self.slot(word, &self.classes.classes()[word.class()]);
         // SAFETY: the slot lies in the reservation, is initialised (it reads as zero or as what was
         // stored before) and is this thread's alone until `word` is given out.
         let slot = unsafe { slice::from_raw_parts_mut(slot.as_ptr(), slot.len()) };
@@ -434,34 +434,6 @@ impl<S: PageSource> Pool<S> {
             class_index,
             class: &self.classes.classes()[class_index],
         }
-    }
-
-    /// Takes a slot of a class.
-    #[inline(never)]
-    fn allocate(&self, shard: usize, class_index: usize) -> Result<ObjectWord, AllocError> {
-        let context = self.context(shard, class_index);
-        let bin = &self.shards[shard].bins[class_index].state;
-        if let Some(word) = bin.lock().allocate(&context) {
-            return Ok(word);
-        }
-        // Memory is needed: what was deferred may give some.
-        if self.drain_under_pressure()
-            && let Some(word) = bin.lock().allocate(&context)
-        {
-            return Ok(word);
-        }
-        // Before a new zspage is made, one with free slots in another shard will do.
-        for other in (0..self.shards.len()).filter(|&other| other != shard) {
-            let given = self.shards[other].bins[class_index]
-                .state
-                .try_lock()
-                .and_then(|mut bin| bin.give_away(&self.context(other, class_index), shard));
-            if let Some(page) = given {
-                return Ok(bin.lock().adopt(&context, page));
-            }
-        }
-        let page = self.take_run(shard, context.class.pages())?;
-        Ok(bin.lock().open(&context, page, shard))
     }
 
     /// The class of `word` and the record of its zspage.

@@ -175,3 +175,52 @@ proptest! {
         prop_assert_eq!(source.committed_pages.load(Ordering::Relaxed), 0);
     }
 }
+
+/// A class that has lost objects lends their slots to the one below it, before that takes memory.
+#[test]
+fn a_spare_slot_of_a_slightly_larger_class_is_used_first() {
+    let mut config = Config::with_capacity_pages(1 << 12);
+    config.shards = 1;
+    let pool = Pool::new(TestSource::default(), config).unwrap();
+    let (size, larger, too_large) = (1600, 1664, 1744);
+    let store = |size: usize, seed| pool.store(&[&contents(seed, size)]).unwrap();
+    let in_class = |size: usize| {
+        let stats = pool.stats();
+        let class = stats.classes.iter().find(|c| c.class_size >= size);
+        class.copied().unwrap()
+    };
+    let zspages_of = |size| {
+        let objects = in_class(size).objects_per_zspage as u64;
+        (0..3 * objects).map(|seed| store(size, seed)).collect()
+    };
+    let own: Vec<ObjectWord> = zspages_of(size);
+    let lending: Vec<ObjectWord> = zspages_of(larger);
+    let other: Vec<ObjectWord> = zspages_of(too_large);
+    assert!(in_class(size).class_size < in_class(larger).class_size);
+    let pages = pool.resident_bytes();
+    let gone = lending[0];
+    pool.free(gone);
+    pool.free(other[0]);
+
+    let borrowed = store(size, 77);
+    assert_eq!(pool.resident_bytes(), pages);
+    assert_eq!(in_class(larger).objects_used, lending.len());
+    assert_eq!(in_class(size).objects_used, own.len());
+    pool.read(borrowed, |slot| {
+        assert!(slot.len() == in_class(larger).class_size);
+        assert!(slot[..size] == contents(77, size));
+    });
+    // What lies around it is as it was.
+    for (words, size) in [(&own, size), (&lending, larger), (&other, too_large)] {
+        for (seed, &word) in words.iter().enumerate().skip(1) {
+            pool.read(word, |slot| {
+                assert!(slot[..size] == contents(seed as u64, size))
+            });
+        }
+    }
+    // Nothing is left that is near enough.
+    store(size, 78);
+    assert!(pool.resident_bytes() > pages);
+    pool.free(borrowed);
+    assert_eq!(in_class(larger).objects_used, lending.len() - 1);
+}
