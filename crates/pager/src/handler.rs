@@ -48,6 +48,13 @@ pub struct Armed {
     distance: u32,
 }
 
+impl Armed {
+    /// The numbers of the handlers, which are in the order of the allowed CPUs.
+    pub fn listeners(&self) -> impl Iterator<Item = usize> + '_ {
+        self.listening.iter().map(|(number, _)| *number)
+    }
+}
+
 /// All handlers.
 pub struct Handlers {
     group: Arc<Group>,

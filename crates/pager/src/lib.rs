@@ -28,6 +28,7 @@ mod sharing;
 mod stage;
 mod state;
 mod stats;
+mod steering;
 mod supervisor;
 mod survey;
 mod swap_file;

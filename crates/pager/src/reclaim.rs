@@ -19,6 +19,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::sharing::Kin;
 use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
+use crate::steering::Steering;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::channel::RUNS_MAX;
@@ -87,8 +88,10 @@ impl Reclaimer {
     pub fn run(&mut self) {
         // The program's thread that a handler just woke is not to wait for a whole turn of this one.
         memfold_sys::thread::set_shortest_slice();
+        let mut steering = Steering::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.wait_for_call(Duration::from_millis(50));
+            steering.steer(&self.group);
             self.reclaim();
             self.group.release_spare();
         }

@@ -28,6 +28,13 @@ const LEAST_KEYS: usize = 50_000;
 const PHRASE: &[u8] = b"session user account profile created updated expires region language \
 product category price quantity discount shipping address order status ";
 
+/// Who asks and who answers.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Server,
+    Client,
+}
+
 /// How large the store is, and whether it is saved while it is asked.
 #[derive(Debug)]
 pub struct Load {
@@ -47,19 +54,24 @@ impl Load {
 
     /// Why it cannot run here, if it cannot.
     pub fn missing() -> Option<String> {
-        let missing = ["redis-server", "redis-benchmark"]
+        let missing = ["redis-server", "redis-benchmark", "taskset"]
             .into_iter()
             .find(|tool| Command::new(tool).arg("--version").output().is_err())?;
         Some(format!(
-            "{missing} is not installed (Debian: redis-server, redis-tools)"
+            "{missing} is not installed (Debian: redis-server, redis-tools, util-linux)"
         ))
     }
 
     /// One run: fill, ask (50 connections, one request in flight each, then 16), compare.
     pub fn run(&self, session: &Session) -> Result<Figures> {
         let port = free_port()?;
-        let mut command =
-            session.command("redis-server".as_ref(), &arguments(port, session.folder()))?;
+        let server = [
+            self.confined(Side::Server),
+            vec!["redis-server".to_owned()],
+            arguments(port, session.folder()),
+        ];
+        let words = server.concat();
+        let mut command = session.command(words[0].as_ref(), &words[1..])?;
         let mut server = Server::new(measure::start(command.stdout(Stdio::null()))?);
         let stop = AtomicBool::new(false);
         let figures = std::thread::scope(|scope| {
@@ -77,6 +89,25 @@ impl Load {
         let mut all = figures;
         all.0.extend(ended.figures().0);
         Ok(all)
+    }
+
+    /// The words that give the client a processor of its own, and the server the others: where the
+    /// scheduler puts them otherwise decides more than what is compared. A save, which is a process
+    /// of the server's, needs all of them.
+    fn confined(&self, side: Side) -> Vec<String> {
+        let processors = memfold_sys::thread::allowed_cpus();
+        let Some((clients, servers)) = processors.split_last().filter(|(_, rest)| !rest.is_empty())
+        else {
+            return Vec::new();
+        };
+        if self.save {
+            return Vec::new();
+        }
+        let list = match side {
+            Side::Client => vec![clients.to_string()],
+            Side::Server => servers.iter().map(usize::to_string).collect(),
+        };
+        ["taskset", "-c", &list.join(",")].map(str::to_owned).into()
     }
 
     fn ask(&self, port: u16, server: &mut Server) -> Result<Figures> {
@@ -113,16 +144,13 @@ impl Load {
     }
 
     fn benchmark(&self, port: u16, pipeline: usize) -> Result<Table> {
-        let output = Command::new("redis-benchmark")
-            .args(["-p", &port.to_string(), "-t", "get", "-c", "50"])
-            .args([
-                "-n",
-                &self.requests.to_string(),
-                "-r",
-                &self.keys.to_string(),
-            ])
-            .args(["-P", &pipeline.to_string(), "--csv"])
-            .output()?;
+        let asked = format!(
+            "redis-benchmark -p {port} -t get -c 50 -n {} -r {} -P {pipeline} --csv",
+            self.requests, self.keys
+        );
+        let mut words = self.confined(Side::Client);
+        words.extend(asked.split(' ').map(str::to_owned));
+        let output = Command::new(&words[0]).args(&words[1..]).output()?;
         ensure!(
             output.status.success(),
             "redis-benchmark ended with {}",
