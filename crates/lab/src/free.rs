@@ -5,6 +5,7 @@
 //! Every thread frees a part of its own ("a process").
 
 use std::{
+    ptr::NonNull,
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -93,10 +94,12 @@ pub fn run(options: &Options) -> Result<Report> {
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {
         // The variants take turns, so that what changes on the machine meets all of them.
-        let mut floor = Samples::default();
+        let (mut floor, mut shared_floor) = (Samples::default(), Samples::default());
         let mut samples = vec![<[Samples; 4]>::default(); variants.len()];
         for _ in 0..runs {
-            floor.push(time_of_discard(case.megabytes << 20, &sizes)?);
+            floor.push(time_of_discard(case.megabytes << 20, &sizes, Floor::Alone)?);
+            let shared = Floor::Shared { busy: case.busy };
+            shared_floor.push(time_of_discard(case.megabytes << 20, &sizes, shared)?);
             for ((_, variant), samples) in variants.iter().zip(&mut samples) {
                 let outcome = measure(*variant, case, &sizes)?;
                 samples[0].push(outcome.caller_ns);
@@ -119,6 +122,7 @@ pub fn run(options: &Options) -> Result<Report> {
                     .measured("returned_ms", returned)
                     .measured("whole_ms", whole)
                     .with("floor_ms", rounded(floor.median()))
+                    .with("shared_floor_ms", rounded(shared_floor.median()))
                     .with("runs", runs)
                     .with("spread", caller.spread())
                     .with("cpu_spread", cpu.spread())
@@ -136,7 +140,8 @@ pub fn run(options: &Options) -> Result<Report> {
          spend, helpers included and compactor excluded; returned_ms: from the last free to the \
          moment when all memory is back with the system; whole_ms: the same from the first free \
          on; floor_ms: what the system itself takes for one madvise() of as many bytes, alone: \
-         whoever is not made to wait for it meets it after the last free.",
+         whoever is not made to wait for it meets it after the last free; shared_floor_ms: the \
+         same with a part for each processor, at once, and on busy ones where the row's are.",
     );
     report.note(
         "published (munmap of a swapped range): deferred alone 63.1 -> 18.6 ms on RK3588; class \
@@ -146,9 +151,18 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
+/// Who gives memory back to find out what that takes at least.
+#[derive(Debug, Clone, Copy)]
+enum Floor {
+    /// One thread in one call, with nothing else to do.
+    Alone,
+    /// As many threads as there are processors, which may be busy.
+    Shared { busy: bool },
+}
+
 /// How long the system takes, in milliseconds, to take back as much memory as the objects of
-/// `bytes` of pages fill, in one call and with nothing else to do.
-fn time_of_discard(bytes: usize, sizes: &[usize]) -> Result<f64> {
+/// `bytes` of pages fill.
+fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
     let objects = bytes / PAGE_SIZE;
     let stored: usize = (0..objects).map(|number| sizes[number % sizes.len()]).sum();
     let pages = stored.div_ceil(PAGE_SIZE);
@@ -157,10 +171,53 @@ fn time_of_discard(bytes: usize, sizes: &[usize]) -> Result<f64> {
         // SAFETY: the page lies in the mapping, which nobody else knows.
         unsafe { start.add(page * PAGE_SIZE).write(1) };
     }
-    let begin = Instant::now();
-    // SAFETY: the run is the whole reservation, and nobody uses it.
-    unsafe { Mapping.discard(&[PageRun { start, pages }]) }?;
-    let elapsed = begin.elapsed();
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    let (parts, spinners) = match floor {
+        Floor::Alone => (1, 0),
+        Floor::Shared { busy: false } => (cpus, 0),
+        Floor::Shared { busy: true } => (cpus, cpus),
+    };
+    let address = start.as_ptr().expose_provenance();
+    let discard = |part: usize| {
+        let (first, end) = (pages * part / parts, pages * (part + 1) / parts);
+        let start = std::ptr::with_exposed_provenance_mut(address + first * PAGE_SIZE);
+        let run = PageRun {
+            start: NonNull::new(start).context("a mapping at address zero")?,
+            pages: end - first,
+        };
+        // SAFETY: the run is a part of the reservation, and nobody uses it.
+        unsafe { Mapping.discard(&[run]) }.map_err(anyhow::Error::from)
+    };
+    let stop = AtomicBool::new(false);
+    let barrier = Barrier::new(parts + spinners);
+    let elapsed = thread::scope(|scope| {
+        for _ in 0..spinners {
+            scope.spawn(|| {
+                barrier.wait();
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let (discard, barrier) = (&discard, &barrier);
+        let others: Vec<_> = (1..parts)
+            .map(|part| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    discard(part)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let begin = Instant::now();
+        let mut outcome = discard(0);
+        for other in others {
+            outcome = outcome.and(other.join().unwrap_or_else(|_| bail!("a thread panicked")));
+        }
+        let elapsed = begin.elapsed();
+        stop.store(true, Ordering::Relaxed);
+        outcome.map(|()| elapsed)
+    })?;
     // SAFETY: it was reserved above and nobody uses it any more.
     unsafe { Mapping.unreserve(start, pages) };
     Ok(elapsed.as_secs_f64() * 1e3)
