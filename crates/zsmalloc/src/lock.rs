@@ -11,6 +11,7 @@
 
 use std::{
     cell::UnsafeCell,
+    marker::PhantomData,
     ops::{Deref, DerefMut},
     panic::{RefUnwindSafe, UnwindSafe},
 };
@@ -31,6 +32,19 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 #[derive(Debug)]
 pub(crate) struct Held<'a, T> {
     lock: &'a Lock<T>,
+    /// Shared by threads only if the value may be.
+    value: PhantomData<&'a mut T>,
+}
+
+impl<'a, T> Held<'a, T> {
+    /// Of a lock that was just taken.
+    #[inline]
+    fn of(lock: &'a Lock<T>) -> Self {
+        Held {
+            lock,
+            value: PhantomData,
+        }
+    }
 }
 
 // What is done under a lock of this crate neither calls out nor panics half way, so that a value met
@@ -52,13 +66,13 @@ impl<T> Lock<T> {
         if !self.take() {
             self.wait();
         }
-        Held { lock: self }
+        Held::of(self)
     }
 
     /// The value, unless somebody else has it.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Held<'_, T>> {
-        self.take().then(|| Held { lock: self })
+        self.take().then(|| Held::of(self))
     }
 
     /// Acquire: what the last holder did happened before.
