@@ -42,40 +42,27 @@ impl<S: PageSource> Pool<S> {
 
     /// Frees words, not as one of those that a drainer makes way for.
     pub(crate) fn free_words(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
-        let mut released = Released::new();
-        let result = if words.len() > FEW {
-            self.free_groups(words, &mut released)
+        if words.len() > FEW {
+            self.free_by_class(words)
         } else {
-            self.free_group(words, &mut released)
-        };
-        if !released.is_empty() {
-            self.release(released);
+            self.free_groups(std::iter::once(words))
         }
-        result
     }
 
     /// Frees words, a class at a time.
     #[inline(never)]
-    fn free_groups(
-        &self,
-        words: &mut [ObjectWord],
-        released: &mut Released,
-    ) -> Result<(), MisuseError> {
-        let mut result = Ok(());
-        for group in Groups::of(words, self.classes().len()) {
-            result = result.and(self.free_group(group, released));
-        }
-        result
+    fn free_by_class(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
+        self.free_groups(Groups::of(words, self.classes().len()))
     }
 
-    /// Frees groups of words until `next_group` has no more.
-    pub(crate) fn free_groups_of<'a>(
+    /// Frees groups of words, best of one class each.
+    pub(crate) fn free_groups<'a>(
         &self,
-        next_group: impl Fn() -> Option<&'a mut [ObjectWord]>,
+        groups: impl Iterator<Item = &'a mut [ObjectWord]>,
     ) -> Result<(), MisuseError> {
         let mut released = Released::new();
         let mut result = Ok(());
-        while let Some(group) = next_group() {
+        for group in groups {
             result = result.and(self.free_group(group, &mut released));
         }
         if !released.is_empty() {

@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -16,6 +16,7 @@ use crate::{
     pool::Pool,
     signal::{DrainSignal, Lull, Woken},
     source::PageSource,
+    sync::{Mutex, lock},
     word::ObjectWord,
 };
 
@@ -212,7 +213,7 @@ fn free_helped<S: PageSource>(
     let groups = Mutex::new(Groups::of(words, pool.classes().len()));
     let outcome = Mutex::new(Ok(()));
     let free = || {
-        let freed = pool.free_groups_of(|| lock(&groups).next());
+        let freed = pool.free_groups(std::iter::from_fn(|| lock(&groups).next()));
         let mut outcome = lock(&outcome);
         *outcome = outcome.and(freed);
     };
@@ -221,10 +222,6 @@ fn free_helped<S: PageSource>(
         free();
     });
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts threads that do `work`, as far as there are any to be had.

@@ -79,13 +79,13 @@ pub(crate) fn pause(times: u32) {
     match times.checked_sub(SPINS) {
         None => std::hint::spin_loop(),
         Some(yields) => match yields.checked_sub(YIELDS) {
-            None => std::thread::yield_now(),
+            None => yield_now(),
             Some(sleeps) => std::thread::sleep(SHORTEST_SLEEP * (1 << sleeps.min(4))),
         },
     }
     #[cfg(loom)]
     {
         let _ = times;
-        loom::thread::yield_now();
+        yield_now();
     }
 }

@@ -314,6 +314,18 @@ fn a_deferred_double_free_is_reported() {
     assert_eq!(pool.stats().objects_used(), 0);
 }
 
+/// Returns when a pool's memory is back; it must be in less than so many seconds.
+fn wait_for_memory<S: zsmalloc::PageSource>(pool: &Pool<S>, seconds: u64) {
+    let start = std::time::Instant::now();
+    while pool.resident_bytes() > 0 {
+        assert!(
+            start.elapsed().as_secs() < seconds,
+            "the memory did not come back"
+        );
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn a_drainer_gives_the_memory_back() {
     let mut config = Config::with_capacity_pages(1 << 14);
@@ -326,14 +338,7 @@ fn a_drainer_gives_the_memory_back() {
             .collect();
         words.iter().for_each(|&word| pool.free_deferred(word));
         if round % 5 == 0 {
-            let start = std::time::Instant::now();
-            while pool.resident_bytes() > 0 {
-                assert!(
-                    start.elapsed().as_secs() < 10,
-                    "the memory did not come back"
-                );
-                thread::yield_now();
-            }
+            wait_for_memory(&pool, 10);
         }
     }
     pool.store(&[b"deferred at the end"])
@@ -358,14 +363,7 @@ fn a_drainer_shares_many_frees_with_helpers() {
     pool.free_deferred(words[OBJECTS as usize / 2]);
     assert_eq!(pool.stats().objects_used(), OBJECTS as usize);
     let drainer = Drainer::spawn(pool.clone()).unwrap();
-    let start = std::time::Instant::now();
-    while pool.resident_bytes() > 0 {
-        assert!(
-            start.elapsed().as_secs() < 20,
-            "the memory did not come back"
-        );
-        thread::yield_now();
-    }
+    wait_for_memory(&pool, 20);
     drop(drainer);
     assert_eq!(pool.stats().objects_used(), 0);
     assert_eq!(pool.stats().deferred_misuse, 1);
