@@ -40,6 +40,12 @@ impl Density {
     }
 }
 
+/// Whether `wanted` fits so far below where reclaim stops that nothing has to leave for it soon: by a
+/// sixteenth of the limit. All in one unit.
+pub fn has_ample_room(resident: u64, wanted: u64, limit: u64, reclaim_stops: u64) -> bool {
+    resident + wanted + limit / 16 <= reclaim_stops
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

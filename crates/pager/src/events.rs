@@ -82,10 +82,7 @@ impl AddressSpace {
                     PageState::Staged(place)
                 }
                 // Planned, and stale since this event: it stays in the program.
-                PageState::Moving(_) => PageState::Resident {
-                    passes: 0,
-                    shared: false,
-                },
+                PageState::Moving(_) => PageState::RESIDENT,
                 // The claim is void; the fault releases its own count of the slot.
                 PageState::Filling(slot) => {
                     self.must_duplicate(slot);

@@ -219,19 +219,13 @@ impl AddressSpace {
                     shared: true,
                 },
                 // Cannot be moved now: look again when the hand comes round twice.
-                (true, _) => PageState::Resident {
-                    passes: 1,
-                    shared: false,
-                },
+                (true, _) => PageState::FRESH,
                 // So will its neighbours be, as a rule: a fork shares whole ranges.
                 (false, Errno::EBUSY) => PageState::Resident {
                     passes: 0,
                     shared: true,
                 },
-                (false, _) => PageState::Resident {
-                    passes: 0,
-                    shared: false,
-                },
+                (false, _) => PageState::RESIDENT,
             };
             entry.replace(moving, stays);
         }

@@ -377,29 +377,21 @@ impl Planner<'_> {
                 return false;
             }
             let state = entry.load();
-            let more = match state {
-                PageState::Resident { .. } | PageState::Removed(_)
+            let more = match (state, state.passed_over()) {
+                (PageState::Resident { .. } | PageState::Removed(_), _)
                     if self.thread_ends.binary_search(&page).is_ok() =>
                 {
                     true
                 }
-                PageState::Resident {
-                    passes: passes @ 1..,
-                    shared,
-                } => {
-                    let passes = passes - 1;
-                    entry.replace(state, PageState::Resident { passes, shared });
+                (_, Some(passed)) => {
+                    entry.replace(state, passed);
                     true
                 }
-                PageState::Resident {
-                    passes: 0,
-                    shared: true,
-                } => self.add_unshare(page),
-                PageState::Resident {
-                    passes: 0,
-                    shared: false,
-                } => self.add_move(page, entry),
-                PageState::Removed(time) if self.now.saturating_sub(time) > REMOVED_GRACE => {
+                (PageState::Resident { shared: true, .. }, None) => self.add_unshare(page),
+                (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
+                (PageState::Removed(time), None)
+                    if self.now.saturating_sub(time) > REMOVED_GRACE =>
+                {
                     self.add_move(page, entry)
                 }
                 _ => true,

@@ -74,6 +74,20 @@ impl PageState {
         shared: false,
     };
 
+    /// What a page becomes that the clock hand passes over, if it does.
+    pub fn passed_over(self) -> Option<PageState> {
+        match self {
+            PageState::Resident {
+                passes: passes @ 1..,
+                shared,
+            } => Some(PageState::Resident {
+                passes: passes - 1,
+                shared,
+            }),
+            _ => None,
+        }
+    }
+
     fn pack(self) -> u64 {
         let with = |tag: u64, payload: u32| tag | u64::from(payload) << PAYLOAD;
         match self {

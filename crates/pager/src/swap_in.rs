@@ -1,7 +1,7 @@
 //! Swap-in: bringing stored pages back at a fault, the neighbours that are worth it among them.
 
 use crate::address_space::AddressSpace;
-use crate::density::{BLOCK, Density};
+use crate::density::{BLOCK, Density, has_ample_room};
 use crate::fault::{Served, Server, after_failure, copy, stop_program, wake};
 use crate::group::{Watermarks, lock};
 use crate::page::{PageRange, VirtualPage};
@@ -71,8 +71,9 @@ impl Claim {
 fn is_dense_with_room(space: &AddressSpace, page: VirtualPage) -> bool {
     let group = space.group();
     let limit = group.resident_limit_bytes();
-    let wanted = (BLOCK * PAGE_SIZE) as u64 + limit / 16;
-    if group.resident_bytes() + wanted > Watermarks::of(limit).stop {
+    let wanted = (BLOCK * PAGE_SIZE) as u64;
+    let stop = Watermarks::of(limit).stop;
+    if !has_ample_room(group.resident_bytes(), wanted, limit, stop) {
         return false;
     }
     let mut resident = 1;

@@ -261,8 +261,8 @@ fn swap(scale: Scale) -> Vec<Case> {
 
 fn embedded(order: &'static str, scale: Scale) -> Case {
     let name = match order {
-        "sequential" | "strided" | "random" | "sparse" => format!("embedded-swap-in-{order}"),
-        other => format!("embedded-{other}"),
+        "page-out" | "unmap" => format!("embedded-{order}"),
+        order => format!("embedded-swap-in-{order}"),
     };
     let megabytes = scale.megabytes(256);
     evicted(

@@ -1,5 +1,6 @@
 //! The account of an engine's memory.
 
+use crate::density::has_ample_room;
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -106,8 +107,12 @@ impl Account {
 
     /// Whether `pages` fit far from where reclaim works, so that nothing has to leave for them soon.
     pub fn has_ample(&self, pages: u64) -> bool {
-        let margin = self.allowed.load(Relaxed) / 16;
-        self.resident.load(Relaxed) + pages + margin <= self.high.load(Relaxed)
+        has_ample_room(
+            self.resident.load(Relaxed),
+            pages,
+            self.allowed.load(Relaxed),
+            self.high.load(Relaxed),
+        )
     }
 
     /// Pins pages if that leaves enough to work in.

@@ -177,15 +177,11 @@ impl Area {
             }
             let entry = &entries[page];
             let state = entry.load();
-            match state {
-                PageState::Resident {
-                    passes: passes @ 1..,
-                    shared,
-                } if !all => {
-                    let passes = passes - 1;
-                    entry.replace(state, PageState::Resident { passes, shared });
+            match (state, state.passed_over()) {
+                (_, Some(passed)) if !all => {
+                    entry.replace(state, passed);
                 }
-                PageState::Resident { .. } if !claim(page, entry, state) => return page,
+                (PageState::Resident { .. }, _) if !claim(page, entry, state) => return page,
                 _ => {}
             }
             page += 1;
