@@ -10,6 +10,7 @@ use crate::mover::{Mover, bytes};
 use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
+use crate::shared_pages::ForkUnderWay;
 use crate::sharing::Family;
 use crate::stage::Stage;
 use crate::state::PageState;
@@ -55,7 +56,7 @@ pub struct Attached {
 pub struct Changes {
     pub order: Order,
     /// The userfaultfds of forked children, by the number in their change.
-    pub forks: HashMap<u64, OwnedFd>,
+    pub forks: HashMap<u64, (OwnedFd, ForkUnderWay)>,
     pub next_fork: u64,
 }
 
@@ -270,12 +271,16 @@ impl AddressSpace {
     /// The program has gone, or executes another one: nothing of it is resident any more.
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
-        let resident = self.resident_pages() as u64;
-        if self.forked.load(Ordering::Relaxed) {
+        self.group.shared.left(|| {
+            let resident = self.resident_pages() as u64;
+            self.set_resident_pages(0);
             // What it shared with one other process is that one's alone now.
-            self.group.lower_shared_pages(resident);
-        }
-        self.set_resident_pages(0);
+            if self.forked.load(Ordering::Relaxed) {
+                resident
+            } else {
+                0
+            }
+        });
     }
 
     pub fn is_dead(&self) -> bool {
@@ -385,6 +390,10 @@ impl AddressSpace {
         // The governor alone gets here.
         let grown = self.grown_by_itself.load(Ordering::Relaxed) + unknown;
         self.grown_by_itself.store(grown.max(0), Ordering::Relaxed);
+        if unknown < 0 && self.forked.load(Ordering::Relaxed) {
+            // Unmapped, or the program is gone: what it shared with one other is that one's alone.
+            self.group.shared.lower(unknown.unsigned_abs());
+        }
         self.set_resident_pages(pages);
     }
 

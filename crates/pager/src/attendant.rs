@@ -178,10 +178,10 @@ impl Attendant {
             space.meet(None);
         } else {
             self.handlers.listen(&space)?;
-            if space.forked.load(Ordering::Relaxed) {
-                self.group.add_shared_pages(resident);
-            }
             self.group.add_space(space.clone());
+            if space.forked.load(Ordering::Relaxed) {
+                self.group.shared.came(resident);
+            }
         }
         let welcome = Welcome {
             magic: MAGIC,

@@ -259,8 +259,8 @@ impl AddressSpace {
         let hand = self.hand.load(Ordering::Relaxed);
         child.hand.store(hand, Ordering::Relaxed);
         let resident = self.resident_pages();
-        group.add_shared_pages(resident as u64);
         child.set_resident_pages(resident as u64);
+        group.shared.came(resident as u64);
         self.forked.store(true, Ordering::Relaxed);
         let child = Arc::new(child);
         self.family.join(self);

@@ -86,7 +86,7 @@ impl Governor {
                 self.listen(space);
             }
         }
-        self.sharing.update(&self.group, &spaces);
+        self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();
         let marks = Watermarks::of(self.group.resident_limit_bytes());
@@ -115,6 +115,8 @@ impl Governor {
     fn probe(&self, space: &Arc<AddressSpace>) {
         if space.is_gone() {
             space.set_dead();
+            // Whoever told may not have come to it, and others may hold it for a while.
+            space.leave();
             self.handlers.forget(space);
             self.group.remove_space(space.id);
         }

@@ -5,6 +5,7 @@ use crate::latency::Histogram;
 use crate::memory::MappedSource;
 use crate::options::Limit;
 use crate::page::VirtualPage;
+use crate::shared_pages::SharedPages;
 use crate::stats::{ProgramUsage, Stats};
 use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -64,7 +65,7 @@ pub struct Group {
     next_id: AtomicU64,
     resident_limit: AtomicU64,
     /// Pages counted in more than one process because a fork shares them.
-    shared_pages: AtomicU64,
+    pub shared: Arc<SharedPages>,
     deferred: Mutex<Vec<DeferredFault>>,
     /// Slots of pages that were brought in, to be released by the reclaimer: the program's thread
     /// would wait for it, as the handler has its CPU.
@@ -142,7 +143,7 @@ impl Group {
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
             resident_limit: AtomicU64::new(u64::MAX),
-            shared_pages: AtomicU64::new(0),
+            shared: Arc::default(),
             deferred: Mutex::default(),
             spare: Mutex::default(),
             reclaimer: Bell::default(),
@@ -199,7 +200,7 @@ impl Group {
 
     /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
     pub fn resident_bytes(&self) -> u64 {
-        let shared = self.shared_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64;
+        let shared = self.shared.pages() * PAGE_SIZE as u64;
         let resident = self.swap.root_group().charged(Charge::Resident);
         resident.saturating_sub(shared)
     }
@@ -208,23 +209,6 @@ impl Group {
     /// others, so that an exit or an `munmap` waits for none of it.
     pub fn release(&self, slots: SlotRanges) {
         self.gather.release(slots);
-    }
-
-    pub fn set_shared_pages(&self, pages: u64) {
-        self.shared_pages.store(pages, Ordering::Relaxed);
-    }
-
-    pub fn add_shared_pages(&self, pages: u64) {
-        self.shared_pages.fetch_add(pages, Ordering::Relaxed);
-    }
-
-    /// Notes that pages stopped being shared, at most so many.
-    pub fn lower_shared_pages(&self, pages: u64) {
-        let lower = |shared: u64| Some(shared.saturating_sub(pages));
-        // Never fails, as the closure always answers.
-        let _ = self
-            .shared_pages
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
     pub fn metadata_bytes(&self) -> u64 {

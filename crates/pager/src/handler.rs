@@ -236,7 +236,7 @@ impl Handlers {
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to }) => space.apply_remap(gate, from, to),
                 Some(Change::Fork(number)) => {
-                    if let Some(uffd) = changes.forks.remove(&number) {
+                    if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
                         let child = self.fork(space, gate, uffd, &mut beside);
                         messages.children.extend(child);
                     }
@@ -344,7 +344,7 @@ fn collect(
             return any.then_some(false);
         };
         for message in &buffer[..read] {
-            let Some(change) = change_of(message, changes) else {
+            let Some(change) = change_of(message, space, changes) else {
                 messages
                     .faults
                     .push((Fault::of_message(message), message.fault_thread()));
@@ -373,7 +373,7 @@ fn collect(
 }
 
 /// What an event says; `None` for a fault.
-fn change_of(message: &Message, changes: &mut Changes) -> Option<Change> {
+fn change_of(message: &Message, space: &AddressSpace, changes: &mut Changes) -> Option<Change> {
     let range = || {
         let (start, end) = message.range();
         PageRange::of_addresses(start, end)
@@ -392,7 +392,9 @@ fn change_of(message: &Message, changes: &mut Changes) -> Option<Change> {
         uffd::EVENT_FORK => {
             let number = changes.next_fork;
             changes.next_fork += 1;
-            changes.forks.insert(number, message.take_fork_descriptor());
+            let under_way = space.group().shared.begin_fork();
+            let uffd = message.take_fork_descriptor();
+            changes.forks.insert(number, (uffd, under_way));
             Some(Change::Fork(number))
         }
         _ => None,

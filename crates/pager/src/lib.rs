@@ -24,6 +24,7 @@ mod page;
 mod reclaim;
 mod regions;
 mod sentinel;
+mod shared_pages;
 mod sharing;
 mod stage;
 mod state;

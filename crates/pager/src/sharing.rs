@@ -11,6 +11,7 @@
 use crate::address_space::AddressSpace;
 use crate::group::{Group, lock};
 use crate::page::VirtualPage;
+use crate::shared_pages::Members;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// A count is followed by a pause of so many times what it took.
 const PAUSE_FACTOR: u32 = 12;
+/// The same for a count that did not hold.
+const RETRY_FACTOR: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Slots of relatives that a page is compared with, at most.
@@ -122,8 +125,8 @@ pub struct SharingCount {
     pause: Duration,
     /// Minor faults of each address space when last looked at.
     faults: HashMap<u64, u64>,
-    /// Faults since the last count.
-    since: u64,
+    /// Whether there were faults, or somebody came or left, since the last count.
+    due: bool,
 }
 
 impl Default for SharingCount {
@@ -132,24 +135,45 @@ impl Default for SharingCount {
             counted: Instant::now(),
             pause: SHORTEST_PAUSE,
             faults: HashMap::new(),
-            since: 0,
+            due: false,
         }
     }
 }
 
+/// How many pages these can share at most: what is resident of a family is no less than what is
+/// resident of its largest member. (A count may take in one more, on whose exit the kernel works.)
+fn most_shared(forked: &[&Arc<AddressSpace>]) -> u64 {
+    let mut families: HashMap<*const Family, (u64, u64)> = HashMap::new();
+    for space in forked {
+        let resident = space.resident_pages() as u64;
+        let (sum, largest) = families.entry(Arc::as_ptr(&space.family)).or_default();
+        *sum += resident;
+        *largest = resident.max(*largest);
+    }
+    families.values().map(|(sum, largest)| sum - largest).sum()
+}
+
 impl SharingCount {
     /// Brings the group's count of shared pages up to date.
-    pub fn update(&mut self, group: &Group, spaces: &[Arc<AddressSpace>]) {
+    pub fn update(&mut self, group: &Group) {
+        let members = group.shared.members();
+        let spaces = group.spaces();
         let forked: Vec<&Arc<AddressSpace>> = spaces
             .iter()
-            .filter(|space| space.forked.load(Ordering::Relaxed) && !space.has_left())
+            .filter(|space| {
+                // Whoever leaves is counted until nothing is charged to it any more.
+                let counted = !space.has_left() || space.resident_pages() > 0;
+                space.forked.load(Ordering::Relaxed) && counted
+            })
             .collect();
         if forked.len() < 2 {
             self.faults.clear();
-            group.set_shared_pages(0);
+            if let Some(members) = members {
+                group.shared.set(0, members);
+            }
             return;
         }
-        let members = self.faults.len();
+        let known = self.faults.len();
         let mut faults = HashMap::with_capacity(forked.len());
         let mut grown = 0;
         for space in &forked {
@@ -164,16 +188,22 @@ impl SharingCount {
             faults.insert(space.id, now);
         }
         let changed =
-            faults.len() != members || faults.keys().any(|id| !self.faults.contains_key(id));
+            faults.len() != known || faults.keys().any(|id| !self.faults.contains_key(id));
         self.faults = faults;
-        self.since += grown;
-        group.lower_shared_pages(grown);
-        if (self.since > 0 || changed) && self.counted.elapsed() >= self.pause {
-            self.count(group, &forked);
+        group.shared.lower(grown);
+        if let Some(members) = members {
+            group.shared.bound(most_shared(&forked), members);
+        }
+        self.due |= grown > 0 || changed;
+        if let Some(members) = members
+            && self.due
+            && self.counted.elapsed() >= self.pause
+        {
+            self.count(group, &forked, members);
         }
     }
 
-    fn count(&mut self, group: &Group, forked: &[&Arc<AddressSpace>]) {
+    fn count(&mut self, group: &Group, forked: &[&Arc<AddressSpace>], members: Members) {
         let began = Instant::now();
         let mut shared = 0;
         for space in forked {
@@ -183,16 +213,21 @@ impl SharingCount {
                 continue;
             };
             // The one right behind the other, so that both speak of the same moment.
-            if let (Ok(bytes), Ok(sizes)) = (inspector.proportional_bytes(), inspector.sizes()) {
-                shared += sizes
+            shared += match (inspector.proportional_bytes(), inspector.sizes()) {
+                (Ok(bytes), Ok(sizes)) if sizes.resident_pages > 0 => sizes
                     .resident_pages
-                    .saturating_sub(bytes / PAGE_SIZE as u64);
-            }
+                    .saturating_sub(bytes / PAGE_SIZE as u64),
+                // It is gone, and what is still counted as its is another's or nobody's.
+                _ => space.resident_pages() as u64,
+            };
         }
-        group.set_shared_pages(shared);
-        self.since = 0;
+        // A child of which nothing was read yet shares, too.
+        let shared = shared.min(most_shared(forked));
+        let forking = forked.iter().any(|space| space.is_changing());
+        self.due = forking || !group.shared.set(shared, members);
         self.counted = Instant::now();
-        let pause = began.elapsed() * PAUSE_FACTOR;
+        let factor = if self.due { RETRY_FACTOR } else { PAUSE_FACTOR };
+        let pause = began.elapsed() * factor;
         self.pause = pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
     }
 }
