@@ -26,7 +26,7 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -113,6 +113,14 @@ pub struct AddressSpace {
     /// Pages mapped when the kernel was asked last, and when the mappings were looked at last.
     pub mapped: AtomicU64,
     pub mapped_at_look: AtomicU64,
+    /// What it shared with a fork's other side when it was last looked at is write-protected.
+    pub write_protected: AtomicBool,
+    /// The page behind those that were last allowed to be written.
+    pub written_to: AtomicU64,
+    /// Faults since the governor looked of which it is known what they took out of sharing.
+    pub counted_faults: AtomicU64,
+    /// The helper's thread, as it calls itself; 0 if there is none.
+    pub helper: AtomicU32,
     /// Those with whom they may be.
     pub family: Arc<Family>,
     /// When it was made.
@@ -121,6 +129,8 @@ pub struct AddressSpace {
     guarded: OnceLock<Guarded>,
     /// Pages that are no longer shared since the last command and go out next.
     pub unshared: Mutex<Vec<PageRange>>,
+    /// Pages that relatives took out of sharing to move them out: here they are to go out, too.
+    pub to_follow: Mutex<Vec<PageRange>>,
     /// Resident pages since the mappings were looked at last that no service here brought in, so
     /// that they may lie in mappings that are not managed.
     pub grown_by_itself: AtomicI64,
@@ -181,10 +191,15 @@ impl AddressSpace {
             forked: AtomicBool::new(false),
             mapped: AtomicU64::new(0),
             mapped_at_look: AtomicU64::new(0),
+            write_protected: AtomicBool::new(false),
+            written_to: AtomicU64::new(0),
+            counted_faults: AtomicU64::new(0),
+            helper: AtomicU32::new(0),
             family: Arc::default(),
             born: Instant::now(),
             guarded: OnceLock::new(),
             unshared: Mutex::default(),
+            to_follow: Mutex::default(),
             grown_by_itself: AtomicI64::new(0),
             armed: Mutex::default(),
             group,
@@ -390,6 +405,11 @@ impl AddressSpace {
         // The governor alone gets here.
         let grown = self.grown_by_itself.load(Ordering::Relaxed) + unknown;
         self.grown_by_itself.store(grown.max(0), Ordering::Relaxed);
+        if unknown > 0 {
+            // Each is a fault of the kernel's that took nothing out of sharing.
+            self.counted_faults
+                .fetch_add(unknown.unsigned_abs(), Ordering::Relaxed);
+        }
         if unknown < 0 && self.forked.load(Ordering::Relaxed) {
             // Unmapped, or the program is gone: what it shared with one other is that one's alone.
             self.group.shared.lower(unknown.unsigned_abs());

@@ -24,7 +24,8 @@ const LISTENERS: [u64; 2] = [0, u64::MAX];
 const FIRST_NEWCOMER: u64 = 1 << 63;
 
 /// What is asked of the program's userfaultfd.
-pub const FEATURES: u64 = uffd::FEATURE_EVENT_FORK
+pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
+    | uffd::FEATURE_EVENT_FORK
     | uffd::FEATURE_EVENT_REMAP
     | uffd::FEATURE_EVENT_REMOVE
     | uffd::FEATURE_EVENT_UNMAP
@@ -172,6 +173,7 @@ impl Attendant {
         if !space.attach(Attached { inspector, arena }) {
             return Err(invalid("it has a helper"));
         }
+        space.helper.store(hello.thread as u32, Ordering::Relaxed);
         space.set_resident_pages(resident);
         if is_child {
             // It stands still until it is welcomed, so its mappings are those of the fork.

@@ -12,9 +12,10 @@ use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
 use crate::swap_in::{Claim, SWAP_IN_WINDOW};
+use crate::write_protect::admit_write;
 use memfold_swap::{Page, Scratch};
 use memfold_sys::hello::LOST;
-use memfold_sys::uffd::{FAULT_WRITE, Message, Partial};
+use memfold_sys::uffd::{FAULT_PROTECTED, FAULT_WRITE, Message, Partial};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +31,8 @@ const WINDOW_ROOM_PAGES: u64 = 64;
 pub struct Fault {
     pub page: VirtualPage,
     pub write: bool,
+    /// The page is there, and waits for leave to be written.
+    pub protected: bool,
 }
 
 impl Fault {
@@ -37,6 +40,7 @@ impl Fault {
         Fault {
             page: VirtualPage::containing(message.fault_address()),
             write: message.fault_flags() & FAULT_WRITE != 0,
+            protected: message.fault_flags() & FAULT_PROTECTED != 0,
         }
     }
 }
@@ -84,6 +88,9 @@ impl Server {
     ) -> Served {
         if space.asks_for_number(fault.page) {
             return self.answer_beacon(space, fault.page);
+        }
+        if fault.protected {
+            return admit_write(space, fault, admission);
         }
         for _ in 0..4 {
             let Ok(gate) = space.shared() else {
@@ -375,7 +382,8 @@ fn room_pages(space: &AddressSpace) -> u64 {
         / PAGE_SIZE as u64
 }
 
-fn full(space: &AddressSpace) -> bool {
+/// Whether there is no room for a page; calls the reclaimer where there is little.
+pub fn full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
         space.group().call_reclaimer();
@@ -383,11 +391,11 @@ fn full(space: &AddressSpace) -> bool {
     room == 0
 }
 
-fn defer(space: &Arc<AddressSpace>, fault: Fault) {
+/// Lets a fault wait for room.
+pub fn defer(space: &Arc<AddressSpace>, fault: Fault) {
     space.group().defer(DeferredFault {
         space: space.clone(),
-        page: fault.page,
-        write: fault.write,
+        fault,
     });
 }
 

@@ -125,8 +125,13 @@ impl Beside {
 fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
     match state {
         PageState::Hole => None,
+        // As old as the parent's, so that both go out together.
+        PageState::Resident { passes, .. } => Some(PageState::Resident {
+            passes,
+            shared: true,
+        }),
         // Of a batch, the pages are still in the parent's memory: it is stale.
-        PageState::Resident { .. } | PageState::Moving(_) => Some(SHARED),
+        PageState::Moving(_) => Some(SHARED),
         PageState::Swapped(slot) | PageState::Filling(slot) => {
             space.must_duplicate(slot);
             Some(PageState::Swapped(slot))
@@ -226,6 +231,10 @@ impl AddressSpace {
         beside: &mut BesideForks,
     ) -> Arc<AddressSpace> {
         let group = self.group();
+        // The parent runs already.
+        self.forked.store(true, Ordering::Relaxed);
+        self.write_protected.store(false, Ordering::Relaxed);
+        self.protect_if_near();
         let beacon = self
             .attached()
             .map(|attached| attached.arena.beacon)
@@ -261,10 +270,10 @@ impl AddressSpace {
         let resident = self.resident_pages();
         child.set_resident_pages(resident as u64);
         group.shared.came(resident as u64);
-        self.forked.store(true, Ordering::Relaxed);
         let child = Arc::new(child);
         self.family.join(self);
         self.family.join(&child);
+        child.protect_if_near();
         group.add_space(child.clone());
         beside.born(&child);
         child

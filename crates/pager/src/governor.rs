@@ -7,9 +7,10 @@ use crate::group::{Group, Watermarks, lock};
 use crate::handler::Handlers;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
-use crate::sharing::SharingCount;
+use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
 use crate::survey::Survey;
+use memfold_sys::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ pub struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
     server: Server,
-    sharing: SharingCount,
+    sharing: SharingWatch,
 }
 
 impl Governor {
@@ -44,7 +45,7 @@ impl Governor {
             group,
             handlers,
             server: Server::default(),
-            sharing: SharingCount::default(),
+            sharing: SharingWatch::default(),
         }
     }
 
@@ -92,18 +93,23 @@ impl Governor {
         let marks = Watermarks::of(self.group.resident_limit_bytes());
         let resident = self.group.resident_bytes();
         let manage_from = manage_from(marks.hard);
-        if resident >= manage_from {
+        // What forks share may be copied faster than it is taken under management.
+        let copied = resident + self.group.shared.pages() * PAGE_SIZE as u64;
+        if copied >= manage_from {
             for space in &spaces {
                 if worth_a_look(space) {
                     self.take_over(space);
                 }
             }
+            for space in &spaces {
+                space.protect_shared();
+            }
             if resident > marks.start {
                 self.group.call_reclaimer();
             }
         }
-        let room = if resident < manage_from {
-            manage_from - resident
+        let room = if copied < manage_from {
+            manage_from - copied
         } else {
             marks.hard.saturating_sub(resident) / 4
         };
@@ -188,7 +194,7 @@ impl Governor {
             for part in lock(&space.regions).uncovered(*range) {
                 // The mapping may be gone or be another by now: then it is looked at again later.
                 if uffd
-                    .register(part.start.address(), bytes(part.pages()))
+                    .register_protectable(part.start.address(), bytes(part.pages()))
                     .is_ok()
                 {
                     registered.push(part);

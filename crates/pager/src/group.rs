@@ -1,10 +1,10 @@
 //! A group: the address spaces under one limit, the swap space they share, and the counters.
 
 use crate::address_space::AddressSpace;
+use crate::fault::Fault;
 use crate::latency::Histogram;
 use crate::memory::MappedSource;
 use crate::options::Limit;
-use crate::page::VirtualPage;
 use crate::shared_pages::SharedPages;
 use crate::stats::{ProgramUsage, Stats};
 use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
@@ -24,8 +24,7 @@ const SPARE_SLOTS: usize = 1024;
 /// A fault that waits until there is room for its pages.
 pub struct DeferredFault {
     pub space: Arc<AddressSpace>,
-    pub page: VirtualPage,
-    pub write: bool,
+    pub fault: Fault,
 }
 
 /// Counters, all monotonic but the `peak` ones, which are maxima.
@@ -71,6 +70,7 @@ pub struct Group {
     /// would wait for it, as the handler has its CPU.
     spare: Mutex<Vec<Slot>>,
     reclaimer: Bell,
+    sharing: Bell,
     /// Makes the background thread look.
     pub background: Bell,
     pub stopping: AtomicBool,
@@ -97,14 +97,14 @@ impl Bell {
         }
     }
 
-    /// Waits for a ring, at most `timeout`.
-    pub fn wait(&self, timeout: Duration) {
+    /// Waits for a ring, at most `timeout`; whether there was one.
+    pub fn wait(&self, timeout: Duration) -> bool {
         let rung = lock(&self.rung);
         let (mut rung, _) = self
             .heard
             .wait_timeout_while(rung, timeout, |rung| !*rung)
             .unwrap_or_else(|poison| poison.into_inner());
-        *rung = false;
+        std::mem::take(&mut *rung)
     }
 }
 
@@ -147,6 +147,7 @@ impl Group {
             deferred: Mutex::default(),
             spare: Mutex::default(),
             reclaimer: Bell::default(),
+            sharing: Bell::default(),
             background: Bell::default(),
             stopping: AtomicBool::new(false),
             guardian: Guardian::default(),
@@ -205,6 +206,11 @@ impl Group {
         resident.saturating_sub(shared)
     }
 
+    /// Resident pages of all address spaces, those that forks share as often as they are.
+    pub fn charged_pages(&self) -> u64 {
+        self.swap.root_group().charged(Charge::Resident) / PAGE_SIZE as u64
+    }
+
     /// Gives up the counts of slots whose pages are not wanted any more. Many are released by
     /// others, so that an exit or an `munmap` waits for none of it.
     pub fn release(&self, slots: SlotRanges) {
@@ -261,6 +267,16 @@ impl Group {
     /// Waits for a call, at most `timeout`.
     pub fn wait_for_call(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
+    }
+
+    /// Asks for a count of what forks share.
+    pub fn count_sharing(&self) {
+        self.sharing.ring();
+    }
+
+    /// Waits until that is asked for, at most `timeout`; whether it was.
+    pub fn wait_for_sharing(&self, timeout: Duration) -> bool {
+        self.sharing.wait(timeout)
     }
 
     /// Lets a fault wait until the reclaimer has made room.

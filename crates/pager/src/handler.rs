@@ -8,7 +8,7 @@
 //! after each surprise, rarely once it is settled.
 
 use crate::address_space::{AddressSpace, Changes, Exclusive};
-use crate::fault::{Admission, Fault, Served, Server, wake};
+use crate::fault::{Fault, Served, Server, wake};
 use crate::fork::{BesideForks, Stash};
 use crate::group::{Group, lock};
 use crate::order::Change;
@@ -184,11 +184,15 @@ impl Handlers {
             {
                 let began = Instant::now();
                 space.meet(thread);
-                if server.serve(space, fault, Admission::MayDefer) == Served::Retry {
+                let admission = space.admission_of(thread.unwrap_or(0));
+                if server.serve(space, fault, admission) == Served::Retry {
                     retries.push(fault);
                 } else {
                     let elapsed = began.elapsed().as_nanos() as u64;
                     self.group.counters.latency.record(elapsed);
+                    if !fault.protected {
+                        space.counted_faults.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
                 if let Some(thread) = thread {
                     self.sample(number, space, thread);

@@ -26,6 +26,7 @@ mod regions;
 mod sentinel;
 mod shared_pages;
 mod sharing;
+mod sharing_count;
 mod stage;
 mod state;
 mod stats;
@@ -37,6 +38,7 @@ mod swap_in;
 mod table;
 mod tiers;
 mod window;
+mod write_protect;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
 pub use stats::{FaultLatency, ProgramUsage, Stats};

@@ -13,6 +13,7 @@ use memfold_sys::port::{Outcome, Port, SharedChannel};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A run of pages of a command.
 #[derive(Debug, Clone, Copy)]
@@ -160,12 +161,14 @@ impl AddressSpace {
     /// Returns how many pages are not shared any more.
     fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>) -> usize {
         let done = result.is_some_and(|result| result.errno == 0);
+        let range = PageRange {
+            start: run.page,
+            end: run.page.plus(u64::from(run.pages)),
+        };
         if done {
             // They were copied for this: they go out with the next command.
-            lock(&self.unshared).push(PageRange {
-                start: run.page,
-                end: run.page.plus(u64::from(run.pages)),
-            });
+            lock(&self.unshared).push(range);
+            self.note_unshared(range);
         }
         for step in 0..run.pages {
             let entry = self.table.entry(run.page.plus(u64::from(step)));
@@ -183,6 +186,29 @@ impl AddressSpace {
             }
         }
         if done { run.pages as usize } else { 0 }
+    }
+
+    /// Lets the others' pages of a range go out, too: until they have, nothing is gained.
+    fn note_unshared(&self, range: PageRange) {
+        let mut copied = vec![false; range.pages() as usize];
+        for relative in self.family.others(self) {
+            let mut any = false;
+            relative.table.visit(range, |page, entry| {
+                if matches!(entry.load(), PageState::Resident { shared: true, .. }) {
+                    copied[(page.0 - range.start.0) as usize] = true;
+                    any = true;
+                }
+                true
+            });
+            if any && relative.attached().is_some() {
+                lock(&relative.to_follow).push(range);
+            }
+        }
+        // What nobody else has was not copied, and a fault of the kernel's all the same.
+        let copies = copied.iter().filter(|copied| **copied).count() as u64;
+        self.counted_faults
+            .fetch_add(range.pages(), Ordering::Relaxed);
+        self.group().shared.lower_by(copies);
     }
 
     fn settle_move(

@@ -12,8 +12,8 @@
 //! left, from the stage or from the pool, is passed over three times.
 
 use crate::address_space::AddressSpace;
-use crate::fault::{Admission, Fault, Served, Server, wake};
-use crate::group::{Group, Watermarks, lock};
+use crate::fault::{Admission, Served, Server, wake};
+use crate::group::{DeferredFault, Group, Watermarks, lock};
 use crate::mover::{Run, Settled};
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing::Kin;
@@ -23,8 +23,8 @@ use crate::steering::Steering;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::channel::RUNS_MAX;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Pages moved and compressed in one round, at most.
@@ -35,6 +35,10 @@ const LOOKED_AT: usize = 1 << 15;
 const REMOVED_GRACE: u32 = 10;
 /// The part of a lap of the hand within which a page that comes back is hot.
 const LATELY: u64 = 8;
+/// Pages of a program that are kept staged, however small its part of the whole is.
+const STAGED_AT_LEAST: u64 = 16;
+/// Of so many turns, one is in turn, however much there is to follow.
+const TURNS_TO_FOLLOW: u32 = 8;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -45,8 +49,8 @@ pub struct Reclaimer {
     buffer: Vec<Page>,
     oldest: Vec<(StageIndex, VirtualPage)>,
     server: Server,
-    /// The address space that had a turn out of turn just now.
-    favoured: Option<u64>,
+    /// Turns out of turn since the last that was in turn.
+    out_of_turn: u32,
 }
 
 /// What one round did.
@@ -80,7 +84,7 @@ impl Reclaimer {
             buffer: vec![[0; PAGE_SIZE]; BATCH],
             oldest: Vec::new(),
             server: Server::default(),
-            favoured: None,
+            out_of_turn: 0,
         }
     }
 
@@ -150,13 +154,9 @@ impl Reclaimer {
 
     /// Serves faults that waited for room.
     fn serve_deferred(&mut self) {
-        for deferred in self.group.take_deferred() {
-            let fault = Fault {
-                page: deferred.page,
-                write: deferred.write,
-            };
-            if self.server.serve(&deferred.space, fault, Admission::Now) == Served::Retry {
-                wake(&deferred.space, fault.page, 1);
+        for DeferredFault { space, fault } in self.group.take_deferred() {
+            if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
+                wake(&space, fault.page, 1);
             }
         }
     }
@@ -165,13 +165,14 @@ impl Reclaimer {
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
         // Pages that were copied to go out come first: until they have, there is more and not less.
-        let before = self.favoured.take();
-        let copied = spaces
-            .iter()
-            .find(|space| Some(space.id) != before && !lock(&space.unshared).is_empty());
-        if let Some(space) = copied.filter(|space| !lock(&space.mover).is_busy()) {
-            self.favoured = Some(space.id);
-            return Some(space.clone());
+        let next = most_of(&spaces, |space| &space.unshared).or_else(|| {
+            // Then those of which others' copies went out: until all have, little is gained.
+            self.out_of_turn = (self.out_of_turn + 1) % TURNS_TO_FOLLOW;
+            let follows = self.out_of_turn != 0;
+            most_of(&spaces, |space| &space.to_follow).filter(|_| follows)
+        });
+        if next.is_some() {
+            return next;
         }
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
@@ -196,15 +197,13 @@ impl Reclaimer {
 
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
-        let mut target = stage_target(&self.group);
+        let mut target = stage_target(space);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
         if let Ok(gate) = space.shared() {
             progress.add(space.settle());
             if !lock(&space.mover).is_busy() {
                 let staged = lock(&space.stage).live();
-                let wanted = (excess + stage_target(&self.group))
-                    .saturating_sub(staged)
-                    .min(BATCH);
+                let wanted = (excess + target).saturating_sub(staged).min(BATCH);
                 let moves = plan(space, wanted, self.group.seconds());
                 let drops = lock(&space.stage).take_dead(RUNS_MAX);
                 if wanted > 0 && moves.is_empty() {
@@ -214,6 +213,7 @@ impl Reclaimer {
                     target = 0;
                 }
                 if !moves.is_empty() || !drops.is_empty() {
+                    space.allow_unsharing(&moves);
                     space.post(&gate, moves, drops);
                 }
             }
@@ -302,10 +302,31 @@ impl Reclaimer {
     }
 }
 
-/// Pages kept staged: their second chance.
-fn stage_target(group: &Group) -> usize {
+/// Pages of a program that are kept staged: their second chance. All programs together keep a small
+/// part of the limit.
+fn stage_target(space: &AddressSpace) -> usize {
+    let group = space.group();
     let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
-    (limit / 64).clamp(BATCH as u64, 1024) as usize
+    let of_all = (limit / 64).clamp(BATCH as u64, 1024);
+    let own = space.resident_pages().max(0) as u64;
+    let resident = group.charged_pages().max(1);
+    (of_all * own / resident).max(STAGED_AT_LEAST) as usize
+}
+
+/// The address space with the most pages in such a list that can be given a command.
+fn most_of(
+    spaces: &[Arc<AddressSpace>],
+    list: impl Fn(&AddressSpace) -> &Mutex<Vec<PageRange>>,
+) -> Option<Arc<AddressSpace>> {
+    let pages = |space: &AddressSpace| -> u64 {
+        let ranges = lock(list(space));
+        ranges.iter().map(|range| range.pages()).sum()
+    };
+    let listed = spaces.iter().map(|space| (pages(space), space));
+    let (_, most) = listed
+        .filter(|(pages, space)| *pages > 0 && !space.is_dead() && !lock(&space.mover).is_busy())
+        .max_by_key(|(pages, _)| *pages)?;
+    Some(most.clone())
 }
 
 /// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
@@ -323,14 +344,20 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
     if wanted == 0 {
         return planner.runs;
     }
-    let unshared = std::mem::take(&mut *lock(&space.unshared));
-    for range in unshared {
-        if let Some(stopped) = planner.take(range) {
-            let rest = PageRange {
-                start: stopped,
-                ..range
-            };
-            lock(&space.unshared).push(rest);
+    for due in [&space.unshared, &space.to_follow] {
+        let ranges = std::mem::take(&mut *lock(due));
+        for range in ranges {
+            if let Some(stopped) = planner.take(range) {
+                let rest = PageRange {
+                    start: stopped,
+                    ..range
+                };
+                lock(due).push(rest);
+            }
+        }
+        if planner.pages > 0 {
+            // Nothing else beside it: this one would have copies to move out without an end.
+            return planner.runs;
         }
     }
     let ranges = lock(&space.regions).ranges().to_vec();

@@ -15,16 +15,27 @@ use std::sync::{Arc, Mutex};
 pub struct SharedPages {
     /// Written under the lock, read by everybody at every fault.
     pages: AtomicU64,
+    /// By how many pages it may be too low by now.
+    doubt: AtomicU64,
+    /// By how many it was lowered, ever.
+    lowered: AtomicU64,
     members: Mutex<Members>,
 }
 
 /// What a count must not overlap.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Members {
+struct Members {
     /// Forks that were read and are not applied yet.
     forking: u64,
     /// How often somebody came or left.
     changes: u64,
+}
+
+/// What was known when a count was begun.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun {
+    members: Members,
+    lowered: u64,
 }
 
 /// A fork that was read and is not applied yet.
@@ -66,6 +77,18 @@ impl SharedPages {
 
     /// Pages stopped being shared, so many at most.
     pub fn lower(&self, pages: u64) {
+        self.doubt.fetch_add(pages, Ordering::Relaxed);
+        self.lower_by(pages);
+    }
+
+    /// By how many pages the estimate may be too low.
+    pub fn doubt(&self) -> u64 {
+        self.doubt.load(Ordering::Relaxed)
+    }
+
+    /// So many pages stopped being shared.
+    pub fn lower_by(&self, pages: u64) {
+        self.lowered.fetch_add(pages, Ordering::Relaxed);
         let lower = |shared: u64| Some(shared.saturating_sub(pages));
         // Never fails, as the closure always answers.
         let _ = self
@@ -73,25 +96,30 @@ impl SharedPages {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
-    /// No more than so many pages were shared among `members`.
-    pub fn bound(&self, pages: u64, members: Members) {
-        if *lock(&self.members) == members {
+    /// No more than so many pages were shared by those who were there.
+    pub fn bound(&self, pages: u64, begun: Begun) {
+        if *lock(&self.members) == begun.members {
             self.pages.fetch_min(pages, Ordering::Relaxed);
         }
     }
 
     /// Before a count: `None` while it would not hold.
-    pub fn members(&self) -> Option<Members> {
+    pub fn begin(&self) -> Option<Begun> {
         let members = *lock(&self.members);
-        (members.forking == 0).then_some(members)
+        let lowered = self.lowered.load(Ordering::Relaxed);
+        (members.forking == 0).then_some(Begun { members, lowered })
     }
 
-    /// Takes a count that was begun at `members`, if it holds. `false` if not.
-    pub fn set(&self, pages: u64, members: Members) -> bool {
-        let now = lock(&self.members);
-        let holds = *now == members;
+    /// Takes a count, if it holds. `false` if not.
+    pub fn set(&self, pages: u64, begun: Begun) -> bool {
+        let members = lock(&self.members);
+        let holds = *members == begun.members;
         if holds {
+            // Of what stopped being shared meanwhile, it is not known what was counted.
+            let meanwhile = self.lowered.load(Ordering::Relaxed) - begun.lowered;
+            let pages = pages.saturating_sub(meanwhile);
             self.pages.store(pages, Ordering::Relaxed);
+            self.doubt.store(meanwhile, Ordering::Relaxed);
         }
         holds
     }
@@ -104,16 +132,16 @@ mod tests {
     #[test]
     fn a_count_beside_a_fork_does_not_hold() {
         let shared = Arc::new(SharedPages::default());
-        let before = shared.members().unwrap();
+        let before = shared.begin().unwrap();
         let fork = shared.begin_fork();
-        assert!(shared.members().is_none());
+        assert!(shared.begin().is_none());
         assert!(!shared.set(50, before), "the child is not known");
         shared.came(100);
         assert!(!shared.set(50, before));
         drop(fork);
         assert!(!shared.set(50, before), "it came during the count");
         assert_eq!(shared.pages(), 100);
-        let after = shared.members().unwrap();
+        let after = shared.begin().unwrap();
         assert!(shared.set(90, after));
         assert_eq!(shared.pages(), 90);
     }
@@ -122,7 +150,7 @@ mod tests {
     fn a_count_beside_a_departure_does_not_hold() {
         let shared = SharedPages::default();
         shared.came(100);
-        let before = shared.members().unwrap();
+        let before = shared.begin().unwrap();
         shared.left(|| 60);
         assert!(!shared.set(100, before), "it counts who left");
         assert_eq!(shared.pages(), 40);
@@ -133,10 +161,19 @@ mod tests {
     #[test]
     fn faults_lower_what_was_counted() {
         let shared = SharedPages::default();
-        let members = shared.members().unwrap();
-        assert!(shared.set(30, members));
+        assert!(shared.set(30, shared.begin().unwrap()));
+        let begun = shared.begin().unwrap();
         shared.lower(10);
-        assert_eq!(shared.pages(), 20);
-        assert!(shared.set(25, members), "no one came or left");
+        assert_eq!((shared.pages(), shared.doubt()), (20, 10));
+        shared.lower_by(5);
+        assert_eq!((shared.pages(), shared.doubt()), (15, 10));
+        assert!(shared.set(25, begun), "no one came or left");
+        assert_eq!(
+            (shared.pages(), shared.doubt()),
+            (10, 15),
+            "of 25, or of 10"
+        );
+        assert!(shared.set(12, shared.begin().unwrap()));
+        assert_eq!((shared.pages(), shared.doubt()), (12, 0));
     }
 }

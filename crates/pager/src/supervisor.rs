@@ -8,6 +8,7 @@ use crate::memory::MappedSource;
 use crate::options::Options;
 use crate::reclaim::Reclaimer;
 use crate::sentinel::Sentinel;
+use crate::sharing_count::SharingCount;
 use crate::stats::{ProgramUsage, Stats};
 use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
@@ -112,10 +113,12 @@ impl Supervisor {
         let mut attendant = Attendant::new(group.clone(), handlers.clone(), sentinel, listeners)?;
         let mut governor = Governor::new(group.clone(), handlers);
         let mut reclaimer = Reclaimer::new(group.clone());
+        let mut sharing = SharingCount::new(group.clone());
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
         spawn("attendant").spawn(move || attendant.run())?;
         spawn("governor").spawn(move || governor.run())?;
         spawn("reclaim").spawn(move || reclaimer.run())?;
+        spawn("sharing").spawn(move || sharing.run())?;
         spawn("background").spawn(move || background.run())?;
         Ok(())
     }

@@ -11,7 +11,7 @@ mod cgroup;
 
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
-    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, Uffd,
+    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd,
 };
 use crate::{Errno, PAGE_SIZE};
 use std::fs;
@@ -83,7 +83,8 @@ impl Check {
 }
 
 /// The userfaultfd features that supervision is built on, and their names.
-const FEATURES: [(u64, &str); 6] = [
+const FEATURES: [(u64, &str); 7] = [
+    (FEATURE_WRITE_PROTECT, "PAGEFAULT_FLAG_WP"),
     (FEATURE_EVENT_FORK, "EVENT_FORK"),
     (FEATURE_EVENT_REMAP, "EVENT_REMAP"),
     (FEATURE_EVENT_REMOVE, "EVENT_REMOVE"),

@@ -19,6 +19,8 @@ pub const EVENT_REMOVE: u8 = 0x15;
 /// A range was unmapped.
 pub const EVENT_UNMAP: u8 = 0x16;
 
+/// `UFFD_FEATURE_PAGEFAULT_FLAG_WP`: ranges can be write-protected.
+pub const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
 /// `UFFD_FEATURE_EVENT_FORK`; needs `CAP_SYS_PTRACE` of whoever asks for it.
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
 /// `UFFD_FEATURE_EVENT_REMAP`.
@@ -38,6 +40,8 @@ pub const FEATURE_MOVE: u64 = 1 << 16;
 
 /// The fault was a write.
 pub const FAULT_WRITE: u64 = 1;
+/// The page is there, and was written to while it was write-protected.
+pub const FAULT_PROTECTED: u64 = 1 << 1;
 
 const IOC_API: usize = 0xc018_aa3f;
 const IOC_REGISTER: usize = 0xc020_aa00;
@@ -46,10 +50,13 @@ const IOC_WAKE: usize = 0x8010_aa02;
 const IOC_COPY: usize = 0xc028_aa03;
 const IOC_ZEROPAGE: usize = 0xc020_aa04;
 const IOC_MOVE: usize = 0xc028_aa05;
+const IOC_WRITEPROTECT: usize = 0xc018_aa06;
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 pub const IOC_NEW: usize = 0xaa00;
 
 const REGISTER_MODE_MISSING: u64 = 1;
+const REGISTER_MODE_WP: u64 = 2;
+const WRITEPROTECT_MODE_WP: u64 = 1;
 const MODE_DONTWAKE: u64 = 1;
 
 /// One message, 32 bytes, as `read` returns it.
@@ -222,6 +229,24 @@ impl Uffd {
             IOC_REGISTER,
             &mut [start, length, REGISTER_MODE_MISSING, 0],
         )
+    }
+
+    /// [`Uffd::register`], and for faults of writes to pages that [`Uffd::protect`] protected.
+    pub fn register_protectable(self, start: u64, length: u64) -> Result<(), Errno> {
+        let mode = REGISTER_MODE_MISSING | REGISTER_MODE_WP;
+        ioctl(self.0, IOC_REGISTER, &mut [start, length, mode, 0])
+    }
+
+    /// Makes the next write to each page of the range that is there a fault. All of the range must
+    /// be registered so; pages up to the first mapping that is not are protected all the same.
+    pub fn protect(self, start: u64, length: u64) -> Result<(), Errno> {
+        let mode = WRITEPROTECT_MODE_WP;
+        ioctl(self.0, IOC_WRITEPROTECT, &mut [start, length, mode])
+    }
+
+    /// Allows writes again, and wakes who waits for that.
+    pub fn unprotect(self, start: u64, length: u64) -> Result<(), Errno> {
+        ioctl(self.0, IOC_WRITEPROTECT, &mut [start, length, 0])
     }
 
     /// Takes a range back: its holes are filled by the kernel again.

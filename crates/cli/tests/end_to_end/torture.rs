@@ -91,6 +91,23 @@ fn a_tree_of_forks_keeps_every_copy() {
 }
 
 #[test]
+fn writes_after_a_fork_wait_for_room() {
+    if !available("copies", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("copies", &["copies.c"], &[])).arg("60");
+    // One side alone fits; both together do not.
+    for limits in [Limits::Resident(68 * MIB), Limits::Resident(30 * MIB)] {
+        let outcome = program.run(limits);
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "copies ok\n");
+        outcome.assert_limit_held();
+        outcome.assert_swapped(100 * MIB);
+    }
+}
+
+#[test]
 fn a_program_that_secures_itself_keeps_its_memory() {
     if !available("hostile", &["cc"]) {
         return;
