@@ -236,7 +236,12 @@ impl AddressSpace {
                 }
                 continue;
             }
-            stage.unused(place);
+            if step == moved && errno == Errno::EEXIST {
+                // Only the program can have put something there.
+                stage.arrived_dead(place);
+            } else {
+                stage.unused(place);
+            }
             let stays = match (step == moved, errno) {
                 // Not there: dropped by the program before its event was seen.
                 (true, Errno::ENOENT) => PageState::Hole,

@@ -14,6 +14,7 @@ pub mod nr {
     pub const MUNMAP: usize = 11;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
+    pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
     pub const GETPID: usize = 39;
     pub const SOCKET: usize = 41;

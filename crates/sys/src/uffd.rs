@@ -160,6 +160,27 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
     }
 }
 
+/// Whether nothing is in memory at an address of the calling process. A page that cannot be asked
+/// for is taken for missing: it was unmapped, or the question is forbidden.
+fn is_missing(address: u64) -> bool {
+    let mut present = 0u8;
+    // SAFETY: asks about one page; the kernel writes one byte.
+    let result = unsafe {
+        syscall(
+            nr::MINCORE,
+            [
+                address as usize,
+                crate::PAGE_SIZE,
+                (&raw mut present) as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    };
+    Errno::result(result).is_err() || present & 1 == 0
+}
+
 impl Uffd {
     /// Creates one for the calling process (non-blocking, close-on-exec) that serves no fault of
     /// the kernel's own; that needs no privilege.
@@ -289,10 +310,26 @@ impl Uffd {
 
     /// Moves present pages to missing ones of the same process, without waking anybody.
     /// Works only from inside that process.
+    ///
+    /// `EEXIST` means what it says: nothing was moved. The kernel's own does not. Since it moves
+    /// neighbours at once (Linux 6.18), it tries a page again whose entry in the page table changed
+    /// under it (touched for the first time in a while, or a write allowed), moves it, forgets that it
+    /// did, and finds its target taken. Believed, that would be a page lost: whoever touched it next
+    /// would be given zeros. So the source is looked at.
     pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
         let mut argument = [target, source, length, MODE_DONTWAKE, 0];
         let result = ioctl(self.0, IOC_MOVE, &mut argument);
-        outcome(result, argument[4], length)
+        match outcome(result, argument[4], length) {
+            Err(Partial {
+                done: 0,
+                errno: Errno::EEXIST,
+            }) if is_missing(source) => {
+                let page = crate::PAGE_SIZE as u64;
+                // The next try tells of the others.
+                outcome(Ok(()), page, length)
+            }
+            result => result,
+        }
     }
 
     /// Reads messages; `Ok(0)` when there are none.

@@ -1,0 +1,169 @@
+//! `Uffd::move_pages` tells what became of every page, whatever happens to the page tables meanwhile.
+#![cfg(feature = "std")]
+
+use memfold_sys::uffd::{FEATURE_MOVE, FEATURE_WRITE_PROTECT, Partial, Uffd};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGES: usize = 64;
+const LENGTH: u64 = (PAGES * PAGE_SIZE) as u64;
+
+/// Memory of the test's own, without huge pages.
+struct Memory(*mut u8);
+
+impl Memory {
+    fn map() -> Memory {
+        // SAFETY: a new mapping at an address of the kernel's choice, and advice for it.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let start = libc::mmap(
+                std::ptr::null_mut(),
+                LENGTH as usize,
+                protection,
+                flags,
+                -1,
+                0,
+            );
+            assert_ne!(start, libc::MAP_FAILED, "64 pages can be mapped");
+            // Fails only where there are none anyway.
+            libc::madvise(start, LENGTH as usize, libc::MADV_NOHUGEPAGE);
+            Memory(start.cast())
+        }
+    }
+
+    fn address(&self, page: usize) -> u64 {
+        assert!(page < PAGES);
+        self.0 as u64 + (page * PAGE_SIZE) as u64
+    }
+
+    fn word(&self, page: usize) -> *mut u64 {
+        self.address(page) as *mut u64
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.0.cast(), LENGTH as usize) };
+    }
+}
+
+/// A userfaultfd with these features, and what closes it; `None`, said aloud, where there is none.
+fn open(features: u64) -> Option<(Uffd, OwnedFd)> {
+    let opened = Uffd::create().and_then(|uffd| {
+        // SAFETY: just made, and nobody else's.
+        let owner = unsafe { OwnedFd::from_raw_fd(uffd.0) };
+        uffd.api(features).map(|_| (uffd, owner))
+    });
+    let Err(errno) = &opened else {
+        return opened.ok();
+    };
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "no userfaultfd with features {features:#x} ({errno:?}), and CI=true allows no test to be skipped"
+    );
+    let line = format!("\nSKIPPED: this machine lacks a userfaultfd with features {features:#x}\n");
+    // Not eprintln: the test harness would hide it from whoever runs the tests.
+    std::io::stderr()
+        .write_all(line.as_bytes())
+        .expect("stderr");
+    None
+}
+
+/// Lets the other thread end, also where the test fails.
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Moves a run of pages as memfold does, trying again where a try was partial.
+fn move_run(uffd: Uffd, target: u64, source: u64, pages: usize) {
+    let length = (pages * PAGE_SIZE) as u64;
+    let mut done = 0;
+    while done < length {
+        match uffd.move_pages(target + done, source + done, length - done) {
+            Ok(()) => done = length,
+            Err(Partial {
+                done: step,
+                errno: Errno::EAGAIN,
+            }) => done += step,
+            Err(partial) => panic!("after {done} bytes of {length}: {partial:?}"),
+        }
+    }
+}
+
+#[test]
+fn pages_that_change_while_they_are_moved_are_not_lost() {
+    let Some((uffd, _owner)) = open(FEATURE_MOVE | FEATURE_WRITE_PROTECT) else {
+        return;
+    };
+    let (home, away) = (Memory::map(), Memory::map());
+    for page in 0..PAGES {
+        // SAFETY: the page is mapped, and not registered yet.
+        unsafe { home.word(page).write_volatile(page as u64 + 1) };
+    }
+    for memory in [&home, &away] {
+        uffd.register_protectable(memory.address(0), LENGTH)
+            .expect("new memory can be registered");
+    }
+    let start = home.address(0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // What is not there is left alone.
+                uffd.protect(start, LENGTH).expect("all is registered");
+                uffd.unprotect(start, LENGTH).expect("all is registered");
+            }
+        });
+        let _at_end = AtEnd(&over);
+        let end = Instant::now() + Duration::from_secs(2);
+        let mut rounds = 0;
+        while Instant::now() < end {
+            for run in [1, 5, 16] {
+                for first in (0..=PAGES - run).step_by(run) {
+                    move_run(uffd, away.address(first), home.address(first), run);
+                    for page in first..first + run {
+                        // SAFETY: the page was moved there.
+                        let word = unsafe { away.word(page).read_volatile() };
+                        assert_eq!(word, page as u64 + 1, "page {page}, round {rounds}");
+                    }
+                    move_run(uffd, home.address(first), away.address(first), run);
+                }
+            }
+            rounds += 1;
+        }
+    });
+}
+
+#[test]
+fn a_target_that_is_taken_is_told() {
+    let Some((uffd, _owner)) = open(FEATURE_MOVE) else {
+        return;
+    };
+    let (home, away) = (Memory::map(), Memory::map());
+    for (word, memory) in [(1, &home), (2, &away)] {
+        // SAFETY: the page is mapped, and not registered yet.
+        unsafe { memory.word(0).write_volatile(word) };
+    }
+    uffd.register(away.address(0), LENGTH)
+        .expect("new memory can be registered");
+    let moved = uffd.move_pages(away.address(0), home.address(0), PAGE_SIZE as u64);
+    assert_eq!(
+        moved,
+        Err(Partial {
+            done: 0,
+            errno: Errno::EEXIST
+        })
+    );
+    // SAFETY: both pages are there.
+    let words = unsafe { (home.word(0).read_volatile(), away.word(0).read_volatile()) };
+    assert_eq!(words, (1, 2));
+}
