@@ -174,9 +174,19 @@ impl Governor {
 
     /// Registers mappings; the gate is held exclusively. `false` if they are to be looked at again.
     ///
-    /// A fork that has copied the mappings already, but whose event is not there to be read yet,
-    /// would make a child of which the page states say that it is managed and the kernel that it
-    /// is not. So what was registered while any change was under way does not count as managed.
+    /// Only what is registered, and has been since before its pages were looked for, may count as
+    /// managed: a page that is moved out of memory that is not registered is a page lost, as the
+    /// kernel itself fills the hole that it leaves. The kernel registers what there is of a range,
+    /// and gaps fill without an event: the survey may be of another time. So afterwards it is asked
+    /// whether all of the range is one registered mapping. Only events could have made and unmade
+    /// that in between, so no change may be under way then.
+    ///
+    /// Nor may one be before: a fork that has copied the mappings already, but whose event is not
+    /// there to be read yet, would make a child of which the page states say that it is managed and
+    /// the kernel that it is not.
+    ///
+    /// What was registered and does not count stays so, as something else may have moved there by
+    /// now; what is not in `regions` is never moved out, and its faults are served like any other.
     fn register(&self, space: &AddressSpace, attached: &Attached, survey: &Survey) -> bool {
         if space.is_changing() {
             return false;
@@ -189,51 +199,61 @@ impl Governor {
         {
             return false;
         }
-        let mut registered = Vec::new();
+        let mut found = Vec::new();
+        let mut complete = true;
         for range in &survey.fresh {
             for part in lock(&space.regions).uncovered(*range) {
+                let (start, length) = (part.start.address(), bytes(part.pages()));
                 // The mapping may be gone or be another by now: then it is looked at again later.
-                if uffd
-                    .register_protectable(part.start.address(), bytes(part.pages()))
-                    .is_ok()
-                {
-                    registered.push(part);
+                if uffd.register_protectable(start, length).is_err() {
+                    continue;
+                }
+                match present_pages(attached, part) {
+                    Ok(present) if uffd.is_registered(start, length) => found.push((part, present)),
+                    _ => complete = false,
                 }
             }
         }
         if space.is_changing() {
-            // What was registered stays so, as something else may have moved there by now; what is
-            // not in `regions` is never moved out, and its faults are served like any other.
             return false;
         }
-        for part in registered {
+        for (part, present) in found {
             for piece in survey.guards.uncovered(part) {
-                if note_present(space, attached, piece).is_ok() {
-                    lock(&space.regions).add(piece);
-                }
+                note_present(space, piece, &present);
+                lock(&space.regions).add(piece);
             }
         }
-        true
+        complete
     }
 }
 
-/// Notes which pages of a range are there already.
-fn note_present(space: &AddressSpace, attached: &Attached, part: PageRange) -> io::Result<()> {
+/// The pages of a range that are there.
+fn present_pages(attached: &Attached, part: PageRange) -> io::Result<Vec<PageRange>> {
     let (start, end) = (part.start.address(), part.end.address());
+    let mut present = Vec::new();
     attached
         .inspector
         .for_each_present(start, end, |start, end| {
-            let present = PageRange::of_addresses(start, end);
-            for page in present.start.0..present.end.0 {
-                let entry = space.table.entry(VirtualPage(page));
-                if entry.load() == PageState::Hole {
-                    entry.set(PageState::Resident {
-                        passes: 0,
-                        shared: space.forked.load(Ordering::Relaxed),
-                    });
-                }
-            }
-        })
+            present.push(PageRange::of_addresses(start, end));
+        })?;
+    Ok(present)
+}
+
+/// Notes which pages of a range are there already.
+fn note_present(space: &AddressSpace, piece: PageRange, present: &[PageRange]) {
+    let state = PageState::Resident {
+        passes: 0,
+        shared: space.forked.load(Ordering::Relaxed),
+    };
+    for range in present {
+        let range = range.intersection(piece);
+        for page in range.start.0..range.end.0 {
+            space
+                .table
+                .entry(VirtualPage(page))
+                .replace(PageState::Hole, state);
+        }
+    }
 }
 
 /// From how many resident bytes on programs are managed: three quarters of the limit, or less where

@@ -51,6 +51,7 @@ const IOC_COPY: usize = 0xc028_aa03;
 const IOC_ZEROPAGE: usize = 0xc020_aa04;
 const IOC_MOVE: usize = 0xc028_aa05;
 const IOC_WRITEPROTECT: usize = 0xc018_aa06;
+const IOC_CONTINUE: usize = 0xc020_aa07;
 /// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
 pub const IOC_NEW: usize = 0xaa00;
 
@@ -256,6 +257,14 @@ impl Uffd {
     pub fn register_protectable(self, start: u64, length: u64) -> Result<(), Errno> {
         let mode = REGISTER_MODE_MISSING | REGISTER_MODE_WP;
         ioctl(self.0, IOC_REGISTER, &mut [start, length, mode, 0])
+    }
+
+    /// Whether all of a range lies in one mapping, anonymous memory that is registered with a
+    /// userfaultfd, and no change of the mappings is under way. Changes nothing.
+    pub fn is_registered(self, start: u64, length: u64) -> bool {
+        // The kernel looks at the mapping first, and then that such memory has nothing to continue.
+        let asked = ioctl(self.0, IOC_CONTINUE, &mut [start, length, 0, 0]);
+        asked == Err(Errno::EINVAL)
     }
 
     /// Makes the next write to each page of the range that is there a fault. All of the range must

@@ -108,6 +108,19 @@ fn writes_after_a_fork_wait_for_room() {
 }
 
 #[test]
+fn what_fills_a_gap_while_it_is_taken_over_is_not_lost() {
+    if !available("gaps", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("gaps", &["gaps.c"], &["-pthread"])).args(["8", "8", "24"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "gaps ok\n");
+    outcome.assert_swapped(100 * MIB);
+}
+
+#[test]
 fn a_program_that_secures_itself_keeps_its_memory() {
     if !available("hostile", &["cc"]) {
         return;

@@ -1,4 +1,4 @@
-//! `Uffd::move_pages` tells what became of every page, whatever happens to the page tables meanwhile.
+//! What the kernel answers about pages and mappings, told as it is.
 #![cfg(feature = "std")]
 
 use memfold_sys::uffd::{FEATURE_MOVE, FEATURE_WRITE_PROTECT, Partial, Uffd};
@@ -141,6 +141,45 @@ fn pages_that_change_while_they_are_moved_are_not_lost() {
             rounds += 1;
         }
     });
+}
+
+#[test]
+fn only_what_is_registered_all_over_counts_as_registered() {
+    let Some((uffd, _owner)) = open(FEATURE_WRITE_PROTECT) else {
+        return;
+    };
+    let memory = Memory::map();
+    let (start, page) = (memory.address(0), PAGE_SIZE as u64);
+    assert!(!uffd.is_registered(start, LENGTH));
+    uffd.register_protectable(start, LENGTH)
+        .expect("new memory can be registered");
+    assert!(uffd.is_registered(start, LENGTH));
+    assert!(uffd.is_registered(memory.address(3), page));
+    // SAFETY: part of the test's own mapping, which nothing points into.
+    assert_eq!(
+        unsafe { libc::munmap(memory.word(8).cast(), 4 * PAGE_SIZE) },
+        0
+    );
+    assert!(!uffd.is_registered(start, LENGTH), "there is a gap");
+    assert!(uffd.is_registered(start, 8 * page));
+    uffd.register_protectable(start, LENGTH)
+        .expect("the kernel registers what there is");
+    assert!(!uffd.is_registered(start, LENGTH), "there still is");
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: fills the gap just made.
+    let filled = unsafe {
+        libc::mmap(
+            memory.word(8).cast(),
+            4 * PAGE_SIZE,
+            libc::PROT_READ,
+            flags,
+            -1,
+            0,
+        )
+    };
+    assert_eq!(filled, memory.word(8).cast());
+    assert!(!uffd.is_registered(start, LENGTH), "what fills it is not");
+    assert!(!uffd.is_registered(memory.address(9), page));
 }
 
 #[test]
