@@ -10,7 +10,6 @@ use crate::page::{PageRange, VirtualPage};
 use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
 use crate::survey::Survey;
-use memfold_sys::PAGE_SIZE;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -94,7 +93,7 @@ impl Governor {
         let resident = self.group.resident_bytes();
         let manage_from = manage_from(marks.hard);
         // What forks share may be copied faster than it is taken under management.
-        let copied = resident + self.group.shared.pages() * PAGE_SIZE as u64;
+        let copied = resident + bytes(self.group.shared.pages());
         if copied >= manage_from {
             for space in &spaces {
                 if worth_a_look(space) {

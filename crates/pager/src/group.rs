@@ -4,6 +4,7 @@ use crate::address_space::AddressSpace;
 use crate::fault::Fault;
 use crate::latency::Histogram;
 use crate::memory::MappedSource;
+use crate::mover::bytes;
 use crate::options::Limit;
 use crate::shared_pages::SharedPages;
 use crate::stats::{ProgramUsage, Stats};
@@ -201,9 +202,7 @@ impl Group {
 
     /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
     pub fn resident_bytes(&self) -> u64 {
-        let shared = self.shared.pages() * PAGE_SIZE as u64;
-        let resident = self.swap.root_group().charged(Charge::Resident);
-        resident.saturating_sub(shared)
+        bytes(self.charged_pages().saturating_sub(self.shared.pages()))
     }
 
     /// Resident pages of all address spaces, those that forks share as often as they are.

@@ -9,6 +9,7 @@
 
 use crate::address_space::AddressSpace;
 use crate::group::{Group, Watermarks};
+use crate::mover::bytes;
 use crate::sharing::Family;
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
@@ -139,7 +140,7 @@ impl SharingCount {
     fn pause_now(&self) -> Duration {
         let limit = self.group.resident_limit_bytes();
         let room = limit - Watermarks::of(limit).stop;
-        if self.group.shared.doubt() * PAGE_SIZE as u64 > room {
+        if bytes(self.group.shared.doubt()) > room {
             self.pause * RETRY_FACTOR / PAUSE_FACTOR
         } else {
             self.pause

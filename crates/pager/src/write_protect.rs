@@ -18,6 +18,7 @@ use crate::fault::{Admission, Fault, Served, after_failure, defer, full};
 use crate::group::lock;
 use crate::mover::{Run, bytes};
 use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
 use crate::state::PageState;
 use memfold_sys::Errno;
 use std::sync::Arc;
@@ -57,9 +58,9 @@ impl AddressSpace {
 
     /// `false` if the kernel refuses for now, as mappings change.
     fn protect(&self, ranges: &[PageRange]) -> bool {
-        let ends = lock(&self.thread_ends).clone();
+        let ends = ranges_of(&lock(&self.thread_ends));
         for range in ranges {
-            for part in between(*range, &ends) {
+            for part in ends.uncovered(*range) {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 if self.uffd().protect(start, length) == Err(Errno::EAGAIN) {
                     return false;
@@ -168,23 +169,13 @@ pub fn admit_write(space: &Arc<AddressSpace>, fault: Fault, admission: Admission
     }
 }
 
-/// The parts of a range between pages that are to be left out, which are in order.
-fn between(range: PageRange, left_out: &[VirtualPage]) -> Vec<PageRange> {
-    let mut parts = Vec::new();
-    let mut start = range.start;
-    let inside = left_out
-        .iter()
-        .filter(|page| (range.start..range.end).contains(page));
-    for page in inside {
-        parts.push(PageRange { start, end: *page });
-        start = page.plus(1);
+/// The pages, as ranges.
+fn ranges_of(pages: &[VirtualPage]) -> Regions {
+    let mut ranges = Regions::default();
+    for page in pages {
+        ranges.add(PageRange::around(*page, 1));
     }
-    parts.push(PageRange {
-        start,
-        end: range.end,
-    });
-    parts.retain(|part| !part.is_empty());
-    parts
+    ranges
 }
 
 #[cfg(test)]
@@ -194,12 +185,12 @@ mod tests {
 
     #[test]
     fn the_ends_of_threads_are_left_out() {
-        let pages = [3, 10, 14, 19, 40].map(VirtualPage);
+        let ends = ranges_of(&[3, 10, 14, 19, 40].map(VirtualPage));
         assert_eq!(
-            between(range(10, 20), &pages),
+            ends.uncovered(range(10, 20)),
             [range(11, 14), range(15, 19)]
         );
-        assert_eq!(between(range(20, 30), &pages), [range(20, 30)]);
-        assert_eq!(between(range(40, 41), &pages), []);
+        assert_eq!(ends.uncovered(range(20, 30)), [range(20, 30)]);
+        assert_eq!(ends.uncovered(range(40, 41)), []);
     }
 }

@@ -8,7 +8,6 @@
 #include "stamp.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #define ROUNDS 6
@@ -48,9 +47,7 @@ int main(int argc, char **argv)
     if (argc != 2)
         return 2;
     pages = strtoul(argv[1], NULL, 10) * 256;
-    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return 2;
+    memory = map_pages(pages);
     stamp(1);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
         uint64_t parents = 2 * round, childs = 100 + round;

@@ -20,14 +20,6 @@
 static size_t pages;
 static uint64_t *memory;
 
-static uint64_t *new_memory(void)
-{
-    void *start = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (start == MAP_FAILED)
-        _exit(2);
-    return start;
-}
-
 static void verify(const char *who)
 {
     for (size_t page = 0; page < pages; page++) {
@@ -233,7 +225,7 @@ int main(int count, char **arguments)
         race();
         return 0;
     }
-    memory = new_memory();
+    memory = map_pages(pages);
     for (size_t page = 0; page < pages; page++)
         stamp_page(memory + page * WORDS, page + 1, 1);
     if (!strcmp(mode, "left"))

@@ -9,7 +9,6 @@
 #include "stamp.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 #define LEVELS 3
@@ -124,8 +123,8 @@ int main(int count, char **arguments)
     } else {
         return 2;
     }
-    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED || pipe(orphan_pipe))
+    memory = map_pages(pages);
+    if (pipe(orphan_pipe))
         return 2;
     for (size_t page = 0; page < pages; page++)
         stamp_page(memory + page * WORDS, page + 1, 1);

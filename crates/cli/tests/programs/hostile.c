@@ -96,9 +96,7 @@ int main(int count, char **arguments)
     if (count != 2)
         return 2;
     pages = strtoul(arguments[1], NULL, 10) * 256;
-    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return 2;
+    memory = map_pages(pages);
     for (size_t page = 0; page < pages; page++)
         stamp_page(memory + page * WORDS, page + 1, generation);
     verify("start");

@@ -8,16 +8,13 @@
 #include "stamp.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 
 int main(int count, char **arguments)
 {
     if (count != 3)
         return 2;
     size_t pages = strtoul(arguments[1], NULL, 10) * 256;
-    uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return 2;
+    uint64_t *memory = map_pages(pages);
     for (size_t page = 0; page < pages; page++)
         stamp_page(memory + page * WORDS, page + 1, 1);
     if (write(1, ".", 1) != 1)

@@ -11,11 +11,21 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PAGE 4096UL
 #define WORDS (PAGE / 8)
 #define STAMP_KEY 0x5bd1e995a7f3c6d1UL
+
+/* New memory; ends the process, as one that was used wrongly, where there is none. */
+static inline uint64_t *map_pages(size_t pages)
+{
+    void *start = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (start == MAP_FAILED)
+        _exit(2);
+    return start;
+}
 
 static inline uint64_t mix(uint64_t x)
 {

@@ -86,10 +86,8 @@ int main(int count, char **arguments)
     if (count == 3)
         make_stacks();
     size_t pages = strtoul(arguments[1], NULL, 10) * 256;
-    uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint64_t *memory = map_pages(pages);
     pthread_t threads[THREADS];
-    if (memory == MAP_FAILED)
-        return 2;
     for (int i = 0; i < THREADS; i++)
         if (start_on(&threads[i], i))
             return 2;

@@ -10,7 +10,6 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
 int main(int count, char **arguments)
 {
@@ -19,8 +18,8 @@ int main(int count, char **arguments)
     size_t pages = strtoul(arguments[1], NULL, 10) * 256;
     unsigned long rounds = strtoul(arguments[2], NULL, 10);
     int result = open(arguments[3], O_WRONLY | O_CREAT | O_APPEND, 0600);
-    uint64_t *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (result < 0 || memory == MAP_FAILED)
+    uint64_t *memory = map_pages(pages);
+    if (result < 0)
         return 2;
     for (size_t page = 0; page < pages; page++)
         stamp_page(memory + page * WORDS, page + 1, 1);
