@@ -243,7 +243,7 @@ impl AddressSpace {
             .of_child(self.family.clone(), beacon);
         let lost = self.settle_staged(gate);
         child.lost.store(lost, Ordering::Relaxed);
-        let mut any_stored = false;
+        let (mut any_stored, mut present) = (false, 0);
         self.table.visit(PageTable::everything(), |page, entry| {
             let state = entry.load();
             if let PageState::Resident { passes, .. } = state {
@@ -256,6 +256,7 @@ impl AddressSpace {
                 && let Some(state) = inherited(self, state)
             {
                 any_stored |= matches!(state, PageState::Swapped(_));
+                present += u64::from(matches!(state, PageState::Resident { .. }));
                 child.table.entry(page).set(state);
             }
             true
@@ -267,9 +268,10 @@ impl AddressSpace {
         // Both owners' copies of a page are to go out together.
         let hand = self.hand.load(Ordering::Relaxed);
         child.hand.store(hand, Ordering::Relaxed);
-        let resident = self.resident_pages();
-        child.set_resident_pages(resident as u64);
-        group.shared.came(resident as u64);
+        // Of a parent that is gone by now, nothing is resident.
+        let resident = present.max(self.resident_pages().max(0) as u64);
+        child.set_resident_pages(resident);
+        group.shared.came(resident);
         let child = Arc::new(child);
         self.family.join(self);
         self.family.join(&child);

@@ -2,7 +2,7 @@
 //! only when the group comes near its limit. Below that they run at native speed.
 
 use crate::address_space::{AddressSpace, Attached};
-use crate::fault::{Admission, Served, Server, wake};
+use crate::fault::{Served, Server, wake};
 use crate::group::{Group, Watermarks, lock};
 use crate::handler::Handlers;
 use crate::mover::bytes;
@@ -164,8 +164,9 @@ impl Governor {
             // Reported by the handler's next read otherwise; here it is this thread's to do.
             self.listen(child);
         }
-        for (fault, _) in messages.faults {
-            if self.server.serve(space, fault, Admission::MayDefer) == Served::Retry {
+        for (fault, thread) in messages.faults {
+            let admission = space.admission_of(thread);
+            if self.server.serve(space, fault, admission) == Served::Retry {
                 wake(space, fault.page, 1);
             }
         }
@@ -220,6 +221,7 @@ impl Governor {
             for piece in survey.guards.uncovered(part) {
                 note_present(space, piece, &present);
                 lock(&space.regions).add(piece);
+                space.protect_new(piece);
             }
         }
         complete

@@ -156,14 +156,14 @@ impl Handlers {
 
     /// Reads and serves until there is nothing more to read.
     fn serve_space(&self, number: usize, space: &Arc<AddressSpace>, server: &mut Server) {
-        let mut retries: Vec<Fault> = Vec::new();
+        let mut retries: Vec<(Fault, u32)> = Vec::new();
         let mut rounds = 0;
         loop {
             let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
                 if !space.is_dead() {
                     self.set_aside(space);
                 }
-                for fault in retries {
+                for (fault, _) in retries {
                     wake(space, fault.page, 1);
                 }
                 return;
@@ -177,17 +177,14 @@ impl Handlers {
                 return;
             }
             let again = std::mem::take(&mut retries);
-            for (fault, thread) in messages
-                .faults
-                .iter()
-                .map(|(f, t)| (*f, Some(*t)))
-                .chain(again.into_iter().map(|f| (f, None)))
-            {
+            let news = messages.faults.len();
+            let faults = messages.faults.into_iter().chain(again);
+            for (index, (fault, thread)) in faults.enumerate() {
                 let began = Instant::now();
-                space.meet(thread);
-                let admission = space.admission_of(thread.unwrap_or(0));
+                space.meet(Some(thread));
+                let admission = space.admission_of(thread);
                 if server.serve(space, fault, admission) == Served::Retry {
-                    retries.push(fault);
+                    retries.push((fault, thread));
                 } else {
                     let elapsed = began.elapsed().as_nanos() as u64;
                     self.group.counters.latency.record(elapsed);
@@ -195,7 +192,7 @@ impl Handlers {
                         space.counted_faults.fetch_add(1, Ordering::Relaxed);
                     }
                 }
-                if let Some(thread) = thread {
+                if index < news {
                     self.sample(number, space, thread);
                 }
             }
@@ -205,7 +202,7 @@ impl Handlers {
                 return;
             }
             if rounds > 1000 {
-                for fault in retries.drain(..) {
+                for (fault, _) in retries.drain(..) {
                     wake(space, fault.page, 1);
                 }
             } else if rounds > 10 {

@@ -15,6 +15,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Ranges that a relative is asked to move out, too, at most: it is a hint.
+const TO_FOLLOW_MOST: usize = 256;
+
 /// A run of pages of a command.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
@@ -200,8 +203,9 @@ impl AddressSpace {
                 }
                 true
             });
-            if any && relative.attached().is_some() {
-                lock(&relative.to_follow).push(range);
+            let mut follow = lock(&relative.to_follow);
+            if any && follow.len() < TO_FOLLOW_MOST && !follow.contains(&range) {
+                follow.push(range);
             }
         }
         // What nobody else has was not copied, and a fault of the kernel's all the same.

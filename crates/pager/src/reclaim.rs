@@ -177,10 +177,7 @@ impl Reclaimer {
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
         for space in spaces {
-            if space.attached().is_none()
-                || space.is_dead()
-                || space.detached.load(Ordering::Relaxed)
-            {
+            if !can_be_commanded(&space) {
                 continue;
             }
             let weight = space.resident_pages();
@@ -313,6 +310,11 @@ fn stage_target(space: &AddressSpace) -> usize {
     (of_all * own / resident).max(STAGED_AT_LEAST) as usize
 }
 
+/// Whether there is a helper to do what is asked.
+fn can_be_commanded(space: &AddressSpace) -> bool {
+    space.attached().is_some() && !space.is_dead() && !space.detached.load(Ordering::Relaxed)
+}
+
 /// The address space with the most pages in such a list that can be given a command.
 fn most_of(
     spaces: &[Arc<AddressSpace>],
@@ -324,7 +326,9 @@ fn most_of(
     };
     let listed = spaces.iter().map(|space| (pages(space), space));
     let (_, most) = listed
-        .filter(|(pages, space)| *pages > 0 && !space.is_dead() && !lock(&space.mover).is_busy())
+        .filter(|(pages, space)| {
+            *pages > 0 && can_be_commanded(space) && !lock(&space.mover).is_busy()
+        })
         .max_by_key(|(pages, _)| *pages)?;
     Some(most.clone())
 }
@@ -344,15 +348,22 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
     if wanted == 0 {
         return planner.runs;
     }
-    for due in [&space.unshared, &space.to_follow] {
-        let ranges = std::mem::take(&mut *lock(due));
-        for range in ranges {
-            if let Some(stopped) = planner.take(range) {
-                let rest = PageRange {
-                    start: stopped,
-                    ..range
-                };
-                lock(due).push(rest);
+    let ranges = lock(&space.regions).ranges().to_vec();
+    for list in [&space.unshared, &space.to_follow] {
+        let due = std::mem::take(&mut *lock(list));
+        // What is not managed any more is nothing to move.
+        let parts = due.iter().flat_map(|range| {
+            let inside = ranges.iter().map(|region| region.intersection(*range));
+            inside.filter(|part| !part.is_empty())
+        });
+        for part in parts {
+            let stopped = if planner.pages == wanted {
+                Some(part.start)
+            } else {
+                planner.take(part)
+            };
+            if let Some(start) = stopped {
+                lock(list).push(PageRange { start, ..part });
             }
         }
         if planner.pages > 0 {
@@ -360,7 +371,6 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
             return planner.runs;
         }
     }
-    let ranges = lock(&space.regions).ranges().to_vec();
     let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
     space.lately.store(managed / LATELY, Ordering::Relaxed);
     let hand = VirtualPage(space.hand.load(Ordering::Relaxed));

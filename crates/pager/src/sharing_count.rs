@@ -23,6 +23,8 @@ const PAUSE_FACTOR: u32 = 12;
 const RETRY_FACTOR: u32 = 3;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// Faults of a program that were counted before they came, at most.
+const TO_COME_MOST: u64 = 1024;
 /// How often the thread looks whether the group stops.
 const IDLE: Duration = Duration::from_millis(200);
 
@@ -79,12 +81,14 @@ impl SharingWatch {
             };
             let then = self.faults.get(&space.id).copied();
             any |= then.is_none_or(|then| then != now);
-            let faulted = now.saturating_sub(then.unwrap_or(now));
             let counted = space.counted_faults.swap(0, Ordering::Relaxed);
-            unknown += faulted.saturating_sub(counted);
-            // Some are counted before they come.
-            let to_come = counted.saturating_sub(faulted);
-            space.counted_faults.fetch_add(to_come, Ordering::Relaxed);
+            if let Some(then) = then {
+                let faulted = now.saturating_sub(then);
+                unknown += faulted.saturating_sub(counted);
+                // Some are counted before they come, some never come.
+                let to_come = counted.saturating_sub(faulted).min(TO_COME_MOST);
+                space.counted_faults.fetch_add(to_come, Ordering::Relaxed);
+            }
             faults.insert(space.id, now);
         }
         any |= faults.len() != known;
@@ -119,7 +123,7 @@ impl SharingCount {
     pub fn run(&mut self) {
         let mut due = false;
         while !self.group.stopping.load(Ordering::Relaxed) {
-            due |= self.group.wait_for_sharing(IDLE);
+            due = due || self.group.wait_for_sharing(IDLE);
             if !due {
                 continue;
             }
@@ -172,12 +176,6 @@ impl SharingCount {
         }
         // A child of which nothing was read yet shares, too.
         let forking = sharers.iter().any(|space| space.is_changing());
-        let holds = !forking && group.shared.set(shared.min(most_shared(&sharers)), begun);
-        if holds {
-            for space in &sharers {
-                space.counted_faults.store(0, Ordering::Relaxed);
-            }
-        }
-        holds
+        !forking && group.shared.set(shared.min(most_shared(&sharers)), begun)
     }
 }

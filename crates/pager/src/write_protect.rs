@@ -51,8 +51,20 @@ impl AddressSpace {
             return;
         }
         let ranges = lock(&self.regions).ranges().to_vec();
-        if self.protect(&ranges) {
-            self.write_protected.store(true, Ordering::Relaxed);
+        if ranges.is_empty() {
+            return;
+        }
+        // Before: a fork meanwhile is to be seen.
+        self.write_protected.store(true, Ordering::Relaxed);
+        if !self.protect(&ranges) {
+            self.write_protected.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Protects what is managed from now on as the rest is.
+    pub fn protect_new(&self, range: PageRange) {
+        if self.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
+            self.write_protected.store(false, Ordering::Relaxed);
         }
     }
 
@@ -72,7 +84,8 @@ impl AddressSpace {
 
     /// Before a command that takes pages out of sharing: the helper's write is not to be a fault.
     pub fn allow_unsharing(&self, moves: &[Run]) {
-        if !self.write_protected.load(Ordering::Relaxed) {
+        // A child inherits the protection of its parent's pages.
+        if !self.forked.load(Ordering::Relaxed) {
             return;
         }
         for run in moves.iter().filter(|run| run.place.is_none()) {
