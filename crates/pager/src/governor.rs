@@ -9,6 +9,7 @@ use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
+use crate::steering::Steering;
 use crate::survey::Survey;
 use std::io;
 use std::sync::Arc;
@@ -54,8 +55,10 @@ impl Governor {
         // Late, it lets programs outgrow the limit before they are managed.
         memfold_sys::thread::set_nice(-10);
         memfold_sys::thread::set_shortest_slice();
+        let mut steering = Steering::new();
         let mut looked = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
+            steering.steer(&self.group);
             let nap = self.tick();
             std::thread::sleep(nap);
             let pause = looked.elapsed().saturating_sub(nap).as_nanos() as u64;

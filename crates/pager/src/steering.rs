@@ -1,4 +1,4 @@
-//! Keeps the reclaimer off the CPUs where programs fault.
+//! Keeps the governor and the reclaimer off the CPUs where programs fault.
 //!
 //! A thread that waits for its fault gives its CPU away for some microseconds. The handler takes it,
 //! and then whoever is queued there, for a whole turn: many times what the fault took. Where CPUs
