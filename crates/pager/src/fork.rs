@@ -8,7 +8,7 @@
 
 use crate::address_space::{AddressSpace, Exclusive};
 use crate::group::lock;
-use crate::mover::Mover;
+use crate::mover::{Mover, bytes};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
@@ -384,6 +384,17 @@ impl AddressSpace {
         self.reconcile();
     }
 
+    /// Whether all that counts as managed is registered: a child lacks what was kept from it
+    /// (`MADV_DONTFORK`), and what it maps there itself later is not registered. Also `false` where
+    /// a managed range is more than one mapping.
+    fn has_all_that_is_managed(&self) -> bool {
+        let ranges = lock(&self.regions).ranges().to_vec();
+        ranges.iter().all(|range| {
+            self.uffd()
+                .is_registered(range.start.address(), bytes(range.pages()))
+        })
+    }
+
     /// Compares what a child inherited with its own mappings; once, while it stands still.
     pub fn reconcile(&self) {
         let mut place = lock(&self.inheritance);
@@ -394,7 +405,10 @@ impl AddressSpace {
             return;
         };
         let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
-        if certain && !self.inherited_stored.load(Ordering::Relaxed) {
+        if certain
+            && !self.inherited_stored.load(Ordering::Relaxed)
+            && self.has_all_that_is_managed()
+        {
             return;
         }
         let (Ok(gate), Ok(ranges)) = (

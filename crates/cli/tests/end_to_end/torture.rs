@@ -117,7 +117,23 @@ fn what_fills_a_gap_while_it_is_taken_over_is_not_lost() {
     let outcome = program.run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     assert_eq!(outcome.text(), "gaps ok\n");
-    outcome.assert_swapped(100 * MIB);
+    outcome.assert_swapped(32 * MIB);
+}
+
+#[test]
+fn a_child_uses_what_was_kept_from_it() {
+    if !available("dontfork", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("dontfork", &["dontfork.c"], &[])).args(["24", "40"]);
+    // Managed, but with nothing out as it forks, and with much out.
+    for limit in [32 * MIB, 16 * MIB] {
+        let outcome = program.clone().run(Limits::Resident(limit));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "dontfork ok\n");
+        outcome.assert_swapped(80 * MIB);
+    }
 }
 
 #[test]

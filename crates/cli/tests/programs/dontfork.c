@@ -1,0 +1,80 @@
+/* A forked child uses addresses at which its parent had memory that is kept from children.
+ *
+ *   dontfork MEGABYTES GROWTH
+ *
+ * The parent has MEGABYTES, a part of it kept from children; the child maps anew what it did not
+ * get, and grows by GROWTH megabytes.  Prints one line, the same in every run; MISMATCH, and a
+ * status that is not 0, where a page is wrong. */
+#define _GNU_SOURCE
+#include "stamp.h"
+
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#define KEPT (4 * 256UL)
+/* What the child maps anew of it: memory of others may lie at its end. */
+#define AGAIN (KEPT / 2)
+
+static void stamp(uint64_t *memory, size_t pages, uint64_t generation)
+{
+    for (size_t page = 0; page < pages; page++)
+        stamp_page(memory + page * WORDS, page + 1, generation);
+}
+
+static void verify(const char *what, uint64_t *memory, size_t pages, uint64_t generation)
+{
+    for (size_t page = 0; page < pages; page++)
+        if (check_page(memory + page * WORDS, page + 1, generation) >= 0) {
+            report_page(what, memory + page * WORDS, page + 1, generation);
+            _exit(1);
+        }
+}
+
+static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t growth)
+{
+    uint64_t *own = mmap(kept, AGAIN * PAGE, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (own != kept) {
+        say("FAILED: what was kept from the child is not free there\n");
+        _exit(2);
+    }
+    stamp(own, AGAIN, 2);
+    uint64_t *more = map_pages(growth);
+    for (uint64_t round = 1; round <= 3; round++) {
+        stamp(more, growth, round);
+        verify("inherited", memory, pages, 1);
+        verify("mapped where the parent has its own", own, AGAIN, 2);
+        verify("grown", more, growth, round);
+    }
+    _exit(0);
+}
+
+int main(int count, char **arguments)
+{
+    if (count != 3)
+        return 2;
+    size_t pages = strtoul(arguments[1], NULL, 10) * 256 - KEPT;
+    size_t growth = strtoul(arguments[2], NULL, 10) * 256;
+    /* The lower of the two closes the gap that the other leaves in the child. */
+    uint64_t *kept = map_pages(KEPT), *memory = map_pages(pages);
+    if (madvise(kept, KEPT * PAGE, MADV_DONTFORK))
+        return 2;
+    stamp(memory, pages, 1);
+    stamp(kept, KEPT, 1);
+    /* Long enough to be taken under management. */
+    usleep(300000);
+    pid_t child = fork();
+    if (child < 0)
+        return 2;
+    if (child == 0)
+        live_as_child(memory, kept, pages, growth);
+    int status;
+    if (waitpid(child, &status, 0) != child || status != 0) {
+        say("MISMATCH child %d ended with status %x\n", (int)child, status);
+        return 1;
+    }
+    verify("kept", kept, KEPT, 1);
+    verify("parent's", memory, pages, 1);
+    say("dontfork ok\n");
+    return 0;
+}
