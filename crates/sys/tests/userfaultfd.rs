@@ -156,10 +156,8 @@ fn only_what_is_registered_all_over_counts_as_registered() {
     assert!(uffd.is_registered(start, LENGTH));
     assert!(uffd.is_registered(memory.address(3), page));
     // SAFETY: part of the test's own mapping, which nothing points into.
-    assert_eq!(
-        unsafe { libc::munmap(memory.word(8).cast(), 4 * PAGE_SIZE) },
-        0
-    );
+    let unmapped = unsafe { libc::munmap(memory.word(8).cast(), 4 * PAGE_SIZE) };
+    assert_eq!(unmapped, 0);
     assert!(!uffd.is_registered(start, LENGTH), "there is a gap");
     assert!(uffd.is_registered(start, 8 * page));
     uffd.register_protectable(start, LENGTH)
