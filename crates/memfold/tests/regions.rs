@@ -6,6 +6,37 @@ use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
 use memfold::{Error, Memfold, Mode};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Whoever waited for a page may run on, and drop the region, while its neighbours come in.
+#[test]
+fn what_is_mapped_where_a_region_was_is_zero() {
+    for mode in modes() {
+        let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+        let mut random = 1usize;
+        for round in 0..400u64 {
+            let mut region = memfold.map(MIB / 2).unwrap();
+            for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
+                fill_page(page, number as u64, round + 1);
+            }
+            region.page_out(..).unwrap();
+            random = random
+                .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                .wrapping_add(12345);
+            // Backwards in steps: neighbours are brought in one by one.
+            let pages = region.len() / PAGE;
+            let last = (random >> 33) % pages;
+            for number in (last..pages).rev().step_by(2) {
+                verify_page(&region[number * PAGE..][..PAGE], number as u64, round + 1);
+            }
+            drop(region);
+            let region = memfold.map(MIB / 2).unwrap();
+            assert!(
+                region.iter().all(|byte| *byte == 0),
+                "{mode:?}, round {round}"
+            );
+        }
+    }
+}
+
 /// Four times as much as the limit, written and read back in order and out of order.
 #[test]
 fn pages_survive_a_limit_of_a_quarter() {

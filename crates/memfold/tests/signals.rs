@@ -202,6 +202,31 @@ fn regions_are_not_inherited(mode: Mode) {
     assert_eq!(libc::WEXITSTATUS(status), 17, "{status:#x}");
 }
 
+/// A child may have a `Memfold` of its own, while its parent has one.
+fn a_child_makes_its_own(mode: Mode) {
+    let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let mut region = memfold.map(MIB).unwrap();
+    paged_out(&mut region, 0x5a);
+    let status = forked(|| {
+        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
+            return 2;
+        };
+        let Ok(mut region) = own.map(MIB) else {
+            return 3;
+        };
+        paged_out(&mut region, 0xa5);
+        let whole =
+            |(index, byte): (usize, &u8)| *byte == if index % PAGE == PAGE / 2 { 1 } else { 0xa5 };
+        if region.iter().enumerate().all(whole) {
+            0
+        } else {
+            4
+        }
+    });
+    assert_eq!(status, 0, "{mode:?}: {status:#x}");
+    assert_eq!((region[0], region[PAGE / 2]), (0x5a, 1));
+}
+
 #[test]
 fn faults_live_beside_the_programs_signals() {
     let action = own_handler as *const () as usize;
@@ -211,5 +236,6 @@ fn faults_live_beside_the_programs_signals() {
         handlers_may_touch_regions(mode);
         a_small_alternate_stack_is_enough(mode);
         regions_are_not_inherited(mode);
+        a_child_makes_its_own(mode);
     }
 }

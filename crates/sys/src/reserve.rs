@@ -190,15 +190,20 @@ pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io
 /// # Errors
 /// If the system refuses.
 pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // Not the C library's function: a thread is cancelled there (`pthread_cancel`), which must not
+    // happen in a signal handler.
     // SAFETY: numbers only, on a live descriptor.
-    check(unsafe {
-        libc::fallocate(
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_fallocate,
             file.as_raw_fd(),
-            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            mode,
             offset as i64,
             length as i64,
         )
-    })
+    };
+    check(result as i32)
 }
 
 /// Keeps a mapping out of forked children.

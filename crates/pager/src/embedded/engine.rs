@@ -43,6 +43,9 @@ pub(crate) struct Shared {
     pub(super) hand: Mutex<Hand>,
     /// Areas that were unmapped and whose slots are still to be released.
     pub(super) graveyard: Mutex<Vec<Arc<Area>>>,
+    /// Held by the listener while it serves a fault: who waited for that one may run on before it
+    /// has put in all that it brings, and unmap the region.
+    pub(super) listening: Mutex<()>,
     /// How many areas are unmapped and not released, those being released included.
     pub(super) unburied: AtomicUsize,
     pub(super) spent: Mutex<Vec<Slot>>,
@@ -168,6 +171,7 @@ impl Engine {
             areas: RwLock::default(),
             hand: Mutex::default(),
             graveyard: Mutex::default(),
+            listening: Mutex::default(),
             unburied: AtomicUsize::new(0),
             spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
             reclaim_bell: Bell::default(),
@@ -322,12 +326,21 @@ impl Shared {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .retain(|other| !Arc::ptr_eq(other, area));
+        // The listener finds it no more; if it did before, it is done with it afterwards.
+        drop(lock(&self.listening));
         area.unmap();
         let length = (area.pages * PAGE_SIZE) as u64;
         self.mapped_bytes.fetch_sub(length, Ordering::Relaxed);
         self.unburied.fetch_add(1, Ordering::Relaxed);
         lock(&self.graveyard).push(area.clone());
         self.reclaim_bell.ring();
+    }
+
+    /// The engine's area that an address belongs to.
+    pub(super) fn area_at(&self, address: usize) -> Option<Arc<Area>> {
+        let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
+        let mut areas = areas.iter();
+        areas.find(|area| area.page_at(address).is_some()).cloned()
     }
 
     pub(super) fn refresh_account(&self) {

@@ -4,8 +4,8 @@
 //! CPU that faults come from. Which that is, is sampled: often at first and after each surprise,
 //! rarely once it is settled. With faults from several CPUs it stays where most come from.
 
-use super::engine::Shared;
-use super::{registry, worker};
+use super::engine::{Shared, lock};
+use super::worker;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{Inspector, own_id};
 use memfold_sys::signal::die;
@@ -89,12 +89,14 @@ pub(super) fn run(shared: &Shared) {
                 rung = true;
                 continue;
             }
-            // SAFETY: the thread that waits for this fault is using the region.
-            if let Some(area) = unsafe { registry::find(address) } {
-                let thread = message.fault_thread();
+            let thread = message.fault_thread();
+            let listening = lock(&shared.listening);
+            // A message may be older than what lies there now: nothing, or another engine's.
+            if let Some(area) = shared.area_at(address) {
                 shared.serve(&area, address, thread as usize, &mut worker);
                 follower.follow(thread);
             }
+            drop(listening);
             // Whoever was served by a copy is awake already; others may have the page by now.
             let page = address as u64 & !(PAGE_SIZE as u64 - 1);
             let _ = uffd.wake(page, PAGE_SIZE as u64);

@@ -31,7 +31,8 @@
 //!   (it is stored then) or it was copied back.
 //! - Pages are moved out of, and read ahead into, an area only while its gate is held shared and
 //!   its mapping is there; unmapping holds it exclusively. A faulting thread needs no gate: it uses
-//!   the region, so nobody drops it.
+//!   the region, so nobody drops it. For the listener of thread mode that does not hold: the thread
+//!   it serves runs on with the first page that is in. So unmapping waits for `listening`.
 //! - Nobody waits for anything that a thread stopped by a signal could hold: who has claims, or a
 //!   lock of the engine, has all signals blocked.
 //! - The engine's own code never touches a region, and holds no lock while anything else does, so a

@@ -2,13 +2,14 @@
 //! beforehand, as a signal handler has little stack and no business making anything.
 
 use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot};
+use memfold_sys::fork::Owner;
 use memfold_sys::memory::Mapping;
 use memfold_sys::reserve::{Reservation, dont_fork};
 use std::cell::UnsafeCell;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// How many threads may be at work at a time. More wait.
 pub const WORKERS: usize = 64;
@@ -86,11 +87,24 @@ struct Desk {
 // SAFETY: the worker is used only by who set `taken`.
 unsafe impl Sync for Desk {}
 
-static DESKS: OnceLock<Vec<Desk>> = OnceLock::new();
+/// The workers of one process. A forked child inherits neither the buffers nor the stacks.
+struct Desks {
+    owner: Owner,
+    desks: Vec<Desk>,
+}
 
-/// Makes the workers, once for the process.
+/// Null or leaked: whoever took a worker may hold it as long as it likes.
+static DESKS: AtomicPtr<Desks> = AtomicPtr::new(ptr::null_mut());
+
+fn desks() -> Option<&'static Desks> {
+    // SAFETY: null, or leaked by `prepare`.
+    unsafe { DESKS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Makes the workers, once for each process.
 pub fn prepare() -> io::Result<()> {
-    if DESKS.get().is_some() {
+    let before = DESKS.load(Ordering::Acquire);
+    if desks().is_some_and(|desks| desks.owner.is_here()) {
         return Ok(());
     }
     let desks = (0..WORKERS)
@@ -101,8 +115,14 @@ pub fn prepare() -> io::Result<()> {
             })
         })
         .collect::<io::Result<Vec<_>>>()?;
-    // Somebody else may have been first; theirs are as good.
-    let _ = DESKS.set(desks);
+    let owner = Owner::this();
+    let fresh = Box::into_raw(Box::new(Desks { owner, desks }));
+    let set = DESKS.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire);
+    if set.is_err() {
+        // Somebody else was first; theirs are as good.
+        // SAFETY: made above, and shown to nobody.
+        drop(unsafe { Box::from_raw(fresh) });
+    }
     Ok(())
 }
 
@@ -117,7 +137,7 @@ pub struct AtWork {
 /// # Panics
 /// If there are none: [`prepare`] was not called.
 pub fn take() -> AtWork {
-    let desks = DESKS.get().expect("workers are prepared by every engine");
+    let Desks { desks, .. } = desks().expect("workers are prepared by every engine");
     // The one used last on this CPU, with its buffers in the CPU's cache.
     let mut index = memfold_sys::thread::current_cpu() % WORKERS;
     let mut rounds = 0;
