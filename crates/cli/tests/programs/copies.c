@@ -15,12 +15,6 @@
 static size_t pages;
 static uint64_t *memory;
 
-static void stamp(uint64_t generation)
-{
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, generation);
-}
-
 /* Every odd one: writes in no order. */
 static void stamp_scattered(uint64_t generation)
 {
@@ -48,7 +42,7 @@ int main(int argc, char **argv)
         return 2;
     pages = strtoul(argv[1], NULL, 10) * 256;
     memory = map_pages(pages);
-    stamp(1);
+    stamp_pages(memory, 0, pages, 1);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
         uint64_t parents = 2 * round, childs = 100 + round;
         pid_t child = fork();
@@ -57,11 +51,11 @@ int main(int argc, char **argv)
         if (child == 0) {
             stamp_scattered(childs);
             verify("child", 2 * (round - 1) + (round == 1), childs);
-            stamp(childs);
+            stamp_pages(memory, 0, pages, childs);
             verify("child, later", childs, childs);
             _exit(0);
         }
-        stamp(parents);
+        stamp_pages(memory, 0, pages, parents);
         verify("parent", parents, parents);
         int status;
         if (waitpid(child, &status, 0) != child || status != 0) {

@@ -22,12 +22,7 @@ static uint64_t *memory;
 
 static void verify(const char *who)
 {
-    for (size_t page = 0; page < pages; page++) {
-        if (check_page(memory + page * WORDS, page + 1, 1) >= 0) {
-            report_page(who, memory + page * WORDS, page + 1, 1);
-            _exit(1);
-        }
-    }
+    verify_pages(who, memory, 0, pages, 1);
 }
 
 static void must_end_well(pid_t child)
@@ -226,8 +221,7 @@ int main(int count, char **arguments)
         return 0;
     }
     memory = map_pages(pages);
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, 1);
+    stamp_pages(memory, 0, pages, 1);
     if (!strcmp(mode, "left"))
         left("/proc/self/exe");
     else if (!strcmp(mode, "main"))

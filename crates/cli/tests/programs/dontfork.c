@@ -15,21 +15,6 @@
 /* What the child maps anew of it: memory of others may lie at its end. */
 #define AGAIN (KEPT / 2)
 
-static void stamp(uint64_t *memory, size_t pages, uint64_t generation)
-{
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, generation);
-}
-
-static void verify(const char *what, uint64_t *memory, size_t pages, uint64_t generation)
-{
-    for (size_t page = 0; page < pages; page++)
-        if (check_page(memory + page * WORDS, page + 1, generation) >= 0) {
-            report_page(what, memory + page * WORDS, page + 1, generation);
-            _exit(1);
-        }
-}
-
 static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t growth)
 {
     uint64_t *own = mmap(kept, AGAIN * PAGE, PROT_READ | PROT_WRITE,
@@ -38,13 +23,13 @@ static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t
         say("FAILED: what was kept from the child is not free there\n");
         _exit(2);
     }
-    stamp(own, AGAIN, 2);
+    stamp_pages(own, 0, AGAIN, 2);
     uint64_t *more = map_pages(growth);
     for (uint64_t round = 1; round <= 3; round++) {
-        stamp(more, growth, round);
-        verify("inherited", memory, pages, 1);
-        verify("mapped where the parent has its own", own, AGAIN, 2);
-        verify("grown", more, growth, round);
+        stamp_pages(more, 0, growth, round);
+        verify_pages("inherited", memory, 0, pages, 1);
+        verify_pages("mapped where the parent has its own", own, 0, AGAIN, 2);
+        verify_pages("grown", more, 0, growth, round);
     }
     _exit(0);
 }
@@ -59,8 +44,8 @@ int main(int count, char **arguments)
     uint64_t *kept = map_pages(KEPT), *memory = map_pages(pages);
     if (madvise(kept, KEPT * PAGE, MADV_DONTFORK))
         return 2;
-    stamp(memory, pages, 1);
-    stamp(kept, KEPT, 1);
+    stamp_pages(memory, 0, pages, 1);
+    stamp_pages(kept, 0, KEPT, 1);
     /* Long enough to be taken under management. */
     usleep(300000);
     pid_t child = fork();
@@ -73,8 +58,8 @@ int main(int count, char **arguments)
         say("MISMATCH child %d ended with status %x\n", (int)child, status);
         return 1;
     }
-    verify("kept", kept, KEPT, 1);
-    verify("parent's", memory, pages, 1);
+    verify_pages("kept", kept, 0, KEPT, 1);
+    verify_pages("parent's", memory, 0, pages, 1);
     say("dontfork ok\n");
     return 0;
 }

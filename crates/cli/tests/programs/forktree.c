@@ -126,8 +126,7 @@ int main(int count, char **arguments)
     memory = map_pages(pages);
     if (pipe(orphan_pipe))
         return 2;
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, 1);
+    stamp_pages(memory, 0, pages, 1);
     unsigned line[LEVELS + 2] = {1};
     if (!strcmp(arguments[1], "leaf")) {
         verify(line, 0, "executed anew");

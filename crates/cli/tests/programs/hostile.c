@@ -97,8 +97,7 @@ int main(int count, char **arguments)
         return 2;
     pages = strtoul(arguments[1], NULL, 10) * 256;
     memory = map_pages(pages);
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, generation);
+    stamp_pages(memory, 0, pages, generation);
     verify("start");
 
     for (int descriptor = 3; descriptor < 1024; descriptor++)

@@ -15,8 +15,7 @@ int main(int count, char **arguments)
         return 2;
     size_t pages = strtoul(arguments[1], NULL, 10) * 256;
     uint64_t *memory = map_pages(pages);
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, 1);
+    stamp_pages(memory, 0, pages, 1);
     if (write(1, ".", 1) != 1)
         return 3;
     while (access(arguments[2], F_OK) != 0)

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096UL
@@ -126,6 +127,32 @@ static inline void report_page(const char *who, const volatile uint64_t *page, u
     else
         say("  as a stamp, word 0 is identity %lx generation %lu%s\n", found >> 24, found & 0xffffff,
             (found >> 24) == identity ? " (this page, another time)" : "");
+}
+
+/* Stamps pages of a mapping by their places in it. */
+static inline void stamp_pages(uint64_t *memory, size_t first, size_t end, uint64_t generation)
+{
+    for (size_t page = first; page < end; page++)
+        stamp_page(memory + page * WORDS, page + 1, generation);
+}
+
+/* Ends the process at the first page that is not as `stamp_pages` left it. */
+static inline void verify_pages(const char *who, const uint64_t *memory, size_t first, size_t end,
+                                uint64_t generation)
+{
+    for (size_t page = first; page < end; page++)
+        if (check_page(memory + page * WORDS, page + 1, generation) >= 0) {
+            report_page(who, memory + page * WORDS, page + 1, generation);
+            _exit(1);
+        }
+}
+
+/* Seconds of a clock that is never set. */
+static inline double seconds_now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 #endif

@@ -13,7 +13,6 @@
 
 #include <malloc.h>
 #include <pthread.h>
-#include <time.h>
 
 struct verifier verifiers[MAX_VERIFIERS];
 int verifier_count = 2;
@@ -165,13 +164,6 @@ static unsigned parse_disturbances(const char *list)
     return on;
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
 int main(int count, char **arguments)
 {
     unsigned long seconds = 5, megabytes = 128, seed = 1;
@@ -205,8 +197,8 @@ int main(int count, char **arguments)
         if ((errno = pthread_create(&threads[i], NULL, verify_for_ever, &verifiers[i])) != 0)
             fail_call("pthread_create");
     start_disturbers();
-    double end = now() + (double)seconds;
-    while (now() < end)
+    double end = seconds_now() + (double)seconds;
+    while (seconds_now() < end)
         usleep(20000);
     atomic_store(&stopping, 1);
     unsigned long verified = 0, rewritten = 0, disturbed = 0;

@@ -21,8 +21,7 @@ int main(int count, char **arguments)
     uint64_t *memory = map_pages(pages);
     if (result < 0)
         return 2;
-    for (size_t page = 0; page < pages; page++)
-        stamp_page(memory + page * WORDS, page + 1, 1);
+    stamp_pages(memory, 0, pages, 1);
     for (unsigned long round = 1; rounds == 0 || round <= rounds; round++) {
         for (size_t page = 0; page < pages; page++) {
             /* The generation of a page changes in every third round. */
