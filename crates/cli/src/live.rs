@@ -18,8 +18,9 @@ use std::time::Duration;
 pub const SOCKET: &str = "stats.sock";
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: u64 = 1 << 20;
-/// A stopped run does not answer.
-pub const PATIENCE: Duration = Duration::from_millis(500);
+/// How long an answer is waited for: a stopped run gives none, and one on a busy machine takes its
+/// time.
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The serving side. The socket's file is removed on drop.
 #[derive(Debug)]
@@ -79,19 +80,20 @@ pub fn is_trusted(stream: &UnixStream) -> bool {
 }
 
 /// Asks one run.
-fn ask(socket: &Path) -> io::Result<Snapshot> {
+fn ask(socket: &Path, patience: Duration) -> io::Result<Snapshot> {
     let stream = UnixStream::connect(socket)?;
     if !is_trusted(&stream) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     let mut document = Vec::new();
     stream.take(LONGEST_DOCUMENT).read_to_end(&mut document)?;
     Ok(serde_json::from_slice(&document)?)
 }
 
 /// Asks all runs that can be found, oldest process number first. With the private folder of each.
-pub fn runs() -> Vec<(PathBuf, Snapshot)> {
+/// Those that take longer than `patience` to answer are left out.
+pub fn runs(patience: Duration) -> Vec<(PathBuf, Snapshot)> {
     let mut found: Vec<(PathBuf, Snapshot)> = Vec::new();
     for base in runtime::candidates() {
         let Ok(entries) = fs::read_dir(base) else {
@@ -105,7 +107,7 @@ pub fn runs() -> Vec<(PathBuf, Snapshot)> {
             {
                 continue;
             }
-            if let Ok(snapshot) = ask(&entry.path().join(SOCKET)) {
+            if let Ok(snapshot) = ask(&entry.path().join(SOCKET), patience) {
                 found.push((entry.path(), snapshot));
             }
         }
@@ -115,18 +117,14 @@ pub fn runs() -> Vec<(PathBuf, Snapshot)> {
     found
 }
 
-/// The figures of all runs that can be found.
-pub fn snapshots() -> Vec<Snapshot> {
-    runs().into_iter().map(|(_, snapshot)| snapshot).collect()
-}
-
-/// Those with this process number (memfold's or the program's); all without one.
-pub fn snapshots_of(pid: Option<u32>) -> Vec<Snapshot> {
-    let mut found = snapshots();
-    if let Some(pid) = pid {
-        found.retain(|snapshot| snapshot.pid == pid || snapshot.program_pid == pid);
-    }
-    found
+/// The figures of the runs with this process number (memfold's or the program's); of all without
+/// one. Those that take longer than `patience` to answer are left out.
+pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
+    let found = runs(patience).into_iter().map(|(_, snapshot)| snapshot);
+    let is_meant = |snapshot: &Snapshot| {
+        pid.is_none_or(|pid| snapshot.pid == pid || snapshot.program_pid == pid)
+    };
+    found.filter(is_meant).collect()
 }
 
 #[cfg(test)]
@@ -161,7 +159,7 @@ mod tests {
             fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
             0o600
         );
-        let asked = std::thread::spawn(move || ask(&socket));
+        let asked = std::thread::spawn(move || ask(&socket, PATIENCE));
         while !asked.is_finished() {
             server.answer(snapshot);
         }
@@ -174,7 +172,8 @@ mod tests {
     fn a_run_that_does_not_answer_is_passed_over() {
         let folder = tempfile::tempdir().unwrap();
         let _server = Server::bind(folder.path(), SOCKET).unwrap();
-        assert!(ask(&folder.path().join(SOCKET)).is_err());
-        assert!(ask(&folder.path().join("none")).is_err());
+        let patience = Duration::from_millis(50);
+        assert!(ask(&folder.path().join(SOCKET), patience).is_err());
+        assert!(ask(&folder.path().join("none"), patience).is_err());
     }
 }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 /// `memfold stat [--json] [PID]`: exit status 1 when nothing runs.
 pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
-    let found = live::snapshots_of(arguments.pid);
+    let found = live::snapshots_of(arguments.pid, live::PATIENCE);
     if let (Some(pid), true) = (arguments.pid, found.is_empty()) {
         return Err(nothing_runs(Some(pid)));
     }

@@ -33,7 +33,7 @@ enum Answer {
 
 /// `memfold swapoff [PID]`.
 pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
-    let runs = live::runs();
+    let runs = live::runs(live::PATIENCE);
     let mut chosen = runs.into_iter().filter(|(_, snapshot)| {
         let is_meant = |pid| snapshot.pid == pid || snapshot.program_pid == pid;
         arguments.pid.is_none_or(is_meant)

@@ -18,6 +18,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// A run that takes longer to answer is left out of a view: keys are waited for meanwhile.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Seconds of history that are kept: more than a terminal is wide.
 const HISTORY: usize = 512;
 
@@ -29,7 +31,7 @@ pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
         ));
     }
     let mut view = View::default();
-    view.refresh(live::snapshots_of(arguments.pid));
+    view.refresh(live::snapshots_of(arguments.pid, live::PATIENCE));
     if view.runs.is_empty() {
         return Err(nothing_runs(arguments.pid));
     }
@@ -58,7 +60,7 @@ fn show(
             continue;
         }
         next = Instant::now() + INTERVAL;
-        view.refresh(live::snapshots_of(pid));
+        view.refresh(live::snapshots_of(pid, PATIENCE));
     }
 }
 
