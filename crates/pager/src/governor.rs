@@ -11,7 +11,6 @@ use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
 use crate::steering::Steering;
 use crate::survey::Survey;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -211,7 +210,7 @@ impl Governor {
                 if uffd.register_protectable(start, length).is_err() {
                     continue;
                 }
-                match present_pages(attached, part) {
+                match attached.inspector.present(start, start + length) {
                     Ok(present) if uffd.is_registered(start, length) => found.push((part, present)),
                     _ => complete = false,
                 }
@@ -231,26 +230,14 @@ impl Governor {
     }
 }
 
-/// The pages of a range that are there.
-fn present_pages(attached: &Attached, part: PageRange) -> io::Result<Vec<PageRange>> {
-    let (start, end) = (part.start.address(), part.end.address());
-    let mut present = Vec::new();
-    attached
-        .inspector
-        .for_each_present(start, end, |start, end| {
-            present.push(PageRange::of_addresses(start, end));
-        })?;
-    Ok(present)
-}
-
 /// Notes which pages of a range are there already.
-fn note_present(space: &AddressSpace, piece: PageRange, present: &[PageRange]) {
+fn note_present(space: &AddressSpace, piece: PageRange, present: &[(u64, u64)]) {
     let state = PageState::Resident {
         passes: 0,
         shared: space.forked.load(Ordering::Relaxed),
     };
-    for range in present {
-        let range = range.intersection(piece);
+    for &(start, end) in present {
+        let range = PageRange::of_addresses(start, end).intersection(piece);
         for page in range.start.0..range.end.0 {
             space
                 .table

@@ -276,41 +276,29 @@ impl Inspector {
         Ok(ranges)
     }
 
-    /// Calls `present` with each run `(start, end)` of pages of the range that are in memory (or
-    /// in the kernel's own swap).
-    pub fn for_each_present(
-        &self,
-        start: u64,
-        end: u64,
-        present: impl FnMut(u64, u64),
-    ) -> io::Result<()> {
+    /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
+    /// swap).
+    pub fn present(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
         const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
-        self.scan(start, end, PRESENT_OR_SWAPPED, present)
+        self.scan(start, end, PRESENT_OR_SWAPPED)
     }
 
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
     /// does not tell (before Linux 6.16).
     pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
         const GUARD: u64 = 1 << 8;
-        let mut guards = Vec::new();
-        let scanned = self.scan(start, end, GUARD, |start, end| guards.push((start, end)));
-        match scanned {
+        match self.scan(start, end, GUARD) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
-            scanned => scanned.map(|()| guards),
+            guards => guards,
         }
     }
 
-    /// Calls `found` with each run of pages of the range that are in one of the categories.
-    fn scan(
-        &self,
-        start: u64,
-        end: u64,
-        categories: u64,
-        mut found: impl FnMut(u64, u64),
-    ) -> io::Result<()> {
+    /// The runs of pages of the range that are in one of the categories.
+    fn scan(&self, start: u64, end: u64, categories: u64) -> io::Result<Vec<(u64, u64)>> {
         const ENTRIES: usize = 512;
         const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
         let mut regions = [PageRegion::default(); ENTRIES];
+        let mut found = Vec::new();
         let mut from = start;
         while from < end {
             let mut scan = ScanArgument {
@@ -329,15 +317,14 @@ impl Inspector {
             if filled < 0 {
                 return Err(io::Error::last_os_error());
             }
-            for region in &regions[..filled as usize] {
-                found(region.start, region.end);
-            }
+            let filled = &regions[..filled as usize];
+            found.extend(filled.iter().map(|region| (region.start, region.end)));
             if scan.walk_end <= from {
                 break;
             }
             from = scan.walk_end;
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Copies pages out of the process: `sources` are addresses of single pages, `target` has room
@@ -507,13 +494,11 @@ mod tests {
         let inspector = Inspector::open(own_id(), own_id()).unwrap();
         let buffer = vec![7u8; 64 * PAGE_SIZE];
         let first = (buffer.as_ptr() as u64).next_multiple_of(PAGE_SIZE as u64);
-        let mut pages = 0;
-        inspector
-            .for_each_present(first, first + 32 * PAGE_SIZE as u64, |start, end| {
-                pages += (end - start) / PAGE_SIZE as u64;
-            })
+        let present = inspector
+            .present(first, first + 32 * PAGE_SIZE as u64)
             .unwrap();
-        assert_eq!(pages, 32);
+        let bytes: u64 = present.iter().map(|(start, end)| end - start).sum();
+        assert_eq!(bytes, 32 * PAGE_SIZE as u64);
         let mut copy = vec![0u8; 2 * PAGE_SIZE];
         assert_eq!(
             inspector
