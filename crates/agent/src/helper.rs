@@ -2,7 +2,7 @@
 
 use crate::arena::{STAGE_PAGES, TRASH_PAGES};
 use crate::message::{connect, receive, send};
-use crate::start::{ADDRESS_SPACE, CHANNEL, Handover, MANAGED, READY, REFUSED};
+use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, set_channel};
 use crate::system;
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
@@ -94,7 +94,7 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
     // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
     // and stays mapped for the life of the process image.
     let channel = unsafe { &*(channel as *const Channel) };
-    CHANNEL.store(&raw const *channel as usize, Ordering::Relaxed);
+    set_channel(channel);
     ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
     Ok(Helper {
         channel,

@@ -5,7 +5,7 @@ use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memfold_sys::channel::Channel;
 use memfold_sys::hello::{LOST, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
-use memfold_sys::{PAGE_SIZE, futex};
+use memfold_sys::{Errno, PAGE_SIZE, futex};
 
 /// The control socket's path; the supervisor writes it into the image it unpacks for the run.
 #[used]
@@ -28,8 +28,9 @@ static BEACON: AtomicUsize = AtomicUsize::new(0);
 /// beacon that reads zero means that the supervisor is gone.
 pub static MANAGED: AtomicU32 = AtomicU32::new(0);
 
-/// The channel's address, 0 before there is one. Children do not inherit the channel.
-pub static CHANNEL: AtomicUsize = AtomicUsize::new(0);
+/// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
+/// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
+static CHANNEL_NOTE: AtomicUsize = AtomicUsize::new(0);
 
 /// The number of this program's address space, or in a forked child of its parent's; 0 if none.
 pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
@@ -58,7 +59,7 @@ fn start(inherited: u64, inherited_beacon: Option<usize>) {
     let Some(socket_path) = socket_path() else {
         return;
     };
-    let Ok(arena) = Arena::map(inherited_beacon) else {
+    let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
         if inherited != 0 {
             helper::fail_inherited();
         }
@@ -119,16 +120,42 @@ extern "C" fn parent() {
     }
 }
 
+/// Makes the note of the channel, once; children keep the page, empty.
+fn make_note() -> Result<(), Errno> {
+    if CHANNEL_NOTE.load(Ordering::Relaxed) != 0 {
+        return Ok(());
+    }
+    let page = system::reserve(PAGE_SIZE)?;
+    let made =
+        system::open_up(page, PAGE_SIZE).and_then(|()| system::wipe_in_children(page, PAGE_SIZE));
+    match made {
+        Ok(()) => CHANNEL_NOTE.store(page, Ordering::Relaxed),
+        Err(_) => system::unmap(page, PAGE_SIZE),
+    }
+    made
+}
+
+fn note() -> Option<&'static AtomicUsize> {
+    let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const AtomicUsize;
+    // SAFETY: null, or a page made by `make_note` for this word alone, which is never unmapped.
+    unsafe { address.as_ref() }
+}
+
+/// Notes the channel that the helper mapped for good.
+pub fn set_channel(channel: &'static Channel) {
+    if let Some(note) = note() {
+        note.store(&raw const *channel as usize, Ordering::Relaxed);
+    }
+}
+
 fn channel() -> Option<&'static Channel> {
-    let address = CHANNEL.load(Ordering::Relaxed) as *const Channel;
-    // SAFETY: null, or the channel that the helper mapped, which stays mapped for the life of the
-    // process image.
+    let address = note()?.load(Ordering::Relaxed) as *const Channel;
+    // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
     unsafe { address.as_ref() }
 }
 
 /// Called in a forked child before anything of the program's runs there.
 extern "C" fn child() {
-    CHANNEL.store(0, Ordering::Relaxed);
     if system::is_filtered() {
         // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
         // child's faults all the same; its pages are not moved out.

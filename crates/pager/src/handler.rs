@@ -36,6 +36,8 @@ const QUIET_PATIENCE: Duration = Duration::from_secs(10);
 /// that ends its change on this very CPU is not woken over again and again.
 const QUIET_NAP: Duration = Duration::from_micros(5);
 const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
+/// Between two tries to read events that cannot be read.
+const UNREADABLE_PAUSE: Duration = Duration::from_millis(10);
 /// How long a handler waits for a gate before it turns to other programs. A helper is inside for
 /// some tens of microseconds, unless it was stopped there.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
@@ -340,10 +342,19 @@ fn collect(
             // Once the event is read, the parent may be gone at any moment.
             messages.stash = Some(space.stash(gate));
         }
-        let Ok(read) = space.uffd().read(&mut buffer) else {
-            // Only a descriptor whose address space is gone cannot be read: it is probed.
-            space.detached.store(true, Ordering::Relaxed);
-            return any.then_some(false);
+        let read = match space.uffd().read(&mut buffer) {
+            Ok(read) => read,
+            Err(_) if space.is_gone() => {
+                space.detached.store(true, Ordering::Relaxed);
+                return any.then_some(false);
+            }
+            Err(errno) => {
+                // No descriptor for a forked child, say. The event stays unread, what was read stays
+                // pending, and the kernel changes no pages until both are dealt with.
+                log::warn!("a program's events cannot be read ({errno}); it waits");
+                std::thread::sleep(UNREADABLE_PAUSE);
+                return None;
+            }
         };
         for message in &buffer[..read] {
             let Some(change) = change_of(message, space, changes) else {

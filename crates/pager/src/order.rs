@@ -62,29 +62,14 @@ impl Order {
 
     /// Whether a fork waits to be applied.
     pub fn has_fork(&self) -> bool {
-        let is_fork = |change: &Change| matches!(change, Change::Fork(_));
-        self.pending.iter().any(is_fork)
+        self.has_fork_before(self.pending.len())
     }
 
     /// The next change to apply, given what is managed by now. `quiet` says that nothing more is
     /// to come; echoes that have not come by then never will.
     pub fn next(&mut self, regions: &Regions, quiet: bool) -> Option<Change> {
-        let possible = |change: &Change| match *change {
-            Change::Remap { from, to } => {
-                let target = PageRange {
-                    start: to,
-                    end: to.plus(from.pages()),
-                };
-                regions.uncovered(target) == [target]
-            }
-            // Whoever unmaps or drops a range that was just moved there knows of it from whoever
-            // moved it, whose event was then read.
-            Change::Unmap(_) | Change::Remove(_) => true,
-            // The child has what was there before: nothing read earlier may be left out.
-            Change::Fork(_) => self.pending.first() == Some(change),
-        };
         if !self.pending.is_empty() {
-            let index = self.pending.iter().position(possible).unwrap_or(0);
+            let index = self.next_index(regions);
             return Some(self.pending.remove(index));
         }
         if quiet {
@@ -92,6 +77,43 @@ impl Order {
             self.echoes.clear();
         }
         None
+    }
+
+    /// The first of the pending changes that is possible.
+    fn next_index(&self, regions: &Regions) -> usize {
+        let mut awaited = Vec::new();
+        for (index, change) in self.pending.iter().enumerate() {
+            let possible = match *change {
+                Change::Remap { from, to } => {
+                    let target = PageRange {
+                        start: to,
+                        end: to.plus(from.pages()),
+                    };
+                    awaited.push(target);
+                    regions.uncovered(target) == [target]
+                }
+                // It may be what a move waits for.
+                Change::Unmap(_) => true,
+                // Whoever drops pages where a move goes to means what was moved there: what lay
+                // there before left earlier, and its event is yet to come. Nor does a child see
+                // what was dropped behind its fork.
+                Change::Remove(range) => {
+                    let free = |target: &PageRange| target.intersection(range).is_empty();
+                    awaited.iter().all(free) && !self.has_fork_before(index)
+                }
+                // The child has what was there before: nothing read earlier may be left out.
+                Change::Fork(_) => index == 0,
+            };
+            if possible {
+                return index;
+            }
+        }
+        0
+    }
+
+    fn has_fork_before(&self, index: usize) -> bool {
+        let is_fork = |change: &Change| matches!(change, Change::Fork(_));
+        self.pending[..index].iter().any(is_fork)
     }
 }
 
@@ -159,6 +181,32 @@ mod tests {
         assert_eq!(
             apply(vec![(100, 'a'), (200, 'b')], &changes),
             [(100, 'b'), (300, 'a')]
+        );
+    }
+
+    #[test]
+    fn what_is_dropped_after_a_move_is_not_dropped_before() {
+        // a: 100 to 300, whose event comes last; b: 200 to 100, of which pages are dropped then.
+        let dropped = Change::Remove(range(102, 104));
+        let elsewhere = Change::Remove(range(400, 402));
+        let mut order = Order::default();
+        let read = [remap(200, 100), dropped, elsewhere, remap(100, 300)];
+        read.iter().for_each(|change| order.push(*change));
+        let mut regions = Regions::default();
+        for start in [100, 200, 400] {
+            regions.add(range(start, start + 10));
+        }
+        let mut applied = Vec::new();
+        while let Some(change) = order.next(&regions, true) {
+            if let Change::Remap { from, to } = change {
+                regions.remove(from);
+                regions.add(range(to.0, to.0 + 10));
+            }
+            applied.push(change);
+        }
+        assert_eq!(
+            applied,
+            [elsewhere, remap(100, 300), remap(200, 100), dropped]
         );
     }
 
