@@ -14,7 +14,6 @@ use crate::state::{Entry, PageState};
 use crate::swap_in::{Claim, SWAP_IN_WINDOW};
 use crate::write_protect::admit_write;
 use memfold_swap::{Page, Scratch};
-use memfold_sys::hello::LOST;
 use memfold_sys::uffd::{FAULT_PROTECTED, FAULT_WRITE, Message, Partial};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
@@ -146,19 +145,11 @@ impl Server {
     }
 
     /// A forked child learns the number of its address space.
-    fn answer_beacon(&mut self, space: &AddressSpace, page: VirtualPage) -> Served {
+    fn answer_beacon(&self, space: &AddressSpace, page: VirtualPage) -> Served {
         let Ok(_gate) = space.shared() else {
             return Served::Done;
         };
-        let buffer = &mut self.buffer[0];
-        buffer.fill(0);
-        let number = if space.lost.load(Ordering::Relaxed) {
-            LOST
-        } else {
-            space.id
-        };
-        buffer[..8].copy_from_slice(&number.to_le_bytes());
-        match copy(space, page, buffer, 1) {
+        match copy(space, page, &space.beacon_page(), 1) {
             Ok(()) => Served::Done,
             Err(Partial {
                 errno: Errno::EEXIST,

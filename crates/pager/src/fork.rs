@@ -17,7 +17,6 @@ use crate::state::PageState;
 use crate::table::PageTable;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{self, Inspector};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -361,27 +360,6 @@ impl AddressSpace {
         group.counters.pages_out.fetch_add(1, Ordering::Relaxed);
         self.table.entry(page).set(PageState::Swapped(slot));
         lock(&self.stage).retire(place);
-    }
-
-    /// Before the first fault of a forked child is served: finds its process, by the number its
-    /// thread calls itself, and makes its page states those of its mappings.
-    pub fn meet(&self, thread: Option<u32>) {
-        if lock(&self.inheritance).is_none() {
-            return;
-        }
-        if self.inspector().is_none()
-            && let Some(thread) = thread
-            && let Some(pid) = process::process_by_own_number(process::own_id(), thread.into())
-            && let Ok(inspector) = Inspector::open(pid, pid)
-        {
-            self.set_seen(inspector);
-        }
-        if self.lost.load(Ordering::Relaxed) {
-            self.stop_program(
-                "its parent ended while it forked, and part of its memory went with it",
-            );
-        }
-        self.reconcile();
     }
 
     /// Whether all that counts as managed is registered: a child lacks what was kept from it

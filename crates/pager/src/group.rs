@@ -63,6 +63,8 @@ pub struct Group {
     pub started: Instant,
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
+    /// Held while a forked child's process is looked for.
+    pub meeting: Mutex<()>,
     resident_limit: AtomicU64,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
@@ -143,6 +145,7 @@ impl Group {
             started: Instant::now(),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
+            meeting: Mutex::default(),
             resident_limit: AtomicU64::new(u64::MAX),
             shared: Arc::default(),
             deferred: Mutex::default(),

@@ -16,6 +16,7 @@ mod governor;
 mod group;
 mod handler;
 mod latency;
+mod meeting;
 mod memory;
 mod mover;
 mod options;

@@ -1,6 +1,7 @@
 //! Looking into another process: what it maps, what is resident, what a page holds.
 
 use crate::PAGE_SIZE;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -94,23 +95,19 @@ pub fn thread_by_own_number(pid: i32, number: u64) -> Option<i32> {
     same.or_else(|| threads(pid).into_iter().find(knows_itself))
 }
 
-/// The process below `ancestor` whose main thread knows itself by `number`.
-pub fn process_by_own_number(ancestor: i32, number: u64) -> Option<i32> {
-    let knows_itself = |pid: &i32| own_number(&format!("/proc/{pid}")) == Some(number);
+/// The processes below `ancestor` whose main thread knows itself by `number`: several if there are
+/// pid namespaces. The likeliest comes first, and may come again.
+pub fn processes_by_own_number(ancestor: i32, number: u64) -> impl Iterator<Item = i32> {
+    let knows_itself = move |pid: &i32| own_number(&format!("/proc/{pid}")) == Some(number);
     let same = i32::try_from(number).ok();
-    if let Some(pid) = same.filter(|pid| knows_itself(pid) && descends_from(*pid, ancestor)) {
-        return Some(pid);
-    }
-    let mut below = children(ancestor);
-    let mut next = 0;
-    while let Some(&pid) = below.get(next) {
-        if knows_itself(&pid) {
-            return Some(pid);
-        }
+    let same = same.filter(|pid| knows_itself(pid) && descends_from(*pid, ancestor));
+    let mut below = VecDeque::from([ancestor]);
+    let all = std::iter::from_fn(move || {
+        let pid = below.pop_front()?;
         below.extend(children(pid));
-        next += 1;
-    }
-    None
+        Some(pid)
+    });
+    same.into_iter().chain(all.filter(knows_itself))
 }
 
 fn own_number(folder: &str) -> Option<u64> {
@@ -470,8 +467,10 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
-        assert_eq!(process_by_own_number(own, pid as u64), Some(pid));
-        assert_eq!(process_by_own_number(own, 0), None);
+        // At once, and by looking through all.
+        let found: Vec<i32> = processes_by_own_number(own, pid as u64).collect();
+        assert_eq!(found, [pid, pid]);
+        assert_eq!(processes_by_own_number(own, 0).next(), None);
         assert_eq!(parent(pid), Some(own));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -310,6 +310,15 @@ impl Uffd {
         unsafe { self.copy(target, source.as_ptr(), length) }
     }
 
+    /// Copies a page into a missing one without waking who waits for it.
+    pub fn put_page(self, target: u64, page: &[u8; crate::PAGE_SIZE]) -> Result<(), Partial> {
+        let length = crate::PAGE_SIZE as u64;
+        let source = page.as_ptr() as u64;
+        let mut argument = [target, source, length, MODE_DONTWAKE, 0];
+        let result = ioctl(self.0, IOC_COPY, &mut argument);
+        outcome(result, argument[4], length)
+    }
+
     /// Maps the zero page over missing pages and wakes who waits for them.
     pub fn zero(self, target: u64, length: u64) -> Result<(), Partial> {
         let mut argument = [target, length, 0, 0];

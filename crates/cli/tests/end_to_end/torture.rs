@@ -137,6 +137,22 @@ fn a_child_uses_what_was_kept_from_it() {
 }
 
 #[test]
+fn a_child_is_not_taken_for_another_of_its_number() {
+    if !available("namespaces", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = compiled("namespaces", &["namespaces.c"], &[]);
+    for other in ["managed", "unmanaged"] {
+        let program = Program::new(&program).args([other, "48"]);
+        let outcome = program.run(Limits::Resident(16 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "namespaces ok\n");
+        outcome.assert_swapped(24 * MIB);
+    }
+}
+
+#[test]
 fn a_program_that_secures_itself_keeps_its_memory() {
     if !available("hostile", &["cc"]) {
         return;
