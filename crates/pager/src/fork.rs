@@ -58,8 +58,29 @@ pub struct Inheritance {
 }
 
 impl BesideForks {
-    /// Notes a change that is about to be applied before a fork.
-    pub fn before_a_fork(&mut self, space: &AddressSpace, change: Change) {
+    /// Notes a change that is about to be applied, before a fork or after one.
+    pub fn note(&mut self, space: &AddressSpace, change: Change, before_a_fork: bool) {
+        let parts = match change {
+            // Which child saw it is told by what is registered there. Of other memory, the end of a
+            // mapping that may not be touched, say, nothing is known.
+            Change::Unmap(range) => {
+                let parts = lock(&space.regions).covered(range);
+                parts.into_iter().map(Change::Unmap).collect()
+            }
+            Change::Remap { .. } => vec![change],
+            Change::Remove(_) | Change::Fork(_) => Vec::new(),
+        };
+        for change in parts {
+            if before_a_fork {
+                self.before_a_fork(space, change);
+            }
+            if !self.children.is_empty() {
+                self.after.push(change);
+            }
+        }
+    }
+
+    fn before_a_fork(&mut self, space: &AddressSpace, change: Change) {
         let mut states = Vec::new();
         if let Change::Unmap(range) = change {
             space.table.visit(range, |page, entry| {
@@ -70,13 +91,6 @@ impl BesideForks {
             });
         }
         self.before.push(Beside { change, states });
-    }
-
-    /// Notes a change that is applied after a fork.
-    pub fn after_a_fork(&mut self, change: Change) {
-        if !self.children.is_empty() {
-            self.after.push(change);
-        }
     }
 
     /// Notes a child as it is made.

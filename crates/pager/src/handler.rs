@@ -228,11 +228,8 @@ impl Handlers {
         }
         loop {
             let change = changes.order.next(&lock(&space.regions), quiet);
-            if let Some(change @ (Change::Unmap(_) | Change::Remap { .. })) = change {
-                if changes.order.has_fork() {
-                    beside.before_a_fork(space, change);
-                }
-                beside.after_a_fork(change);
+            if let Some(change) = change {
+                beside.note(space, change, changes.order.has_fork());
             }
             match change {
                 None => break,

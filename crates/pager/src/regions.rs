@@ -55,6 +55,13 @@ impl Regions {
         self.0 = kept;
     }
 
+    /// The parts of `range` that ranges cover.
+    pub fn covered(&self, range: PageRange) -> Vec<PageRange> {
+        let first = self.0.partition_point(|old| old.end <= range.start);
+        let parts = self.0[first..].iter().map(|old| old.intersection(range));
+        parts.take_while(|part| !part.is_empty()).collect()
+    }
+
     /// The parts of `range` that no range covers.
     pub fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
         let mut parts = Vec::new();
@@ -132,6 +139,13 @@ mod tests {
                 .filter(|page| !pages.contains(page))
                 .collect();
             assert_eq!(uncovered, expected);
+            let covered: Vec<u64> = regions
+                .covered(probe)
+                .iter()
+                .flat_map(|r| r.start.0..r.end.0)
+                .collect();
+            let expected: Vec<u64> = pages.range(probe.start.0..70).copied().collect();
+            assert_eq!(covered, expected);
             let page = next(70);
             assert_eq!(
                 regions.containing(VirtualPage(page)).is_some(),

@@ -44,6 +44,22 @@ fn a_fork_beside_moves_sees_one_moment() {
 }
 
 #[test]
+fn a_child_forked_beside_an_unmapping_has_what_was_not_unmapped_yet() {
+    if !available("drops", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let outcome = departures("drops", "24").run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "drops ok\n");
+    // What is made anew is not managed at once, so the limit is not looked at.
+    assert!(
+        outcome.number("pages_in") > 1000.0,
+        "hardly anything was out"
+    );
+}
+
+#[test]
 fn a_child_without_a_helper_dies_with_the_supervisor() {
     if !available("child without a helper", &["cc"]) {
         return;

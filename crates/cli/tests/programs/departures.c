@@ -5,6 +5,8 @@
  *   departures raw MEGABYTES     a child made behind the C library's back verifies until killed
  *   departures race MEGABYTES    one thread forks while another moves and unmaps: children see
  *                                the moment of the fork
+ *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
+ *                                unmapped yet
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
@@ -219,6 +221,67 @@ static void race(void)
     say("race ok\n");
 }
 
+/* A piece that is unmapped, together with a page behind it that nobody may touch, and made anew. */
+struct drop {
+    uint64_t *start;
+    /* From when it is stamped until after it was unmapped. */
+    int is_whole;
+};
+static struct drop drops[2];
+
+static void make_whole(struct drop *drop)
+{
+    size_t bytes = piece_pages * PAGE;
+    void *start = mmap(drop->start, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (start != drop->start || mprotect(start, bytes, PROT_READ | PROT_WRITE))
+        _exit(2);
+    stamp_pages(drop->start, 0, piece_pages, 1);
+    __atomic_store_n(&drop->is_whole, 1, __ATOMIC_SEQ_CST);
+}
+
+static void *drop_and_make(void *argument)
+{
+    struct drop *drop = argument;
+    while (racing) {
+        /* Long enough to be taken under management. */
+        usleep(60000);
+        verify_pages("about to be unmapped", drop->start, 0, piece_pages, 1);
+        usleep(20000);
+        munmap(drop->start, (piece_pages + 1) * PAGE);
+        __atomic_store_n(&drop->is_whole, 0, __ATOMIC_SEQ_CST);
+        make_whole(drop);
+    }
+    return NULL;
+}
+
+static void drop_beside_forks(void)
+{
+    piece_pages = pages / 2;
+    pthread_t threads[2];
+    for (size_t number = 0; number < 2; number++) {
+        uint64_t *room = map_pages(piece_pages + 1);
+        munmap(room, (piece_pages + 1) * PAGE);
+        drops[number].start = room;
+        make_whole(&drops[number]);
+    }
+    for (size_t number = 0; number < 2; number++)
+        pthread_create(&threads[number], NULL, drop_and_make, &drops[number]);
+    for (double until = seconds_now() + 5; seconds_now() < until;) {
+        pid_t child = fork();
+        if (child == 0) {
+            for (size_t number = 0; number < 2; number++)
+                if (drops[number].is_whole && is_mapped(drops[number].start))
+                    verify_pages("forked beside its unmapping", drops[number].start, 0, piece_pages, 1);
+            _exit(0);
+        }
+        must_end_well(child);
+    }
+    racing = 0;
+    for (size_t number = 0; number < 2; number++)
+        pthread_join(threads[number], NULL);
+    say("drops ok\n");
+}
+
 int main(int count, char **arguments)
 {
     if (count != 3)
@@ -229,6 +292,10 @@ int main(int count, char **arguments)
     pages = strtoul(arguments[2], NULL, 10) * 256;
     if (!strcmp(mode, "race")) {
         race();
+        return 0;
+    }
+    if (!strcmp(mode, "drops")) {
+        drop_beside_forks();
         return 0;
     }
     memory = map_pages(pages);
