@@ -254,6 +254,9 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     if owned {
         space.add_resident_pages(done as i64);
     }
+    if done > 0 && matches!(claimed[0], PageState::Resident { .. }) {
+        space.group().note_zeroed(fault.page);
+    }
     space
         .group()
         .counters

@@ -6,6 +6,7 @@ use crate::latency::Histogram;
 use crate::memory::MappedSource;
 use crate::mover::bytes;
 use crate::options::Limit;
+use crate::page::VirtualPage;
 use crate::shared_pages::SharedPages;
 use crate::stats::{ProgramUsage, Stats};
 use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
@@ -79,6 +80,7 @@ pub struct Group {
     pub stopping: AtomicBool,
     pub guardian: Guardian,
     warned_over_limit: AtomicBool,
+    warned_zeroed: AtomicBool,
     pub warned_file: AtomicBool,
     /// Milliseconds since the start: until then the file is left alone.
     pub file_paused_until: AtomicU64,
@@ -156,6 +158,7 @@ impl Group {
             stopping: AtomicBool::new(false),
             guardian: Guardian::default(),
             warned_over_limit: AtomicBool::new(false),
+            warned_zeroed: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
         }
@@ -341,6 +344,21 @@ impl Group {
                 "the limit is exceeded by {} KiB, as nothing more can be moved out; raise --limit \
                  (this is said once)",
                 excess * PAGE_SIZE as u64 / 1024
+            );
+        }
+    }
+
+    /// Notes that a page was not where it was known to be, and its program was given zeros; says so
+    /// once. Nothing but a guard region that was taken away again explains it, and the kernel does
+    /// not tell of those.
+    pub fn note_zeroed(&self, page: VirtualPage) {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        if !self.warned_zeroed.swap(true, Ordering::Relaxed) {
+            log::error!(
+                "a page (address {:#x}) was not in memory, where it was known to be, and reads zeros \
+                 now: unless the program had a guard region (MADV_GUARD_INSTALL) there, its contents \
+                 are lost; please report it (this is said once)",
+                page.address()
             );
         }
     }

@@ -1,6 +1,6 @@
 //! Programs that verify every page they own while their mappings change.
 
-use crate::support::{Limits, MIB, Outcome, Program, alone, available, compiled, torture};
+use crate::support::{Limits, MIB, Outcome, Program, alone, available, compiled, skip, torture};
 use std::time::Duration;
 
 fn torment(options: &[&str], resident: u64) -> Outcome {
@@ -150,6 +150,23 @@ fn a_child_is_not_taken_for_another_of_its_number() {
         assert_eq!(outcome.text(), "namespaces ok\n");
         outcome.assert_swapped(24 * MIB);
     }
+}
+
+/// Pages go away without an event here, as a lost page would: this must not pass in silence.
+#[test]
+fn a_page_that_is_not_where_it_was_is_reported() {
+    if !available("guarded", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("guarded", &["guarded.c"], &[])).arg("40");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    if outcome.text() == "no guard regions\n" {
+        skip("guarded", "guard regions (Linux 6.13)");
+        return;
+    }
+    assert_eq!(outcome.text(), "zeros\n", "{}", outcome.errors);
+    assert!(outcome.has_missed_a_page(), "{}", outcome.errors);
 }
 
 #[test]

@@ -342,12 +342,13 @@ impl Running {
                 panic!("{}: the statistics are not JSON: {error}", self.what)
             })
         });
+        let errors = String::from_utf8_lossy(&read("stderr").expect("its errors")).into_owned();
         Outcome {
             what: self.what,
             limits: self.limits,
             status,
             output: read("stdout").expect("its output"),
-            errors: String::from_utf8_lossy(&read("stderr").expect("its errors")).into_owned(),
+            errors,
             peak: self.watcher.finish(),
             stats,
         }
@@ -396,6 +397,12 @@ impl Outcome {
             tail(&self.text()),
             tail(&self.errors)
         );
+        assert!(!self.has_missed_a_page(), "{}: {}", self.what, self.errors);
+    }
+
+    /// Whether memfold noticed that a page was not where it should have been.
+    pub fn has_missed_a_page(&self) -> bool {
+        self.errors.contains("reads zeros now")
     }
 
     /// That the program's memory really was out: otherwise the run shows nothing.
