@@ -80,6 +80,9 @@ pub struct AddressSpace {
     pub inheritance: Mutex<Option<Inheritance>>,
     /// Some of what was inherited is in the swap space.
     pub inherited_stored: AtomicBool,
+    /// A forked child whose mappings were not looked at, as nothing depended on it: what the fork wiped
+    /// counts as inherited.
+    pub uncompared: AtomicBool,
     /// Part of what was inherited is lost: the program must not run on.
     pub lost: AtomicBool,
     /// The program was killed as it cannot be served any more.
@@ -174,6 +177,7 @@ impl AddressSpace {
             seen: OnceLock::new(),
             inheritance: Mutex::default(),
             inherited_stored: AtomicBool::new(false),
+            uncompared: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             beacon: None,

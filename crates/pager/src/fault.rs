@@ -254,7 +254,7 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     if owned {
         space.add_resident_pages(done as i64);
     }
-    if done > 0 && matches!(claimed[0], PageState::Resident { .. }) {
+    if done > 0 && was_known_to_be_there(space, claimed[0]) {
         space.group().note_zeroed(fault.page);
     }
     space
@@ -284,6 +284,15 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
         Some(errno) if done == 0 && !present => after_failure(space, fault.page, errno),
         _ => Served::Done,
     })
+}
+
+fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
+    match state {
+        // Of these, what a fork wiped was not told apart.
+        PageState::Resident { shared: true, .. } => !space.uncompared.load(Ordering::Relaxed),
+        PageState::Resident { shared: false, .. } => true,
+        _ => false,
+    }
 }
 
 /// Claims the page, missing as it is, and as many holes behind it as the window advises. Returns

@@ -401,6 +401,7 @@ impl AddressSpace {
             && !self.inherited_stored.load(Ordering::Relaxed)
             && self.has_all_that_is_managed()
         {
+            self.uncompared.store(true, Ordering::Relaxed);
             return;
         }
         let (Ok(gate), Ok(ranges)) = (

@@ -349,15 +349,15 @@ impl Group {
     }
 
     /// Notes that a page was not where it was known to be, and its program was given zeros; says so
-    /// once. Nothing but a guard region that was taken away again explains it, and the kernel does
-    /// not tell of those.
+    /// once. The program may have given it up: memory that it freed lazily the kernel takes when the
+    /// host is short of it, and what lay under a guard region is gone; neither is told.
     pub fn note_zeroed(&self, page: VirtualPage) {
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
         if !self.warned_zeroed.swap(true, Ordering::Relaxed) {
-            log::error!(
+            log::warn!(
                 "a page (address {:#x}) was not in memory, where it was known to be, and reads zeros \
-                 now: unless the program had a guard region (MADV_GUARD_INSTALL) there, its contents \
-                 are lost; please report it (this is said once)",
+                 now: if the program did not give it up (MADV_FREE, MADV_GUARD_INSTALL), its contents \
+                 are lost; please report that (this is said once)",
                 page.address()
             );
         }

@@ -16,6 +16,7 @@ use crate::fault::{Admission, Served, Server, wake};
 use crate::group::{DeferredFault, Group, Watermarks, lock};
 use crate::mover::{Run, Settled};
 use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
 use crate::sharing::Kin;
 use crate::stage::StageIndex;
 use crate::state::{Entry, PageState};
@@ -33,6 +34,8 @@ pub const BATCH: usize = 64;
 const LOOKED_AT: usize = 1 << 15;
 /// Seconds after which `madvise` has dropped what it said it would.
 const REMOVED_GRACE: u32 = 10;
+/// Runs of such pages that are looked for in one round, at most.
+const REMOVED_RUNS: usize = 64;
 /// The part of a lap of the hand within which a page that comes back is hot.
 const LATELY: u64 = 8;
 /// Pages of a program that are kept staged, however small its part of the whole is.
@@ -344,52 +347,43 @@ fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
         looked: 0,
         runs: Vec::new(),
         pages: 0,
+        removed: Vec::new(),
     };
-    if wanted == 0 {
-        return planner.runs;
+    if wanted > 0 {
+        planner.choose();
+        settle_removed(space, &planner.removed);
     }
-    let ranges = lock(&space.regions).ranges().to_vec();
-    for list in [&space.unshared, &space.to_follow] {
-        let due = std::mem::take(&mut *lock(list));
-        // What is not managed any more is nothing to move.
-        let parts = due.iter().flat_map(|range| {
-            let inside = ranges.iter().map(|region| region.intersection(*range));
-            inside.filter(|part| !part.is_empty())
-        });
-        for part in parts {
-            let stopped = if planner.pages == wanted {
-                Some(part.start)
-            } else {
-                planner.take(part)
-            };
-            if let Some(start) = stopped {
-                lock(list).push(PageRange { start, ..part });
-            }
-        }
-        if planner.pages > 0 {
-            // Nothing else beside it: this one would have copies to move out without an end.
-            return planner.runs;
-        }
-    }
-    let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
-    space.lately.store(managed / LATELY, Ordering::Relaxed);
-    let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
-    let behind = ranges.iter().map(|range| PageRange {
-        start: range.start.max(hand),
-        end: range.end,
-    });
-    let before = ranges.iter().map(|range| PageRange {
-        start: range.start,
-        end: range.end.min(hand),
-    });
-    for range in behind.chain(before).filter(|range| !range.is_empty()) {
-        if let Some(stopped) = planner.take(range) {
-            space.hand.store(stopped.0, Ordering::Relaxed);
-            return planner.runs;
-        }
-    }
-    space.hand.store(hand.0, Ordering::Relaxed);
     planner.runs
+}
+
+/// Finds out what became of pages that were dropped: they were touched since, or are holes. The gate
+/// is held shared.
+fn settle_removed(space: &AddressSpace, ranges: &[PageRange]) {
+    let Some(attached) = space.attached() else {
+        return;
+    };
+    for range in ranges {
+        let (start, end) = (range.start.address(), range.end.address());
+        let Ok(present) = attached.inspector.present(start, end) else {
+            continue;
+        };
+        let mut there = Regions::default();
+        for (start, end) in present {
+            there.add(PageRange::of_addresses(start, end));
+        }
+        space.table.visit(*range, |page, entry| {
+            if let state @ PageState::Removed(_) = entry.load() {
+                let is_there = there.containing(page).is_some();
+                let known = if is_there {
+                    PageState::FRESH
+                } else {
+                    PageState::Hole
+                };
+                entry.replace(state, known);
+            }
+            true
+        });
+    }
 }
 
 struct Planner<'a> {
@@ -400,9 +394,58 @@ struct Planner<'a> {
     looked: usize,
     runs: Vec<Run>,
     pages: usize,
+    /// Pages that were dropped long enough ago, in runs.
+    removed: Vec<PageRange>,
 }
 
 impl Planner<'_> {
+    /// Takes victims from the clock hand on, or first where some are due.
+    fn choose(&mut self) {
+        let space = self.space;
+        let wanted = self.wanted;
+        let ranges = lock(&space.regions).ranges().to_vec();
+        for list in [&space.unshared, &space.to_follow] {
+            let due = std::mem::take(&mut *lock(list));
+            // What is not managed any more is nothing to move.
+            let parts = due.iter().flat_map(|range| {
+                let inside = ranges.iter().map(|region| region.intersection(*range));
+                inside.filter(|part| !part.is_empty())
+            });
+            for part in parts {
+                let stopped = if self.pages == wanted {
+                    Some(part.start)
+                } else {
+                    self.take(part)
+                };
+                if let Some(start) = stopped {
+                    lock(list).push(PageRange { start, ..part });
+                }
+            }
+            if self.pages > 0 {
+                // Nothing else beside it: this one would have copies to move out without an end.
+                return;
+            }
+        }
+        let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
+        space.lately.store(managed / LATELY, Ordering::Relaxed);
+        let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
+        let behind = ranges.iter().map(|range| PageRange {
+            start: range.start.max(hand),
+            end: range.end,
+        });
+        let before = ranges.iter().map(|range| PageRange {
+            start: range.start,
+            end: range.end.min(hand),
+        });
+        for range in behind.chain(before).filter(|range| !range.is_empty()) {
+            if let Some(stopped) = self.take(range) {
+                space.hand.store(stopped.0, Ordering::Relaxed);
+                return;
+            }
+        }
+        space.hand.store(hand.0, Ordering::Relaxed);
+    }
+
     /// Takes victims of a range; `Some(page)` where the hand stops.
     fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
         let mut stopped = None;
@@ -415,7 +458,7 @@ impl Planner<'_> {
             }
             let state = entry.load();
             let more = match (state, state.passed_over()) {
-                (PageState::Resident { .. } | PageState::Removed(_), _)
+                (PageState::Resident { .. }, _)
                     if self.thread_ends.binary_search(&page).is_ok() =>
                 {
                     true
@@ -429,7 +472,8 @@ impl Planner<'_> {
                 (PageState::Removed(time), None)
                     if self.now.saturating_sub(time) > REMOVED_GRACE =>
                 {
-                    self.add_move(page, entry)
+                    self.add_removed(page);
+                    true
                 }
                 _ => true,
             };
@@ -439,6 +483,19 @@ impl Planner<'_> {
             more
         });
         stopped
+    }
+
+    fn add_removed(&mut self, page: VirtualPage) {
+        let next = page.plus(1);
+        let full = self.removed.len() == REMOVED_RUNS;
+        match self.removed.last_mut() {
+            Some(range) if range.end == page => range.end = next,
+            _ if full => {}
+            _ => self.removed.push(PageRange {
+                start: page,
+                end: next,
+            }),
+        }
     }
 
     /// Adds a page to be taken out of sharing. `false` if there is no more room.
@@ -476,7 +533,7 @@ impl Planner<'_> {
         });
         let room = extends || self.runs.len() < RUNS_MAX;
         let state = entry.load();
-        let movable = matches!(state, PageState::Resident { .. } | PageState::Removed(_));
+        let movable = matches!(state, PageState::Resident { .. });
         if !room || !movable || !entry.replace(state, PageState::Moving(place)) {
             lock(&self.space.stage).unused(place);
             return room;

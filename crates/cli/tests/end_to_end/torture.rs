@@ -152,6 +152,19 @@ fn a_child_is_not_taken_for_another_of_its_number() {
     }
 }
 
+#[test]
+fn what_was_dropped_is_zero_and_known_to_be_gone() {
+    if !available("dropped", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("dropped", &["dropped.c"], &[])).args(["48", "13"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "dropped ok\n");
+    outcome.assert_limit_held();
+}
+
 /// Pages go away without an event here, as a lost page would: this must not pass in silence.
 #[test]
 fn a_page_that_is_not_where_it_was_is_reported() {
