@@ -5,7 +5,9 @@ use crate::message::{connect, receive, send};
 use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, set_channel};
 use crate::system;
 use core::sync::atomic::Ordering;
-use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
+use memfold_sys::channel::{
+    CHANNEL_BYTES, Channel, Command, DropRun, INSIDE, MoveRun, OUTSIDE, RUNS_MAX,
+};
 use memfold_sys::futex::{self, OWNER_DIED};
 use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
@@ -160,6 +162,7 @@ impl Helper {
             // The supervisor is dead: nobody looks at the outcome.
             return;
         }
+        channel.helper.store(INSIDE, Ordering::Release);
         command.stale =
             u32::from(channel.event_count.load(Ordering::Relaxed) != command.event_count);
         if command.stale == 0 {
@@ -174,7 +177,10 @@ impl Helper {
         }
         // Release: the outcome is seen by whoever sees `done`.
         channel.done.store(posted, Ordering::Release);
-        channel.gate.leave_shared();
+        // Exactly one of the two leaves: whoever changes the word from `INSIDE`.
+        if channel.helper.swap(OUTSIDE, Ordering::AcqRel) == INSIDE {
+            channel.gate.leave_shared();
+        }
     }
 
     /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the

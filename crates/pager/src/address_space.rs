@@ -107,6 +107,9 @@ pub struct AddressSpace {
     left: AtomicBool,
     /// No handler listens, as the gate could not be had: the governor lets them try again.
     pub set_aside: AtomicBool,
+    /// The program was found stopped, by a signal or a debugger, and its helper with it: nothing is
+    /// moved out until it goes on.
+    pub halted: AtomicBool,
     /// The kernel said that the address space is no more.
     dead: AtomicBool,
     /// Somebody faulted outside what is known to be managed: look at the mappings again.
@@ -190,6 +193,7 @@ impl AddressSpace {
             detached: AtomicBool::new(true),
             left: AtomicBool::new(false),
             set_aside: AtomicBool::new(false),
+            halted: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -318,6 +322,14 @@ impl AddressSpace {
         self.is_dead()
     }
 
+    /// Looks whether the helper is stopped.
+    pub fn look_whether_halted(&self) {
+        let stopped = self
+            .attached()
+            .is_some_and(|attached| attached.inspector.is_stopped());
+        self.halted.store(stopped, Ordering::Relaxed);
+    }
+
     /// Whether the kernel says that the address space is no more.
     pub fn is_gone(&self) -> bool {
         // The last page a program can have is never registered, so nothing can be filled there.
@@ -349,7 +361,7 @@ impl AddressSpace {
     }
 
     /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
-    /// debugger) just while its helper is inside keeps it until it is continued.
+    /// debugger) just while its helper is inside keeps it until it is continued, or relieved.
     pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
         let began = Instant::now();
         let nap = (patience.as_nanos() as u64).min(NAP_NS);

@@ -385,8 +385,12 @@ fn room_pages(space: &AddressSpace) -> u64 {
         / PAGE_SIZE as u64
 }
 
-/// Whether there is no room for a page; calls the reclaimer where there is little.
+/// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
+/// stopped program: whoever reads its memory would wait for room that only the program can make.
 pub fn full(space: &AddressSpace) -> bool {
+    if space.halted.load(Ordering::Relaxed) {
+        return false;
+    }
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
         space.group().call_reclaimer();

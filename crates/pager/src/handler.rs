@@ -162,6 +162,9 @@ impl Handlers {
         let mut rounds = 0;
         loop {
             let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+                if !space.is_dead() && space.relieve_helper() {
+                    continue;
+                }
                 if !space.is_dead() {
                     self.set_aside(space);
                 }

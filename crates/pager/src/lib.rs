@@ -24,6 +24,7 @@ mod order;
 mod page;
 mod reclaim;
 mod regions;
+mod relief;
 mod sentinel;
 mod shared_pages;
 mod sharing;

@@ -30,17 +30,20 @@ pub struct Run {
 
 /// What was posted and is not settled yet.
 #[derive(Debug, Default)]
-struct Batch {
-    moves: Vec<Run>,
-    drops: Vec<(StageIndex, u32)>,
+pub struct Batch {
+    pub moves: Vec<Run>,
+    pub drops: Vec<(StageIndex, u32)>,
 }
 
 /// The way to the helper.
 pub struct Mover {
-    port: Port,
+    pub port: Port,
     /// The channel's descriptor, until it is handed to the program.
     file: Option<OwnedFd>,
-    batch: Option<Batch>,
+    pub batch: Option<Batch>,
+    /// The helper was stopped in the gate and relieved: what it still does comes to nothing, and it
+    /// takes no other command until it has done it.
+    pub relieved: bool,
 }
 
 /// What settling found.
@@ -58,6 +61,7 @@ impl Mover {
             port,
             file: Some(file),
             batch: None,
+            relieved: false,
         }
     }
 
@@ -72,7 +76,7 @@ impl Mover {
 
     /// Whether a command is with the helper or not settled.
     pub fn is_busy(&self) -> bool {
-        self.batch.is_some()
+        self.batch.is_some() || self.relieved
     }
 
     /// The number to wait for.
@@ -128,24 +132,32 @@ impl AddressSpace {
     /// exclusively.
     pub fn settle(&self) -> Option<Settled> {
         let mut mover = lock(&self.mover);
+        if mover.relieved {
+            self.take_back(&mut mover);
+            return None;
+        }
         let batch = mover.batch.as_ref()?;
         let (drops, moves) = (batch.drops.len(), batch.moves.len());
         let outcome = mover.port.outcome(drops, moves)?;
         let batch = mover.batch.take()?;
         let mut settled = Settled::default();
-        self.settle_drops(&batch, &outcome, &mut settled);
+        self.settle_batch(&batch, &outcome, &mut settled);
+        Some(settled)
+    }
+
+    pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {
+        self.settle_drops(batch, outcome, settled);
         for (index, run) in batch.moves.iter().enumerate() {
             let result = outcome.moves.get(index);
             match run.place {
                 Some(place) => {
                     let result = result.filter(|_| !outcome.stale);
-                    self.settle_move(run, place, result, &mut settled);
+                    self.settle_move(run, place, result, settled);
                 }
                 None => settled.unshared += self.settle_unshare(run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
-        Some(settled)
     }
 
     fn settle_drops(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {

@@ -111,6 +111,11 @@ impl Reclaimer {
 
     /// Brings the group below its lower watermark if it is above the upper one.
     fn reclaim(&mut self) {
+        for space in self.group.spaces() {
+            if space.halted.load(Ordering::Relaxed) {
+                space.look_whether_halted();
+            }
+        }
         let marks = self.watermarks();
         if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
             return;
@@ -225,10 +230,9 @@ impl Reclaimer {
             let mover = lock(&space.mover);
             (mover.is_busy(), mover.posted())
         };
-        if busy
-            && space.channel.wait_done(posted, HELPER_PATIENCE)
-            && let Ok(_gate) = space.shared()
-        {
+        if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
+            space.look_whether_halted();
+        } else if busy && let Ok(_gate) = space.shared() {
             progress.add(space.settle());
         }
         progress
@@ -315,7 +319,10 @@ fn stage_target(space: &AddressSpace) -> usize {
 
 /// Whether there is a helper to do what is asked.
 fn can_be_commanded(space: &AddressSpace) -> bool {
-    space.attached().is_some() && !space.is_dead() && !space.detached.load(Ordering::Relaxed)
+    space.attached().is_some()
+        && !space.is_dead()
+        && !space.detached.load(Ordering::Relaxed)
+        && !space.halted.load(Ordering::Relaxed)
 }
 
 /// The address space with the most pages in such a list that can be given a command.

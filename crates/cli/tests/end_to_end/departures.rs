@@ -1,6 +1,6 @@
 //! Programs that part from their memory in unusual ways: the parent of a fork ends at once, the
 //! main thread ends before the others, threads end without a touch, a child has no helper, a helper is
-//! stopped.
+//! stopped, a whole program is.
 
 use crate::support::{Limits, MIB, Program, alone, available, compiled, is_alive, skip};
 use nix::sys::signal::{Signal, kill};
@@ -84,6 +84,25 @@ fn a_child_without_a_helper_dies_with_the_supervisor() {
         let outcome = running.wait();
         assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
     }
+}
+
+#[test]
+fn a_stopped_program_can_be_read() {
+    if !available("debugged", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("debugged", &["debugged.c"], &[]))
+        .args(["32", "200"])
+        .timeout(Duration::from_secs(120));
+    // What is read while it is stopped cannot be moved out, so the limit is not looked at.
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "debugged ok\n");
+    assert!(
+        outcome.number("pages_in") > 10_000.0,
+        "hardly anything was out"
+    );
 }
 
 #[test]
