@@ -5,9 +5,7 @@ use crate::message::{connect, receive, send};
 use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, set_channel};
 use crate::system;
 use core::sync::atomic::Ordering;
-use memfold_sys::channel::{
-    CHANNEL_BYTES, Channel, Command, DropRun, INSIDE, MoveRun, OUTSIDE, RUNS_MAX,
-};
+use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
 use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
@@ -158,11 +156,10 @@ impl Helper {
             run.errno = broken.err().map_or(0, |errno| errno.0);
         }
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
-        if channel.gate.enter_shared(NAP_NS, gone).is_err() {
+        if channel.gate.enter_as_helper(NAP_NS, gone).is_err() {
             // The supervisor is dead: nobody looks at the outcome.
             return;
         }
-        channel.helper.store(INSIDE, Ordering::Release);
         command.stale =
             u32::from(channel.event_count.load(Ordering::Relaxed) != command.event_count);
         if command.stale == 0 {
@@ -177,10 +174,7 @@ impl Helper {
         }
         // Release: the outcome is seen by whoever sees `done`.
         channel.done.store(posted, Ordering::Release);
-        // Exactly one of the two leaves: whoever changes the word from `INSIDE`.
-        if channel.helper.swap(OUTSIDE, Ordering::AcqRel) == INSIDE {
-            channel.gate.leave_shared();
-        }
+        channel.gate.leave_as_helper();
     }
 
     /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the

@@ -388,12 +388,13 @@ fn room_pages(space: &AddressSpace) -> u64 {
 /// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
 /// stopped program: whoever reads its memory would wait for room that only the program can make.
 pub fn full(space: &AddressSpace) -> bool {
-    if space.halted.load(Ordering::Relaxed) {
-        return false;
-    }
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
         space.group().call_reclaimer();
+    }
+    if room == 0 && space.halted.load(Ordering::Relaxed) {
+        space.look_whether_halted();
+        return !space.halted.load(Ordering::Relaxed);
     }
     room == 0
 }

@@ -111,11 +111,6 @@ impl Reclaimer {
 
     /// Brings the group below its lower watermark if it is above the upper one.
     fn reclaim(&mut self) {
-        for space in self.group.spaces() {
-            if space.halted.load(Ordering::Relaxed) {
-                space.look_whether_halted();
-            }
-        }
         let marks = self.watermarks();
         if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
             return;
@@ -172,6 +167,11 @@ impl Reclaimer {
     /// The address space whose turn it is: each gets turns in proportion to what it has resident.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
+        for space in &spaces {
+            if space.halted.load(Ordering::Relaxed) {
+                space.look_whether_halted();
+            }
+        }
         // Pages that were copied to go out come first: until they have, there is more and not less.
         let next = most_of(&spaces, |space| &space.unshared).or_else(|| {
             // Then those of which others' copies went out: until all have, little is gained.

@@ -7,8 +7,8 @@
 //!
 //! 1. The stage is registered no more: the kernel refuses whatever the helper would still move when
 //!    it goes on. What lies in the stage from then on is what was moved.
-//! 2. The helper's word changes from `INSIDE` to `RELIEVED`. If it has gone on meanwhile and left, that
-//!    fails, and all is as ever.
+//! 2. The helper's bit of the gate becomes one of the supervisor's shares. If it has gone on meanwhile
+//!    and left, that fails, and all is as ever.
 //! 3. The batch is settled by what lies in the stage, before the share is given up.
 //!
 //! The helper gets no other command until it has done this one; then the stage is registered again.
@@ -33,14 +33,22 @@ impl AddressSpace {
             return false;
         };
         let mut mover = lock(&self.mover);
-        if mover.relieved || mover.batch.is_none() || !self.close_stage(attached) {
+        if mover.batch.is_none() {
+            // It was stopped on its way out: what it did is settled.
+            let relieved = self.channel.gate().relieve_helper();
+            if relieved {
+                self.channel.gate().leave_shared();
+            }
+            return relieved;
+        }
+        if !self.close_stage(attached) {
             return false;
         }
         let looked = mover
             .batch
             .as_ref()
             .and_then(|batch| self.look(attached, batch));
-        let (Some(outcome), true) = (looked, self.channel.relieve_helper()) else {
+        let (Some(outcome), true) = (looked, self.channel.gate().relieve_helper()) else {
             // It went on, and what it could not move stays where it is.
             self.open_stage(attached);
             return false;
@@ -111,14 +119,21 @@ impl AddressSpace {
                 start: run.page,
                 end: run.page.plus(u64::from(run.pages)),
             })?;
-            let is_moved = |step: &u32| {
-                let gone = still.containing(run.page.plus(u64::from(*step))).is_none();
-                gone && run
-                    .place
+            let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
+            let arrived = |step: u32| {
+                run.place
                     .is_some_and(|first| is_staged(StageIndex(first.0 + step)))
             };
+            let is_moved = |step: &u32| !stays(*step) && arrived(*step);
+            let moved = (0..run.pages).take_while(is_moved).count() as u32;
+            // As the helper would have found the page that it came to.
+            let errno = match moved < run.pages {
+                true if run.place.is_some() && arrived(moved) => Errno::EEXIST.0,
+                true if run.place.is_some() && !stays(moved) => Errno::ENOENT.0,
+                _ => errno,
+            };
             Some(MoveRun {
-                moved: (0..run.pages).take_while(is_moved).count() as u32,
+                moved,
                 errno,
                 ..MoveRun::default()
             })

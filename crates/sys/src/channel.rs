@@ -12,13 +12,6 @@ use core::sync::atomic::AtomicU32;
 /// Runs of pages in one command.
 pub const RUNS_MAX: usize = 64;
 
-/// The helper is not in the gate (or about to enter or leave it).
-pub const OUTSIDE: u32 = 0;
-/// The helper is in the gate, and leaves it itself.
-pub const INSIDE: u32 = 1;
-/// The helper was stopped in the gate, and the supervisor has left it in its place.
-pub const RELIEVED: u32 = 2;
-
 /// Bytes of the shared memory.
 pub const CHANNEL_BYTES: usize = 8192;
 
@@ -87,9 +80,6 @@ pub struct Channel {
     pub forking: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
-    /// Where the helper is: [`OUTSIDE`] of the gate, [`INSIDE`], or inside while the supervisor has
-    /// left in its place ([`RELIEVED`]).
-    pub helper: AtomicU32,
     command: UnsafeCell<Command>,
 }
 

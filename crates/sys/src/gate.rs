@@ -24,7 +24,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const EXCLUSIVE: u32 = 1 << 31;
 /// A writer waits: newcomers stay out, so that messages are read soon.
 const PENDING: u32 = 1 << 30;
-const COUNT: u32 = PENDING - 1;
+/// The program's helper is inside, shared. A bit of its own, so that entering, leaving and being
+/// relieved are one step each: it can be stopped between any two.
+const HELPER: u32 = 1 << 29;
+/// How many others are inside, shared.
+const COUNT: u32 = HELPER - 1;
 
 /// How long one wait lasts, in nanoseconds, before `give_up` is asked again, where the caller has
 /// no hurry.
@@ -55,13 +59,31 @@ impl Gate {
 
     /// Enters to change pages. `give_up` is asked every `nap_ns` while waiting.
     pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        self.enter(1, nap_ns, give_up)
+    }
+
+    /// The same for the program's helper, of which there is one.
+    pub fn enter_as_helper(
+        &self,
+        nap_ns: u64,
+        give_up: impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
+        self.enter(HELPER, nap_ns, give_up)
+    }
+
+    fn enter(&self, share: u32, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if state & (EXCLUSIVE | PENDING) == 0 {
                 // Acquire: what the last exclusive holder did to the page states is seen.
                 if self
                     .state
-                    .compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed)
+                    .compare_exchange_weak(
+                        state,
+                        state + share,
+                        Ordering::Acquire,
+                        Ordering::Relaxed,
+                    )
                     .is_ok()
                 {
                     return Ok(());
@@ -77,9 +99,28 @@ impl Gate {
     pub fn leave_shared(&self) {
         // Release: the page states written inside are seen by the next exclusive holder.
         let state = self.state.fetch_sub(1, Ordering::Release) - 1;
-        if state & COUNT == 0 && state & PENDING != 0 {
+        if state & (COUNT | HELPER) == 0 && state & PENDING != 0 {
             self.notify();
         }
+    }
+
+    /// Leaves after [`Gate::enter_as_helper`], unless relieved meanwhile.
+    pub fn leave_as_helper(&self) {
+        // Release: as in `leave_shared`.
+        let state = self.state.fetch_and(!HELPER, Ordering::Release);
+        if state & HELPER != 0 && state & COUNT == 0 && state & PENDING != 0 {
+            self.notify();
+        }
+    }
+
+    /// Takes over the share of a helper that was stopped inside: the caller leaves
+    /// ([`Gate::leave_shared`]) in its place. `false` if it is not inside.
+    pub fn relieve_helper(&self) -> bool {
+        let take_over = |state| (state & HELPER != 0).then_some((state & !HELPER) + 1);
+        // Acquire: what the helper did inside is seen. Its own leaving changes nothing any more.
+        self.state
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, take_over)
+            .is_ok()
     }
 
     /// Enters to read messages, alone. `give_up` is asked every `nap_ns` while waiting.
@@ -90,7 +131,7 @@ impl Gate {
     ) -> Result<(), Abandoned> {
         loop {
             let state = self.state.load(Ordering::Relaxed);
-            if state & (EXCLUSIVE | COUNT) == 0 {
+            if state & (EXCLUSIVE | HELPER | COUNT) == 0 {
                 // Taking the gate clears PENDING; writers that still wait set it again.
                 if self
                     .state
@@ -110,7 +151,7 @@ impl Gate {
                 );
                 continue;
             }
-            let blocked = |state| state & (EXCLUSIVE | COUNT) != 0;
+            let blocked = |state| state & (EXCLUSIVE | HELPER | COUNT) != 0;
             if let Err(abandoned) = self.sleep(blocked, nap_ns, &give_up) {
                 self.state.fetch_and(!PENDING, Ordering::Relaxed);
                 self.notify();
@@ -162,5 +203,52 @@ impl Gate {
 impl Default for Gate {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT_ONCE: fn() -> bool = || true;
+
+    fn can_be_had_alone(gate: &Gate) -> bool {
+        let entered = gate.enter_exclusive(1000, AT_ONCE).is_ok();
+        if entered {
+            gate.leave_exclusive();
+        }
+        entered
+    }
+
+    #[test]
+    fn a_helper_keeps_writers_out_until_it_leaves() {
+        let gate = Gate::new();
+        gate.enter_as_helper(1000, AT_ONCE).unwrap();
+        assert!(!can_be_had_alone(&gate));
+        gate.enter_shared(1000, AT_ONCE).unwrap();
+        gate.leave_as_helper();
+        assert!(!can_be_had_alone(&gate), "another is inside");
+        gate.leave_shared();
+        assert!(can_be_had_alone(&gate));
+        assert!(!gate.relieve_helper(), "it is not inside");
+    }
+
+    #[test]
+    fn a_relieved_helper_is_left_for_once() {
+        let gate = Gate::new();
+        gate.enter_as_helper(1000, AT_ONCE).unwrap();
+        assert!(gate.relieve_helper());
+        assert!(!gate.relieve_helper());
+        assert!(!can_be_had_alone(&gate), "its share is the reliever's now");
+        gate.leave_shared();
+        gate.enter_exclusive(1000, AT_ONCE).unwrap();
+        // It goes on, whoever is inside by then.
+        gate.leave_as_helper();
+        assert!(!can_be_had_alone(&gate));
+        gate.leave_exclusive();
+        gate.enter_as_helper(1000, AT_ONCE).unwrap();
+        assert!(!can_be_had_alone(&gate));
+        gate.leave_as_helper();
+        assert!(can_be_had_alone(&gate));
     }
 }

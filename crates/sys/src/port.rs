@@ -1,9 +1,7 @@
 //! The supervisor's end of a [`Channel`].
 
 use crate::PAGE_SIZE;
-use crate::channel::{
-    CHANNEL_BYTES, Channel, Command, DropRun, INSIDE, MoveRun, RELIEVED, RUNS_MAX,
-};
+use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use crate::futex;
 use crate::gate::Gate;
 use crate::memory::{Mapping, sealed_file};
@@ -84,16 +82,6 @@ impl SharedChannel {
     /// exclusively.
     pub fn bump_event_count(&self) {
         self.channel().event_count.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Takes over the share of the gate of a helper that was stopped inside, which will not leave it
-    /// itself any more. `false` if it is not inside.
-    pub fn relieve_helper(&self) -> bool {
-        // Acquire: what it did inside is seen. Release: it finds the word changed before anything
-        // that is done with its share.
-        let word = &self.channel().helper;
-        word.compare_exchange(INSIDE, RELIEVED, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
     }
 
     /// Waits until a command other than `done` is done, at most `timeout`.
