@@ -390,7 +390,7 @@ fn room_pages(space: &AddressSpace) -> u64 {
 pub fn full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
-        space.group().call_reclaimer();
+        space.group().press_reclaimer();
     }
     if room == 0 && space.halted.load(Ordering::Relaxed) {
         space.look_whether_halted();

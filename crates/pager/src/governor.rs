@@ -11,6 +11,7 @@ use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
 use crate::steering::Steering;
 use crate::survey::Survey;
+use memfold_sys::thread::{self, Standing};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -50,10 +51,9 @@ impl Governor {
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
-        memfold_sys::thread::set_timer_slack(50_000);
+        thread::set_timer_slack(50_000);
         // Late, it lets programs outgrow the limit before they are managed.
-        memfold_sys::thread::set_nice(-10);
-        memfold_sys::thread::set_shortest_slice();
+        thread::set_standing(thread::current_id(), Standing::Before);
         let mut steering = Steering::new();
         let mut looked = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
@@ -105,7 +105,9 @@ impl Governor {
             for space in &spaces {
                 space.protect_shared();
             }
-            if resident > marks.start {
+            if resident > marks.pressing {
+                self.group.press_reclaimer();
+            } else if resident > marks.start {
                 self.group.call_reclaimer();
             }
         }

@@ -8,6 +8,7 @@ use crate::mover::bytes;
 use crate::options::Limit;
 use crate::page::VirtualPage;
 use crate::shared_pages::SharedPages;
+use crate::standing::ReclaimerStanding;
 use crate::stats::{ProgramUsage, Stats};
 use memfold_swap::{Charge, FileTier, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -74,6 +75,7 @@ pub struct Group {
     /// would wait for it, as the handler has its CPU.
     spare: Mutex<Vec<Slot>>,
     reclaimer: Bell,
+    pub standing: ReclaimerStanding,
     sharing: Bell,
     /// Makes the background thread look.
     pub background: Bell,
@@ -153,6 +155,7 @@ impl Group {
             deferred: Mutex::default(),
             spare: Mutex::default(),
             reclaimer: Bell::default(),
+            standing: ReclaimerStanding::default(),
             sharing: Bell::default(),
             background: Bell::default(),
             stopping: AtomicBool::new(false),
@@ -269,6 +272,12 @@ impl Group {
         self.reclaimer.ring();
     }
 
+    /// The same where there is little room left.
+    pub fn press_reclaimer(&self) {
+        self.standing.press();
+        self.call_reclaimer();
+    }
+
     /// Waits for a call, at most `timeout`.
     pub fn wait_for_call(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
@@ -290,7 +299,7 @@ impl Group {
             .faults_deferred
             .fetch_add(1, Ordering::Relaxed);
         lock(&self.deferred).push(fault);
-        self.call_reclaimer();
+        self.press_reclaimer();
     }
 
     pub fn has_deferred(&self) -> bool {
@@ -429,6 +438,8 @@ impl Group {
 pub struct Watermarks {
     /// Faults wait above this.
     pub hard: u64,
+    /// The reclaimer makes way for nobody above this.
+    pub pressing: u64,
     /// Background reclaim starts above this.
     pub start: u64,
     /// It stops below this.
@@ -441,6 +452,7 @@ impl Watermarks {
         let distance = (limit / 64).clamp(512 << 10, 32 << 20).min(limit / 4);
         Watermarks {
             hard: limit,
+            pressing: limit - distance / 4,
             start: limit - distance,
             stop: limit - distance - distance / 2,
         }

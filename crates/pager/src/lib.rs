@@ -30,6 +30,7 @@ mod shared_pages;
 mod sharing;
 mod sharing_count;
 mod stage;
+mod standing;
 mod state;
 mod stats;
 mod steering;

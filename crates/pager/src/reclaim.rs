@@ -11,10 +11,10 @@
 //! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
 //! left, from the stage or from the pool, is passed over three times.
 
-use crate::address_space::AddressSpace;
+use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Admission, Served, Server, wake};
 use crate::group::{DeferredFault, Group, Watermarks, lock};
-use crate::mover::{Run, Settled};
+use crate::mover::{Run, Settled, bytes};
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
 use crate::sharing::Kin;
@@ -93,8 +93,7 @@ impl Reclaimer {
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
-        // The program's thread that a handler just woke is not to wait for a whole turn of this one.
-        memfold_sys::thread::set_shortest_slice();
+        self.group.standing.begin();
         let mut steering = Steering::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.wait_for_call(Duration::from_millis(50));
@@ -122,6 +121,11 @@ impl Reclaimer {
             self.group.note_peaks();
             if resident < marks.hard {
                 self.serve_deferred();
+            }
+            if self.is_pressed(&marks, resident) {
+                self.group.standing.press();
+            } else {
+                self.group.standing.ease();
             }
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
@@ -153,6 +157,14 @@ impl Reclaimer {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
+    }
+
+    /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
+    /// without a fault of ours.
+    fn is_pressed(&self, marks: &Watermarks, resident: u64) -> bool {
+        resident > marks.pressing
+            || self.group.has_deferred()
+            || resident + bytes(self.group.shared.pages()) > marks.hard
     }
 
     /// Serves faults that waited for room.
@@ -202,27 +214,7 @@ impl Reclaimer {
 
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
-        let mut target = stage_target(space);
-        let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
-        if let Ok(gate) = space.shared() {
-            progress.add(space.settle());
-            if !lock(&space.mover).is_busy() {
-                let staged = lock(&space.stage).live();
-                let wanted = (excess + target).saturating_sub(staged).min(BATCH);
-                let moves = plan(space, wanted, self.group.seconds());
-                let drops = lock(&space.stage).take_dead(RUNS_MAX);
-                if wanted > 0 && moves.is_empty() {
-                    // Nothing to be had in what is managed: maybe there is more by now.
-                    space.look_again.store(true, Ordering::Relaxed);
-                    // Nor must pages that were staged long ago hold up the ring of places.
-                    target = 0;
-                }
-                if !moves.is_empty() || !drops.is_empty() {
-                    space.allow_unsharing(&moves);
-                    space.post(&gate, moves, drops);
-                }
-            }
-        }
+        let target = self.command(space, excess_bytes, &mut progress);
         self.group.relieve_pool(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
         progress.stored = self.store_staged(space, surplus.min(BATCH));
@@ -238,6 +230,41 @@ impl Reclaimer {
         progress
     }
 
+    /// Settles what the helper has done and posts the next command. Returns how many pages are to be
+    /// kept staged.
+    fn command(
+        &self,
+        space: &Arc<AddressSpace>,
+        excess_bytes: u64,
+        progress: &mut Progress,
+    ) -> usize {
+        let target = stage_target(space);
+        let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
+        let Ok(gate) = space.shared() else {
+            return target;
+        };
+        progress.add(space.settle());
+        if lock(&space.mover).is_busy() {
+            return target;
+        }
+        let staged = lock(&space.stage).live();
+        let wanted = (excess + target).saturating_sub(staged).min(BATCH);
+        let moves = plan(space, wanted, self.group.seconds());
+        let drops = lock(&space.stage).take_dead(RUNS_MAX);
+        let nothing_to_be_had = wanted > 0 && moves.is_empty();
+        if !moves.is_empty() || !drops.is_empty() {
+            space.allow_unsharing(&moves);
+            space.post(&gate, moves, drops);
+        }
+        if nothing_to_be_had {
+            // In what is managed: maybe there is more by now. Nor must pages that were staged long
+            // ago hold up the ring of places.
+            space.look_again.store(true, Ordering::Relaxed);
+            return 0;
+        }
+        target
+    }
+
     /// Stores up to `count` of the pages that have been staged longest.
     fn store_staged(&mut self, space: &AddressSpace, count: usize) -> usize {
         let Some(attached) = space.attached() else {
@@ -247,19 +274,31 @@ impl Reclaimer {
         if self.oldest.is_empty() {
             return 0;
         }
-        let places: Vec<u64> = self
-            .oldest
-            .iter()
-            .map(|(place, _)| space.stage_address(*place))
-            .collect();
+        let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
+        let group = self.group.clone();
+        let making_way = group.standing.make_way();
+        let stored = self.read_and_store(space, attached, &mut kin);
+        drop(making_way);
+        kin.release(&self.group);
+        self.commit(space, &stored)
+    }
+
+    /// Stores what `oldest` names, as far as that can be done.
+    fn read_and_store(
+        &mut self,
+        space: &AddressSpace,
+        attached: &Attached,
+        kin: &mut Kin,
+    ) -> Vec<(StageIndex, VirtualPage, Slot)> {
+        let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
+        let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
         let buffer = &mut self.buffer[..places.len()];
         // A page that came back meanwhile may be gone from the stage: read what can be read.
         let read = attached
             .inspector
             .read_pages(&places, buffer.as_flattened_mut())
             .unwrap_or(0);
-        let mut stored: Vec<(StageIndex, VirtualPage, Slot)> = Vec::with_capacity(read);
-        let mut kin = Kin::find(space, self.oldest[..read].iter().map(|(_, page)| *page));
+        let mut stored = Vec::with_capacity(read);
         for (index, (place, page)) in self.oldest[..read].iter().enumerate() {
             let contents = &self.buffer[index];
             if let Some(slot) = kin.take(index, contents, &self.group, &mut self.scratch) {
@@ -275,8 +314,7 @@ impl Reclaimer {
                 }
             }
         }
-        kin.release(&self.group);
-        self.commit(space, &stored)
+        stored
     }
 
     /// Lets the stored pages' entries name their slots. A page that was touched or moved to

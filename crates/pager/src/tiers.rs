@@ -113,6 +113,7 @@ impl Group {
         let Some(share) = self.pool_share() else {
             return;
         };
+        let _making_way = self.standing.make_way();
         if self.swap.pool_bytes() > share.start {
             self.background.ring();
         }

@@ -4,6 +4,7 @@ use crate::futex::WAITERS;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// The calling thread's number.
 pub fn current_id() -> u32 {
@@ -65,11 +66,25 @@ pub fn set_nice(nice: i32) {
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
 }
 
-/// Asks for the shortest turns on the CPU that the kernel grants: the calling thread gets its share as
-/// before, but gets its turns soon, and is soon preempted by who wakes up. Best effort; kernels before
-/// 6.12 do not know it.
-pub fn set_shortest_slice() {
-    const NANOSECONDS: u64 = 100_000;
+/// How a thread stands among the others of its CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It gets a tenth of what another gets, and whoever wakes up interrupts it. Not less: it may
+    /// hold a lock that another waits for.
+    Behind,
+    /// As the others. Its turns are short, but come soon.
+    Equal,
+    /// Before ordinary threads.
+    Before,
+}
+
+/// Puts a thread of this process where it is to stand, and says whether that went well: to rise needs
+/// a privilege. (Kernels before 6.12 know nothing of the length of turns. To later ones, who wakes up
+/// interrupts at once who has longer turns than itself; another only at the end of a tick.)
+pub fn set_standing(thread: u32, standing: Standing) -> bool {
+    /// The shortest and nearly the longest that the kernel grants.
+    const SHORT: Duration = Duration::from_micros(100);
+    const LONG: Duration = Duration::from_millis(20);
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -81,20 +96,23 @@ pub fn set_shortest_slice() {
         deadline: u64,
         period: u64,
     }
-    // SAFETY: numbers only.
-    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    let (nice, turn) = match standing {
+        Standing::Behind => (10, LONG),
+        Standing::Equal => (0, SHORT),
+        Standing::Before => (-10, SHORT),
+    };
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
         policy: libc::SCHED_OTHER as u32,
         flags: 0,
         nice,
         priority: 0,
-        runtime: NANOSECONDS,
+        runtime: turn.as_nanos() as u64,
         deadline: 0,
         period: 0,
     };
-    // SAFETY: the structure is live and of the size it tells; 0 is the calling thread.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    // SAFETY: the structure is live and of the size it tells.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) == 0 }
 }
 
 /// Sets the nice value of another process's thread (best effort, as above).
