@@ -68,6 +68,9 @@ impl Arena {
             let rest = self.beacon + PAGE_SIZE;
             system::keep_from_children(rest, self.start + self.length - rest)?;
         }
+        // While the stage is not registered (its helper was stopped and relieved), nobody but the kernel
+        // itself could fill it.
+        system::forbid_huge(self.start, self.length);
         system::open_up(stack, STACK)?;
         system::open_up(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)
     }

@@ -8,6 +8,7 @@ const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
 const MADV_DONTFORK: usize = 10;
+const MADV_NOHUGEPAGE: usize = 15;
 const MADV_DONTDUMP: usize = 16;
 const MADV_WIPEONFORK: usize = 18;
 const MADV_POPULATE_WRITE: usize = 23;
@@ -68,6 +69,12 @@ fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
 /// Drops the pages of our own range.
 pub fn drop_pages(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTNEED_LOCKED)
+}
+
+/// Keeps the system from filling our own range with huge pages of its own accord. (One that knows none
+/// refuses.)
+pub fn forbid_huge(start: usize, length: usize) {
+    let _ = advise(start, length, MADV_NOHUGEPAGE);
 }
 
 /// Keeps our own range out of forked children.

@@ -25,6 +25,7 @@ use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -49,6 +50,18 @@ pub struct Arena {
 pub struct Attached {
     pub inspector: Inspector,
     pub arena: Arena,
+}
+
+impl Attached {
+    /// The pages of a range that are in memory.
+    pub fn present(&self, range: PageRange) -> io::Result<Regions> {
+        let (start, end) = (range.start.address(), range.end.address());
+        let mut regions = Regions::default();
+        for (start, end) in self.inspector.present(start, end)? {
+            regions.add(PageRange::of_addresses(start, end));
+        }
+        Ok(regions)
+    }
 }
 
 /// Changes of the mappings that were read and are not applied yet.

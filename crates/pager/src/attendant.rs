@@ -162,10 +162,7 @@ impl Attendant {
             Some(space) => space,
             None => self.newcomer(own, hello.relative)?,
         };
-        let stage_bytes = arena.stage.pages() * PAGE_SIZE as u64;
-        space
-            .uffd()
-            .register(arena.stage.start.address(), stage_bytes)?;
+        space.open_stage(arena.stage)?;
         let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
         let file = lock(&space.mover)
             .take_file()

@@ -7,6 +7,7 @@ use crate::group::{Group, Watermarks, lock};
 use crate::handler::Handlers;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
 use crate::sharing_count::SharingWatch;
 use crate::state::PageState;
 use crate::steering::Steering;
@@ -212,7 +213,7 @@ impl Governor {
                 if uffd.register_protectable(start, length).is_err() {
                     continue;
                 }
-                match attached.inspector.present(start, start + length) {
+                match attached.present(part) {
                     Ok(present) if uffd.is_registered(start, length) => found.push((part, present)),
                     _ => complete = false,
                 }
@@ -233,13 +234,12 @@ impl Governor {
 }
 
 /// Notes which pages of a range are there already.
-fn note_present(space: &AddressSpace, piece: PageRange, present: &[(u64, u64)]) {
+fn note_present(space: &AddressSpace, piece: PageRange, present: &Regions) {
     let state = PageState::Resident {
         passes: 0,
         shared: space.forked.load(Ordering::Relaxed),
     };
-    for &(start, end) in present {
-        let range = PageRange::of_addresses(start, end).intersection(piece);
+    for range in present.covered(piece) {
         for page in range.start.0..range.end.0 {
             space
                 .table

@@ -40,6 +40,7 @@ mod swap_file;
 mod swap_in;
 mod table;
 mod tiers;
+mod victims;
 mod window;
 mod write_protect;
 

@@ -44,6 +44,8 @@ pub struct Mover {
     /// The helper was stopped in the gate and relieved: what it still does comes to nothing, and it
     /// takes no other command until it has done it.
     pub relieved: bool,
+    /// The stage is not registered, so that nothing can be moved there.
+    pub closed: bool,
 }
 
 /// What settling found.
@@ -62,6 +64,7 @@ impl Mover {
             file: Some(file),
             batch: None,
             relieved: false,
+            closed: false,
         }
     }
 
@@ -76,7 +79,7 @@ impl Mover {
 
     /// Whether a command is with the helper or not settled.
     pub fn is_busy(&self) -> bool {
-        self.batch.is_some() || self.relieved
+        self.batch.is_some() || self.relieved || self.closed
     }
 
     /// The number to wait for.
@@ -132,9 +135,12 @@ impl AddressSpace {
     /// exclusively.
     pub fn settle(&self) -> Option<Settled> {
         let mut mover = lock(&self.mover);
-        if mover.relieved {
-            self.take_back(&mut mover);
-            return None;
+        if mover.relieved && mover.port.outcome(0, 0).is_some() {
+            // It has gone on, and done its command.
+            mover.relieved = false;
+        }
+        if mover.closed && !mover.relieved {
+            self.reopen_stage(&mut mover);
         }
         let batch = mover.batch.as_ref()?;
         let (drops, moves) = (batch.drops.len(), batch.moves.len());

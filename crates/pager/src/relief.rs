@@ -15,9 +15,8 @@
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::group::lock;
-use crate::mover::{Batch, Mover, Settled};
+use crate::mover::{Batch, Mover, Settled, bytes};
 use crate::page::{PageRange, VirtualPage};
-use crate::regions::Regions;
 use crate::stage::StageIndex;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
@@ -41,16 +40,17 @@ impl AddressSpace {
             }
             return relieved;
         }
-        if !self.close_stage(attached) {
+        if self.close_stage(attached.arena.stage).is_err() {
             return false;
         }
+        mover.closed = true;
         let looked = mover
             .batch
             .as_ref()
             .and_then(|batch| self.look(attached, batch));
         let (Some(outcome), true) = (looked, self.channel.gate().relieve_helper()) else {
             // It went on, and what it could not move stays where it is.
-            self.open_stage(attached);
+            self.reopen_stage(&mut mover);
             return false;
         };
         mover.relieved = true;
@@ -63,45 +63,27 @@ impl AddressSpace {
         true
     }
 
-    /// Once a relieved helper has gone on and done its command, it is given others again.
-    pub fn take_back(&self, mover: &mut Mover) {
-        if let Some(attached) = self.attached()
-            && mover.port.outcome(0, 0).is_some()
-        {
-            self.open_stage(attached);
-            mover.relieved = false;
-        }
-    }
-
-    fn close_stage(&self, attached: &Attached) -> bool {
-        let stage = attached.arena.stage;
-        let length = stage.end.address() - stage.start.address();
+    fn close_stage(&self, stage: PageRange) -> Result<(), Errno> {
         self.uffd()
-            .unregister(stage.start.address(), length)
-            .is_ok()
+            .unregister(stage.start.address(), bytes(stage.pages()))
     }
 
-    fn open_stage(&self, attached: &Attached) {
-        let stage = attached.arena.stage;
-        let length = stage.end.address() - stage.start.address();
-        // Fails only if the address space is gone; otherwise nothing would be moved out any more.
-        if let Err(errno) = self.uffd().register(stage.start.address(), length) {
-            log::debug!("a stage cannot be registered again: {errno}");
+    /// Registers the stage: nothing can be moved there before.
+    pub fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
+        self.uffd()
+            .register(stage.start.address(), bytes(stage.pages()))
+    }
+
+    /// The same after a relief; where the system has no memory for it, it is tried again.
+    pub fn reopen_stage(&self, mover: &mut Mover) {
+        if let Some(attached) = self.attached() {
+            mover.closed = self.open_stage(attached.arena.stage).is_err();
         }
     }
 
     /// What became of a command, by what is in memory. `None` if that cannot be seen.
     fn look(&self, attached: &Attached, batch: &Batch) -> Option<Outcome> {
-        let present = |range: PageRange| {
-            let (start, end) = (range.start.address(), range.end.address());
-            let runs = attached.inspector.present(start, end).ok()?;
-            let mut regions = Regions::default();
-            for (start, end) in runs {
-                regions.add(PageRange::of_addresses(start, end));
-            }
-            Some(regions)
-        };
-        let staged = present(attached.arena.stage)?;
+        let staged = attached.present(attached.arena.stage).ok()?;
         let is_staged = |place: StageIndex| {
             let page = VirtualPage::containing(self.stage_address(place));
             staged.containing(page).is_some()
@@ -115,10 +97,11 @@ impl AddressSpace {
             }
         });
         let moves = batch.moves.iter().map(|run| {
-            let still = present(PageRange {
+            let source = PageRange {
                 start: run.page,
                 end: run.page.plus(u64::from(run.pages)),
-            })?;
+            };
+            let still = attached.present(source).ok()?;
             let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
             let arrived = |step: u32| {
                 run.place

@@ -231,8 +231,7 @@ impl Inspector {
     /// Whether the thread by which the process is looked at is stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
         let text = std::fs::read_to_string(self.path("stat")).unwrap_or_default();
-        let behind_name = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        behind_name.starts_with(['T', 't'])
+        matches!(stat_field(&text, 3), Some('T' | 't'))
     }
 
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
