@@ -122,7 +122,7 @@ pub struct AddressSpace {
     pub set_aside: AtomicBool,
     /// The program was found stopped, by a signal or a debugger, and its helper with it: nothing is
     /// moved out until it goes on.
-    pub halted: AtomicBool,
+    halted: AtomicBool,
     /// The kernel said that the address space is no more.
     dead: AtomicBool,
     /// Somebody faulted outside what is known to be managed: look at the mappings again.
@@ -335,12 +335,18 @@ impl AddressSpace {
         self.is_dead()
     }
 
+    /// Whether the program was found stopped, and still is.
+    pub fn is_still_halted(&self) -> bool {
+        self.halted.load(Ordering::Relaxed) && self.look_whether_halted()
+    }
+
     /// Looks whether the helper is stopped.
-    pub fn look_whether_halted(&self) {
+    pub fn look_whether_halted(&self) -> bool {
         let stopped = self
             .attached()
             .is_some_and(|attached| attached.inspector.is_stopped());
         self.halted.store(stopped, Ordering::Relaxed);
+        stopped
     }
 
     /// Whether the kernel says that the address space is no more.

@@ -392,11 +392,7 @@ pub fn full(space: &AddressSpace) -> bool {
     if room < WINDOW_ROOM_PAGES {
         space.group().press_reclaimer();
     }
-    if room == 0 && space.halted.load(Ordering::Relaxed) {
-        space.look_whether_halted();
-        return !space.halted.load(Ordering::Relaxed);
-    }
-    room == 0
+    room == 0 && !space.is_still_halted()
 }
 
 /// Lets a fault wait for room.

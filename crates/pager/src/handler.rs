@@ -162,10 +162,10 @@ impl Handlers {
         let mut rounds = 0;
         loop {
             let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
-                if !space.is_dead() && space.relieve_helper() {
-                    continue;
-                }
                 if !space.is_dead() {
+                    if space.relieve_helper() {
+                        continue;
+                    }
                     self.set_aside(space);
                 }
                 for (fault, _) in retries {

@@ -146,24 +146,24 @@ impl AddressSpace {
         let (drops, moves) = (batch.drops.len(), batch.moves.len());
         let outcome = mover.port.outcome(drops, moves)?;
         let batch = mover.batch.take()?;
-        let mut settled = Settled::default();
-        self.settle_batch(&batch, &outcome, &mut settled);
-        Some(settled)
+        Some(self.settle_batch(&batch, &outcome))
     }
 
-    pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {
-        self.settle_drops(batch, outcome, settled);
+    pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome) -> Settled {
+        let mut settled = Settled::default();
+        self.settle_drops(batch, outcome, &mut settled);
         for (index, run) in batch.moves.iter().enumerate() {
             let result = outcome.moves.get(index);
             match run.place {
                 Some(place) => {
                     let result = result.filter(|_| !outcome.stale);
-                    self.settle_move(run, place, result, settled);
+                    self.settle_move(run, place, result, &mut settled);
                 }
                 None => settled.unshared += self.settle_unshare(run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
+        settled
     }
 
     fn settle_drops(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {

@@ -171,11 +171,6 @@ impl Reclaimer {
     /// The address space whose turn it is: each gets turns in proportion to what it has resident.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
-        for space in &spaces {
-            if space.halted.load(Ordering::Relaxed) {
-                space.look_whether_halted();
-            }
-        }
         // Pages that were copied to go out come first: until they have, there is more and not less.
         let next = most_of(&spaces, |space| &space.unshared).or_else(|| {
             // Then those of which others' copies went out: until all have, little is gained.
@@ -352,7 +347,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
         && !space.detached.load(Ordering::Relaxed)
-        && !space.halted.load(Ordering::Relaxed)
+        && !space.is_still_halted()
 }
 
 /// The address space with the most pages in such a list that can be given a command.

@@ -15,7 +15,7 @@
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::group::lock;
-use crate::mover::{Batch, Mover, Settled, bytes};
+use crate::mover::{Batch, Mover, bytes};
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use memfold_sys::Errno;
@@ -56,8 +56,7 @@ impl AddressSpace {
         mover.relieved = true;
         let batch = mover.batch.take().unwrap_or_default();
         drop(mover);
-        let mut settled = Settled::default();
-        self.settle_batch(&batch, &outcome, &mut settled);
+        self.settle_batch(&batch, &outcome);
         self.channel.gate().leave_shared();
         log::debug!("a program was stopped while its helper moved pages; its gate is taken over");
         true

@@ -29,10 +29,7 @@ static void verify(const char *who, uint64_t even, uint64_t odd)
 {
     for (size_t page = 0; page < pages; page++) {
         uint64_t expected = page % 2 ? odd : even;
-        if (check_page(memory + page * WORDS, page + 1, expected) >= 0) {
-            report_page(who, memory + page * WORDS, page + 1, expected);
-            _exit(1);
-        }
+        verify_stamp(who, memory + page * WORDS, page + 1, expected);
     }
 }
 
@@ -41,8 +38,7 @@ int main(int argc, char **argv)
     if (argc != 2)
         return 2;
     pages = strtoul(argv[1], NULL, 10) * 256;
-    memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    memory = map_stamped(pages);
     for (uint64_t round = 1; round <= ROUNDS; round++) {
         uint64_t parents = 2 * round, childs = 100 + round;
         pid_t child = fork();

@@ -178,10 +178,7 @@ static void look_at_pieces(void)
         }
         for (size_t page = 0; page < piece_pages; page++) {
             uint64_t *where = start + page * WORDS;
-            if (check_page(where, piece->identity + page, 1) >= 0) {
-                report_page("forked while it moved", where, piece->identity + page, 1);
-                _exit(1);
-            }
+            verify_stamp("forked while it moved", where, piece->identity + page, 1);
         }
     }
 }
@@ -298,8 +295,7 @@ int main(int count, char **arguments)
         drop_beside_forks();
         return 0;
     }
-    memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    memory = map_stamped(pages);
     if (!strcmp(mode, "left"))
         left("/proc/self/exe");
     else if (!strcmp(mode, "main"))

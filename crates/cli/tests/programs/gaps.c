@@ -58,8 +58,7 @@ int main(int count, char **arguments)
     size_t pages = strtoul(arguments[3], NULL, 10) * 256;
     if (threads > 32)
         return 2;
-    uint64_t *memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    uint64_t *memory = map_stamped(pages);
     pthread_t started[32];
     for (unsigned long i = 0; i < threads; i++)
         if (pthread_create(&started[i], NULL, leave_gaps, (void *)(i + 1)))

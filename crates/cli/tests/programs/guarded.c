@@ -20,8 +20,7 @@ int main(int count, char **arguments)
     if (count != 2)
         return 2;
     size_t pages = strtoul(arguments[1], NULL, 10) * 256, zeros = 0;
-    uint64_t *memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    uint64_t *memory = map_stamped(pages);
     /* Those that were touched last are in memory. */
     uint64_t *last = memory + (pages - GUARDED) * WORDS;
     if (madvise(last, GUARDED * PAGE, MADV_GUARD_INSTALL) || madvise(last, GUARDED * PAGE, MADV_GUARD_REMOVE)) {

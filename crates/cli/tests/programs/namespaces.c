@@ -87,8 +87,7 @@ int main(int count, char **arguments)
         return 2;
     int managed = strcmp(arguments[1], "managed") == 0;
     pages = strtoul(arguments[2], NULL, 10) * 256;
-    memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    memory = map_stamped(pages);
     pid_t other = make(managed ? be_another_managed : be_another_unmanaged);
     close(ready[1]);
     char byte;

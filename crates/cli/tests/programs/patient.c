@@ -14,17 +14,11 @@ int main(int count, char **arguments)
     if (count != 3)
         return 2;
     size_t pages = strtoul(arguments[1], NULL, 10) * 256;
-    uint64_t *memory = map_pages(pages);
-    stamp_pages(memory, 0, pages, 1);
+    uint64_t *memory = map_stamped(pages);
     if (write(1, ".", 1) != 1)
         return 3;
     while (access(arguments[2], F_OK) != 0)
         usleep(10000);
-    for (size_t page = 0; page < pages; page++) {
-        if (check_page(memory + page * WORDS, page + 1, 1) >= 0) {
-            report_page("patient", memory + page * WORDS, page + 1, 1);
-            return 1;
-        }
-    }
+    verify_pages("patient", memory, 0, pages, 1);
     return 0;
 }

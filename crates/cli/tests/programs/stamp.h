@@ -129,6 +129,16 @@ static inline void report_page(const char *who, const volatile uint64_t *page, u
             (found >> 24) == identity ? " (this page, another time)" : "");
 }
 
+/* Ends the process, with a report, if a page is not as it was stamped. */
+static inline void verify_stamp(const char *who, const volatile uint64_t *page, uint64_t identity,
+                                uint64_t generation)
+{
+    if (check_page(page, identity, generation) >= 0) {
+        report_page(who, page, identity, generation);
+        _exit(1);
+    }
+}
+
 /* Stamps pages of a mapping by their places in it. */
 static inline void stamp_pages(uint64_t *memory, size_t first, size_t end, uint64_t generation)
 {
@@ -136,15 +146,20 @@ static inline void stamp_pages(uint64_t *memory, size_t first, size_t end, uint6
         stamp_page(memory + page * WORDS, page + 1, generation);
 }
 
+/* New memory, stamped for the first time. */
+static inline uint64_t *map_stamped(size_t pages)
+{
+    uint64_t *memory = map_pages(pages);
+    stamp_pages(memory, 0, pages, 1);
+    return memory;
+}
+
 /* Ends the process at the first page that is not as `stamp_pages` left it. */
 static inline void verify_pages(const char *who, const uint64_t *memory, size_t first, size_t end,
                                 uint64_t generation)
 {
     for (size_t page = first; page < end; page++)
-        if (check_page(memory + page * WORDS, page + 1, generation) >= 0) {
-            report_page(who, memory + page * WORDS, page + 1, generation);
-            _exit(1);
-        }
+        verify_stamp(who, memory + page * WORDS, page + 1, generation);
 }
 
 /* Seconds of a clock that is never set. */

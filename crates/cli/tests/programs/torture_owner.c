@@ -107,10 +107,7 @@ static void move_part(struct verifier *verifier, struct region *region)
     for (size_t i = 0; i < part.pages; i += 1 + part.pages / 32) {
         size_t page = part.first + i;
         uint32_t generation = region->record[page].current;
-        if (check_page(away + i * WORDS, identity_of(region, page), generation) >= 0) {
-            report_page("part moved away", away + i * WORDS, identity_of(region, page), generation);
-            _exit(1);
-        }
+        verify_stamp("part moved away", away + i * WORDS, identity_of(region, page), generation);
     }
     if (mremap(away, part.pages * PAGE, part.pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, home) != home)
         fail_call("mremap of a part, back");
@@ -211,11 +208,8 @@ static void use_in_system_calls(struct verifier *verifier, struct region *region
         fail_call("write of a page");
     if (read(verifier->pipe[0], verifier->scratch, PAGE) != PAGE)
         fail_call("read into scratch memory");
-    if (check_page(verifier->scratch, identity_of(region, from), region->record[from].current) >= 0) {
-        report_page("written by a system call", verifier->scratch, identity_of(region, from),
-                    region->record[from].current);
-        _exit(1);
-    }
+    verify_stamp("written by a system call", verifier->scratch, identity_of(region, from),
+                 region->record[from].current);
     size_t into = next_random(&verifier->random) % region->pages;
     struct page_record *record = &region->record[into];
     record->last++;

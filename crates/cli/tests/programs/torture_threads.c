@@ -32,10 +32,7 @@ static void *churn(void *unused)
             stamp_page(memory + page * WORDS, identity + page, 1);
         usleep(next_random(&random) % 2000);
         for (size_t page = 0; page < pages; page++)
-            if (check_page(memory + page * WORDS, identity + page, 1) >= 0) {
-                report_page("churn", memory + page * WORDS, identity + page, 1);
-                _exit(1);
-            }
+            verify_stamp("churn", memory + page * WORDS, identity + page, 1);
         if (munmap(memory, pages * PAGE))
             fail_call("munmap of churned memory");
         atomic_fetch_add(&churns, 1);
@@ -61,10 +58,7 @@ static void *sparse(void *unused)
         }
         for (int i = 0; i < 300; i++) {
             size_t page = next_random(&start) % pages;
-            if (check_page(memory + page * WORDS, page, 1) >= 0) {
-                report_page("sparse", memory + page * WORDS, page, 1);
-                _exit(1);
-            }
+            verify_stamp("sparse", memory + page * WORDS, page, 1);
         }
         if (munmap(memory, pages * PAGE))
             fail_call("munmap of 64 GiB");
@@ -90,10 +84,7 @@ static void *move_break(void *unused)
             stamp_page(memory + page * WORDS, 0xb000000UL + page, 1);
         usleep(next_random(&random) % 3000);
         for (size_t page = 0; page < whole; page++)
-            if (check_page(memory + page * WORDS, 0xb000000UL + page, 1) >= 0) {
-                report_page("heap", memory + page * WORDS, 0xb000000UL + page, 1);
-                _exit(1);
-            }
+            verify_stamp("heap", memory + page * WORDS, 0xb000000UL + page, 1);
         if (sbrk(-(intptr_t)(pages * PAGE)) == (void *)-1)
             fail_call("sbrk down");
     }
@@ -107,10 +98,7 @@ static void verify_snapshot(const char *what, const struct verifier *verifier, c
         if (verifier->writing_region == region && verifier->writing_page == page)
             continue;
         uint32_t generation = region->wiped_on_fork ? 0 : region->record[page].current;
-        if (check_page(page_at(region, page), identity_of(region, page), generation) >= 0) {
-            report_page(what, page_at(region, page), identity_of(region, page), generation);
-            _exit(1);
-        }
+        verify_stamp(what, page_at(region, page), identity_of(region, page), generation);
     }
 }
 
