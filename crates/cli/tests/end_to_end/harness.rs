@@ -70,14 +70,14 @@ fn the_sampler_sees_the_memory_of_a_tree_once() {
         .arg(folder.path().join("result"))
         .run(Limits::None);
     outcome.assert_success();
-    let seen = outcome.peak.total;
+    let seen = outcome.peak().total;
     assert!((64 * MIB..70 * MIB).contains(&seen), "{seen} of 64 MiB");
     // Forks that share memory: far less than processes times memory.
     let outcome = Program::new(compiled("forktree", &["forktree.c"], &[]))
         .arg("40")
         .run(Limits::None);
     outcome.assert_success();
-    let seen = outcome.peak.total;
+    let seen = outcome.peak().total;
     assert!(
         (40 * MIB..40 * 8 * MIB).contains(&seen),
         "{seen} in a tree that shares 40 MiB"

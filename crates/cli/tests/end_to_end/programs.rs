@@ -13,7 +13,7 @@ fn cpython_hashes_what_it_builds() {
     let _guard = alone();
     let native = same_as_unlimited(&Program::new(python()).arg(source("objects.py")), 65);
     assert!(
-        native.peak.total > 140 * MIB,
+        native.peak().total > 140 * MIB,
         "the program is meant to be large"
     );
 }

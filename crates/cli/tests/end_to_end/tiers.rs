@@ -44,7 +44,7 @@ fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
     let native = program.run(Limits::None);
     native.assert_success();
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let limit = native.peak.total / 3;
+    let limit = native.peak().total / 3;
     let limited = with_file(program, folder.path(), "1G").run(Limits::Total(limit));
     limited.assert_success();
     assert_eq!(limited.text(), native.text());

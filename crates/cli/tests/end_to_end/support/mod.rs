@@ -157,7 +157,7 @@ pub fn rounds() -> u32 {
 pub fn same_as_unlimited(program: &Program, total_percent: u64) -> Outcome {
     let native = program.run(Limits::None);
     native.assert_success();
-    let peak = native.peak.total;
+    let peak = native.peak().total;
     let limits = [
         Limits::Resident((peak / 4).max(LEAST_RESIDENT)),
         Limits::Total(peak * total_percent / 100),
