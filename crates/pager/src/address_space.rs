@@ -6,6 +6,7 @@
 
 use crate::fork::Inheritance;
 use crate::group::{Group, lock};
+use crate::halt::Halt;
 use crate::mover::{Mover, bytes};
 use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
@@ -120,9 +121,7 @@ pub struct AddressSpace {
     left: AtomicBool,
     /// No handler listens, as the gate could not be had: the governor lets them try again.
     pub set_aside: AtomicBool,
-    /// The program was found stopped, by a signal or a debugger, and its helper with it: nothing is
-    /// moved out until it goes on.
-    halted: AtomicBool,
+    pub halt: Halt,
     /// The kernel said that the address space is no more.
     dead: AtomicBool,
     /// Somebody faulted outside what is known to be managed: look at the mappings again.
@@ -206,7 +205,7 @@ impl AddressSpace {
             detached: AtomicBool::new(true),
             left: AtomicBool::new(false),
             set_aside: AtomicBool::new(false),
-            halted: AtomicBool::new(false),
+            halt: Halt::default(),
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
             forked: AtomicBool::new(false),
@@ -333,20 +332,6 @@ impl AddressSpace {
             self.set_dead();
         }
         self.is_dead()
-    }
-
-    /// Whether the program was found stopped, and still is.
-    pub fn is_still_halted(&self) -> bool {
-        self.halted.load(Ordering::Relaxed) && self.look_whether_halted()
-    }
-
-    /// Looks whether the helper is stopped.
-    pub fn look_whether_halted(&self) -> bool {
-        let stopped = self
-            .attached()
-            .is_some_and(|attached| attached.inspector.is_stopped());
-        self.halted.store(stopped, Ordering::Relaxed);
-        stopped
     }
 
     /// Whether the kernel says that the address space is no more.

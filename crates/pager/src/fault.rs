@@ -386,13 +386,13 @@ fn room_pages(space: &AddressSpace) -> u64 {
 }
 
 /// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
-/// stopped program: whoever reads its memory would wait for room that only the program can make.
+/// stopped program, and for one that stops another: see `halt.rs`.
 pub fn full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
         space.group().press_reclaimer();
     }
-    room == 0 && !space.is_still_halted()
+    room == 0 && !space.is_still_halted() && !space.is_spared()
 }
 
 /// Lets a fault wait for room.

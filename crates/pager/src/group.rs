@@ -167,6 +167,11 @@ impl Group {
         }
     }
 
+    /// Milliseconds since the start.
+    pub fn milliseconds(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
     /// Seconds since the start, coarse.
     pub fn seconds(&self) -> u32 {
         self.started.elapsed().as_secs() as u32

@@ -14,6 +14,7 @@ mod fault;
 mod fork;
 mod governor;
 mod group;
+mod halt;
 mod handler;
 mod latency;
 mod meeting;

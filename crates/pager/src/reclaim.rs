@@ -342,12 +342,13 @@ fn stage_target(space: &AddressSpace) -> usize {
     (of_all * own / resident).max(STAGED_AT_LEAST) as usize
 }
 
-/// Whether there is a helper to do what is asked.
+/// Whether there is a helper to do what is asked, and it is to.
 fn can_be_commanded(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
         && !space.detached.load(Ordering::Relaxed)
         && !space.is_still_halted()
+        && !space.is_spared()
 }
 
 /// The address space with the most pages in such a list that can be given a command.

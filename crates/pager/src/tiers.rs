@@ -126,7 +126,7 @@ impl Group {
             if self.gather.help(HELP_SLOTS) > 0 {
                 continue;
             }
-            let now = self.started.elapsed().as_millis() as u64;
+            let now = self.milliseconds();
             if now < self.file_paused_until.load(Ordering::Relaxed) {
                 break;
             }

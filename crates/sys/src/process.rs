@@ -234,6 +234,15 @@ impl Inspector {
         matches!(stat_field(&text, 3), Some('T' | 't'))
     }
 
+    /// The process that traces the thread by which this one is looked at.
+    pub fn tracer(&self) -> Option<i32> {
+        let text = std::fs::read_to_string(self.path("status")).ok()?;
+        let tracer = text
+            .lines()
+            .find_map(|line| line.strip_prefix("TracerPid:"))?;
+        tracer.trim().parse().ok().filter(|tracer| *tracer != 0)
+    }
+
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
     /// kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {

@@ -106,6 +106,26 @@ fn a_stopped_program_can_be_read() {
 }
 
 #[test]
+fn a_tracer_shares_the_limit_of_what_it_traces() {
+    if !available("traced", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("traced", &["traced.c"], &[])).args(["40", "8"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "traced ok\n");
+    outcome.assert_swapped(48 * MIB);
+    outcome.assert_limit_held();
+    // The tracer's pages are not sent out only because the program's cannot be at the moment.
+    let out = outcome.number("pages_out") * 4096.0 / MIB as f64;
+    assert!(
+        out < 4.0 * 48.0,
+        "{out} MiB went out, of 48 used three times"
+    );
+}
+
+#[test]
 fn threads_are_joined_though_their_memory_is_cold() {
     if !available("ends of threads", &["cc"]) {
         return;

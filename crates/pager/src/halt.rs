@@ -1,0 +1,66 @@
+//! A program that is stopped, by a signal or by a tracer.
+//!
+//! Its helper is stopped with it, so nothing can be moved out until it goes on, and none of its faults
+//! waits for room: whoever reads its memory would wait for what only the program can make.
+//!
+//! A tracer that is under the same limit lets the program go on after each stop (`strace`), as soon as
+//! it has its own pages. Those would be the only ones left to go out, and its faults would wait for
+//! room that the program makes once it goes on. So a tracer is spared for a while whenever its program
+//! is found to have been stopped: its pages stay, its faults are served. Only for a while: a debugger
+//! keeps a program stopped for as long as somebody thinks.
+
+use crate::address_space::AddressSpace;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How long a tracer is spared, in milliseconds.
+const SPARED: u64 = 100;
+
+/// What is known of a program's stops.
+#[derive(Debug, Default)]
+pub struct Halt {
+    /// It was found stopped, and not found running since.
+    halted: AtomicBool,
+    /// Milliseconds since the supervisor started: until then it is spared as a tracer.
+    spared_until: AtomicU64,
+}
+
+impl AddressSpace {
+    /// Whether the program was found stopped, and still is.
+    pub fn is_still_halted(&self) -> bool {
+        self.halt.halted.load(Ordering::Relaxed) && self.look_whether_halted()
+    }
+
+    /// Looks whether the helper is stopped.
+    pub fn look_whether_halted(&self) -> bool {
+        let stopped = self
+            .attached()
+            .is_some_and(|attached| attached.inspector.is_stopped());
+        let was_stopped = self.halt.halted.swap(stopped, Ordering::Relaxed);
+        if stopped && !was_stopped {
+            self.spare_tracer();
+        }
+        stopped
+    }
+
+    /// Spares the one that traces this program.
+    fn spare_tracer(&self) {
+        let attached = self.attached();
+        let Some(tracer) = attached.and_then(|attached| attached.inspector.tracer()) else {
+            return;
+        };
+        let is_tracer = |space: &AddressSpace| {
+            let process = space.inspector().map(|inspector| inspector.pid());
+            process == Some(tracer) && !space.has_left()
+        };
+        if let Some(space) = self.group().spaces().iter().find(|space| is_tracer(space)) {
+            let until = self.group().milliseconds() + SPARED;
+            space.halt.spared_until.store(until, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the program traces one that was found stopped just now.
+    pub fn is_spared(&self) -> bool {
+        let until = self.halt.spared_until.load(Ordering::Relaxed);
+        self.group().milliseconds() < until
+    }
+}
