@@ -454,12 +454,12 @@ pub struct Watermarks {
 impl Watermarks {
     /// For a resident limit.
     pub fn of(limit: u64) -> Watermarks {
-        let distance = (limit / 64).clamp(512 << 10, 32 << 20).min(limit / 4);
+        let distance = (limit / 128).clamp(512 << 10, 32 << 20).min(limit / 4);
         Watermarks {
             hard: limit,
             pressing: limit - distance / 4,
             start: limit - distance,
-            stop: limit - distance - distance / 2,
+            stop: limit - 2 * distance,
         }
     }
 }

@@ -9,7 +9,7 @@
 //! 4. wait for the helper.
 //!
 //! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
-//! left, from the stage or from the pool, is passed over three times.
+//! left, from the stage or from the pool, is passed over three times; seven times if it was the last time, too.
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Admission, Served, Server, wake};
@@ -18,7 +18,7 @@ use crate::mover::{Settled, bytes};
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing::Kin;
 use crate::stage::StageIndex;
-use crate::state::PageState;
+use crate::state::{MOST_PASSES, PageState};
 use crate::steering::Steering;
 use crate::victims::{LOOKED_AT, plan};
 use memfold_swap::{Page, Scratch, Slot};
@@ -34,6 +34,8 @@ pub const BATCH: usize = 64;
 const STAGED_AT_LEAST: u64 = 16;
 /// Of so many turns, one is in turn, however much there is to follow.
 const TURNS_TO_FOLLOW: u32 = 8;
+/// After so many laps of the hand each page that can be moved was a victim.
+const LAPS: usize = 1 + MOST_PASSES as usize;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -132,7 +134,7 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += 1;
-            let laps = 4 * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            let laps = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
             let turns = 3 * self.group.spaces().len();
             if idle_rounds > 20 + laps + turns {
@@ -336,7 +338,7 @@ impl Reclaimer {
 fn stage_target(space: &AddressSpace) -> usize {
     let group = space.group();
     let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
-    let of_all = (limit / 64).clamp(BATCH as u64, 1024);
+    let of_all = (limit / 256).clamp(BATCH as u64, 1024);
     let own = space.resident_pages().max(0) as u64;
     let resident = group.charged_pages().max(1);
     (of_all * own / resident).max(STAGED_AT_LEAST) as usize

@@ -10,6 +10,9 @@
 //!    └── Removed                └───────────────── Filling ◄─────────────────────── Swapped
 //!                                   copied in                 claimed by a fault
 //! ```
+//! Beside the state stands the page's heat: how often in a row it was asked for again soon after it left.
+//! It lasts as long as changes are made one by one, and is forgotten where events move or drop the page.
+//!
 //! Every change but those made while the gate is held exclusively is a compare-and-swap from the
 //! state that was looked at, made while the gate is held shared.
 
@@ -24,7 +27,7 @@ pub enum PageState {
     Hole,
     /// In the program's memory.
     Resident {
-        /// How many times more the clock hand passes over it; at most 3.
+        /// How many times more the clock hand passes over it; [`MOST_PASSES`] at most.
         passes: u8,
         /// Possibly shared with another process since a fork: it cannot be moved before the
         /// sharing is broken.
@@ -51,9 +54,16 @@ pub enum PageState {
 
 const TAG_MASK: u64 = 0xf;
 const PASSES: u32 = 4;
-const PASSES_MASK: u64 = 3;
-const SHARED: u64 = 1 << 6;
+const PASSES_MASK: u64 = MOST_PASSES as u64;
+const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
+const HEAT: u32 = 40;
+const HEAT_MASK: u64 = 3 << HEAT;
+const HOTTEST: u8 = 2;
+/// How often the clock hand passes over a page at most.
+pub const MOST_PASSES: u8 = 7;
+/// How often it does over a page that came back.
+const PASSES_OF_HEAT: [u8; HOTTEST as usize + 1] = [0, 3, MOST_PASSES];
 
 impl PageState {
     /// Resident.
@@ -65,12 +75,6 @@ impl PageState {
     /// Resident, and passed over once.
     pub const FRESH: PageState = PageState::Resident {
         passes: 1,
-        shared: false,
-    };
-
-    /// Resident, and asked for again soon after it left.
-    pub const HOT: PageState = PageState::Resident {
-        passes: 3,
         shared: false,
     };
 
@@ -107,6 +111,7 @@ impl PageState {
     }
 
     fn unpack(word: u64) -> PageState {
+        let word = word & !HEAT_MASK;
         let payload = (word >> PAYLOAD) as u32;
         match word & TAG_MASK {
             0 => PageState::Hole,
@@ -143,11 +148,40 @@ impl Entry {
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the state if it is still `from`.
+    /// Changes the state if it is still `from`. What is known of the page's heat stays.
     pub fn replace(&self, from: PageState, to: PageState) -> bool {
-        self.0
-            .compare_exchange(from.pack(), to.pack(), Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        self.replace_by(from, |heat| (to, heat))
+    }
+
+    /// The page, whose state was `from`, was asked for and came back: soon after it left, or not. The
+    /// more often in a row that was soon, the more often the clock hand passes over it.
+    pub fn come_back(&self, from: PageState, soon: bool) -> bool {
+        self.replace_by(from, |heat| {
+            let heat = if soon { (heat + 1).min(HOTTEST) } else { 0 };
+            let came = PageState::Resident {
+                passes: PASSES_OF_HEAT[usize::from(heat)],
+                shared: false,
+            };
+            (came, heat)
+        })
+    }
+
+    fn replace_by(&self, from: PageState, new: impl Fn(u8) -> (PageState, u8)) -> bool {
+        let mut word = self.0.load(Ordering::Relaxed);
+        while word & !HEAT_MASK == from.pack() {
+            let (state, heat) = new(((word & HEAT_MASK) >> HEAT) as u8);
+            let packed = state.pack() | u64::from(heat) << HEAT;
+            // AcqRel: what was stored in the slot or stage that the old state names is seen, and so is
+            // what was for the new one.
+            match self
+                .0
+                .compare_exchange_weak(word, packed, Ordering::AcqRel, Ordering::Relaxed)
+            {
+                Ok(_) => return true,
+                Err(other) => word = other,
+            }
+        }
+        false
     }
 
     /// Sets the state; the gate is held exclusively.
@@ -183,7 +217,10 @@ mod tests {
                 passes: 0,
                 shared: true,
             },
-            PageState::HOT,
+            PageState::Resident {
+                passes: 7,
+                shared: true,
+            },
             PageState::Removed(77),
             PageState::Moving(index),
             PageState::Staged(index),
@@ -195,6 +232,35 @@ mod tests {
             assert_eq!(PageState::unpack(state.pack()), state);
         }
         assert_eq!(Entry::default().load(), PageState::Hole);
+    }
+
+    #[test]
+    fn a_page_that_comes_back_soon_again_and_again_stays_longer() {
+        let entry = Entry::default();
+        let slot = PageState::Swapped(Slot::from_raw(7));
+        let come_back = |soon| {
+            let state = entry.load();
+            assert!(entry.replace(state, PageState::Staged(StageIndex(3))));
+            assert!(entry.replace(PageState::Staged(StageIndex(3)), slot));
+            assert_eq!(entry.load(), slot, "the heat is no part of the state");
+            assert!(!entry.come_back(PageState::Staged(StageIndex(3)), soon));
+            assert!(entry.come_back(slot, soon));
+            match entry.load() {
+                PageState::Resident { passes, .. } => passes,
+                other => panic!("{other:?}"),
+            }
+        };
+        let soon: Vec<u8> = (0..5).map(|_| come_back(true)).collect();
+        assert_eq!(soon, [3, 7, 7, 7, 7]);
+        assert_eq!(come_back(false), 0);
+        assert_eq!(come_back(true), 3, "once late, and it begins anew");
+        entry.set(slot);
+        assert!(entry.come_back(slot, true));
+        let again = PageState::Resident {
+            passes: 3,
+            shared: false,
+        };
+        assert_eq!(entry.take(PageState::Hole), again, "forgotten");
     }
 
     #[test]

@@ -226,13 +226,13 @@ impl Filling<'_> {
     /// The program has the page.
     fn settle(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let state = if index == self.claim.asked && self.space.left_lately(page) {
-            PageState::HOT
-        } else {
-            PageState::RESIDENT
-        };
         let entry = self.space.table.entry(page);
-        entry.replace(PageState::Filling(self.claim.slot(index)), state);
+        let filling = PageState::Filling(self.claim.slot(index));
+        if index == self.claim.asked {
+            entry.come_back(filling, self.space.left_lately(page));
+        } else {
+            entry.replace(filling, PageState::RESIDENT);
+        }
         self.close(index);
     }
 
