@@ -134,10 +134,10 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += 1;
-            let laps = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
             let turns = 3 * self.group.spaces().len();
-            if idle_rounds > 20 + laps + turns {
+            if idle_rounds > 20 + rounds + turns {
                 // Nothing more can be moved out: the limit is exceeded rather than a program
                 // stopped.
                 if resident > marks.hard {

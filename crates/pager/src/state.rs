@@ -111,7 +111,7 @@ impl PageState {
     }
 
     fn unpack(word: u64) -> PageState {
-        let word = word & !HEAT_MASK;
+        // Without the heat, which lies above.
         let payload = (word >> PAYLOAD) as u32;
         match word & TAG_MASK {
             0 => PageState::Hole,

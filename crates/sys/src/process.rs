@@ -112,9 +112,7 @@ pub fn processes_by_own_number(ancestor: i32, number: u64) -> impl Iterator<Item
 
 fn own_number(folder: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
-    let numbers = status
-        .lines()
-        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    let numbers = named_field(&status, "NSpid")?;
     numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
@@ -145,6 +143,19 @@ pub fn parent(pid: i32) -> Option<i32> {
         &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?,
         4,
     )
+}
+
+/// What stands behind a name and a colon, in files that have a line for each name.
+fn named_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.trim())
+}
+
+/// The same for a size, in bytes.
+pub(crate) fn named_bytes(text: &str, name: &str) -> Option<u64> {
+    let size = named_field(text, name)?.strip_suffix("kB")?;
+    size.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// A field of a `stat` file, counted from 1. The second, the name, may hold anything.
@@ -237,21 +248,15 @@ impl Inspector {
     /// The process that traces the thread by which this one is looked at.
     pub fn tracer(&self) -> Option<i32> {
         let text = std::fs::read_to_string(self.path("status")).ok()?;
-        let tracer = text
-            .lines()
-            .find_map(|line| line.strip_prefix("TracerPid:"))?;
-        tracer.trim().parse().ok().filter(|tracer| *tracer != 0)
+        let tracer = named_field(&text, "TracerPid")?.parse().ok();
+        tracer.filter(|tracer| *tracer != 0)
     }
 
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
     /// kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
         let text = std::fs::read_to_string(self.path("smaps_rollup"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
-        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse().ok());
-        kilobytes
-            .map(|kb: u64| kb * 1024)
-            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+        named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// All mappings, in address order.

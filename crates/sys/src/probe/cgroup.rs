@@ -1,5 +1,6 @@
 //! How much memory the host and the enclosing cgroups allow this process.
 
+use crate::process::named_bytes;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,7 @@ pub struct Allowance {
 /// # Errors
 /// When the host's memory cannot be read from `/proc/meminfo`.
 pub fn memory_allowance() -> io::Result<Allowance> {
-    let host = host_bytes(&fs::read_to_string("/proc/meminfo")?)
+    let host = named_bytes(&fs::read_to_string("/proc/meminfo")?, "MemTotal")
         .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal"))?;
     let mut least = Allowance {
         bytes: host,
@@ -52,14 +53,6 @@ pub fn memory_allowance() -> io::Result<Allowance> {
         }
     }
     Ok(least)
-}
-
-fn host_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// A limit file's number; none where it says "max". (Version 1 says a huge number then.)
@@ -180,7 +173,7 @@ mod tests {
         assert_eq!(limit_bytes("max\n"), None);
         assert_eq!(limit_bytes("1048576\n"), Some(1 << 20));
         assert_eq!(
-            host_bytes("MemTotal:       24000000 kB\nMemFree: 1 kB\n"),
+            named_bytes("MemTotal:       24000000 kB\nMemFree: 1 kB\n", "MemTotal"),
             Some(24_576_000_000)
         );
     }
