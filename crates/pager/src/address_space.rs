@@ -24,7 +24,7 @@ use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::cell::Cell;
+use std::cell::{Cell, LazyCell};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -367,7 +367,8 @@ impl AddressSpace {
     /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
     /// debugger) just while its helper is inside keeps it until it is continued, or relieved.
     pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
-        let began = Instant::now();
+        // Nobody is inside nearly always: then nobody looks at a clock.
+        let began = LazyCell::new(Instant::now);
         let nap = (patience.as_nanos() as u64).min(NAP_NS);
         self.channel.gate().enter_exclusive(nap, || {
             self.is_dead_or_gone() || began.elapsed() >= patience

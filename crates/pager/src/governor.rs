@@ -87,6 +87,8 @@ impl Governor {
             }
             if space.set_aside.swap(false, Ordering::Relaxed) {
                 self.listen(space);
+            } else {
+                self.handlers.remind(space);
             }
         }
         self.sharing.update(&self.group);

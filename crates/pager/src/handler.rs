@@ -17,7 +17,8 @@ use crate::sentinel::Sentinel;
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Message};
-use std::io;
+use std::cell::LazyCell;
+use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,9 +26,11 @@ use std::time::{Duration, Instant};
 
 /// Samples are at least this far apart, in faults, and at most.
 const SAMPLE_NEAREST: u32 = 2;
-const SAMPLE_FARTHEST: u32 = 128;
+const SAMPLE_FARTHEST: u32 = 512;
 /// So many samples in a row from elsewhere, and a handler stops listening.
 const MISSES_TO_LEAVE: u32 = 4;
+/// No address space's number.
+const STOP: u64 = u64::MAX;
 /// How long changes of mappings may follow one upon the other before those read are applied, in an
 /// order that is then a guess. Ten threads that do little else, on a machine with forty more to run,
 /// were found quiet after 0.9 s; meanwhile the kernel changes no pages of theirs anyway.
@@ -64,6 +67,8 @@ pub struct Handlers {
     cpus: Vec<usize>,
     epolls: Vec<Epoll>,
     sentinel: Arc<Sentinel>,
+    /// Its other end hangs up when the group stops, which wakes the handlers.
+    _stop: PipeReader,
 }
 
 /// What one read of messages brought.
@@ -76,17 +81,26 @@ pub struct Messages {
 }
 
 impl Handlers {
-    pub fn new(group: Arc<Group>, sentinel: Arc<Sentinel>) -> io::Result<Handlers> {
+    /// The group's handlers. To stop them, say that the group stops and drop the other end of `stop`.
+    pub fn new(
+        group: Arc<Group>,
+        sentinel: Arc<Sentinel>,
+        stop: PipeReader,
+    ) -> io::Result<Handlers> {
         let cpus = thread::allowed_cpus();
-        let epolls = cpus
+        let epolls: Vec<Epoll> = cpus
             .iter()
             .map(|_| Epoll::new())
             .collect::<io::Result<_>>()?;
+        for epoll in &epolls {
+            epoll.add(stop.as_fd(), STOP)?;
+        }
         Ok(Handlers {
             group,
             cpus,
             epolls,
             sentinel,
+            _stop: stop,
         })
     }
 
@@ -109,10 +123,21 @@ impl Handlers {
         let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
         let mut armed = lock(&space.armed);
         if armed.listening.is_empty() {
-            self.epolls[number].add(space.uffd_descriptor().as_fd(), space.id)?;
+            self.epolls[number].add_arrivals(space.uffd_descriptor().as_fd(), space.id)?;
             armed.listening.push((number, 0));
         }
         Ok(())
+    }
+
+    /// Has what was left unread reported again. Handlers hear of messages once, as they come, which
+    /// spares them a look at each fault whether more are there; a fork's that cannot be read (there is
+    /// no descriptor for the child, say) stays, and the kernel does not tell when a read of several
+    /// stopped for that.
+    pub fn remind(&self, space: &AddressSpace) {
+        for (number, _) in &lock(&space.armed).listening {
+            // Fails only if the address space is gone.
+            let _ = self.epolls[*number].remind(space.uffd_descriptor().as_fd(), space.id);
+        }
     }
 
     /// Does without a program whose helper was stopped inside the gate, until the governor's next
@@ -142,10 +167,7 @@ impl Handlers {
         let mut server = Server::default();
         let mut ready: Vec<Ready> = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            if self.epolls[number]
-                .wait(&mut ready, Some(Duration::from_secs(1)))
-                .is_err()
-            {
+            if self.epolls[number].wait(&mut ready, None).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             for event in &ready {
@@ -203,7 +225,7 @@ impl Handlers {
             }
             rounds += 1;
             if retries.is_empty() {
-                // Level-triggered: what came meanwhile is reported again.
+                // What came meanwhile is reported.
                 return;
             }
             if rounds > 1000 {
@@ -303,7 +325,7 @@ impl Handlers {
             .listening
             .iter()
             .any(|(listener, _)| *listener == home)
-            && self.epolls[home].add(descriptor, space.id).is_ok()
+            && self.epolls[home].add_arrivals(descriptor, space.id).is_ok()
         {
             armed.listening.push((home, 0));
         }
@@ -333,7 +355,7 @@ fn collect(
     messages: &mut Messages,
     changes: &mut Changes,
 ) -> Option<bool> {
-    let began = Instant::now();
+    let began = LazyCell::new(Instant::now);
     let (mut needs_order, mut any) = (false, false);
     let mut nap = QUIET_NAP;
     loop {

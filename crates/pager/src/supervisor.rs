@@ -14,7 +14,7 @@ use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
 use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
 use memfold_sys::socket;
-use std::io;
+use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -59,6 +59,8 @@ pub struct Supervisor {
     group: Arc<Group>,
     directory: PathBuf,
     preload: PathBuf,
+    /// Dropped after the group was told to stop.
+    _stop_handlers: PipeWriter,
 }
 
 impl Supervisor {
@@ -78,11 +80,13 @@ impl Supervisor {
         if let Some(file) = &file {
             swap.add_tier(Box::new(file.clone()))?;
         }
+        let (stop, stop_handlers) = io::pipe()?;
         let directory = make_directory(&options)?;
         let supervisor = Supervisor {
             group: Arc::new(Group::new(options.limit, swap, file)),
             preload: directory.join("libmemfold.so"),
             directory,
+            _stop_handlers: stop_handlers,
         };
         let control = supervisor.directory.join("control");
         let failed = |path: &Path| {
@@ -100,15 +104,20 @@ impl Supervisor {
         std::fs::set_permissions(&supervisor.preload, readable)
             .map_err(failed(&supervisor.preload))?;
         let background = Background::new(supervisor.group.clone(), &options);
-        supervisor.start_threads(listeners, background)?;
+        supervisor.start_threads(listeners, background, stop)?;
         Ok(supervisor)
     }
 
-    fn start_threads(&self, listeners: [OwnedFd; 2], mut background: Background) -> io::Result<()> {
+    fn start_threads(
+        &self,
+        listeners: [OwnedFd; 2],
+        mut background: Background,
+        stop: PipeReader,
+    ) -> io::Result<()> {
         let group = &self.group;
         group.refresh_limit();
         let sentinel = Arc::new(Sentinel::default());
-        let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone())?);
+        let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone(), stop)?);
         handlers.start()?;
         let mut attendant = Attendant::new(group.clone(), handlers.clone(), sentinel, listeners)?;
         let mut governor = Governor::new(group.clone(), handlers);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// An epoll instance. Level-triggered; each descriptor carries a number of the caller's.
+/// An epoll instance. Each descriptor carries a number of the caller's.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
@@ -29,19 +29,38 @@ impl Epoll {
         Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Watches a descriptor for input.
+    /// Watches a descriptor for input: each wait reports it while there is some.
     pub fn add(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, descriptor, token)
+        self.control(libc::EPOLL_CTL_ADD, descriptor, libc::EPOLLIN, token)
+    }
+
+    /// Watches a descriptor for input that arrives: what there is now is reported once, and what comes
+    /// after that. Whoever leaves some of it unread is not told again, unless by [`Epoll::remind`].
+    pub fn add_arrivals(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let events = libc::EPOLLIN | libc::EPOLLET;
+        self.control(libc::EPOLL_CTL_ADD, descriptor, events, token)
+    }
+
+    /// Reports once more what there is to be read of a descriptor whose arrivals are watched.
+    pub fn remind(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let events = libc::EPOLLIN | libc::EPOLLET;
+        self.control(libc::EPOLL_CTL_MOD, descriptor, events, token)
     }
 
     /// Stops watching a descriptor.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, descriptor, 0)
+        self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0)
     }
 
-    fn control(&self, operation: i32, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+    fn control(
+        &self,
+        operation: i32,
+        descriptor: BorrowedFd<'_>,
+        events: i32,
+        token: u64,
+    ) -> io::Result<()> {
         let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
+            events: events as u32,
             u64: token,
         };
         // SAFETY: live descriptors and a live event.
@@ -89,5 +108,60 @@ impl Epoll {
                 != 0,
         }));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn arrivals_are_reported_once_unless_reminded() {
+        let epoll = Epoll::new().expect("an epoll instance");
+        let (mut reader, mut writer) = io::pipe().expect("a pipe");
+        writer.write_all(b"a").expect("room in the pipe");
+        epoll.add_arrivals(reader.as_fd(), 7).expect("it is new");
+        let mut ready = Vec::new();
+        let mut reported = || {
+            epoll
+                .wait(&mut ready, Some(Duration::ZERO))
+                .expect("it waits");
+            ready.iter().map(|one| one.token).collect::<Vec<_>>()
+        };
+        assert_eq!(reported(), [7], "what was there before");
+        assert_eq!(reported(), [0; 0], "left unread, and not told again");
+        epoll.remind(reader.as_fd(), 7).expect("it is watched");
+        assert_eq!(reported(), [7]);
+        writer.write_all(b"b").expect("room in the pipe");
+        assert_eq!(reported(), [7], "what came on top");
+        reader.read_exact(&mut [0; 2]).expect("two bytes");
+        epoll.remind(reader.as_fd(), 7).expect("it is watched");
+        assert_eq!(reported(), [0; 0], "nothing is there");
+    }
+
+    #[test]
+    fn input_is_reported_while_it_is_there() {
+        let epoll = Epoll::new().expect("an epoll instance");
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        epoll.add(reader.as_fd(), 8).expect("it is new");
+        writer.write_all(b"a").expect("room in the pipe");
+        let mut ready = Vec::new();
+        for _ in 0..2 {
+            epoll
+                .wait(&mut ready, Some(Duration::ZERO))
+                .expect("it waits");
+            let expected = Ready {
+                token: 8,
+                hung_up: false,
+            };
+            assert_eq!(ready, [expected]);
+        }
+        drop(writer);
+        epoll
+            .wait(&mut ready, Some(Duration::ZERO))
+            .expect("it waits");
+        assert!(ready[0].hung_up);
     }
 }
