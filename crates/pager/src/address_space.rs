@@ -13,6 +13,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
 use crate::shared_pages::ForkUnderWay;
 use crate::sharing::Family;
+use crate::shortage::{self, is_shortage};
 use crate::stage::Stage;
 use crate::state::PageState;
 use crate::table::PageTable;
@@ -72,6 +73,8 @@ pub struct Changes {
     /// The userfaultfds of forked children, by the number in their change.
     pub forks: HashMap<u64, (OwnedFd, ForkUnderWay)>,
     pub next_fork: u64,
+    /// The last read failed.
+    pub unreadable: bool,
 }
 
 /// See the module.
@@ -285,7 +288,7 @@ impl AddressSpace {
     }
 
     /// Sees to it that a child without a helper, which would tell it, does not outlive the
-    /// supervisor and read zeros.
+    /// supervisor and read zeros. To be tried again where descriptors are short, which passes.
     pub fn guard(&self) {
         let Some(inspector) = self.inspector() else {
             return;
@@ -299,6 +302,7 @@ impl AddressSpace {
         {
             // The governor alone gets here.
             Ok(guarded) => drop(self.guarded.set(guarded)),
+            Err(error) if is_shortage(&error) && self.born.elapsed() < shortage::PATIENCE => {}
             Err(error) => self.stop_program(&format!("it cannot be guarded: {error}")),
         }
     }

@@ -5,6 +5,7 @@ use crate::group::{Group, lock};
 use crate::handler::Handlers;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
+use crate::shortage;
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
 use memfold_sys::process::{self, Inspector};
@@ -22,6 +23,9 @@ use std::time::Duration;
 const LISTENERS: [u64; 2] = [0, u64::MAX];
 /// Token of the first who connects; those of later ones count on.
 const FIRST_NEWCOMER: u64 = 1 << 63;
+
+/// As many as are needed to attach a program, and more.
+const DESCRIPTORS_TO_ATTACH: usize = 16;
 
 /// What is asked of the program's userfaultfd.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
@@ -42,6 +46,8 @@ pub struct Attendant {
     /// Those who connected and have not said hello yet, by their tokens.
     newcomers: HashMap<u64, OwnedFd>,
     next_newcomer: u64,
+    /// The last who knocked could not be let in.
+    keeps_out: bool,
 }
 
 fn invalid(what: &str) -> io::Error {
@@ -68,6 +74,7 @@ impl Attendant {
             sockets: HashMap::new(),
             newcomers: HashMap::new(),
             next_newcomer: FIRST_NEWCOMER,
+            keeps_out: false,
         })
     }
 
@@ -108,22 +115,39 @@ impl Attendant {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    log::warn!("a program could not be let in: {error}");
+                    self.keep_out(&error);
                     return;
                 }
             }
         }
     }
 
+    /// One cannot be let in now, and knocks on.
+    fn keep_out(&mut self, why: &io::Error) {
+        if !std::mem::replace(&mut self.keeps_out, true) {
+            log::warn!("programs cannot be let in ({why}); they wait");
+        }
+        std::thread::sleep(shortage::PAUSE);
+    }
+
     /// One who connected says hello, or is gone.
     fn hear(&mut self, token: u64) {
+        // What a hello brings is lost where there is no room for it.
+        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
+            .map(|_| self.listeners[0].try_clone())
+            .collect();
+        if let Err(error) = room {
+            self.keep_out(&error);
+            return;
+        }
         let Some(connection) = self.newcomers.remove(&token) else {
             return;
         };
         // Fails only if it is not there.
         let _ = self.epoll.remove(connection.as_fd());
-        if let Err(error) = self.attach(connection) {
-            log::warn!("a program runs unmanaged: {error}");
+        match self.attach(connection) {
+            Ok(()) => self.keeps_out = false,
+            Err(error) => log::warn!("a program runs unmanaged: {error}"),
         }
     }
 

@@ -12,6 +12,7 @@ use crate::mover::{Mover, bytes};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
+use crate::shortage::patiently;
 use crate::stage::StageIndex;
 use crate::state::PageState;
 use crate::table::PageTable;
@@ -406,7 +407,7 @@ impl AddressSpace {
         }
         let (Ok(gate), Ok(ranges)) = (
             self.exclusive_within(PATIENCE),
-            inspector.inherited_ranges(),
+            patiently(|| inspector.inherited_ranges()),
         ) else {
             let slots = inheritance.into_slots();
             self.group().swap.release_bulk(&slots);

@@ -14,6 +14,7 @@ use crate::group::{Group, lock};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
+use crate::shortage::{self, patiently};
 use memfold_sys::epoll::{Epoll, Ready};
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Message};
@@ -39,8 +40,6 @@ const QUIET_PATIENCE: Duration = Duration::from_secs(10);
 /// that ends its change on this very CPU is not woken over again and again.
 const QUIET_NAP: Duration = Duration::from_micros(5);
 const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
-/// Between two tries to read events that cannot be read.
-const UNREADABLE_PAUSE: Duration = Duration::from_millis(10);
 /// How long a handler waits for a gate before it turns to other programs. A helper is inside for
 /// some tens of microseconds, unless it was stopped there.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
@@ -280,7 +279,7 @@ impl Handlers {
         uffd: OwnedFd,
         beside: &mut BesideForks,
     ) -> Option<Arc<AddressSpace>> {
-        match self.sentinel.mover() {
+        match patiently(|| self.sentinel.mover()) {
             Ok(mover) => Some(space.apply_fork(gate, uffd, mover, beside)),
             Err(error) => {
                 log::warn!("a forked program stands still, as there is no channel for it: {error}");
@@ -373,11 +372,14 @@ fn collect(
             Err(errno) => {
                 // No descriptor for a forked child, say. The event stays unread, what was read stays
                 // pending, and the kernel changes no pages until both are dealt with.
-                log::warn!("a program's events cannot be read ({errno}); it waits");
-                std::thread::sleep(UNREADABLE_PAUSE);
+                if !std::mem::replace(&mut changes.unreadable, true) {
+                    log::warn!("a program's events cannot be read ({errno}); it waits");
+                }
+                std::thread::sleep(shortage::PAUSE);
                 return None;
             }
         };
+        changes.unreadable = false;
         for message in &buffer[..read] {
             let Some(change) = change_of(message, space, changes) else {
                 messages

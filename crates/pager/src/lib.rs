@@ -30,6 +30,7 @@ mod sentinel;
 mod shared_pages;
 mod sharing;
 mod sharing_count;
+mod shortage;
 mod stage;
 mod standing;
 mod state;

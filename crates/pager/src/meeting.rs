@@ -12,6 +12,7 @@
 use crate::address_space::AddressSpace;
 use crate::group::lock;
 use crate::page::VirtualPage;
+use crate::shortage::patiently;
 use memfold_sys::hello::LOST;
 use memfold_sys::process::{Inspector, own_id, processes_by_own_number};
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -28,6 +29,8 @@ impl AddressSpace {
             && let (Some(thread), Some(beacon)) = (thread, self.beacon())
         {
             let _one_at_a_time = lock(&self.group().meeting);
+            // With no descriptor to look with, nobody would be found.
+            let _ = patiently(|| self.uffd_descriptor().try_clone());
             if let Some(inspector) = self.find_process(thread, beacon) {
                 self.set_seen(inspector);
             }

@@ -21,6 +21,10 @@ impl Errno {
     pub const EEXIST: Errno = Errno(17);
     /// Not valid here.
     pub const EINVAL: Errno = Errno(22);
+    /// The system has too many open files.
+    pub const ENFILE: Errno = Errno(23);
+    /// The process has too many open files.
+    pub const EMFILE: Errno = Errno(24);
     /// The time ran out.
     pub const ETIMEDOUT: Errno = Errno(110);
 

@@ -1,6 +1,8 @@
 //! One limit over a tree of processes.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled};
+use crate::support::{Limits, MIB, Program, alone, available, compiled, python, source};
+use std::process::Command;
+use std::time::Duration;
 
 #[test]
 fn one_limit_covers_all_processes() {
@@ -49,4 +51,39 @@ fn a_program_that_outlives_its_parent_is_still_served() {
         std::fs::read_to_string(&result).expect("the result file"),
         ""
     );
+}
+
+/// Sets how many descriptors a process may have.
+fn limit_descriptors(process: i32, most: usize) {
+    let set = Command::new("prlimit")
+        .args([format!("--pid={process}"), format!("--nofile={most}:")])
+        .status()
+        .expect("prlimit runs");
+    assert!(set.success(), "prlimit: {set}");
+}
+
+#[test]
+fn forks_wait_while_memfold_has_no_descriptors_for_them() {
+    if !available("no descriptors", &["prlimit"]) {
+        return;
+    }
+    let _guard = alone();
+    let forks = Program::new(python()).arg(source("forks.py"));
+    // None at all, or too few for all that a child needs.
+    for more in [0, 4, 8] {
+        let mut running = forks.start(Limits::Resident(16 * MIB));
+        running.wait_for_output(5);
+        let folder = format!("/proc/{}/fd", running.root());
+        let open = std::fs::read_dir(folder).expect("its descriptors").count();
+        limit_descriptors(running.root(), open + more);
+        std::thread::sleep(Duration::from_millis(300));
+        let waiting = running.output_so_far().len();
+        std::thread::sleep(Duration::from_millis(500));
+        let now = running.output_so_far().len();
+        assert_eq!(now, waiting, "{more} more: no child was let run");
+        limit_descriptors(running.root(), 1024);
+        let outcome = running.wait();
+        outcome.assert_success();
+        assert_eq!(outcome.text(), ".".repeat(60));
+    }
 }
