@@ -48,6 +48,7 @@ pub const METRICS: &[Metric] = &[
     felt("operations_per_s", "1/s", Better::Higher),
     felt("requests_per_s", "1/s", Better::Higher),
     felt("requests_pipelined_per_s", "1/s", Better::Higher),
+    felt("requests_settled_per_s", "1/s", Better::Higher),
     felt("save_s", "s", Better::Lower),
     felt("latency_p50_us", "µs", Better::Lower),
     felt("latency_p99_us", "µs", Better::Lower),

@@ -132,6 +132,7 @@ fn embedded(all: &Experiments) -> Chart {
 fn redis(all: &Experiments) -> Chart {
     let cases = [
         ("redis-get", "requests_per_s", "GET"),
+        ("redis-get", "requests_settled_per_s", "GET, settled"),
         ("redis-get", "requests_pipelined_per_s", "GET, 16 in flight"),
         ("redis-get-bgsave", "requests_per_s", "GET, BGSAVE"),
         (
