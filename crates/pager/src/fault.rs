@@ -196,7 +196,7 @@ impl Server {
                     .counters
                     .faults_cache
                     .fetch_add(1, Ordering::Relaxed);
-                entry.come_back(returning, true);
+                entry.replace(returning, PageState::HOT);
                 lock(&space.stage).retire(place);
                 Served::Done
             }

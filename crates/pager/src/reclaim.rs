@@ -9,7 +9,7 @@
 //! 4. wait for the helper.
 //!
 //! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
-//! left, from the stage or from the pool, is passed over three times; seven times if it was the last time, too.
+//! left, from the stage or from the pool, is passed over seven times.
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Admission, Served, Server, wake};

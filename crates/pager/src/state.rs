@@ -10,9 +10,6 @@
 //!    └── Removed                └───────────────── Filling ◄─────────────────────── Swapped
 //!                                   copied in                 claimed by a fault
 //! ```
-//! Beside the state stands the page's heat: how often in a row it was asked for again soon after it left.
-//! It lasts as long as changes are made one by one, and is forgotten where events move or drop the page.
-//!
 //! Every change but those made while the gate is held exclusively is a compare-and-swap from the
 //! state that was looked at, made while the gate is held shared.
 
@@ -57,13 +54,8 @@ const PASSES: u32 = 4;
 const PASSES_MASK: u64 = MOST_PASSES as u64;
 const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
-const HEAT: u32 = 40;
-const HEAT_MASK: u64 = 3 << HEAT;
-const HOTTEST: u8 = 2;
 /// How often the clock hand passes over a page at most.
 pub const MOST_PASSES: u8 = 7;
-/// How often it does over a page that came back.
-const PASSES_OF_HEAT: [u8; HOTTEST as usize + 1] = [0, 3, MOST_PASSES];
 
 impl PageState {
     /// Resident.
@@ -75,6 +67,12 @@ impl PageState {
     /// Resident, and passed over once.
     pub const FRESH: PageState = PageState::Resident {
         passes: 1,
+        shared: false,
+    };
+
+    /// Resident, and asked for again soon after it left.
+    pub const HOT: PageState = PageState::Resident {
+        passes: MOST_PASSES,
         shared: false,
     };
 
@@ -111,7 +109,6 @@ impl PageState {
     }
 
     fn unpack(word: u64) -> PageState {
-        // Without the heat, which lies above.
         let payload = (word >> PAYLOAD) as u32;
         match word & TAG_MASK {
             0 => PageState::Hole,
@@ -148,40 +145,13 @@ impl Entry {
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Changes the state if it is still `from`. What is known of the page's heat stays.
+    /// Changes the state if it is still `from`.
     pub fn replace(&self, from: PageState, to: PageState) -> bool {
-        self.replace_by(from, |heat| (to, heat))
-    }
-
-    /// The page, whose state was `from`, was asked for and came back: soon after it left, or not. The
-    /// more often in a row that was soon, the more often the clock hand passes over it.
-    pub fn come_back(&self, from: PageState, soon: bool) -> bool {
-        self.replace_by(from, |heat| {
-            let heat = if soon { (heat + 1).min(HOTTEST) } else { 0 };
-            let came = PageState::Resident {
-                passes: PASSES_OF_HEAT[usize::from(heat)],
-                shared: false,
-            };
-            (came, heat)
-        })
-    }
-
-    fn replace_by(&self, from: PageState, new: impl Fn(u8) -> (PageState, u8)) -> bool {
-        let mut word = self.0.load(Ordering::Relaxed);
-        while word & !HEAT_MASK == from.pack() {
-            let (state, heat) = new(((word & HEAT_MASK) >> HEAT) as u8);
-            let packed = state.pack() | u64::from(heat) << HEAT;
-            // AcqRel: what was stored in the slot or stage that the old state names is seen, and so is
-            // what was for the new one.
-            match self
-                .0
-                .compare_exchange_weak(word, packed, Ordering::AcqRel, Ordering::Relaxed)
-            {
-                Ok(_) => return true,
-                Err(other) => word = other,
-            }
-        }
-        false
+        // AcqRel: what was stored in the slot or stage that the old state names is seen, and so is
+        // what was for the new one.
+        self.0
+            .compare_exchange(from.pack(), to.pack(), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Sets the state; the gate is held exclusively.
@@ -218,7 +188,7 @@ mod tests {
                 shared: true,
             },
             PageState::Resident {
-                passes: 7,
+                passes: MOST_PASSES,
                 shared: true,
             },
             PageState::Removed(77),
@@ -235,32 +205,11 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_comes_back_soon_again_and_again_stays_longer() {
-        let entry = Entry::default();
-        let slot = PageState::Swapped(Slot::from_raw(7));
-        let come_back = |soon| {
-            let state = entry.load();
-            assert!(entry.replace(state, PageState::Staged(StageIndex(3))));
-            assert!(entry.replace(PageState::Staged(StageIndex(3)), slot));
-            assert_eq!(entry.load(), slot, "the heat is no part of the state");
-            assert!(!entry.come_back(PageState::Staged(StageIndex(3)), soon));
-            assert!(entry.come_back(slot, soon));
-            match entry.load() {
-                PageState::Resident { passes, .. } => passes,
-                other => panic!("{other:?}"),
-            }
-        };
-        let soon: Vec<u8> = (0..5).map(|_| come_back(true)).collect();
-        assert_eq!(soon, [3, 7, 7, 7, 7]);
-        assert_eq!(come_back(false), 0);
-        assert_eq!(come_back(true), 3, "once late, and it begins anew");
-        entry.set(slot);
-        assert!(entry.come_back(slot, true));
-        let again = PageState::Resident {
-            passes: 3,
-            shared: false,
-        };
-        assert_eq!(entry.take(PageState::Hole), again, "forgotten");
+    fn a_hot_page_is_passed_over_seven_times() {
+        let laps = std::iter::successors(Some(PageState::HOT), |state| state.passed_over());
+        assert_eq!(laps.count(), 1 + 7);
+        assert_eq!(PageState::RESIDENT.passed_over(), None);
+        assert_eq!(PageState::FRESH.passed_over(), Some(PageState::RESIDENT));
     }
 
     #[test]

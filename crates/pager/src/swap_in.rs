@@ -228,11 +228,13 @@ impl Filling<'_> {
         let page = self.claim.page(index);
         let entry = self.space.table.entry(page);
         let filling = PageState::Filling(self.claim.slot(index));
-        if index == self.claim.asked {
-            entry.come_back(filling, self.space.left_lately(page));
+        let is_hot = index == self.claim.asked && self.space.left_lately(page);
+        let state = if is_hot {
+            PageState::HOT
         } else {
-            entry.replace(filling, PageState::RESIDENT);
-        }
+            PageState::RESIDENT
+        };
+        entry.replace(filling, state);
         self.close(index);
     }
 
