@@ -6,7 +6,7 @@ use crate::handler::Handlers;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use crate::shortage;
-use memfold_sys::epoll::{Epoll, Ready};
+use memfold_sys::epoll::Epoll;
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
 use memfold_sys::process::{self, Inspector};
 use memfold_sys::thread::set_nice_of;
@@ -80,7 +80,7 @@ impl Attendant {
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
-        let mut ready: Vec<Ready> = Vec::new();
+        let mut ready = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             if self
                 .epoll
@@ -89,11 +89,11 @@ impl Attendant {
             {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            for event in &ready {
-                match LISTENERS.iter().position(|token| *token == event.token) {
+            for token in &ready {
+                match LISTENERS.iter().position(|listener| listener == token) {
                     Some(listener) => self.let_in(listener),
-                    None if event.token >= FIRST_NEWCOMER => self.hear(event.token),
-                    None => self.see_off(event.token),
+                    None if *token >= FIRST_NEWCOMER => self.hear(*token),
+                    None => self.see_off(*token),
                 }
             }
         }

@@ -15,7 +15,7 @@ use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use crate::shortage::{self, patiently};
-use memfold_sys::epoll::{Epoll, Ready};
+use memfold_sys::epoll::Epoll;
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Message};
 use std::cell::LazyCell;
@@ -164,13 +164,13 @@ impl Handlers {
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
         let mut server = Server::default();
-        let mut ready: Vec<Ready> = Vec::new();
+        let mut ready = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             if self.epolls[number].wait(&mut ready, None).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            for event in &ready {
-                if let Some(space) = self.group.space(event.token) {
+            for token in &ready {
+                if let Some(space) = self.group.space(*token) {
                     self.serve_space(number, &space, &mut server);
                 }
             }

@@ -8,15 +8,6 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
-/// One ready descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ready {
-    /// The number it was added with.
-    pub token: u64,
-    /// The other end is gone.
-    pub hung_up: bool,
-}
-
 impl Epoll {
     /// A new instance.
     pub fn new() -> io::Result<Epoll> {
@@ -79,8 +70,9 @@ impl Epoll {
         }
     }
 
-    /// Waits for descriptors to be ready, at most `timeout`; interrupted counts as none.
-    pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
+    /// Waits for descriptors to be ready (or the other end gone), at most `timeout`, and fills in the
+    /// numbers they were added with; interrupted counts as none.
+    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
         const EVENTS: usize = 16;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let milliseconds = timeout.map_or(-1, |t| t.as_millis().min(i32::MAX as u128) as i32);
@@ -102,11 +94,7 @@ impl Epoll {
                 Err(error)
             };
         }
-        ready.extend(events[..count as usize].iter().map(|event| Ready {
-            token: event.u64,
-            hung_up: event.events & (libc::EPOLLHUP | libc::EPOLLRDHUP | libc::EPOLLERR) as u32
-                != 0,
-        }));
+        ready.extend(events[..count as usize].iter().map(|event| event.u64));
         Ok(())
     }
 }
@@ -128,7 +116,7 @@ mod tests {
             epoll
                 .wait(&mut ready, Some(Duration::ZERO))
                 .expect("it waits");
-            ready.iter().map(|one| one.token).collect::<Vec<_>>()
+            ready.clone()
         };
         assert_eq!(reported(), [7], "what was there before");
         assert_eq!(reported(), [0; 0], "left unread, and not told again");
@@ -152,16 +140,12 @@ mod tests {
             epoll
                 .wait(&mut ready, Some(Duration::ZERO))
                 .expect("it waits");
-            let expected = Ready {
-                token: 8,
-                hung_up: false,
-            };
-            assert_eq!(ready, [expected]);
+            assert_eq!(ready, [8]);
         }
         drop(writer);
         epoll
             .wait(&mut ready, Some(Duration::ZERO))
             .expect("it waits");
-        assert!(ready[0].hung_up);
+        assert_eq!(ready, [8], "also when nobody can write any more");
     }
 }
