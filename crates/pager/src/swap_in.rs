@@ -226,15 +226,13 @@ impl Filling<'_> {
     /// The program has the page.
     fn settle(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let entry = self.space.table.entry(page);
-        let filling = PageState::Filling(self.claim.slot(index));
-        let is_hot = index == self.claim.asked && self.space.left_lately(page);
-        let state = if is_hot {
+        let state = if index == self.claim.asked && self.space.left_lately(page) {
             PageState::HOT
         } else {
             PageState::RESIDENT
         };
-        entry.replace(filling, state);
+        let entry = self.space.table.entry(page);
+        entry.replace(PageState::Filling(self.claim.slot(index)), state);
         self.close(index);
     }
 
