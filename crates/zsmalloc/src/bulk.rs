@@ -56,7 +56,7 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Frees groups of words, best of one class each.
-    pub(crate) fn free_groups<'a>(
+    fn free_groups<'a>(
         &self,
         groups: impl Iterator<Item = &'a mut [ObjectWord]>,
     ) -> Result<(), MisuseError> {
@@ -198,7 +198,7 @@ fn group_by_class(words: &mut [ObjectWord], classes: usize) -> [usize; MAX_GROUP
 const MAX_GROUPS: usize = ObjectWord::MAX_CLASSES + 1;
 
 /// Words by class, those of each in turn.
-pub(crate) struct Groups<'a> {
+struct Groups<'a> {
     rest: &'a mut [ObjectWord],
     ends: [usize; MAX_GROUPS],
     start: usize,
@@ -207,7 +207,7 @@ pub(crate) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    pub(crate) fn of(words: &'a mut [ObjectWord], classes: usize) -> Self {
+    fn of(words: &'a mut [ObjectWord], classes: usize) -> Self {
         Self {
             ends: group_by_class(words, classes),
             rest: words,

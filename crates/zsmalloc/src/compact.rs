@@ -64,6 +64,8 @@ impl<S: PageSource> Pool<S> {
     /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages). Free parts of huge pages
     /// stay: [`Pool::trim_spare`] gives them back.
     ///
+    /// Frees that were deferred are done first, as far as nobody else does them.
+    ///
     /// A class that another thread is compacting just now is left out.
     ///
     /// The caller must not hold a [`Pin`](crate::Pin), nor be inside a read or a
@@ -75,6 +77,8 @@ impl<S: PageSource> Pool<S> {
     ) -> CompactReport {
         let mut report = CompactReport::default();
         for (class_index, compactor) in self.compactors.iter().enumerate() {
+            // What waits to be freed is not worth moving, and its zspages may empty by themselves.
+            self.drain_under_pressure();
             let Some(_compactor) = try_lock(compactor) else {
                 continue;
             };

@@ -64,8 +64,7 @@ impl<S: PageSource> Pool<S> {
     fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
         // A misuse among the words is counted, not blamed on this caller.
         let mut room = [ObjectWord::PLACEHOLDER; SYNCHRONOUS_BATCH];
-        let free = |words: &mut [ObjectWord]| self.free_words(words);
-        let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree, free);
+        let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree);
         if taken == 0 || !ring.push(word, bytes) {
             self.free(word);
         }
@@ -78,15 +77,11 @@ impl<S: PageSource> Pool<S> {
     /// A word among them that named no stored object. All others were freed.
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
-        self.flush_through(&mut room, |words| self.free_words(words))
+        self.flush_through(&mut room)
     }
 
-    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, which `free` frees.
-    pub(crate) fn flush_through(
-        &self,
-        room: &mut [ObjectWord],
-        free: impl Fn(&mut [ObjectWord]) -> Result<(), MisuseError>,
-    ) -> Result<usize, MisuseError> {
+    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds.
+    pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
         for ring in self
@@ -99,7 +94,7 @@ impl<S: PageSource> Pool<S> {
             while left > 0 {
                 let batch = left.min(room.len());
                 let room = &mut room[..batch];
-                let (taken, outcome) = self.drain(ring, room, Consumer::Wait, &free);
+                let (taken, outcome) = self.drain(ring, room, Consumer::Wait);
                 freed += taken;
                 left -= taken;
                 result = result.and(outcome);
@@ -149,8 +144,7 @@ impl<S: PageSource> Pool<S> {
             .filter_map(|shard| shard.deferred.as_ref())
         {
             if ring.len() > 0 {
-                let free = |words: &mut [ObjectWord]| self.free_words(words);
-                freed += self.drain(ring, &mut room, Consumer::IfFree, free).0;
+                freed += self.drain(ring, &mut room, Consumer::IfFree).0;
             }
         }
         freed > 0
@@ -162,14 +156,13 @@ impl<S: PageSource> Pool<S> {
         ring: &Ring,
         room: &mut [ObjectWord],
         consumer: Consumer,
-        free: impl FnOnce(&mut [ObjectWord]) -> Result<(), MisuseError>,
     ) -> (usize, Result<(), MisuseError>) {
         let bytes_of = |word: ObjectWord| self.classes.get(word.class()).map_or(0, SizeClass::size);
         let taken = match consumer {
             Consumer::Wait => ring.take(room, bytes_of),
             Consumer::IfFree => ring.try_take(room, bytes_of),
         };
-        let outcome = free(&mut room[..taken]);
+        let outcome = self.free_words(&mut room[..taken]);
         if outcome.is_err() {
             self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
         }

@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -11,12 +11,9 @@ use std::{
 };
 
 use crate::{
-    bulk::Groups,
-    error::MisuseError,
     pool::Pool,
     signal::{DrainSignal, Lull, Woken},
     source::PageSource,
-    sync::{Mutex, lock},
     word::ObjectWord,
 };
 
@@ -35,8 +32,6 @@ const IDLE_POLL: Duration = Duration::from_millis(50);
 /// So many freed pages are worth another thread to give them back, which costs about as much to
 /// start as a few hundred of them.
 const HELPER_PAGES: usize = 4096;
-/// And so many words to free.
-const HELPER_WORDS: usize = 16 * 1024;
 const MAX_HELPERS: usize = 3;
 
 /// Bulk frees have ended when none has been going on for so long. Before that no helper is started:
@@ -58,8 +53,8 @@ const BATCH: usize = 64 * 1024;
 /// back for reuse included: at once after many frees, after 50 milliseconds without a deferred one
 /// otherwise; free parts of huge pages, if they are much, after these only. It makes way for bulk
 /// frees: what they leave waits until none has been going on for half a millisecond, or for two
-/// milliseconds. Where there is much to do, threads that it starts for the purpose help it, as many
-/// as there are other processors, but at most three. A pool should have one drainer at a time; more
+/// milliseconds. Where there is much to give back, threads that it starts for the purpose help it, as
+/// many as there are other processors, but at most three. A pool should have one drainer at a time; more
 /// do no harm but are not woken. What a bulk free leaves to a drainer that is just being dropped
 /// waits for the next free or store that looks for memory.
 #[derive(Debug)]
@@ -79,7 +74,7 @@ impl Drainer {
         let stopped = stop.clone();
         let thread = thread::Builder::new()
             .name("zsmalloc-drain".to_owned())
-            .spawn(move || drain(&pool, &stopped))?;
+            .spawn(move || drain(pool, &stopped))?;
         Ok(Self {
             stop,
             thread: Some(thread),
@@ -98,7 +93,9 @@ impl Drop for Drainer {
     }
 }
 
-fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
+fn drain<S: PageSource + 'static>(pool: Arc<Pool<S>>, stop: &AtomicBool) {
+    let mut helpers = Helpers::new(pool.clone());
+    let pool = &*pool;
     let signal = &pool.drain_signal;
     signal.set_drainer(Some(crate::sync::thread::current()));
     let mut room = Vec::new();
@@ -106,8 +103,6 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         room.resize(BATCH, ObjectWord::PLACEHOLDER);
     }
     let words_wait = || pool.deferred_bytes() > 0;
-    // Once: to find out, the system's files on limits are read.
-    let processors = thread::available_parallelism().map_or(1, usize::from);
     let mut lull = Lull::new();
     let mut collect = COLLECT;
     // Words freed since the memory they held was given back.
@@ -120,12 +115,12 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
                     make_way(signal, &mut lull, words_wait);
                 }
                 signal.take_memory();
-                give_back(pool, processors, &mut lull);
+                give_back(pool, &mut helpers, &mut lull);
                 burst = 0;
                 continue;
             }
             if signal.sleep_idle(IDLE_POLL, words_wait) == Woken::ByTime {
-                give_back(pool, processors, &mut lull);
+                give_back(pool, &mut helpers, &mut lull);
                 pool.limit_spare(2);
                 burst = 0;
                 continue;
@@ -139,7 +134,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
         let freed = match room.as_mut_slice() {
             // There was no memory for more than the stack holds.
             [] => pool.flush_deferred(),
-            room => pool.flush_through(room, |words| free_helped(pool, words, processors)),
+            room => pool.flush_through(room),
         };
         let freed = freed.unwrap_or(FEW);
         burst += freed;
@@ -149,7 +144,7 @@ fn drain<S: PageSource>(pool: &Pool<S>, stop: &AtomicBool) {
             COLLECT
         };
         if words_wait() && signal.memory_waits() && pool.much_is_warm() {
-            discard_helped(pool, processors, &mut lull);
+            discard_helped(pool, &mut helpers, &mut lull);
         }
     }
     signal.set_drainer(None);
@@ -173,66 +168,71 @@ fn make_way(signal: &DrainSignal, lull: &mut Lull, words_wait: impl Fn() -> bool
 }
 
 /// Gives all memory back that holds no object, but for free parts of huge pages.
-fn give_back<S: PageSource>(pool: &Pool<S>, processors: usize, lull: &mut Lull) {
+fn give_back<S: PageSource + 'static>(pool: &Pool<S>, helpers: &mut Helpers<S>, lull: &mut Lull) {
     pool.release_empty(0..pool.classes().len());
-    discard_helped(pool, processors, lull);
+    discard_helped(pool, helpers, lull);
 }
 
 /// Gives the memory of freed runs back. What it costs is the system's work: with much of it, and
 /// other processors that may be idle, several threads do it at once.
-fn discard_helped<S: PageSource>(pool: &Pool<S>, processors: usize, lull: &mut Lull) {
-    thread::scope(|scope| {
-        let mut helped = false;
-        loop {
-            let helpers = (pool.warm_pages() / HELPER_PAGES).min(processors - 1);
-            if !helped && helpers > 0 && lull.left(&pool.drain_signal, LULL).is_zero() {
-                start_helpers(scope, helpers, || {
+fn discard_helped<S: PageSource + 'static>(
+    pool: &Pool<S>,
+    helpers: &mut Helpers<S>,
+    lull: &mut Lull,
+) {
+    loop {
+        let wanted = pool.warm_pages() / HELPER_PAGES;
+        if wanted > 0 && lull.left(&pool.drain_signal, LULL).is_zero() {
+            helpers.start(wanted);
+        }
+        if pool.discard_some() == 0 {
+            break;
+        }
+    }
+}
+
+/// Threads that give memory back beside the drainer, which does not wait for them: on a busy
+/// processor one may not have begun when there is nothing left to do.
+struct Helpers<S: PageSource + 'static> {
+    pool: Arc<Pool<S>>,
+    most: usize,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<S: PageSource + 'static> Helpers<S> {
+    fn new(pool: Arc<Pool<S>>) -> Self {
+        // Once: to find out, the system's files on limits are read.
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            pool,
+            most: MAX_HELPERS.min(processors - 1),
+            threads: Vec::new(),
+        }
+    }
+
+    /// Starts threads until `wanted` are at work, as far as there are any to be had.
+    fn start(&mut self, wanted: usize) {
+        self.threads.retain(|thread| !thread.is_finished());
+        while self.threads.len() < wanted.min(self.most) {
+            let pool = self.pool.clone();
+            let started = thread::Builder::new()
+                .name("zsmalloc-help".to_owned())
+                .spawn(move || {
                     pool.discard_all_warm();
                 });
-                helped = true;
-            }
-            if pool.discard_some() == 0 {
-                break;
+            match started {
+                Ok(thread) => self.threads.push(thread),
+                Err(_) => break,
             }
         }
-    });
-}
-
-/// Frees words, with the help of other processors if they are many: what it takes is mostly waiting
-/// for memory.
-fn free_helped<S: PageSource>(
-    pool: &Pool<S>,
-    words: &mut [ObjectWord],
-    processors: usize,
-) -> Result<(), MisuseError> {
-    let helpers = (words.len() / HELPER_WORDS).min(processors - 1);
-    if helpers == 0 {
-        return pool.free_words(words);
     }
-    // Each takes the next class: nobody waits for the bins of another.
-    let groups = Mutex::new(Groups::of(words, pool.classes().len()));
-    let outcome = Mutex::new(Ok(()));
-    let free = || {
-        let freed = pool.free_groups(std::iter::from_fn(|| lock(&groups).next()));
-        let mut outcome = lock(&outcome);
-        *outcome = outcome.and(freed);
-    };
-    thread::scope(|scope| {
-        start_helpers(scope, helpers, free);
-        free();
-    });
-    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts threads that do `work`, as far as there are any to be had.
-fn start_helpers<'scope>(
-    scope: &'scope thread::Scope<'scope, '_>,
-    helpers: usize,
-    work: impl Fn() + Copy + Send + 'scope,
-) {
-    for _ in 0..helpers.min(MAX_HELPERS) {
-        let _ = thread::Builder::new()
-            .name("zsmalloc-help".to_owned())
-            .spawn_scoped(scope, work);
+impl<S: PageSource + 'static> Drop for Helpers<S> {
+    fn drop(&mut self) {
+        for thread in self.threads.drain(..) {
+            // Only its page source can panic, and has said why.
+            let _ = thread.join();
+        }
     }
 }
