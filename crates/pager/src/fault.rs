@@ -10,7 +10,7 @@ use crate::group::{DeferredFault, lock};
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
-use crate::state::{Entry, PageState};
+use crate::state::PageState;
 use crate::swap_in::{Claim, SWAP_IN_WINDOW};
 use crate::write_protect::admit_write;
 use memfold_swap::{Page, Scratch};
@@ -108,7 +108,9 @@ impl Server {
                 }
                 PageState::Staged(place) => {
                     if entry.replace(state, PageState::Returning(place)) {
-                        return self.bring_back(space, fault.page, entry, place);
+                        let counters = &space.group().counters;
+                        counters.faults_cache.fetch_add(1, Ordering::Relaxed);
+                        return self.bring_back(space, fault.page, place);
                     }
                 }
                 // Whoever has it wakes the thread.
@@ -162,15 +164,21 @@ impl Server {
         }
     }
 
-    /// A staged page is touched: it comes back by copy. The helper could move it back, but a
-    /// switch to the helper's thread costs more than the copy of a page.
-    fn bring_back(
-        &mut self,
-        space: &AddressSpace,
-        page: VirtualPage,
-        entry: &Entry,
-        place: StageIndex,
-    ) -> Served {
+    /// Puts a staged page back that is not to go out now.
+    pub fn put_back(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
+        let Ok(_gate) = space.shared() else {
+            return;
+        };
+        let entry = space.table.entry(page);
+        if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
+            self.bring_back(space, page, place);
+        }
+    }
+
+    /// A staged page, which is `Returning`, comes back by copy. The helper could move it back, but a
+    /// switch to the helper's thread costs more than the copy of a page. The gate is held shared.
+    fn bring_back(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
+        let entry = space.table.entry(page);
         let returning = PageState::Returning(place);
         let staged = PageState::Staged(place);
         let Some(attached) = space.attached() else {
@@ -191,11 +199,6 @@ impl Server {
         match copy(space, page, buffer, 1) {
             Ok(()) => {
                 space.add_resident_pages(1);
-                space
-                    .group()
-                    .counters
-                    .faults_cache
-                    .fetch_add(1, Ordering::Relaxed);
                 entry.replace(returning, PageState::HOT);
                 lock(&space.stage).retire(place);
                 Served::Done

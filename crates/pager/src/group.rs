@@ -1,6 +1,7 @@
 //! A group: the address spaces under one limit, the swap space they share, and the counters.
 
 use crate::address_space::AddressSpace;
+use crate::concession::Concession;
 use crate::fault::Fault;
 use crate::latency::Histogram;
 use crate::memory::MappedSource;
@@ -68,6 +69,7 @@ pub struct Group {
     /// Held while a forked child's process is looked for.
     pub meeting: Mutex<()>,
     resident_limit: AtomicU64,
+    concession: Concession,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
     deferred: Mutex<Vec<DeferredFault>>,
@@ -151,6 +153,7 @@ impl Group {
             next_id: AtomicU64::new(1),
             meeting: Mutex::default(),
             resident_limit: AtomicU64::new(u64::MAX),
+            concession: Concession::default(),
             shared: Arc::default(),
             deferred: Mutex::default(),
             spare: Mutex::default(),
@@ -241,7 +244,7 @@ impl Group {
         self.resident_limit.load(Ordering::Relaxed)
     }
 
-    /// Works out what pool and metadata leave to the resident pages.
+    /// Works out what pool and metadata leave to the resident pages, and what was conceded.
     pub fn refresh_limit(&self) {
         let by_total = self.limit.total_bytes.map_or(u64::MAX, |total| {
             total
@@ -250,7 +253,15 @@ impl Group {
                 .max(RESIDENT_FLOOR_BYTES)
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
-        self.resident_limit.store(limit, Ordering::Relaxed);
+        let conceded = self.concession.bytes(Instant::now());
+        self.resident_limit
+            .store(limit.max(conceded), Ordering::Relaxed);
+    }
+
+    /// Whether a page that does not compress may as well stay where it is: the pool counts towards
+    /// the limit, and nothing takes pages from there.
+    pub fn gains_by_compression_only(&self) -> bool {
+        self.limit.resident_bytes.is_none() && self.file.is_none()
     }
 
     /// Releases slots soon, or at once if many wait already: what they hold is counted still.
@@ -347,10 +358,13 @@ impl Group {
         excess / PAGE_SIZE as u64
     }
 
-    /// Notes that reclaim could not get the group under its limit; warns once.
-    pub fn note_over_limit(&self) {
+    /// Notes that reclaim could not get the group under its limit, which is exceeded then rather
+    /// than a program stopped; warns once.
+    pub fn give_up(&self) {
         self.note_peaks();
         let resident = self.resident_bytes();
+        self.concession.grant(resident, Instant::now());
+        self.refresh_limit();
         let total = resident + self.swap.usage().pool_bytes + self.metadata_bytes();
         let excess = self.excess(resident, total);
         if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {

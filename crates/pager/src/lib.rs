@@ -7,6 +7,7 @@
 mod address_space;
 mod around;
 mod attendant;
+mod concession;
 mod density;
 pub mod embedded;
 mod events;

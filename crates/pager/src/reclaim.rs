@@ -36,6 +36,11 @@ const STAGED_AT_LEAST: u64 = 16;
 const TURNS_TO_FOLLOW: u32 = 8;
 /// After so many laps of the hand each page that can be moved was a victim.
 const LAPS: usize = 1 + MOST_PASSES as usize;
+/// A page that takes more in the pool is put back where only what is gained by compression counts.
+const WORTH_STORING_BYTES: u64 = (PAGE_SIZE / 8 * 7) as u64;
+/// So many pages may be put back, and so many for each that was stored, before there is a pause.
+const REFUSED: usize = 4096;
+const REFUSED_EACH: usize = 4;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -50,6 +55,9 @@ pub struct Reclaimer {
     out_of_turn: u32,
 }
 
+/// A page, where it is staged, and its slot.
+type StoredPage = (StageIndex, VirtualPage, Slot);
+
 /// What one round did.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
@@ -57,6 +65,8 @@ struct Progress {
     stored: usize,
     dropped: usize,
     unshared: usize,
+    /// Pages that were put back, as nothing is gained by storing them.
+    refused: usize,
 }
 
 impl Progress {
@@ -108,7 +118,7 @@ impl Reclaimer {
         if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
             return;
         }
-        let mut idle_rounds = 0;
+        let (mut idle_rounds, mut stored, mut refused) = (0, 0, 0);
         loop {
             let marks = self.watermarks();
             let resident = self.group.resident_bytes();
@@ -129,7 +139,10 @@ impl Reclaimer {
                 Some(space) => self.round(&space, resident - marks.stop),
                 None => Progress::default(),
             };
-            if progress.any() {
+            stored += progress.stored;
+            refused += progress.refused;
+            let futile = refused > REFUSED + REFUSED_EACH * stored;
+            if progress.any() && !futile {
                 idle_rounds = 0;
                 continue;
             }
@@ -137,14 +150,9 @@ impl Reclaimer {
             let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
             let turns = 3 * self.group.spaces().len();
-            if idle_rounds > 20 + rounds + turns {
-                // Nothing more can be moved out: the limit is exceeded rather than a program
-                // stopped.
-                if resident > marks.hard {
-                    self.group.note_over_limit();
-                }
+            if futile || idle_rounds > 20 + rounds + turns {
+                self.group.give_up();
                 self.serve_deferred();
-                std::thread::sleep(Duration::from_millis(1));
                 break;
             }
             if progress.unshared == 0 {
@@ -206,7 +214,7 @@ impl Reclaimer {
         let target = self.command(space, excess_bytes, &mut progress);
         self.group.relieve_pool(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
-        progress.stored = self.store_staged(space, surplus.min(BATCH));
+        (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
             let mover = lock(&space.mover);
             (mover.is_busy(), mover.posted())
@@ -254,14 +262,15 @@ impl Reclaimer {
         target
     }
 
-    /// Stores up to `count` of the pages that have been staged longest.
-    fn store_staged(&mut self, space: &AddressSpace, count: usize) -> usize {
+    /// Stores up to `count` of the pages that have been staged longest. Returns how many, and how
+    /// many are not worth it.
+    fn store_staged(&mut self, space: &AddressSpace, count: usize) -> (usize, usize) {
         let Some(attached) = space.attached() else {
-            return 0;
+            return (0, 0);
         };
         lock(&space.stage).oldest(count, &mut self.oldest);
         if self.oldest.is_empty() {
-            return 0;
+            return (0, 0);
         }
         let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
         let group = self.group.clone();
@@ -269,7 +278,33 @@ impl Reclaimer {
         let stored = self.read_and_store(space, attached, &mut kin);
         drop(making_way);
         kin.release(&self.group);
-        self.commit(space, &stored)
+        let (stored, refused) = self.sift(space, stored);
+        for (place, page) in &refused {
+            self.server.put_back(space, *page, *place);
+        }
+        (self.commit(space, &stored), refused.len())
+    }
+
+    /// Tells apart what is worth to be kept, and gives the slots of the rest up. What forks share is:
+    /// it has been copied to go out, and is stored once.
+    fn sift(
+        &self,
+        space: &AddressSpace,
+        stored: Vec<StoredPage>,
+    ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
+        if !self.group.gains_by_compression_only() || space.forked.load(Ordering::Relaxed) {
+            return (stored, Vec::new());
+        }
+        let swap = &self.group.swap;
+        let pays = |(_, _, slot): &StoredPage| {
+            let bytes = swap.stored_bytes(*slot);
+            bytes.is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
+        };
+        let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
+        let slots: Vec<Slot> = refused.iter().map(|(_, _, slot)| *slot).collect();
+        swap.release_bulk(&slots);
+        let places = refused.iter().map(|(place, page, _)| (*place, *page));
+        (stored, places.collect())
     }
 
     /// Stores what `oldest` names, as far as that can be done.
@@ -278,7 +313,7 @@ impl Reclaimer {
         space: &AddressSpace,
         attached: &Attached,
         kin: &mut Kin,
-    ) -> Vec<(StageIndex, VirtualPage, Slot)> {
+    ) -> Vec<StoredPage> {
         let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
         let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
         let buffer = &mut self.buffer[..places.len()];
@@ -308,7 +343,7 @@ impl Reclaimer {
 
     /// Lets the stored pages' entries name their slots. A page that was touched or moved to
     /// another address in the meantime keeps its state.
-    fn commit(&self, space: &AddressSpace, stored: &[(StageIndex, VirtualPage, Slot)]) -> usize {
+    fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
         if let Ok(_gate) = space.shared() {

@@ -432,6 +432,13 @@ impl<S: PageSource> SwapSpace<S> {
         Some((position.tier, position.location))
     }
 
+    /// Bytes of storage that the page in `slot` takes; `None` if the slot holds no page. Another
+    /// thread may change it at once.
+    pub fn stored_bytes(&self, slot: Slot) -> Option<u64> {
+        let (tier, location) = self.look_up(slot)?;
+        Some(self.tier(tier).bytes(location))
+    }
+
     /// Adds a count to `slot`, for another owner of the same page.
     ///
     /// # Errors

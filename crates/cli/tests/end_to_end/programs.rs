@@ -1,6 +1,6 @@
 //! Ordinary programs in a quarter of the memory they use: same output, limit held.
 
-use crate::support::{MIB, Program, alone, available, python, same_as_unlimited, source};
+use crate::support::{Limits, MIB, Program, alone, available, python, same_as_unlimited, source};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -16,6 +16,47 @@ fn cpython_hashes_what_it_builds() {
         native.peak().total > 140 * MIB,
         "the program is meant to be large"
     );
+}
+
+/// 64 MiB of noise, looked at in a random order again and again.
+const NOISE: &str = "
+import hashlib, random
+blocks = [random.Random(n).randbytes(1 << 14) for n in range(4096)]
+total, order = hashlib.sha256(), random.Random(0)
+for _ in range(20000):
+    total.update(order.choice(blocks))
+print(total.hexdigest())
+";
+
+#[test]
+fn what_does_not_compress_stays_and_nobody_waits_for_it() {
+    if !available("noise", &["python3"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(python()).args(["-c", NOISE]);
+    let native = program.run(Limits::None);
+    native.assert_success();
+    let limited = program.run(Limits::Total(30 * MIB));
+    limited.assert_success();
+    assert_eq!(limited.text(), native.text());
+    let warnings = limited.errors.matches("the limit is exceeded").count();
+    assert_eq!(warnings, 1, "{}", limited.errors);
+    assert!(limited.number("over_limit_pages") > 0.0);
+    assert!(limited.peak().total < native.peak().total + 16 * MIB);
+    // Each of 16,384 pages is tried now and then, but not moved for nothing whenever it is there.
+    assert!(
+        limited.number("pages_out") < 8000.0,
+        "{}",
+        limited.number("pages_out")
+    );
+    // Where the pool does not count, it goes out like all else.
+    let limited = program.run(Limits::Resident(30 * MIB));
+    limited.assert_success();
+    assert_eq!(limited.text(), native.text());
+    assert_eq!(limited.errors.matches("the limit is exceeded").count(), 0);
+    assert!(limited.number("pages_out") > 50_000.0);
+    limited.assert_limit_held();
 }
 
 /// A C program that keeps an optimising compiler busy: many functions that call
