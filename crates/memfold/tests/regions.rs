@@ -273,30 +273,49 @@ fn system_calls_need_a_pin_or_thread_mode() {
     }
 }
 
-/// What does not compress stays above the limit rather than be lost.
+/// What does not compress stays above the limit rather than be lost, and is not moved for nothing.
 #[test]
 fn what_cannot_be_stored_in_less_exceeds_the_limit() {
-    let memfold = Memfold::builder().limit(4 * MIB as u64).build().unwrap();
-    let mut region = memfold.map(8 * MIB).unwrap();
-    let mut state = 1_u64;
-    for word in region.view_mut::<u64>() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        *word = state;
+    const WORDS: usize = PAGE / 8;
+    let noise = |page: usize| {
+        let mut state = page as u64 + 1;
+        std::array::from_fn::<u64, WORDS, _>(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        })
+    };
+    for mode in modes() {
+        let limit = 8 * MIB as u64;
+        let memfold = builder(mode).limit(limit).build().unwrap();
+        let mut region = memfold.map(64 * MIB).unwrap();
+        let pages = region.len() / PAGE;
+        for page in 0..pages {
+            region.view_mut::<u64>()[page * WORDS..][..WORDS].copy_from_slice(&noise(page));
+        }
+        for round in 1..5 {
+            for page in shuffled(pages, round) {
+                assert_eq!(region.view::<u64>()[page * WORDS..][..WORDS], noise(page));
+            }
+        }
+        let stats = memfold.stats();
+        assert!(
+            stats.pool_bytes + stats.resident_bytes >= region.len() as u64,
+            "{mode:?}: {stats:?}"
+        );
+        assert!(stats.over_limit_pages > 10_000, "{mode:?}: {stats:?}");
+        assert!(
+            stats.pages_out < pages as u64 / 2,
+            "{mode:?}: each was moved in every round: {stats:?}"
+        );
+        // It may be asked for.
+        region.page_out(..).unwrap();
+        assert!(memfold.stats().pool_bytes > region.len() as u64 / 2);
+        for page in 0..pages {
+            assert_eq!(region.view::<u64>()[page * WORDS..][..WORDS], noise(page));
+        }
     }
-    let mut state = 1_u64;
-    for word in region.view::<u64>() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        assert_eq!(*word, state);
-    }
-    let stats = memfold.stats();
-    assert!(
-        stats.pool_bytes + stats.resident_bytes >= 8 * MIB as u64,
-        "{stats:?}"
-    );
 }
 
 #[test]

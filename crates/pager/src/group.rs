@@ -1,7 +1,7 @@
 //! A group: the address spaces under one limit, the swap space they share, and the counters.
 
 use crate::address_space::AddressSpace;
-use crate::concession::Concession;
+use crate::concession::{Concession, Gains};
 use crate::fault::Fault;
 use crate::latency::Histogram;
 use crate::memory::MappedSource;
@@ -70,6 +70,7 @@ pub struct Group {
     pub meeting: Mutex<()>,
     resident_limit: AtomicU64,
     concession: Concession,
+    pub gains: Gains,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
     deferred: Mutex<Vec<DeferredFault>>,
@@ -146,6 +147,7 @@ impl Group {
             limit,
             gather: new_gather(&swap),
             swap,
+            gains: Gains::new(limit, file.is_some()),
             file,
             counters: Counters::default(),
             started: Instant::now(),
@@ -258,12 +260,6 @@ impl Group {
             .store(limit.max(conceded), Ordering::Relaxed);
     }
 
-    /// Whether a page that does not compress may as well stay where it is: the pool counts towards
-    /// the limit, and nothing takes pages from there.
-    pub fn gains_by_compression_only(&self) -> bool {
-        self.limit.resident_bytes.is_none() && self.file.is_none()
-    }
-
     /// Releases slots soon, or at once if many wait already: what they hold is counted still.
     pub fn release_soon(&self, slots: &[Slot]) {
         let mut spare = lock(&self.spare);
@@ -358,13 +354,17 @@ impl Group {
         excess / PAGE_SIZE as u64
     }
 
+    /// Concedes what is resident, as nothing more can be moved out.
+    pub fn concede(&self) {
+        self.concession.grant(self.resident_bytes(), Instant::now());
+        self.refresh_limit();
+    }
+
     /// Notes that reclaim could not get the group under its limit, which is exceeded then rather
     /// than a program stopped; warns once.
-    pub fn give_up(&self) {
+    pub fn note_over_limit(&self) {
         self.note_peaks();
         let resident = self.resident_bytes();
-        self.concession.grant(resident, Instant::now());
-        self.refresh_limit();
         let total = resident + self.swap.usage().pool_bytes + self.metadata_bytes();
         let excess = self.excess(resident, total);
         if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {

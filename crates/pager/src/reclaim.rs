@@ -36,11 +36,6 @@ const STAGED_AT_LEAST: u64 = 16;
 const TURNS_TO_FOLLOW: u32 = 8;
 /// After so many laps of the hand each page that can be moved was a victim.
 const LAPS: usize = 1 + MOST_PASSES as usize;
-/// A page that takes more in the pool is put back where only what is gained by compression counts.
-const WORTH_STORING_BYTES: u64 = (PAGE_SIZE / 8 * 7) as u64;
-/// So many pages may be put back, and so many for each that was stored, before there is a pause.
-const REFUSED: usize = 4096;
-const REFUSED_EACH: usize = 4;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -118,7 +113,7 @@ impl Reclaimer {
         if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
             return;
         }
-        let (mut idle_rounds, mut stored, mut refused) = (0, 0, 0);
+        let mut idle_rounds = 0;
         loop {
             let marks = self.watermarks();
             let resident = self.group.resident_bytes();
@@ -139,9 +134,7 @@ impl Reclaimer {
                 Some(space) => self.round(&space, resident - marks.stop),
                 None => Progress::default(),
             };
-            stored += progress.stored;
-            refused += progress.refused;
-            let futile = refused > REFUSED + REFUSED_EACH * stored;
+            let futile = self.group.gains.note(progress.stored, progress.refused);
             if progress.any() && !futile {
                 idle_rounds = 0;
                 continue;
@@ -149,16 +142,27 @@ impl Reclaimer {
             idle_rounds += 1;
             let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
-            let turns = 3 * self.group.spaces().len();
+            let spaces = self.group.spaces();
+            let turns = 3 * spaces.len();
             if futile || idle_rounds > 20 + rounds + turns {
-                self.group.give_up();
-                self.serve_deferred();
+                self.give_up(&spaces);
                 break;
             }
             if progress.unshared == 0 {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
+    }
+
+    /// Nothing more can be moved out: the limit is exceeded rather than a program stopped.
+    fn give_up(&mut self, spaces: &[Arc<AddressSpace>]) {
+        self.group.note_over_limit();
+        let stands_still = |space: &Arc<AddressSpace>| space.is_still_halted() || space.is_spared();
+        if !spaces.iter().any(stands_still) {
+            self.group.concede();
+        }
+        self.serve_deferred();
+        std::thread::sleep(Duration::from_millis(1));
     }
 
     /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
@@ -292,15 +296,15 @@ impl Reclaimer {
         space: &AddressSpace,
         stored: Vec<StoredPage>,
     ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
-        if !self.group.gains_by_compression_only() || space.forked.load(Ordering::Relaxed) {
+        if space.forked.load(Ordering::Relaxed) {
             return (stored, Vec::new());
         }
-        let swap = &self.group.swap;
-        let pays = |(_, _, slot): &StoredPage| {
-            let bytes = swap.stored_bytes(*slot);
-            bytes.is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
-        };
+        let Group { swap, gains, .. } = &*self.group;
+        let pays = |(_, _, slot): &StoredPage| gains.has(swap.stored_bytes(*slot));
         let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
+        if refused.is_empty() {
+            return (stored, Vec::new());
+        }
         let slots: Vec<Slot> = refused.iter().map(|(_, _, slot)| *slot).collect();
         swap.release_bulk(&slots);
         let places = refused.iter().map(|(place, page, _)| (*place, *page));

@@ -1,9 +1,11 @@
 //! The account of an engine's memory.
 
+use crate::concession::Concession;
 use crate::density::has_ample_room;
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 /// The engine always may keep so many pages resident, or it could not go on.
 pub const LEAST_PAGES: u64 = 256;
@@ -13,8 +15,11 @@ pub const LEAST_PAGES: u64 = 256;
 pub struct Account {
     limit: Limit,
     resident: AtomicU64,
-    /// Pages that may be resident now: what pool and records leave of the limit.
+    /// Pages that pool and records leave of the limit.
+    left: AtomicU64,
+    /// Pages that may be resident now: those, or what was conceded.
     allowed: AtomicU64,
+    concession: Concession,
     /// Above this, background reclaim works.
     low: AtomicU64,
     /// Below this, it stops.
@@ -29,7 +34,9 @@ impl Account {
         let account = Account {
             limit,
             resident: AtomicU64::new(0),
+            left: AtomicU64::new(0),
             allowed: AtomicU64::new(0),
+            concession: Concession::default(),
             low: AtomicU64::new(0),
             high: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
@@ -47,8 +54,10 @@ impl Account {
             .limit
             .total_bytes
             .map_or(u64::MAX, |total| total.saturating_sub(other));
-        let allowed = left.min(self.limit.resident_bytes.unwrap_or(u64::MAX)) / page;
-        let allowed = allowed.max(LEAST_PAGES);
+        let left = left.min(self.limit.resident_bytes.unwrap_or(u64::MAX)) / page;
+        let left = left.max(LEAST_PAGES);
+        let allowed = left.max(self.concession.bytes(Instant::now()) / page);
+        self.left.store(left, Relaxed);
         // Far enough below the limit that a program has room to run into while victims are
         // compressed on another CPU.
         let distance = (allowed / 32).clamp(32, 8192);
@@ -73,13 +82,21 @@ impl Account {
     pub fn reserve_beyond(&self, pages: u64) {
         let now = self.resident.fetch_add(pages, Relaxed) + pages;
         self.note_peak(now);
-        let excess = now.saturating_sub(self.allowed.load(Relaxed));
-        self.excess.fetch_max(excess, Relaxed);
+    }
+
+    /// Nothing more can be moved out. To be followed by [`Account::refresh`].
+    pub fn concede(&self) {
+        let resident = self.resident.load(Relaxed) * PAGE_SIZE as u64;
+        self.concession.grant(resident, Instant::now());
     }
 
     fn note_peak(&self, now: u64) {
         if now > self.peak.load(Relaxed) {
             self.peak.fetch_max(now, Relaxed);
+        }
+        let excess = now.saturating_sub(self.left.load(Relaxed));
+        if excess > 0 {
+            self.excess.fetch_max(excess, Relaxed);
         }
     }
 
@@ -191,6 +208,16 @@ mod tests {
         assert_eq!(account.allowed_pages(), 6000);
         account.refresh(u64::MAX);
         assert_eq!(account.allowed_pages(), LEAST_PAGES);
+    }
+
+    #[test]
+    fn what_is_conceded_is_room_and_counts_as_excess() {
+        let account = account(10_000);
+        assert!(account.reserve(10_000) && !account.reserve(1));
+        account.concede();
+        account.refresh(0);
+        assert!(account.reserve(1000));
+        assert_eq!(account.excess_pages(), 1000);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::stats::{Counters, EmbeddedStats};
 use super::streams::Streams;
 use super::worker::{BATCH, WORKERS};
 use super::{listener, registry, signals, worker};
+use crate::concession::Gains;
 use crate::memory::MappedSource;
 use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(super) stage: Reservation,
     pub(super) space: SwapSpace<MappedSource>,
     pub(super) account: Account,
+    pub(super) gains: Gains,
     pub(super) areas: RwLock<Vec<Arc<Area>>>,
     pub(super) hand: Mutex<Hand>,
     /// Areas that were unmapped and whose slots are still to be released.
@@ -168,6 +170,7 @@ impl Engine {
             stage,
             space: SwapSpace::new(MappedSource::default(), swap_config(config))?,
             account: Account::new(config.limit),
+            gains: Gains::new(config.limit, false),
             areas: RwLock::default(),
             hand: Mutex::default(),
             graveyard: Mutex::default(),
@@ -347,6 +350,19 @@ impl Shared {
         let records = self.record_bytes.load(Ordering::Relaxed);
         let other = self.space.pool_bytes() + self.space.metadata_bytes() + records;
         self.account.refresh(other);
+    }
+
+    /// Notes what became of pages that reclaim tried to move out.
+    pub(super) fn note_gain(&self, out: usize, refused: usize) {
+        if self.gains.note(out, refused) {
+            self.concede();
+        }
+    }
+
+    /// Nothing more can be moved out, or nothing is gained by it: the program goes on all the same.
+    pub(super) fn concede(&self) {
+        self.account.concede();
+        self.refresh_account();
     }
 
     pub(super) fn stats(&self) -> EmbeddedStats {

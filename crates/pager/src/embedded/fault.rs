@@ -6,6 +6,7 @@ use super::stats::count;
 use super::streams::Advice;
 use super::worker::{Claim, WINDOW, Worker};
 use crate::density::{BLOCK, Density};
+use crate::stage::StageIndex;
 use crate::state::PageState;
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
@@ -88,7 +89,7 @@ impl Shared {
                 }
                 PageState::Staged(place) => {
                     if entry.replace(state, PageState::Returning(place)) {
-                        self.bring_back(area, page, place);
+                        self.bring_back(area, page, place, PageState::FRESH);
                         count(&self.counters.faults_cache, 1);
                         return;
                     }
@@ -163,7 +164,8 @@ impl Shared {
                 return 1;
             }
         }
-        // Everything is pinned or cannot be stored: the program goes on all the same.
+        // Everything is pinned or cannot be stored.
+        self.concede();
         self.account.reserve_beyond(1);
         1
     }
@@ -374,14 +376,15 @@ impl Shared {
         true
     }
 
-    /// A staged page is touched: it comes back by a copy, as whoever compresses it reads the stage.
-    pub(super) fn bring_back(&self, area: &Area, page: usize, place: crate::stage::StageIndex) {
+    /// A staged page is touched or put back: it comes back by a copy, as whoever compresses it reads
+    /// the stage.
+    pub(super) fn bring_back(&self, area: &Area, page: usize, place: StageIndex, to: PageState) {
         // SAFETY: the place is present until nobody is returning from it (`reclaim.rs`), and
         // nothing writes to the stage.
         let bytes = unsafe { std::slice::from_raw_parts(self.place(place), PAGE_SIZE) };
         self.copy(area.address(page), bytes);
         area.arrived(page);
-        area.entries()[page].replace(PageState::Returning(place), PageState::FRESH);
+        area.entries()[page].replace(PageState::Returning(place), to);
     }
 
     /// Whether the engine is being dropped.

@@ -15,6 +15,7 @@
 use super::area::Area;
 use super::engine::Shared;
 use super::fault::{Cause, pause, unreadable};
+use super::reclaim::Wish;
 use super::stats::count;
 use super::worker::{BATCH, Worker};
 use memfold_swap::{Page, Slot, fill_word};
@@ -258,7 +259,8 @@ impl Shared {
             } else if matches!(state, OLD | YOUNG)
                 && area.unless_pinned(&pages, || protected.replace(block, state, BUSY))
             {
-                let out = self.page_out_block(area, protected, block, worker);
+                let wish = if all { Wish::Program } else { Wish::Reclaim };
+                let out = self.page_out_block(area, protected, block, wish, worker);
                 if out > 0 {
                     return (page, out);
                 }
@@ -267,12 +269,14 @@ impl Shared {
         (page.min(range.end), 0)
     }
 
-    /// Moves a busy block out. It is out afterwards, or in again if it could not be stored.
+    /// Moves a busy block out. It is out afterwards, or in again if it could not be stored or is not
+    /// worth it.
     fn page_out_block(
         &self,
         area: &Area,
         protected: &Protected,
         block: usize,
+        wish: Wish,
         worker: &mut Worker,
     ) -> u64 {
         let pages = protected.pages_of(block);
@@ -285,14 +289,19 @@ impl Shared {
             return 0;
         }
         let stored = self.store_block(protected, pages.clone(), worker);
-        if !stored || protected.punch(pages.clone()).is_err() {
-            for page in pages {
+        let gains = wish == Wish::Program || self.block_gains(protected, pages.clone());
+        if !stored || !gains || protected.punch(pages.clone()).is_err() {
+            for page in pages.clone() {
                 match protected.slots()[page].swap(0, Ordering::Relaxed) {
                     0 => {}
                     slot => self.space.release(Slot::from_raw(slot)),
                 }
             }
-            count(&self.counters.store_failures, 1);
+            if stored && !gains {
+                self.note_gain(0, pages.len());
+            } else {
+                count(&self.counters.store_failures, 1);
+            }
             if let Err(error) = protected.protect(area, block, true) {
                 die(&["cannot give access to a page: ", &error.to_string()]);
             }
@@ -300,12 +309,22 @@ impl Shared {
             return 0;
         }
         let out = pages.len() as u64;
+        self.note_gain(pages.len(), 0);
         pages.for_each(|page| area.left(page));
         protected.set(block, OUT);
         self.account.release(out);
         count(&self.counters.pages_out, out);
         self.refresh_account();
         out
+    }
+
+    /// Whether a stored block is worth to be in the pool, one page with another.
+    fn block_gains(&self, protected: &Protected, pages: Range<usize>) -> bool {
+        let slots = &protected.slots()[pages.clone()];
+        let slots = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
+        let bytes = |slot| self.space.stored_bytes(Slot::from_raw(slot)).unwrap_or(0);
+        let stored: u64 = slots.filter(|slot| *slot != 0).map(bytes).sum();
+        self.gains.has(Some(stored / pages.len() as u64))
     }
 
     /// Stores the pages of a busy block that are not zeros. `false` if any could not be.

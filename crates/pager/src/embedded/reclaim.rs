@@ -26,6 +26,15 @@ pub(super) struct Hand {
     cold: VecDeque<(Arc<Area>, Range<usize>)>,
 }
 
+/// Who wants pages to go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Reclaim, to keep the limit: as far as that gains anything.
+    Reclaim,
+    /// The program.
+    Program,
+}
+
 /// More cold ranges than this are not remembered.
 const COLD_RANGES: usize = 1024;
 
@@ -49,7 +58,7 @@ impl Shared {
         let Some(area) = self.choose_victims(worker) else {
             return 0;
         };
-        self.page_out_victims(&area, worker)
+        self.page_out_victims(&area, Wish::Reclaim, worker)
     }
 
     /// Moves one block out, in protection mode.
@@ -120,7 +129,7 @@ impl Shared {
         while next < range.end {
             worker.victims.clear();
             next = claim(area, next..range.end, true, worker);
-            out += self.page_out_victims(area, worker);
+            out += self.page_out_victims(area, Wish::Program, worker);
         }
         out
     }
@@ -169,12 +178,12 @@ impl Shared {
         None
     }
 
-    fn page_out_victims(&self, area: &Area, worker: &mut Worker) -> u64 {
+    fn page_out_victims(&self, area: &Area, wish: Wish, worker: &mut Worker) -> u64 {
         if worker.victims.is_empty() {
             return 0;
         }
         self.move_victims(area, worker);
-        let out = self.store_staged(area, worker);
+        let out = self.store_staged(area, wish, worker);
         self.drop_staged(area, worker);
         self.account.release(out);
         count(&self.counters.pages_out, out);
@@ -249,7 +258,7 @@ impl Shared {
     }
 
     /// Stores what lies in the worker's part of the stage. Returns how many pages left memory.
-    fn store_staged(&self, area: &Area, worker: &mut Worker) -> u64 {
+    fn store_staged(&self, area: &Area, wish: Wish, worker: &mut Worker) -> u64 {
         let entries = area.entries();
         let mut staged: Vec<usize> = Vec::with_capacity(BATCH);
         let mut pages: Vec<&Page> = Vec::with_capacity(BATCH);
@@ -265,12 +274,21 @@ impl Shared {
         let mut slots = Vec::with_capacity(BATCH);
         self.space
             .store_batch(&pages, &mut worker.scratch, &mut slots);
-        let mut out = 0;
+        let (mut out, mut refused) = (0, 0);
         for (index, slot) in staged.into_iter().zip(slots) {
             let place = place_of(worker, index);
             let page = worker.victims[index];
             let entry = &entries[page];
+            let gains =
+                |slot| wish == Wish::Program || self.gains.has(self.space.stored_bytes(slot));
             match slot {
+                Ok(slot) if !gains(slot) => {
+                    self.space.release(slot);
+                    refused += 1;
+                    if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
+                        self.put_back(area, page, place);
+                    }
+                }
                 Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
                     out += 1;
                 }
@@ -284,13 +302,14 @@ impl Shared {
                 }
             }
         }
-        out
+        self.note_gain(out, refused);
+        out as u64
     }
 
-    /// A page that cannot be stored goes back, if its area is still there.
+    /// A page that cannot be stored, or is not worth it, goes back, if its area is still there.
     fn put_back(&self, area: &Area, page: usize, place: StageIndex) {
         if let Some(_mapped) = area.mapped() {
-            self.bring_back(area, page, place);
+            self.bring_back(area, page, place, PageState::HOT);
         } else {
             area.entries()[page].replace(PageState::Returning(place), PageState::Hole);
             self.account.release(1);
@@ -360,6 +379,8 @@ impl Shared {
                 return;
             }
             let mut fruitless = false;
+            // What was conceded may have come to its end.
+            self.refresh_account();
             if self.account.is_low() {
                 let mut worker = worker::take();
                 while !self.account.is_high() && !self.is_stopping() {
