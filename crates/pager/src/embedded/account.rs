@@ -36,7 +36,7 @@ impl Account {
             resident: AtomicU64::new(0),
             left: AtomicU64::new(0),
             allowed: AtomicU64::new(0),
-            concession: Concession::default(),
+            concession: Concession::new(Instant::now()),
             low: AtomicU64::new(0),
             high: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
@@ -135,7 +135,7 @@ impl Account {
     /// Pins pages if that leaves enough to work in.
     pub fn pin(&self, pages: u64) -> bool {
         let before = self.pinned.fetch_add(pages, Relaxed);
-        let most = self.allowed.load(Relaxed) - LEAST_PAGES / 2;
+        let most = self.left.load(Relaxed) - LEAST_PAGES / 2;
         if before + pages <= most {
             true
         } else {
@@ -218,6 +218,7 @@ mod tests {
         account.refresh(0);
         assert!(account.reserve(1000));
         assert_eq!(account.excess_pages(), 1000);
+        assert!(!account.pin(10_000));
     }
 
     #[test]

@@ -170,7 +170,7 @@ impl Engine {
             stage,
             space: SwapSpace::new(MappedSource::default(), swap_config(config))?,
             account: Account::new(config.limit),
-            gains: Gains::new(config.limit, false),
+            gains: Gains::new(config.limit),
             areas: RwLock::default(),
             hand: Mutex::default(),
             graveyard: Mutex::default(),
