@@ -142,10 +142,9 @@ impl Reclaimer {
             idle_rounds += 1;
             let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // Each needs up to three turns before pages that a fork shares are on their way.
-            let spaces = self.group.spaces();
-            let turns = 3 * spaces.len();
+            let turns = 3 * self.group.spaces().len();
             if futile || idle_rounds > 20 + rounds + turns {
-                self.give_up(&spaces);
+                self.give_up(futile);
                 break;
             }
             if progress.unshared == 0 {
@@ -154,11 +153,11 @@ impl Reclaimer {
         }
     }
 
-    /// Nothing more can be moved out: the limit is exceeded rather than a program stopped.
-    fn give_up(&mut self, spaces: &[Arc<AddressSpace>]) {
+    /// Nothing more can be moved out, or nothing is gained by it: the limit is exceeded rather than a
+    /// program stopped.
+    fn give_up(&mut self, futile: bool) {
         self.group.note_over_limit();
-        let stands_still = |space: &Arc<AddressSpace>| space.is_still_halted() || space.is_spared();
-        if !spaces.iter().any(stands_still) {
+        if futile {
             self.group.concede();
         }
         self.serve_deferred();
