@@ -1,10 +1,10 @@
-//! What a group may keep above its limit, for a while, because nothing more could be moved out.
+//! What a group may keep above its limit, for a while, because nothing is gained by moving more out.
 //!
 //! Where that is so, faults must not wait for room each: they would wait for the reclaimer to find
 //! out anew, and the little that can be moved at all, just brought in, would be moved out again. So
-//! whoever gives up concedes what is there and a little more. It ends soon, for what was locked,
-//! stopped or busy may not stay so, and is then tried again; after longer each time, as each try
-//! costs processor time. And what is not worth to be moved out ([`Gains`]) may be by then.
+//! whoever gives up concedes what is there and a little more. It ends soon, as what
+//! does not compress ([`Gains`]) may be other data by then; later each time, as each try costs processor
+//! time.
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
