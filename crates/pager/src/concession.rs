@@ -2,9 +2,8 @@
 //!
 //! Where that is so, faults must not wait for room each: they would wait for the reclaimer to find
 //! out anew, and the little that can be moved at all, just brought in, would be moved out again. So
-//! whoever gives up concedes what is there and a little more. It ends soon, as what
-//! does not compress ([`Gains`]) may be other data by then; later each time, as each try costs processor
-//! time.
+//! whoever gives up concedes what is there and a little more. It ends soon, as what does not compress
+//! ([`Gains`]) may be other data by then; later each time, as each try costs processor time.
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -101,11 +100,12 @@ impl Gains {
         self.pool_has_outlet.store(there_is, Relaxed);
     }
 
-    /// Whether a page that takes `stored` bytes in the pool is worth to be there.
-    pub fn has(&self, stored: Option<u64>) -> bool {
+    /// Whether a page is worth to be in the pool; how many bytes it takes there is asked only where
+    /// that counts.
+    pub fn has(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
         !self.pool_counts
             || self.pool_has_outlet.load(Relaxed)
-            || stored.is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
+            || stored().is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
     }
 
     /// Notes what became of pages that were tried; whether it is futile to go on.
@@ -134,13 +134,14 @@ mod tests {
                 resident_bytes,
             })
         };
-        assert!(by(Some(1)).has(Some(4096)));
+        let stored = |bytes| move || Some(bytes);
+        assert!(by(Some(1)).has(stored(4096)));
         let gains = by(None);
-        assert!(gains.has(Some(0)) && gains.has(Some(3584)) && !gains.has(Some(3600)));
+        assert!(gains.has(stored(0)) && gains.has(stored(3584)) && !gains.has(stored(3600)));
         gains.note_outlet(true);
-        assert!(gains.has(Some(4096)));
+        assert!(gains.has(stored(4096)));
         gains.note_outlet(false);
-        assert!(!gains.has(Some(4096)) && !gains.has(None));
+        assert!(!gains.has(stored(4096)) && !gains.has(|| None));
     }
 
     #[test]

@@ -299,7 +299,7 @@ impl Reclaimer {
             return (stored, Vec::new());
         }
         let Group { swap, gains, .. } = &*self.group;
-        let pays = |(_, _, slot): &StoredPage| gains.has(swap.stored_bytes(*slot));
+        let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
         let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
         if refused.is_empty() {
             return (stored, Vec::new());

@@ -291,12 +291,7 @@ impl Shared {
         let stored = self.store_block(protected, pages.clone(), worker);
         let gains = wish == Wish::Program || self.block_gains(protected, pages.clone());
         if !stored || !gains || protected.punch(pages.clone()).is_err() {
-            for page in pages.clone() {
-                match protected.slots()[page].swap(0, Ordering::Relaxed) {
-                    0 => {}
-                    slot => self.space.release(Slot::from_raw(slot)),
-                }
-            }
+            self.release_slots(protected, pages.clone());
             if stored && !gains {
                 self.note_gain(0, pages.len());
             } else {
@@ -323,8 +318,19 @@ impl Shared {
         let slots = &protected.slots()[pages.clone()];
         let slots = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
         let bytes = |slot| self.space.stored_bytes(Slot::from_raw(slot)).unwrap_or(0);
-        let stored: u64 = slots.filter(|slot| *slot != 0).map(bytes).sum();
-        self.gains.has(Some(stored / pages.len() as u64))
+        let stored = slots.filter(|slot| *slot != 0).map(bytes);
+        self.gains
+            .has(|| Some(stored.sum::<u64>() / pages.len() as u64))
+    }
+
+    /// Gives up what a busy block's pages have in the pool.
+    fn release_slots(&self, protected: &Protected, pages: Range<usize>) {
+        for slot in &protected.slots()[pages] {
+            match slot.swap(0, Ordering::Relaxed) {
+                0 => {}
+                slot => self.space.release(Slot::from_raw(slot)),
+            }
+        }
     }
 
     /// Stores the pages of a busy block that are not zeros. `false` if any could not be.
@@ -371,12 +377,7 @@ impl Shared {
             let part = page..whole.end.min(range.end);
             page = part.end;
             let was = protected.claim(block);
-            for page in part.clone() {
-                match protected.slots()[page].swap(0, Ordering::Relaxed) {
-                    0 => {}
-                    slot => self.space.release(Slot::from_raw(slot)),
-                }
-            }
+            self.release_slots(protected, part.clone());
             let mut is = was;
             if was != OUT {
                 if part == whole && protected.protect(area, block, false).is_ok() {

@@ -280,14 +280,12 @@ impl Shared {
             let page = worker.victims[index];
             let entry = &entries[page];
             let gains =
-                |slot| wish == Wish::Program || self.gains.has(self.space.stored_bytes(slot));
+                |slot| wish == Wish::Program || self.gains.has(|| self.space.stored_bytes(slot));
             match slot {
                 Ok(slot) if !gains(slot) => {
                     self.space.release(slot);
                     refused += 1;
-                    if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
-                        self.put_back(area, page, place);
-                    }
+                    self.put_back(area, page, place);
                 }
                 Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
                     out += 1;
@@ -296,9 +294,7 @@ impl Shared {
                 Ok(slot) => self.space.release(slot),
                 Err(_) => {
                     count(&self.counters.store_failures, 1);
-                    if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
-                        self.put_back(area, page, place);
-                    }
+                    self.put_back(area, page, place);
                 }
             }
         }
@@ -306,12 +302,18 @@ impl Shared {
         out as u64
     }
 
-    /// A page that cannot be stored, or is not worth it, goes back, if its area is still there.
+    /// A page that cannot be stored, or is not worth it, goes back if it is still staged and its area
+    /// still there.
     fn put_back(&self, area: &Area, page: usize, place: StageIndex) {
+        let entry = &area.entries()[page];
+        let returning = PageState::Returning(place);
+        if !entry.replace(PageState::Staged(place), returning) {
+            return;
+        }
         if let Some(_mapped) = area.mapped() {
             self.bring_back(area, page, place, PageState::HOT);
         } else {
-            area.entries()[page].replace(PageState::Returning(place), PageState::Hole);
+            entry.replace(returning, PageState::Hole);
             self.account.release(1);
         }
     }
