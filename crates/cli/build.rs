@@ -26,12 +26,9 @@ fn main() {
         "memfold-cli is built from the memfold repository: {} holds no {PACKAGE}",
         agent.display(),
     );
-    println!("cargo::rerun-if-changed=build.rs");
-    for source in ["crates/agent", "crates/sys", "Cargo.toml"] {
-        println!(
-            "cargo::rerun-if-changed={}",
-            workspace.join(source).display()
-        );
+    // Relative, so that they are this checkout's whichever one the target directory was filled by.
+    for source in ["build.rs", "../agent", "../sys", "../../Cargo.toml"] {
+        println!("cargo::rerun-if-changed={source}");
     }
     let library = build(&workspace.join("Cargo.toml"));
     println!("cargo::rustc-env=MEMFOLD_AGENT={}", library.display());
