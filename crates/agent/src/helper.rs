@@ -74,7 +74,8 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         Err(errno) => {
             hello.refused = errno.0 as u64;
             send(socket, &hello, None)?;
-            return Err(errno);
+            hello.refused = 0;
+            open_by_supervisor(socket)?
         }
     };
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
@@ -109,6 +110,15 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
 fn open_descriptors(forked: bool) -> Result<(Uffd, Uffd), Errno> {
     let trash = Uffd::create_for_user_mode()?;
     Ok((if forked { trash } else { Uffd::create()? }, trash))
+}
+
+/// The same by the device that the supervisor hands out to whom it may; it hangs up on others.
+fn open_by_supervisor(socket: i32) -> Result<(Uffd, Uffd), Errno> {
+    let [device, _] = receive(socket, &mut Welcome::default())?;
+    let trash = Uffd::create_for_user_mode()?;
+    let uffd = Uffd::create_by(device);
+    system::close(device);
+    Ok((uffd?, trash))
 }
 
 impl Helper {

@@ -103,14 +103,8 @@ impl Attendant {
         loop {
             match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
-                    // Whoever connects may be stopped before it says hello: nobody waits for it.
-                    let token = self.next_newcomer;
-                    self.next_newcomer += 1;
-                    match self.epoll.add(connection.as_fd(), token) {
-                        Ok(()) => {
-                            self.newcomers.insert(token, connection);
-                        }
-                        Err(error) => log::warn!("a program runs unmanaged: {error}"),
+                    if let Err(error) = self.expect(connection) {
+                        log::warn!("a program runs unmanaged: {error}");
                     }
                 }
                 Ok(None) => return,
@@ -120,6 +114,15 @@ impl Attendant {
                 }
             }
         }
+    }
+
+    /// Whoever connects may be stopped before it says hello: nobody waits for it.
+    fn expect(&mut self, connection: OwnedFd) -> io::Result<()> {
+        let token = self.next_newcomer;
+        self.next_newcomer += 1;
+        self.epoll.add(connection.as_fd(), token)?;
+        self.newcomers.insert(token, connection);
+        Ok(())
     }
 
     /// One cannot be let in now, and knocks on.
@@ -153,7 +156,8 @@ impl Attendant {
 
     fn attach(&mut self, connection: OwnedFd) -> io::Result<()> {
         let peer = socket::peer(connection.as_fd())?;
-        if peer.uid != process::own_user() && !process::descends_from(peer.pid, process::own_id()) {
+        let is_ours = || process::descends_from(peer.pid, process::own_id());
+        if peer.uid != process::own_user() && !is_ours() {
             return Err(invalid(
                 "it is another user's and was not started by this memfold",
             ));
@@ -161,9 +165,15 @@ impl Attendant {
         socket::set_timeout(connection.as_fd(), 2)?;
         let (hello, mut descriptors) = socket::receive_hello(connection.as_fd())?;
         if hello.refused != 0 {
-            let error = io::Error::from_raw_os_error(hello.refused as i32);
+            let why = io::Error::from_raw_os_error(hello.refused as i32);
+            if why.kind() == io::ErrorKind::PermissionDenied
+                && is_ours()
+                && let Ok(device) = uffd::open_device()
+            {
+                return self.lend(connection, &device);
+            }
             return Err(io::Error::other(format!(
-                "it may not use userfaultfd ({error})"
+                "it may not use userfaultfd ({why})"
             )));
         }
         let (Some(trash), Some(own), 0) = (descriptors.pop(), descriptors.pop(), descriptors.len())
@@ -219,6 +229,17 @@ impl Attendant {
         space.detached.store(false, Ordering::Relaxed);
         self.sockets.insert(space.id, connection);
         Ok(())
+    }
+
+    /// A program that was started here and is another user's by now may do what this memfold may; it
+    /// says hello again.
+    fn lend(&mut self, connection: OwnedFd, device: &OwnedFd) -> io::Result<()> {
+        let welcome = Welcome {
+            magic: MAGIC,
+            ..Welcome::default()
+        };
+        socket::send_welcome(connection.as_fd(), &welcome, &[device.as_fd()])?;
+        self.expect(connection)
     }
 
     /// An address space that inherits nothing by way of the supervisor. It may share pages all the

@@ -4,6 +4,10 @@
 //! [`Welcome`] with the channel's descriptor (and, for a forked child, the userfaultfd that the
 //! kernel made for it). Nothing else is ever sent: afterwards the socket's end of file tells the
 //! supervisor that the address space is gone.
+//!
+//! A program that became another user's may not make a userfaultfd that serves the kernel's own
+//! faults. Its helper says so ([`Hello::refused`]), gets a [`Welcome`] to no address space with
+//! [`DEVICE`](crate::uffd::DEVICE), which lets it, and says hello again.
 
 /// Spells "memfold1".
 pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
@@ -43,7 +47,7 @@ pub struct Hello {
     pub relative: u64,
     /// The helper's number, as it knows itself.
     pub thread: u64,
-    /// Why the program cannot be managed: an errno, or 0. No descriptors come with it then.
+    /// Why there are no userfaultfds: an errno, or 0. No descriptors come with it then.
     pub refused: u64,
 }
 
@@ -53,7 +57,7 @@ pub struct Hello {
 pub struct Welcome {
     /// [`MAGIC`].
     pub magic: u64,
-    /// The address space's number, from 1.
+    /// The address space's number, from 1; 0 for who was refused a userfaultfd.
     pub address_space: u64,
     /// 1 if a userfaultfd comes behind the channel's descriptor and replaces the first one.
     pub replaces_uffd: u64,

@@ -11,7 +11,7 @@ mod cgroup;
 
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
-    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd,
+    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd, open_device,
 };
 use crate::{Errno, PAGE_SIZE};
 use std::fs;
@@ -176,7 +176,7 @@ impl Probe {
 fn create() -> Check {
     const NAME: &str = "userfaultfd";
     let allowed_to_all = read_line("/proc/sys/vm/unprivileged_userfaultfd").as_deref() == Some("1");
-    let device = device_opens();
+    let device = open_device().is_ok();
     match Probe::open() {
         Ok(_) if is_root() || allowed_to_all || device => {
             let by = match allowed_to_all {
@@ -217,14 +217,6 @@ fn unprivileged_remedy() -> String {
     } else {
         "sudo sysctl -w vm.unprivileged_userfaultfd=1".to_owned()
     }
-}
-
-fn device_opens() -> bool {
-    fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/userfaultfd")
-        .is_ok()
 }
 
 fn features() -> Check {

@@ -5,6 +5,7 @@
 
 use crate::Errno;
 use crate::raw::{nr, syscall};
+use core::ffi::CStr;
 
 const UFFD_API: u64 = 0xaa;
 
@@ -52,8 +53,13 @@ const IOC_ZEROPAGE: usize = 0xc020_aa04;
 const IOC_MOVE: usize = 0xc028_aa05;
 const IOC_WRITEPROTECT: usize = 0xc018_aa06;
 const IOC_CONTINUE: usize = 0xc020_aa07;
-/// `USERFAULTFD_IOC_NEW` on `/dev/userfaultfd`.
-pub const IOC_NEW: usize = 0xaa00;
+/// Whoever may open it may make userfaultfds that serve the kernel's own faults, too.
+pub const DEVICE: &CStr = c"/dev/userfaultfd";
+/// `USERFAULTFD_IOC_NEW` on [`DEVICE`].
+const IOC_NEW: usize = 0xaa00;
+
+/// `O_CLOEXEC | O_NONBLOCK`, as all are created.
+const CREATED: usize = 0o2_000_000 | 0o4_000;
 
 const REGISTER_MODE_MISSING: u64 = 1;
 const REGISTER_MODE_WP: u64 = 2;
@@ -182,46 +188,55 @@ fn is_missing(address: u64) -> bool {
     Errno::result(result).is_err() || present & 1 == 0
 }
 
+/// Opens [`DEVICE`], close-on-exec.
+fn open_raw_device() -> Result<i32, Errno> {
+    const O_RDWR_CLOEXEC: usize = 0o2_000_002;
+    let path = DEVICE.as_ptr() as usize;
+    // SAFETY: a terminated path and flags.
+    let device = unsafe { syscall(nr::OPEN, [path, O_RDWR_CLOEXEC, 0, 0, 0, 0]) };
+    Errno::result(device).map(|device| device as i32)
+}
+
+/// Opens [`DEVICE`] to hand it out.
+#[cfg(feature = "std")]
+pub fn open_device() -> Result<std::os::fd::OwnedFd, Errno> {
+    // SAFETY: a fresh descriptor.
+    open_raw_device().map(|device| unsafe { std::os::fd::FromRawFd::from_raw_fd(device) })
+}
+
 impl Uffd {
     /// Creates one for the calling process (non-blocking, close-on-exec) that serves no fault of
     /// the kernel's own; that needs no privilege.
     pub fn create_for_user_mode() -> Result<Uffd, Errno> {
-        const O_CLOEXEC_NONBLOCK: usize = 0o2_000_000 | 0o4_000;
         const USER_MODE_ONLY: usize = 1;
-        let flags = O_CLOEXEC_NONBLOCK | USER_MODE_ONLY;
         // SAFETY: takes flags only.
-        let result = unsafe { syscall(nr::USERFAULTFD, [flags, 0, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::USERFAULTFD, [CREATED | USER_MODE_ONLY, 0, 0, 0, 0, 0]) };
         Errno::result(result).map(|fd| Uffd(fd as i32))
     }
 
     /// Creates one for the calling process (non-blocking, close-on-exec).
     pub fn create() -> Result<Uffd, Errno> {
-        const O_CLOEXEC: usize = 0o2_000_000;
-        const O_NONBLOCK: usize = 0o4_000;
         // SAFETY: takes flags only.
-        let result = unsafe { syscall(nr::USERFAULTFD, [O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0, 0]) };
+        let result = unsafe { syscall(nr::USERFAULTFD, [CREATED, 0, 0, 0, 0, 0]) };
         match Errno::result(result) {
             Ok(fd) => Ok(Uffd(fd as i32)),
-            Err(refused) => Self::create_by_device(O_CLOEXEC | O_NONBLOCK).map_err(|_| refused),
+            Err(refused) => Self::create_by_own_device().map_err(|_| refused),
         }
     }
 
-    fn create_by_device(flags: usize) -> Result<Uffd, Errno> {
-        let path = c"/dev/userfaultfd";
-        const O_RDWR_CLOEXEC: usize = 0o2_000_002;
-        // SAFETY: a terminated path and flags; the descriptor is closed below.
-        let device = Errno::result(unsafe {
-            syscall(
-                nr::OPEN,
-                [path.as_ptr() as usize, O_RDWR_CLOEXEC, 0, 0, 0, 0],
-            )
-        })?;
-        // SAFETY: USERFAULTFD_IOC_NEW takes flags by value; closing our own descriptor.
-        unsafe {
-            let fd = Errno::result(syscall(nr::IOCTL, [device, IOC_NEW, flags, 0, 0, 0]));
-            syscall(nr::CLOSE, [device, 0, 0, 0, 0, 0]);
-            fd.map(|fd| Uffd(fd as i32))
-        }
+    fn create_by_own_device() -> Result<Uffd, Errno> {
+        let device = open_raw_device()?;
+        let created = Self::create_by(device);
+        // SAFETY: closing our own descriptor.
+        unsafe { syscall(nr::CLOSE, [device as usize, 0, 0, 0, 0, 0]) };
+        created
+    }
+
+    /// As [`Uffd::create`], by an open descriptor of [`DEVICE`]: whoever opened it was allowed to.
+    pub fn create_by(device: i32) -> Result<Uffd, Errno> {
+        // SAFETY: USERFAULTFD_IOC_NEW takes flags by value.
+        let fd = unsafe { syscall(nr::IOCTL, [device as usize, IOC_NEW, CREATED, 0, 0, 0]) };
+        Errno::result(fd).map(|fd| Uffd(fd as i32))
     }
 
     /// Lets [`Uffd::read`] wait for messages instead of returning without any.

@@ -43,8 +43,8 @@ impl fmt::Display for Reason {
                  variable on to have it held"
             }
             Reason::Refused => {
-                "it may not use userfaultfd or not reach memfold; if it runs as another user, \
-                 start memfold inside, as that user (see memfold doctor)"
+                "it may not use userfaultfd or not reach memfold, as in some containers; start memfold \
+                 inside (see memfold doctor)"
             }
             Reason::Unseen => {
                 "it never loaded memfold's library; is it statically linked or set-user-ID?"

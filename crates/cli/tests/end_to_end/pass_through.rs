@@ -222,6 +222,34 @@ fn a_setuid_program_runs_untouched() {
     assert_eq!(outcome.text(), "...");
 }
 
+/// As services do that start as root.
+#[test]
+fn a_program_that_becomes_another_user_is_held() {
+    if !available("another user", &["cc", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("permissions");
+    let program = folder.path().join("forktree");
+    fs::copy(compiled("forktree", &["forktree.c"], &[]), &program).expect("a copy");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("permissions");
+    let outcome = Program::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&program)
+        .arg("32")
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "forktree ok: 3 levels, 2 orphans\n");
+    outcome.assert_swapped(32 * MIB);
+    assert_eq!(
+        outcome.number("processes_unmanaged"),
+        0.0,
+        "{}",
+        outcome.errors
+    );
+}
+
 #[test]
 fn the_binary_works_when_copied_elsewhere_alone() {
     if !available("one file", &["cc"]) {
