@@ -26,9 +26,15 @@ impl AddressSpace {
         self.forget(gate, range, PageState::Hole);
     }
 
-    /// `madvise` drops the range's pages: they read as zero from now on.
+    /// `madvise` drops the range's pages: they read as zero from now on. It does so after this event
+    /// was read, so zeros must not be brought in ahead of another thread until then: they would count
+    /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
-        self.forget(gate, range, PageState::Removed(self.group().seconds()));
+        let removed = PageState::Removed(self.group().seconds());
+        self.forget(gate, range, removed);
+        self.table
+            .entry(range.start)
+            .replace(PageState::Hole, removed);
     }
 
     /// Gives up what is kept of a range; pages that may still be present become `present`.

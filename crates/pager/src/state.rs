@@ -31,8 +31,8 @@ pub enum PageState {
         shared: bool,
     },
     /// `madvise` dropped it, maybe not yet in fact: a fault gets zeros, and reclaim keeps away
-    /// for a while, or it could carry off the old contents before the kernel drops them. Time in
-    /// seconds since the supervisor's start.
+    /// for a while, or it could carry off the old contents before the kernel drops them. So is the
+    /// first page of what is dropped, whatever it was. Time in seconds since the supervisor's start.
     Removed(u32),
     /// In a batch that the helper is moving to this place of the stage.
     Moving(StageIndex),

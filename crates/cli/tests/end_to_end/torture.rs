@@ -165,6 +165,20 @@ fn what_was_dropped_is_zero_and_known_to_be_gone() {
     outcome.assert_limit_held();
 }
 
+/// Known as resident, such a page would be reported as lost once it is dropped.
+#[test]
+fn zeros_are_not_brought_in_where_memory_is_given_up() {
+    if !available("ahead", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("ahead", &["ahead.c"], &["-pthread"])).arg("4");
+    let outcome = program.run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "ahead ok\n");
+    outcome.assert_swapped(48 * MIB);
+}
+
 /// Pages go away without an event here, as a lost page would: this must not pass in silence.
 #[test]
 fn a_page_that_is_not_where_it_was_is_reported() {
