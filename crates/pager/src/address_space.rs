@@ -100,6 +100,8 @@ pub struct AddressSpace {
     /// A forked child whose mappings were not looked at, as nothing depended on it: what the fork wiped
     /// counts as inherited.
     pub uncompared: AtomicBool,
+    /// How often `madvise` dropped pages.
+    pub removals: AtomicU32,
     /// Part of what was inherited is lost: the program must not run on.
     pub lost: AtomicBool,
     /// The program was killed as it cannot be served any more.
@@ -196,6 +198,7 @@ impl AddressSpace {
             inheritance: Mutex::default(),
             inherited_stored: AtomicBool::new(false),
             uncompared: AtomicBool::new(false),
+            removals: AtomicU32::new(0),
             lost: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             beacon: None,

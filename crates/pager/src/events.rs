@@ -7,7 +7,7 @@
 use crate::address_space::{AddressSpace, Exclusive};
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
-use crate::state::PageState;
+use crate::state::{PageState, Removal};
 use memfold_swap::{Slot, SlotRanges};
 use std::sync::atomic::Ordering;
 
@@ -30,7 +30,10 @@ impl AddressSpace {
     /// was read, so zeros must not be brought in ahead of another thread until then: they would count
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
-        let removed = PageState::Removed(self.group().seconds());
+        let removed = PageState::Removed(Removal {
+            seconds: self.group().seconds(),
+            number: self.removals.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
+        });
         self.forget(gate, range, removed);
         self.table
             .entry(range.start)

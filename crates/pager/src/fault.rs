@@ -298,8 +298,9 @@ fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
     }
 }
 
-/// Claims the page, missing as it is, and as many holes behind it as the window advises. Returns
-/// their states before.
+/// Claims the page, missing as it is, and as many behind it as the window advises: holes, and what was
+/// dropped together with the page, which is over, as the program goes on here. Returns their states
+/// before.
 fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
     let entry = space.table.entry(page);
     let state = entry.load();
@@ -311,7 +312,7 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
         return Vec::new();
     }
     let mut claimed = vec![state];
-    if state != PageState::Hole {
+    if matches!(state, PageState::Resident { .. }) {
         return claimed;
     }
     let advised = lock(&space.windows).first_touch(page, ZERO_WINDOW);
@@ -326,10 +327,12 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
         );
         for step in 1..range.pages() {
             let entry = space.table.entry(page.plus(step));
-            if !entry.replace(PageState::Hole, PageState::Clearing) {
+            let next = entry.load();
+            let alike = next == PageState::Hole || next == state;
+            if !alike || !entry.replace(next, PageState::Clearing) {
                 break;
             }
-            claimed.push(PageState::Hole);
+            claimed.push(next);
         }
     } else {
         // Notes a fault outside of what is known to be managed.

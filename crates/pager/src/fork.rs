@@ -279,6 +279,8 @@ impl AddressSpace {
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.inheritance) = Some(Inheritance::default());
         child.inherited_stored.store(any_stored, Ordering::Relaxed);
+        let removals = self.removals.load(Ordering::Relaxed);
+        child.removals.store(removals, Ordering::Relaxed);
         // Both owners' copies of a page are to go out together.
         let hand = self.hand.load(Ordering::Relaxed);
         child.hand.store(hand, Ordering::Relaxed);

@@ -32,8 +32,8 @@ pub enum PageState {
     },
     /// `madvise` dropped it, maybe not yet in fact: a fault gets zeros, and reclaim keeps away
     /// for a while, or it could carry off the old contents before the kernel drops them. So is the
-    /// first page of what is dropped, whatever it was. Time in seconds since the supervisor's start.
-    Removed(u32),
+    /// first page of what is dropped, whatever it was.
+    Removed(Removal),
     /// In a batch that the helper is moving to this place of the stage.
     Moving(StageIndex),
     /// In the stage.
@@ -49,11 +49,21 @@ pub enum PageState {
     Clearing,
 }
 
+/// One dropping of pages by `madvise`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removal {
+    /// When its event was applied, in seconds since the supervisor's start.
+    pub seconds: u32,
+    /// Which it was, of those of that time: counted modulo 2²⁴ in each address space.
+    pub number: u32,
+}
+
 const TAG_MASK: u64 = 0xf;
 const PASSES: u32 = 4;
 const PASSES_MASK: u64 = MOST_PASSES as u64;
 const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
+const NUMBER: u32 = 40;
 /// How often the clock hand passes over a page at most.
 pub const MOST_PASSES: u8 = 7;
 
@@ -98,7 +108,9 @@ impl PageState {
                 let passes = u64::from(passes) & PASSES_MASK;
                 1 | passes << PASSES | if shared { SHARED } else { 0 }
             }
-            PageState::Removed(time) => with(2, time),
+            PageState::Removed(removal) => {
+                with(2, removal.seconds) | u64::from(removal.number) << NUMBER
+            }
             PageState::Moving(index) => with(3, index.0),
             PageState::Staged(index) => with(4, index.0),
             PageState::Returning(index) => with(5, index.0),
@@ -116,7 +128,10 @@ impl PageState {
                 passes: (word >> PASSES & PASSES_MASK) as u8,
                 shared: word & SHARED != 0,
             },
-            2 => PageState::Removed(payload),
+            2 => PageState::Removed(Removal {
+                seconds: payload,
+                number: (word >> NUMBER) as u32,
+            }),
             3 => PageState::Moving(StageIndex(payload)),
             4 => PageState::Staged(StageIndex(payload)),
             5 => PageState::Returning(StageIndex(payload)),
@@ -191,7 +206,10 @@ mod tests {
                 passes: MOST_PASSES,
                 shared: true,
             },
-            PageState::Removed(77),
+            PageState::Removed(Removal {
+                seconds: u32::MAX,
+                number: (1 << 24) - 1,
+            }),
             PageState::Moving(index),
             PageState::Staged(index),
             PageState::Returning(index),

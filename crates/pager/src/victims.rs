@@ -149,8 +149,8 @@ impl Planner<'_> {
                 }
                 (PageState::Resident { shared: true, .. }, None) => self.add_unshare(page),
                 (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
-                (PageState::Removed(time), None)
-                    if self.now.saturating_sub(time) > REMOVED_GRACE =>
+                (PageState::Removed(removal), None)
+                    if self.now.saturating_sub(removal.seconds) > REMOVED_GRACE =>
                 {
                     self.add_removed(page);
                     true

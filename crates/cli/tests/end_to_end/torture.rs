@@ -179,6 +179,25 @@ fn zeros_are_not_brought_in_where_memory_is_given_up() {
     outcome.assert_swapped(48 * MIB);
 }
 
+#[test]
+fn what_was_dropped_comes_back_many_pages_at_a_time() {
+    if !available("refill", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("refill", &["refill.c"], &[])).args(["6", "50"]);
+    let outcome = program.run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "refill ok\n");
+    outcome.assert_swapped(32 * MIB);
+    let refilled = 50.0 * 6.0 * 256.0;
+    let faults = outcome.number("faults_zero_fill");
+    assert!(
+        faults < refilled / 8.0,
+        "{faults} faults for {refilled} pages"
+    );
+}
+
 /// Pages go away without an event here, as a lost page would: this must not pass in silence.
 #[test]
 fn a_page_that_is_not_where_it_was_is_reported() {
