@@ -118,7 +118,9 @@ impl Server {
                     return Served::Done;
                 }
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
-                    if admission == Admission::MayDefer && state == PageState::Hole && full(space) {
+                    // A resident page was brought in since, most likely, and needs no room.
+                    let needs_room = !matches!(state, PageState::Resident { .. });
+                    if admission == Admission::MayDefer && needs_room && full(space) {
                         drop(gate);
                         defer(space, fault);
                         return Served::Done;
