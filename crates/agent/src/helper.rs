@@ -109,16 +109,19 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
 /// who had it from the kernel; it may have given up the right to make one itself.
 fn open_descriptors(forked: bool) -> Result<(Uffd, Uffd), Errno> {
     let trash = Uffd::create_for_user_mode()?;
-    Ok((if forked { trash } else { Uffd::create()? }, trash))
+    let own = if forked { Ok(trash) } else { Uffd::create() };
+    if own.is_err() {
+        system::close(trash.0);
+    }
+    Ok((own?, trash))
 }
 
 /// The same by the device that the supervisor hands out to whom it may; it hangs up on others.
 fn open_by_supervisor(socket: i32) -> Result<(Uffd, Uffd), Errno> {
     let [device, _] = receive(socket, &mut Welcome::default())?;
-    let trash = Uffd::create_for_user_mode()?;
-    let uffd = Uffd::create_by(device);
+    let (own, trash) = (Uffd::create_by(device), Uffd::create_by(device));
     system::close(device);
-    Ok((uffd?, trash))
+    Ok((own?, trash?))
 }
 
 impl Helper {

@@ -30,10 +30,8 @@ impl AddressSpace {
     /// was read, so zeros must not be brought in ahead of another thread until then: they would count
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
-        let removed = PageState::Removed(Removal {
-            seconds: self.group().seconds(),
-            number: self.removals.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
-        });
+        let count = self.removals.fetch_add(1, Ordering::Relaxed);
+        let removed = PageState::Removed(Removal::new(self.group().seconds(), count));
         self.forget(gate, range, removed);
         self.table
             .entry(range.start)

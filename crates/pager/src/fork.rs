@@ -279,6 +279,7 @@ impl AddressSpace {
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.inheritance) = Some(Inheritance::default());
         child.inherited_stored.store(any_stored, Ordering::Relaxed);
+        // Its own are to be told from those it inherits.
         let removals = self.removals.load(Ordering::Relaxed);
         child.removals.store(removals, Ordering::Relaxed);
         // Both owners' copies of a page are to go out together.

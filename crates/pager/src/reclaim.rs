@@ -295,15 +295,12 @@ impl Reclaimer {
         space: &AddressSpace,
         stored: Vec<StoredPage>,
     ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
-        if space.forked.load(Ordering::Relaxed) {
-            return (stored, Vec::new());
-        }
         let Group { swap, gains, .. } = &*self.group;
         let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
-        let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
-        if refused.is_empty() {
+        if space.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
             return (stored, Vec::new());
         }
+        let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
         let slots: Vec<Slot> = refused.iter().map(|(_, _, slot)| *slot).collect();
         swap.release_bulk(&slots);
         let places = refused.iter().map(|(place, page, _)| (*place, *page));

@@ -54,8 +54,16 @@ pub enum PageState {
 pub struct Removal {
     /// When its event was applied, in seconds since the supervisor's start.
     pub seconds: u32,
-    /// Which it was, of those of that time: counted modulo 2²⁴ in each address space.
-    pub number: u32,
+    /// Which it was, of those of that time: as many bits of its address space's count as fit.
+    number: u32,
+}
+
+impl Removal {
+    /// The one that `count` others came before in its address space.
+    pub fn new(seconds: u32, count: u32) -> Removal {
+        let number = count & (u32::MAX >> (NUMBER - 32));
+        Removal { seconds, number }
+    }
 }
 
 const TAG_MASK: u64 = 0xf;
@@ -206,10 +214,7 @@ mod tests {
                 passes: MOST_PASSES,
                 shared: true,
             },
-            PageState::Removed(Removal {
-                seconds: u32::MAX,
-                number: (1 << 24) - 1,
-            }),
+            PageState::Removed(Removal::new(u32::MAX, u32::MAX)),
             PageState::Moving(index),
             PageState::Staged(index),
             PageState::Returning(index),

@@ -199,22 +199,30 @@ fn a_static_program_runs_untouched() {
     assert_eq!(outcome.text(), "..0\n");
 }
 
+/// A program as another user executes it. The build folder may be mounted without setuid or closed to
+/// other users: it is copied to `folder`, with that mode.
+fn as_another_user(program: &Path, mode: u32, folder: &Path) -> Program {
+    let allow = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("permissions");
+    };
+    allow(folder, 0o755);
+    let copy = folder.join("program");
+    fs::copy(program, &copy).expect("a copy");
+    allow(&copy, mode);
+    Program::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(copy)
+}
+
 #[test]
 fn a_setuid_program_runs_untouched() {
     if !available("a setuid program", &["cc", "setpriv"]) {
         return;
     }
     let _guard = alone();
-    // The build folder may be mounted without setuid or closed to other users: the
-    // program is copied to the temporary directory, and executed as another user.
     let folder = tempfile::tempdir().expect("a temporary directory");
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("permissions");
-    let program = folder.path().join("verify-setuid");
-    fs::copy(compiled("verify", &["verify.c"], &[]), &program).expect("a copy");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("permissions");
-    let outcome = Program::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(&program)
+    let program = compiled("verify", &["verify.c"], &[]);
+    let outcome = as_another_user(&program, 0o4755, folder.path())
         .args(["16", "3"])
         .arg(folder.path().join("result"))
         .run(LIMIT);
@@ -230,13 +238,8 @@ fn a_program_that_becomes_another_user_is_held() {
     }
     let _guard = alone();
     let folder = tempfile::tempdir().expect("a temporary directory");
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("permissions");
-    let program = folder.path().join("forktree");
-    fs::copy(compiled("forktree", &["forktree.c"], &[]), &program).expect("a copy");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("permissions");
-    let outcome = Program::new("setpriv")
-        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
-        .arg(&program)
+    let program = compiled("forktree", &["forktree.c"], &[]);
+    let outcome = as_another_user(&program, 0o755, folder.path())
         .arg("32")
         .run(Limits::Resident(16 * MIB));
     outcome.assert_success();
