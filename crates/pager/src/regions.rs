@@ -37,22 +37,21 @@ impl Regions {
 
     /// Takes a range out.
     pub fn remove(&mut self, range: PageRange) {
-        let mut kept = Vec::with_capacity(self.0.len() + 1);
-        for old in &self.0 {
-            let before = PageRange {
-                start: old.start,
-                end: old.end.min(range.start),
-            };
-            let after = PageRange {
-                start: old.start.max(range.end),
-                end: old.end,
-            };
-            kept.extend([before, after].into_iter().filter(|part| !part.is_empty()));
-        }
-        if range.is_empty() {
+        let first = self.0.partition_point(|old| old.end <= range.start);
+        let last = self.0.partition_point(|old| old.start < range.end);
+        if range.is_empty() || first >= last {
             return;
         }
-        self.0 = kept;
+        let before = PageRange {
+            start: self.0[first].start,
+            end: range.start,
+        };
+        let after = PageRange {
+            start: range.end,
+            end: self.0[last - 1].end,
+        };
+        let kept = [before, after].into_iter().filter(|part| !part.is_empty());
+        self.0.splice(first..last, kept);
     }
 
     /// The parts of `range` that ranges cover.
