@@ -17,6 +17,7 @@ use crate::shortage::{self, is_shortage};
 use crate::stage::Stage;
 use crate::state::PageState;
 use crate::table::PageTable;
+use crate::waited::Waited;
 use crate::window::Windows;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
 use memfold_sys::gate::{Abandoned, NAP_NS};
@@ -25,7 +26,7 @@ use memfold_sys::port::SharedChannel;
 use memfold_sys::process::Inspector;
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::cell::{Cell, LazyCell};
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -33,9 +34,10 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// A gate that the supervisor's own threads seem to hold for so long (10 s) holds what the program
-/// wrote into it.
-const DAMAGED_NAPS: u32 = 500;
+/// A gate that the supervisor's own threads seem to hold for so long holds what the program wrote into
+/// it. They may do so for some tens of seconds: until a program's threads leave its mappings alone,
+/// and until there is a descriptor for its child.
+const DAMAGED: Duration = Duration::from_secs(60);
 
 /// Where a helper's own memory lies in the program.
 #[derive(Debug, Clone, Copy)]
@@ -359,11 +361,9 @@ impl AddressSpace {
     /// Enters the gate to change pages. Only the supervisor's own threads keep others waiting
     /// here, and those of a damaged gate.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
-        // Naps and not time: the supervisor may have been stopped itself.
-        let naps = Cell::new(0);
+        let waited = LazyCell::new(Waited::begin);
         self.channel.gate().enter_shared(NAP_NS, || {
-            naps.set(naps.get() + 1);
-            if naps.get() == DAMAGED_NAPS {
+            if waited.so_far() >= DAMAGED {
                 self.stop_program("its gate is damaged");
             }
             self.is_dead_or_gone()

@@ -15,6 +15,7 @@ use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use crate::shortage::{self, patiently};
+use crate::waited::Waited;
 use memfold_sys::epoll::Epoll;
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Message};
@@ -354,7 +355,7 @@ fn collect(
     messages: &mut Messages,
     changes: &mut Changes,
 ) -> Option<bool> {
-    let began = LazyCell::new(Instant::now);
+    let waited = LazyCell::new(Waited::begin);
     let (mut needs_order, mut any) = (false, false);
     let mut nap = QUIET_NAP;
     loop {
@@ -400,7 +401,7 @@ fn collect(
         if !space.is_changing() {
             return Some(true);
         }
-        if began.elapsed() > QUIET_PATIENCE {
+        if waited.so_far() > QUIET_PATIENCE {
             log::warn!(
                 "a program has changed its mappings for {} s without a pause; \
                  their order is a guess from now on",

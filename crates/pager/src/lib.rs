@@ -44,6 +44,7 @@ mod swap_in;
 mod table;
 mod tiers;
 mod victims;
+mod waited;
 mod window;
 mod write_protect;
 

@@ -57,7 +57,8 @@ impl Gate {
         }
     }
 
-    /// Enters to change pages. `give_up` is asked every `nap_ns` while waiting.
+    /// Enters to change pages. `give_up` is asked every `nap_ns` while waiting, and whenever the gate
+    /// was left meanwhile.
     pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
         self.enter(1, nap_ns, give_up)
     }
@@ -123,7 +124,7 @@ impl Gate {
             .is_ok()
     }
 
-    /// Enters to read messages, alone. `give_up` is asked every `nap_ns` while waiting.
+    /// Enters to read messages, alone. `give_up` is asked as by [`Gate::enter_shared`].
     pub fn enter_exclusive(
         &self,
         nap_ns: u64,
