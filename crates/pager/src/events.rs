@@ -68,10 +68,7 @@ impl AddressSpace {
 
     /// `mremap` moved a range: its pages have other addresses now.
     pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage) {
-        let target = PageRange {
-            start: to,
-            end: to.plus(from.pages()),
-        };
+        let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
         let mut moved = Vec::new();
         self.table.visit(from, |page, entry| {
@@ -101,8 +98,12 @@ impl AddressSpace {
         }
         drop(stage);
         let mut regions = lock(&self.regions);
+        // The rest may be registered, too, but what is in memory there was not looked for.
+        let managed = regions.covered(from);
         regions.remove(from);
-        regions.add(target);
+        for part in managed {
+            regions.add(part.moved(from.start, to));
+        }
         // A mapping that grew while it moved is larger than the event says.
         self.look_again.store(true, Ordering::Relaxed);
     }

@@ -60,6 +60,15 @@ impl PageRange {
         self.end <= self.start
     }
 
+    /// Where it lies after memory at `from` moved to `to`.
+    pub fn moved(self, from: VirtualPage, to: VirtualPage) -> PageRange {
+        let place = |page: VirtualPage| to.plus(page.0 - from.0);
+        PageRange {
+            start: place(self.start),
+            end: place(self.end),
+        }
+    }
+
     /// The common part.
     pub fn intersection(self, other: PageRange) -> PageRange {
         PageRange {
