@@ -53,11 +53,43 @@ impl Order {
                     self.echoes.swap_remove(index);
                     return;
                 }
+                if let Some(index) = self
+                    .echoes
+                    .iter()
+                    .position(|echo| self.shrank(*echo, range))
+                {
+                    let reported = self.echoes.swap_remove(index);
+                    self.shorten(reported, range);
+                    return;
+                }
             }
             Change::Remap { from, .. } => self.echoes.push(from),
             Change::Remove(_) | Change::Fork(_) => {}
         }
         self.pending.push(change);
+    }
+
+    /// Whether a move that was reported of `reported` was of `left` alone: one that shrinks what it
+    /// moves is reported in full length before Linux 6.15, and the unmapping of the rest before the
+    /// echo.
+    fn shrank(&self, reported: PageRange, left: PageRange) -> bool {
+        let rest = PageRange {
+            start: left.end,
+            end: reported.end,
+        };
+        left.start == reported.start
+            && !rest.is_empty()
+            && self.pending.contains(&Change::Unmap(rest))
+    }
+
+    fn shorten(&mut self, reported: PageRange, left: PageRange) {
+        let mut moves = self.pending.iter_mut().filter_map(|change| match change {
+            Change::Remap { from, .. } => Some(from),
+            _ => None,
+        });
+        if let Some(from) = moves.find(|from| **from == reported) {
+            *from = left;
+        }
     }
 
     /// Whether a fork waits to be applied.
@@ -85,10 +117,7 @@ impl Order {
         for (index, change) in self.pending.iter().enumerate() {
             let possible = match *change {
                 Change::Remap { from, to } => {
-                    let target = PageRange {
-                        start: to,
-                        end: to.plus(from.pages()),
-                    };
+                    let target = from.moved(from.start, to);
                     awaited.push(target);
                     regions.uncovered(target) == [target]
                 }
@@ -267,6 +296,36 @@ mod tests {
         regions.remove(range(100, 110));
         assert_eq!(order.next(&regions, true), Some(remap(200, 100)));
         assert_eq!(order.next(&regions, true), Some(Change::Fork(0)));
+    }
+
+    #[test]
+    fn a_move_that_shrinks_is_as_long_as_its_echo() {
+        // a shrinks and moves; behind its target there is b. Reported in full, and as it was.
+        for reported in [range(100, 120), range(100, 110)] {
+            let mut regions = Regions::default();
+            regions.add(range(100, 120));
+            regions.add(range(310, 320));
+            let mut order = Order::default();
+            let change = |from| Change::Remap {
+                from,
+                to: VirtualPage(300),
+            };
+            order.push(change(reported));
+            order.push(Change::Unmap(range(110, 120)));
+            order.push(Change::Unmap(range(100, 110)));
+            let moved = Some(change(range(100, 110)));
+            assert_eq!(order.next(&regions, true), moved);
+            let rest = Some(Change::Unmap(range(110, 120)));
+            assert_eq!(order.next(&regions, true), rest);
+            assert_eq!(order.next(&regions, true), None);
+        }
+        // A part of where something moved from, unmapped for another reason.
+        let mut order = Order::default();
+        order.push(remap(100, 300));
+        order.push(Change::Unmap(range(100, 105)));
+        let order = [(); 2].map(|()| order.next(&Regions::default(), false));
+        let other = Change::Unmap(range(100, 105));
+        assert_eq!(order, [Some(remap(100, 300)), Some(other)]);
     }
 
     /// Every order in which two threads' events can be read gives what happened.
