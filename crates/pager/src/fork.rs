@@ -18,6 +18,7 @@ use crate::state::PageState;
 use crate::table::PageTable;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::{InheritedRange, Inspector};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -159,19 +160,22 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 }
 
 impl Inheritance {
-    /// Changes the page states of a child to those that belong to its mappings: `own` are the
-    /// ranges that are registered there.
-    fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, own: &Regions) {
-        // Backwards through the changes, `mapped` becomes what was mapped before each.
-        let mut mapped = own.clone();
+    /// Changes the page states of a child to those that belong to its own mappings.
+    fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, mut own: Mappings<'_>) {
+        let before = self.before.iter().map(|beside| beside.change);
+        let mut changes: Vec<Change> = before.chain(self.after.iter().copied()).collect();
+        let mut seen = |change| {
+            changes.pop();
+            own.rewind(change, &changes)
+        };
         let mut seen_after = Vec::new();
         for change in self.after.iter().rev() {
-            if rewind(&mut mapped, *change) {
+            if seen(*change) {
                 seen_after.push(*change);
             }
         }
         for beside in self.before.into_iter().rev() {
-            if rewind(&mut mapped, beside.change) {
+            if seen(beside.change) {
                 let slots: Vec<Slot> = beside.slots().collect();
                 child.group().swap.release_bulk(&slots);
                 continue;
@@ -185,7 +189,7 @@ impl Inheritance {
                     }
                 }
                 Change::Remap { from, to } => {
-                    child.apply_remap(gate, moved(from, to), from.start);
+                    child.apply_remap(gate, from.moved(from.start, to), from.start);
                 }
                 Change::Remove(_) | Change::Fork(_) => {}
             }
@@ -205,31 +209,77 @@ impl Inheritance {
     }
 }
 
-fn moved(from: PageRange, to: VirtualPage) -> PageRange {
-    PageRange {
-        start: to,
-        end: to.plus(from.pages()),
-    }
+/// What a child maps itself.
+struct Mappings<'a> {
+    /// What is registered, backwards through the changes.
+    registered: Regions,
+    /// What of it can be read and written.
+    movable: Regions,
+    inspector: &'a Inspector,
 }
 
-/// Whether a child with these mappings saw the change. If so, `mapped` becomes what it was before.
-fn rewind(mapped: &mut Regions, change: Change) -> bool {
-    match change {
-        Change::Unmap(range) | Change::Remap { from: range, .. }
-            if mapped.uncovered(range).is_empty() =>
-        {
-            false
+impl<'a> Mappings<'a> {
+    fn of(inspector: &'a Inspector, ranges: &[InheritedRange]) -> Mappings<'a> {
+        let (mut registered, mut movable) = (Regions::default(), Regions::default());
+        for area in ranges {
+            let range = PageRange::of_addresses(area.start, area.end);
+            registered.add(range);
+            if area.movable {
+                movable.add(range);
+            }
         }
-        Change::Unmap(range) => {
-            mapped.add(range);
-            true
+        Mappings {
+            registered,
+            movable,
+            inspector,
         }
-        Change::Remap { from, to } => {
-            mapped.remove(moved(from, to));
-            mapped.add(from);
-            true
+    }
+
+    /// Whether the child saw the change, behind the `earlier` ones. If so, `registered` becomes what it
+    /// was before.
+    fn rewind(&mut self, change: Change, earlier: &[Change]) -> bool {
+        let is_there = |range| self.registered.uncovered(range).is_empty();
+        match change {
+            Change::Unmap(range) => {
+                let seen = !is_there(range);
+                self.registered.add(range);
+                seen
+            }
+            Change::Remap { from, to } => {
+                let target = from.moved(from.start, to);
+                let leaves_target = |change: &Change| match change {
+                    Change::Unmap(range) | Change::Remap { from: range, .. } => {
+                        !range.intersection(target).is_empty()
+                    }
+                    Change::Remove(_) | Change::Fork(_) => false,
+                };
+                // If neither is there, what moved was elsewhere yet.
+                let seen = is_there(target)
+                    && (!is_there(from)
+                        || self.stayed_behind(from, target, earlier.iter().any(leaves_target)));
+                if seen {
+                    self.registered.remove(target);
+                    self.registered.add(from);
+                }
+                seen
+            }
+            Change::Remove(_) | Change::Fork(_) => true,
         }
-        Change::Remove(_) | Change::Fork(_) => true,
+    }
+
+    /// Of two mappings that are there, whether memory moved from the first, which stays without a page
+    /// (`MREMAP_DONTUNMAP`), to the second. Else that is another, yet to go: as far as is known, if
+    /// there was one.
+    fn stayed_behind(&self, from: PageRange, target: PageRange, was_another: bool) -> bool {
+        let is_empty = |range: PageRange| {
+            let (start, end) = (range.start.address(), range.end.address());
+            let present = self.inspector.present(start, end);
+            present.is_ok_and(|present| present.is_empty())
+        };
+        let is_movable = |range| self.movable.uncovered(range).is_empty();
+        is_movable(from) == is_movable(target)
+            && is_empty(from)
+            && !(was_another && is_empty(target))
     }
 }
 
@@ -420,14 +470,12 @@ impl AddressSpace {
             }
             return;
         };
-        let mut own = Regions::default();
-        for area in &ranges {
-            own.add(PageRange::of_addresses(area.start, area.end));
-        }
-        inheritance.settle(self, &gate, &own);
+        let own = Mappings::of(inspector, &ranges);
+        let registered = own.registered.clone();
+        inheritance.settle(self, &gate, own);
         let managed = lock(&self.regions).ranges().to_vec();
         for range in managed {
-            for gone in own.uncovered(range) {
+            for gone in registered.uncovered(range) {
                 self.apply_unmap(&gate, gone);
             }
         }

@@ -30,6 +30,8 @@ pub struct InheritedRange {
     pub end: u64,
     /// Emptied by the fork (`MADV_WIPEONFORK`).
     pub wiped: bool,
+    /// As of a [`VirtualMemoryArea`].
+    pub movable: bool,
 }
 
 fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
@@ -275,19 +277,22 @@ impl Inspector {
         for line in text.lines() {
             if let Some(flags) = line.strip_prefix("VmFlags:") {
                 let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
-                ranges.extend(area.take().filter(|_| has("um")).map(|(start, end)| {
-                    InheritedRange {
-                        start,
-                        end,
-                        wiped: has("wf"),
-                    }
-                }));
+                ranges.extend(
+                    area.take()
+                        .filter(|_| has("um"))
+                        .map(|area: VirtualMemoryArea| InheritedRange {
+                            start: area.start,
+                            end: area.end,
+                            wiped: has("wf"),
+                            movable: area.movable,
+                        }),
+                );
             } else if line
                 .as_bytes()
                 .first()
                 .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
             {
-                area = parse_line(line).map(|vma| (vma.start, vma.end));
+                area = parse_line(line);
             }
         }
         Ok(ranges)

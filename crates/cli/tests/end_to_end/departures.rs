@@ -44,6 +44,11 @@ fn a_fork_beside_moves_sees_one_moment() {
 }
 
 #[test]
+fn a_fork_beside_moves_that_leave_their_mapping_sees_one_moment() {
+    ends_well("stays", "24");
+}
+
+#[test]
 fn a_child_forked_beside_an_unmapping_has_what_was_not_unmapped_yet() {
     if !available("drops", &["cc"]) {
         return;

@@ -5,6 +5,7 @@
  *   departures raw MEGABYTES     a child made behind the C library's back verifies until killed
  *   departures race MEGABYTES    one thread forks while another moves and unmaps: children see
  *                                the moment of the fork
+ *   departures stays MEGABYTES   the same with moves that leave an empty mapping behind
  *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
  *                                unmapped yet
  *
@@ -183,6 +184,73 @@ static void look_at_pieces(void)
     }
 }
 
+/* Moves a piece by turns to each of a row of reserved places; where it was, an empty mapping stays
+ * for a while, at two of three turns. */
+#define PLACES 16
+static uint64_t *places[PLACES];
+
+static void *move_and_leave(void *unused)
+{
+    struct piece *piece = &pieces[0];
+    for (unsigned turn = 1; racing; turn++) {
+        uint64_t *target = places[turn % PLACES];
+        __atomic_store_n(&piece->next, target, __ATOMIC_SEQ_CST);
+        int stays = turn % 3 ? MREMAP_DONTUNMAP : 0;
+        if (mremap(piece->now, piece_pages * PAGE, piece_pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | stays,
+                   target) == MAP_FAILED)
+            _exit(2);
+        /* Children are forked in between, too. */
+        if (turn % 2)
+            usleep(200);
+        if (mmap(piece->now, piece_pages * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
+            _exit(2);
+        __atomic_store_n(&piece->now, target, __ATOMIC_SEQ_CST);
+        if (turn % 5 == 0)
+            usleep(500);
+    }
+    return unused;
+}
+
+static int can_be_read(const void *start)
+{
+    int channel[2];
+    if (pipe(channel))
+        _exit(2);
+    return write(channel[1], start, 1) == 1;
+}
+
+static void stays(void)
+{
+    piece_pages = pages;
+    size_t stride = (piece_pages + 1) * WORDS;
+    uint64_t *room = mmap(NULL, PLACES * stride * 8, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        _exit(2);
+    for (unsigned place = 0; place < PLACES; place++)
+        places[place] = room + place * stride;
+    struct piece *piece = &pieces[0];
+    piece->now = mmap(places[0], piece_pages * PAGE, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    stamp_piece(piece->now, 1);
+    pthread_t mover;
+    pthread_create(&mover, NULL, move_and_leave, NULL);
+    for (unsigned round = 0; round < 200; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            uint64_t *start = piece->next && can_be_read(piece->next) ? piece->next : piece->now;
+            for (size_t page = round % 7; page < piece_pages; page += 7)
+                verify_stamp("forked while it moved", start + page * WORDS, 1 + page, 1);
+            _exit(0);
+        }
+        must_end_well(child);
+    }
+    racing = 0;
+    pthread_join(mover, NULL);
+    verify_pages("in its last place", piece->now, 0, piece_pages, 1);
+    say("stays ok\n");
+}
+
 static void race(void)
 {
     piece_pages = pages / PIECES;
@@ -289,6 +357,10 @@ int main(int count, char **arguments)
     pages = strtoul(arguments[2], NULL, 10) * 256;
     if (!strcmp(mode, "race")) {
         race();
+        return 0;
+    }
+    if (!strcmp(mode, "stays")) {
+        stays();
         return 0;
     }
     if (!strcmp(mode, "drops")) {
