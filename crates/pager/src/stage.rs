@@ -2,8 +2,8 @@
 //!
 //! The stage lies in the program's address space; here is only its bookkeeping. Places are handed
 //! out in a ring, so that pages staged together lie together and are dropped together. A place is
-//! **empty**, **live** (its page belongs to the owner written beside it) or **dead** (its page is
-//! of no use any more and waits to be dropped).
+//! **empty**, **reserved** (a page is on its way), **live** (its page belongs to the owner written
+//! beside it) or **dead** (its page is of no use any more and waits to be dropped).
 
 use crate::page::VirtualPage;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ enum Place {
 #[derive(Debug)]
 pub struct Stage {
     places: Vec<Place>,
-    next: u32,
+    next: usize,
     arrivals: VecDeque<StageIndex>,
     dead: Vec<StageIndex>,
     live: usize,
@@ -42,26 +42,16 @@ impl Stage {
         }
     }
 
-    /// Reserves up to `pages` neighbouring places; `None` when the ring is full here.
-    pub fn reserve(&mut self, pages: usize) -> Option<(StageIndex, usize)> {
-        if self.places.is_empty() {
-            return None;
-        }
-        if self.next as usize >= self.places.len() {
-            self.next = 0;
-        }
-        let start = self.next as usize;
-        let free = self.places[start..]
-            .iter()
-            .take(pages)
-            .take_while(|place| **place == Place::Empty)
-            .count();
-        if free == 0 {
-            return None;
-        }
-        self.places[start..start + free].fill(Place::Reserved);
-        self.next += free as u32;
-        Some((StageIndex(start as u32), free))
+    /// Reserves the next empty place of the ring; `None` when there is none. What cannot be dropped for
+    /// a while, as something else holds it, is passed over.
+    pub fn reserve(&mut self) -> Option<StageIndex> {
+        let ring = (self.next..self.places.len()).chain(0..self.next);
+        let index = ring
+            .into_iter()
+            .find(|index| self.places[*index] == Place::Empty)?;
+        self.places[index] = Place::Reserved;
+        self.next = (index + 1) % self.places.len();
+        Some(StageIndex(index as u32))
     }
 
     fn place(&mut self, index: StageIndex) -> &mut Place {
@@ -181,11 +171,17 @@ impl Stage {
 mod tests {
     use super::*;
 
+    fn reserve_all(stage: &mut Stage) {
+        let places = std::iter::from_fn(|| stage.reserve()).count();
+        assert_eq!(places, stage.places.len());
+    }
+
     #[test]
     fn a_page_goes_through_the_stage() {
         let mut stage = Stage::new(8);
-        let (first, got) = stage.reserve(3).unwrap();
-        assert_eq!((first, got), (StageIndex(0), 3));
+        for place in 0..3 {
+            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+        }
         stage.arrived(StageIndex(0), VirtualPage(100));
         stage.unused(StageIndex(1));
         stage.arrived(StageIndex(2), VirtualPage(102));
@@ -213,7 +209,7 @@ mod tests {
     #[test]
     fn arrivals_do_not_pile_up() {
         let mut stage = Stage::new(4);
-        stage.reserve(4);
+        reserve_all(&mut stage);
         stage.arrived(StageIndex(3), VirtualPage(3));
         for page in 0..100 {
             let index = StageIndex(page % 3);
@@ -229,29 +225,37 @@ mod tests {
     #[test]
     fn the_ring_never_hands_out_a_used_place() {
         let mut stage = Stage::new(8);
-        let mut reserved = 0;
-        while let Some((_, got)) = stage.reserve(3) {
-            reserved += got;
-            assert!(reserved <= 8);
-            if reserved == 8 {
-                break;
-            }
-        }
-        assert!(stage.reserve(1).is_none());
+        reserve_all(&mut stage);
         stage.arrived(StageIndex(0), VirtualPage(1));
-        assert!(stage.reserve(1).is_none());
+        assert!(stage.reserve().is_none());
         stage.retire(StageIndex(0));
-        assert!(stage.reserve(1).is_none());
+        assert!(stage.reserve().is_none());
         for (first, pages) in stage.take_dead(1) {
             stage.dropped(first, pages);
         }
-        assert_eq!(stage.reserve(5), Some((StageIndex(0), 1)));
+        assert_eq!(stage.reserve(), Some(StageIndex(0)));
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_dropped_is_passed_over() {
+        let mut stage = Stage::new(4);
+        reserve_all(&mut stage);
+        for place in 0..4 {
+            stage.arrived_dead(StageIndex(place));
+        }
+        stage.take_dead(1);
+        stage.not_dropped(StageIndex(0), 1);
+        stage.dropped(StageIndex(1), 3);
+        for place in [1, 2, 3] {
+            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+        }
+        assert!(stage.reserve().is_none());
     }
 
     #[test]
     fn dead_places_are_taken_in_runs() {
         let mut stage = Stage::new(8);
-        stage.reserve(8);
+        reserve_all(&mut stage);
         for index in [5, 1, 2, 0, 7] {
             stage.arrived_dead(StageIndex(index));
         }

@@ -202,7 +202,7 @@ impl Planner<'_> {
         if self.pages == self.wanted {
             return false;
         }
-        let Some((place, _)) = lock(&self.space.stage).reserve(1) else {
+        let Some(place) = lock(&self.space.stage).reserve() else {
             return false;
         };
         let extends = self.runs.last().is_some_and(|run| {
