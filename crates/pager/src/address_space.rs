@@ -388,7 +388,7 @@ impl AddressSpace {
         if self.stopped.swap(true, Ordering::Relaxed) {
             return;
         }
-        log::warn!("a program is stopped: {why}");
+        log::error!("a program is stopped: {why}");
         if let Some(inspector) = self.inspector() {
             // Fails only if it is gone.
             let _ = inspector.kill(9);

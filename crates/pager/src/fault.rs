@@ -413,12 +413,8 @@ pub fn defer(space: &Arc<AddressSpace>, fault: Fault) {
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.
 pub fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
-    log::error!(
-        "a stored page (address {:#x}) cannot be read back: {error}; \
-         the program is stopped rather than given wrong data",
+    space.stop_program(&format!(
+        "a stored page (address {:#x}) cannot be read back, and it must not be given wrong data: {error}",
         page.address()
-    );
-    if let Some(attached) = space.attached() {
-        let _ = attached.inspector.kill(9);
-    }
+    ));
 }
