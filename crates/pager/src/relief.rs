@@ -11,6 +11,9 @@
 //!    and left, that fails, and all is as ever.
 //! 3. The batch is settled by what lies in the stage, before the share is given up.
 //!
+//! The same goes for a helper that ended in the gate, while another process is in the address space yet:
+//! the child of a `vfork` whose parent was killed.
+//!
 //! The helper gets no other command until it has done this one; then the stage is registered again.
 
 use crate::address_space::{AddressSpace, Attached};
@@ -23,12 +26,12 @@ use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
 
 impl AddressSpace {
-    /// Takes the gate from a helper that is stopped in it. `false` if it is not.
+    /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
     pub fn relieve_helper(&self) -> bool {
-        let Some(attached) = self
-            .attached()
-            .filter(|attached| attached.inspector.is_stopped())
-        else {
+        let Some(attached) = self.attached().filter(|attached| {
+            let inspector = &attached.inspector;
+            inspector.is_stopped() || inspector.has_ended()
+        }) else {
             return false;
         };
         let mut mover = lock(&self.mover);

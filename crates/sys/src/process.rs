@@ -179,6 +179,7 @@ pub struct Inspector {
     statm: File,
     stat: File,
     pagemap: File,
+    memory: File,
     pid: i32,
     thread: i32,
     handle: OwnedFd,
@@ -200,6 +201,7 @@ impl Inspector {
             statm: File::open(format!("/proc/{pid}/task/{thread}/statm"))?,
             stat: File::open(format!("/proc/{pid}/stat"))?,
             pagemap: File::open(format!("/proc/{pid}/task/{thread}/pagemap"))?,
+            memory: File::open(format!("/proc/{pid}/task/{thread}/mem"))?,
             pid,
             thread,
             handle,
@@ -243,8 +245,16 @@ impl Inspector {
 
     /// Whether the thread by which the process is looked at is stopped, by a signal or a debugger.
     pub fn is_stopped(&self) -> bool {
-        let text = std::fs::read_to_string(self.path("stat")).unwrap_or_default();
-        matches!(stat_field(&text, 3), Some('T' | 't'))
+        matches!(self.thread_state(), Some('T' | 't'))
+    }
+
+    /// Whether that thread has ended.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.thread_state(), None | Some('Z' | 'X'))
+    }
+
+    fn thread_state(&self) -> Option<char> {
+        stat_field(&std::fs::read_to_string(self.path("stat")).ok()?, 3)
     }
 
     /// The process that traces the thread by which this one is looked at.
@@ -383,7 +393,11 @@ impl Inspector {
                 )
             };
             if bytes < 0 {
-                return Err(io::Error::last_os_error());
+                let error = io::Error::last_os_error();
+                if error.raw_os_error() == Some(libc::ESRCH) {
+                    return self.read_what_is_left(sources, target);
+                }
+                return Err(error);
             }
             copied += bytes as usize / PAGE_SIZE;
             if bytes as usize != chunk.len() * PAGE_SIZE {
@@ -391,6 +405,15 @@ impl Inspector {
             }
         }
         Ok(copied)
+    }
+
+    /// The same by way of the memory itself: it is there for as long as anybody is in it, a child that
+    /// has yet to execute its program, say, when the thread has ended.
+    fn read_what_is_left(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
+        for (source, page) in sources.iter().zip(target.chunks_mut(PAGE_SIZE)) {
+            self.memory.read_exact_at(page, *source)?;
+        }
+        Ok(sources.len())
     }
 
     /// The CPU that a thread of the process last ran on.

@@ -3,6 +3,7 @@
  *   departures left MEGABYTES    a parent forks and ends (or executes) at once; its children verify
  *   departures main MEGABYTES    the main thread ends; another verifies, and forks
  *   departures raw MEGABYTES     a child made behind the C library's back verifies until killed
+ *   departures shares MEGABYTES  a process that shares the memory outlives the program, and verifies
  *   departures race MEGABYTES    one thread forks while another moves and unmaps: children see
  *                                the moment of the fork
  *   departures stays MEGABYTES   the same with moves that leave an empty mapping behind
@@ -15,6 +16,8 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -118,6 +121,30 @@ static void raw(void)
         if (write(1, ".", 1) != 1)
             _exit(3);
     }
+}
+
+/* As the child of a vfork does whose parent is killed. */
+static int outlive_sharing(void *parent)
+{
+    while (getppid() == *(pid_t *)parent)
+        usleep(1000);
+    for (unsigned round = 0; round < 3; round++)
+        verify("sharing what was another's memory");
+    say("shares ok\n");
+    _exit(0);
+}
+
+static void shares(void)
+{
+    static char stack[1 << 16] __attribute__((aligned(16)));
+    static pid_t self;
+    self = getpid();
+    if (clone(outlive_sharing, stack + sizeof stack, CLONE_VM | SIGCHLD, &self) < 0)
+        _exit(2);
+    /* Some pages are on their way out or back. */
+    for (unsigned round = 0; round < 3; round++)
+        verify("with a process that shares the memory");
+    _exit(0);
 }
 
 /* Where the moving thread says that the pieces are.  It says so before and after each change, and
@@ -374,6 +401,8 @@ int main(int count, char **arguments)
         end_main();
     else if (!strcmp(mode, "raw"))
         raw();
+    else if (!strcmp(mode, "shares"))
+        shares();
     else
         return 2;
     return 0;
