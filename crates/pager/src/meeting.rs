@@ -18,6 +18,9 @@ use memfold_sys::process::{Inspector, own_id, processes_by_own_number};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering;
 
+/// While other processes end, the kernel may leave one out of those it lists.
+const SEARCHES: u32 = 3;
+
 impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
     /// thread calls itself, and makes its page states those of its mappings.
@@ -31,7 +34,8 @@ impl AddressSpace {
             let _one_at_a_time = lock(&self.group().meeting);
             // With no descriptor to look with, nobody would be found.
             let _ = patiently(|| self.uffd_descriptor().try_clone());
-            if let Some(inspector) = self.find_process(thread, beacon) {
+            let found = (0..SEARCHES).find_map(|_| self.find_process(thread, beacon));
+            if let Some(inspector) = found {
                 self.set_seen(inspector);
             }
         }
