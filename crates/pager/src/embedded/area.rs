@@ -24,7 +24,7 @@ pub const GRANULE: usize = 2 << 20;
 
 /// A region as the engine knows it; it may outlive the region's mapping for a moment.
 pub struct Area {
-    /// Whose it is. (The cycle ends when the region is dropped.)
+    /// Whose it is. (The cycle ends when the unmapped area is released.)
     pub shared: Arc<Shared>,
     /// Address of the first byte.
     pub start: usize,

@@ -375,9 +375,11 @@ impl Shared {
     /// The reclaim thread, until the engine is dropped.
     pub(super) fn reclaim_thread(&self) {
         loop {
+            // Asked first: what was unmapped before the engine was dropped is buried below then.
+            let stopping = self.is_stopping();
             let again = self.bury();
             self.release_spent();
-            if self.is_stopping() && !again {
+            if stopping && !again {
                 return;
             }
             let mut fruitless = false;
