@@ -4,6 +4,7 @@ mod common;
 
 use common::{MIB, PAGE, builder, fill_page};
 use memfold::{Mode, Region};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +12,21 @@ use std::time::Duration;
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs what may hang if it is wrong; the process ends then.
+fn within_a_minute(what: &str, run: impl FnOnce()) {
+    let (done, watched) = channel::<()>();
+    let what = what.to_owned();
+    let watch = std::thread::spawn(move || {
+        if watched.recv_timeout(Duration::from_secs(60)) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("hangs: {what}");
+            std::process::abort();
+        }
+    });
+    run();
+    drop(done);
+    watch.join().unwrap();
 }
 
 fn fill(region: &mut Region) {
@@ -42,4 +58,21 @@ fn nothing_is_left_of_an_engine_dropped_right_after_its_regions() {
         drop((last, memfold));
     }
     assert_eq!(descriptors(), before);
+}
+
+#[test]
+fn more_engines_than_workers_serve_faults() {
+    let _alone = alone();
+    within_a_minute("65 engines in thread mode", || {
+        let engines: Vec<_> = (0..65)
+            .map(|_| {
+                let limit = 64 * MIB as u64;
+                builder(Mode::Thread).limit(limit).build().unwrap()
+            })
+            .collect();
+        for engine in &engines {
+            let mut region = engine.map(MIB).unwrap();
+            fill(&mut region);
+        }
+    });
 }

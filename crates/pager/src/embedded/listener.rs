@@ -69,7 +69,6 @@ pub(super) fn run(shared: &Shared) {
         die(&["cannot wait for faults: ", &errno.to_string()]);
     }
     let mut follower = Follower::new();
-    let mut worker = worker::take();
     let mut messages = [Message::default(); 16];
     let mut rung = false;
     // Not before: whoever rings waits for the answer.
@@ -79,6 +78,8 @@ pub(super) fn run(shared: &Shared) {
             // Nobody else can serve the faults of threads that wait for ever now.
             Err(errno) => die(&["cannot read faults: ", &errno.to_string()]),
         };
+        // Not kept while waiting: there are fewer than a process may have engines.
+        let mut worker = worker::take();
         for message in &messages[..count] {
             if message.event != EVENT_PAGEFAULT {
                 continue;
