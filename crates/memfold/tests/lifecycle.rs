@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{MIB, PAGE, builder, fill_page};
+use common::{MIB, PAGE, builder, fill_page, modes};
 use memfold::{Mode, Region};
+use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -75,4 +76,34 @@ fn more_engines_than_workers_serve_faults() {
             fill(&mut region);
         }
     });
+}
+
+/// In a process of its own, where no thread has room for its stack.
+#[test]
+fn an_engine_that_gets_no_threads_is_refused() {
+    const NAME: &str = "an_engine_that_gets_no_threads_is_refused";
+    const CHILD: &str = "MEMFOLD_TEST_WITHOUT_THREADS";
+    if std::env::var_os(CHILD).is_some() {
+        for mode in modes() {
+            let refused = builder(mode).limit(64 * MIB as u64).build().unwrap_err();
+            assert!(refused.to_string().contains("thread"), "{mode}: {refused}");
+        }
+        println!("refused in all modes");
+        return;
+    }
+    let child = Command::new("timeout")
+        .arg("60")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "")
+        .env("RUST_MIN_STACK", (1_u64 << 60).to_string())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    let wrong = String::from_utf8_lossy(&child.stderr);
+    assert!(
+        said.contains("refused in all modes"),
+        "{}: {said}{wrong}",
+        child.status
+    );
 }

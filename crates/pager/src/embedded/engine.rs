@@ -64,6 +64,8 @@ pub(crate) struct Shared {
 pub struct Engine {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// Whether there is a thread that reads fault messages.
+    listens: bool,
 }
 
 fn physical_pages() -> usize {
@@ -197,10 +199,12 @@ impl Engine {
         let mut engine = Engine {
             shared,
             threads: Vec::new(),
+            listens: false,
         };
         engine.start("memfold-reclaim", Shared::reclaim_thread)?;
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
+            engine.listens = true;
         }
         if engine.shared.readahead.is_enabled() {
             engine.start("memfold-readahead", Shared::readahead_thread)?;
@@ -411,7 +415,7 @@ impl Drop for Engine {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.reclaim_bell.ring();
         self.shared.readahead.bell.ring();
-        if self.shared.mode == Mode::Thread {
+        if self.listens {
             listener::stop(&self.shared);
         }
         for thread in self.threads.drain(..) {
