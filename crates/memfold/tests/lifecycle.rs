@@ -107,3 +107,44 @@ fn an_engine_that_gets_no_threads_is_refused() {
         child.status
     );
 }
+
+#[test]
+fn a_pin_that_outlives_its_region_holds_nothing_up() {
+    let _alone = alone();
+    for mode in modes() {
+        let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
+        let region = memfold.map(MIB).unwrap();
+        let pin = region.pin_detached(..PAGE).unwrap();
+        drop(region);
+        within_a_minute("settle beside a pin", || memfold.settle());
+        assert_eq!(memfold.stats().resident_bytes, 0);
+        drop(pin);
+        assert_eq!(memfold.stats().pinned_bytes, 0);
+    }
+}
+
+#[test]
+fn a_child_does_not_wait_for_what_its_parent_releases() {
+    let _alone = alone();
+    let memfold = builder(Mode::Signal)
+        .limit(64 * MIB as u64)
+        .build()
+        .unwrap();
+    let mut region = memfold.map(32 * MIB).unwrap();
+    fill(&mut region);
+    region.page_out(..).unwrap();
+    within_a_minute("settle in a child", || {
+        drop(region);
+        // SAFETY: the child looks at an atomic, and ends without destructors.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                memfold.settle();
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+    });
+}

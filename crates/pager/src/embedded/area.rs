@@ -38,7 +38,32 @@ pub struct Area {
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
-    pins: RwLock<Vec<Range<usize>>>,
+    pins: Arc<Pins>,
+}
+
+/// The ranges of pages of an area that are pinned; apart from it, as a pin may outlive it.
+#[derive(Default)]
+pub struct Pins(RwLock<Vec<Range<usize>>>);
+
+impl Pins {
+    /// Keeps pages from being moved out from now on. Those on their way still are.
+    pub fn pin(&self, pages: Range<usize>) {
+        let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        pins.push(pages);
+    }
+
+    /// Takes a pin back.
+    pub fn unpin(&self, pages: &Range<usize>) {
+        let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = pins.iter().position(|pin| pin == pages) {
+            pins.swap_remove(index);
+        }
+    }
+
+    /// The pins. No other is made while they are held.
+    fn all(&self) -> RwLockReadGuard<'_, Vec<Range<usize>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The area's mapping, kept while this is.
@@ -63,7 +88,7 @@ impl Area {
                 .map(|_| AtomicU32::new(0))
                 .collect(),
             resident: AtomicU64::new(0),
-            pins: RwLock::default(),
+            pins: Arc::default(),
         })
     }
 
@@ -131,23 +156,14 @@ impl Area {
         self.resident.load(Relaxed)
     }
 
-    /// Keeps pages from being moved out from now on. Those on their way still are.
-    pub fn pin(&self, pages: Range<usize>) {
-        let mut pins = self.pins.write().unwrap_or_else(PoisonError::into_inner);
-        pins.push(pages);
-    }
-
-    /// Takes a pin back.
-    pub fn unpin(&self, pages: &Range<usize>) {
-        let mut pins = self.pins.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(index) = pins.iter().position(|pin| pin == pages) {
-            pins.swap_remove(index);
-        }
+    /// What keeps its pages in memory.
+    pub fn pins(&self) -> &Arc<Pins> {
+        &self.pins
     }
 
     /// Runs `claim` if none of the pages is pinned, and keeps others from pinning any meanwhile.
     pub fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
-        let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
+        let pins = self.pins.all();
         let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
         !pins.iter().any(overlaps) && claim()
     }
@@ -162,7 +178,7 @@ impl Area {
         mut claim: impl FnMut(usize, &Entry, PageState) -> bool,
     ) -> usize {
         // Held while pages are claimed: whoever has pinned knows that no claim follows.
-        let pins = self.pins.read().unwrap_or_else(PoisonError::into_inner);
+        let pins = self.pins.all();
         let entries = self.entries();
         let mut page = range.start;
         while page < range.end {

@@ -239,8 +239,12 @@ impl Engine {
         self.shared.stats()
     }
 
-    /// Returns when all that was unmapped has been released.
+    /// Returns when all that was unmapped has been released; at once in a forked child, where
+    /// nobody does that.
     pub fn settle(&self) {
+        if !self.shared.owner.is_here() {
+            return;
+        }
         while self.shared.unburied.load(Ordering::Acquire) > 0 {
             self.shared.reclaim_bell.ring();
             std::thread::sleep(std::time::Duration::from_micros(50));

@@ -1,6 +1,6 @@
 //! Regions as their users see them.
 
-use super::area::Area;
+use super::area::{Area, Pins};
 use super::config::{EmbeddedError, Mode};
 use super::engine::{Engine, Shared};
 use super::fault::Cause;
@@ -221,11 +221,11 @@ impl Region {
             return Err(EmbeddedError::TooMuchPinned { pages: count });
         }
         let _blocked = block_all();
-        self.area.pin(pages.clone());
+        self.area.pins().pin(pages.clone());
         let pin = Pin {
-            area: self.area.clone(),
+            pins: self.area.pins().clone(),
             pages: pages.clone(),
-            _engine: self.engine.clone(),
+            engine: self.engine.clone(),
         };
         let mut worker = worker::take();
         for page in pages {
@@ -249,17 +249,19 @@ impl Drop for Region {
 /// A range that stays in memory until this is dropped.
 #[must_use = "the range is pinned only until this is dropped"]
 pub struct Pin {
-    area: Arc<Area>,
+    /// Not the area: a pin that outlives its region must not keep it from being released.
+    pins: Arc<Pins>,
     pages: Range<usize>,
-    _engine: Arc<Engine>,
+    engine: Arc<Engine>,
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if self.area.shared.owner.is_here() {
+        let shared = self.engine.shared();
+        if shared.owner.is_here() {
             let _blocked = block_all();
-            self.area.unpin(&self.pages);
-            self.area.shared.account.unpin(self.pages.len() as u64);
+            self.pins.unpin(&self.pages);
+            shared.account.unpin(self.pages.len() as u64);
         }
     }
 }
