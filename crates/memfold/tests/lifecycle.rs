@@ -148,3 +148,24 @@ fn a_child_does_not_wait_for_what_its_parent_releases() {
         }
     });
 }
+
+#[test]
+fn what_a_dropped_region_had_in_memory_is_room_at_once() {
+    let _alone = alone();
+    for mode in modes() {
+        let limit = 8 * MIB as u64;
+        let memfold = builder(mode).resident_limit(limit).build().unwrap();
+        let mut stored = memfold.map(32 * MIB).unwrap();
+        fill(&mut stored);
+        let mut resident = memfold.map(8 * MIB).unwrap();
+        fill(&mut resident);
+        let mut next = memfold.map(6 * MIB).unwrap();
+        // What the first has in the pool takes a while to be released.
+        drop(stored);
+        drop(resident);
+        let left = memfold.stats().resident_bytes;
+        assert!(left < limit / 4, "{mode}: {left}");
+        fill(&mut next);
+        assert_eq!(memfold.stats().over_limit_pages, 0, "{mode}");
+    }
+}

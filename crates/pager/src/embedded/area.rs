@@ -116,14 +116,12 @@ impl Area {
         mapping.is_some().then_some(mapping)
     }
 
-    /// Unmaps the area, once nobody moves its pages.
-    pub fn unmap(&self) {
-        let mapping = self
-            .gate
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(mapping);
+    /// Unmaps the area, once nobody moves its pages. Returns how many were in it, those claimed to
+    /// be moved out included.
+    pub fn unmap(&self) -> u64 {
+        let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        drop(gate.take());
+        self.resident.swap(0, Relaxed)
     }
 
     /// Notes a page that became resident.

@@ -326,7 +326,7 @@ impl Shared {
         Ok(area)
     }
 
-    /// Unmaps an area, and leaves its slots to the reclaim thread.
+    /// Unmaps an area, whose pages are room at once, and leaves its slots to the reclaim thread.
     pub(super) fn unmap(&self, area: &Arc<Area>) {
         if !self.owner.is_here() {
             return;
@@ -337,9 +337,12 @@ impl Shared {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .retain(|other| !Arc::ptr_eq(other, area));
+        let mut hand = lock(&self.hand);
+        hand.cold.retain(|(other, _)| !Arc::ptr_eq(other, area));
+        drop(hand);
         // The listener finds it no more; if it did before, it is done with it afterwards.
         drop(lock(&self.listening));
-        area.unmap();
+        self.account.release(area.unmap());
         let length = (area.pages * PAGE_SIZE) as u64;
         self.mapped_bytes.fetch_sub(length, Ordering::Relaxed);
         self.unburied.fetch_add(1, Ordering::Relaxed);

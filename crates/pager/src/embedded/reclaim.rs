@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(super) struct Hand {
     area: usize,
     page: usize,
-    cold: VecDeque<(Arc<Area>, Range<usize>)>,
+    pub(super) cold: VecDeque<(Arc<Area>, Range<usize>)>,
 }
 
 /// Who wants pages to go out.
@@ -196,12 +196,10 @@ impl Shared {
     fn move_victims(&self, area: &Area, worker: &mut Worker) {
         let entries = area.entries();
         let Some(_mapped) = area.mapped() else {
-            // Unmapped: its pages are gone.
+            // Unmapped: its pages are gone, and were counted when they went.
             for (index, page) in worker.victims.iter().enumerate() {
                 entries[*page].replace(PageState::Moving(place_of(worker, index)), PageState::Hole);
-                area.left(*page);
             }
-            self.account.release(worker.victims.len() as u64);
             worker.victims.clear();
             return;
         };
@@ -344,9 +342,6 @@ impl Shared {
         if dead.is_empty() {
             return false;
         }
-        lock(&self.hand)
-            .cold
-            .retain(|(area, _)| !dead.iter().any(|gone| Arc::ptr_eq(gone, area)));
         let mut left = Vec::new();
         for area in dead {
             if Arc::strong_count(&area) == 1 {
@@ -364,7 +359,6 @@ impl Shared {
     }
 
     fn release_area(&self, area: &Area) {
-        self.account.release(area.resident());
         let mut slots = SlotRanges::new();
         area.each_slot(|slot| slots.push(slot));
         self.space.release_ranges(slots.as_slice());
@@ -377,7 +371,7 @@ impl Shared {
         loop {
             // Asked first: what was unmapped before the engine was dropped is buried below then.
             let stopping = self.is_stopping();
-            let again = self.bury();
+            let mut again = self.bury();
             self.release_spent();
             if stopping && !again {
                 return;
@@ -391,6 +385,10 @@ impl Shared {
                     if self.reclaim_batch(&mut worker) == 0 {
                         fruitless = true;
                         break;
+                    }
+                    // Others may take what is made room here without end.
+                    if self.unburied.load(Ordering::Relaxed) > 0 {
+                        again = self.bury();
                     }
                 }
             }
