@@ -227,6 +227,29 @@ fn a_child_makes_its_own(mode: Mode) {
     assert_eq!((region[0], region[PAGE / 2]), (0x5a, 1));
 }
 
+/// As a jump into any memory that is not code does.
+fn a_jump_into_a_region_ends_the_program(mode: Mode) {
+    let status = forked(|| {
+        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
+            return 2;
+        };
+        let Ok(mut region) = own.map(MIB) else {
+            return 3;
+        };
+        // A return, were it code.
+        region[0] = 0xc3;
+        // SAFETY: none; the test is that this ends the child, by the alarm at the latest.
+        unsafe {
+            libc::signal(libc::SIGALRM, libc::SIG_DFL);
+            libc::alarm(10);
+            std::mem::transmute::<*mut u8, extern "C" fn()>(region.as_ptr())();
+        }
+        4
+    });
+    assert!(libc::WIFSIGNALED(status), "{mode:?}: {status:#x}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV, "{mode:?}");
+}
+
 #[test]
 fn faults_live_beside_the_programs_signals() {
     let action = own_handler as *const () as usize;
@@ -237,5 +260,6 @@ fn faults_live_beside_the_programs_signals() {
         a_small_alternate_stack_is_enough(mode);
         regions_are_not_inherited(mode);
         a_child_makes_its_own(mode);
+        a_jump_into_a_region_ends_the_program(mode);
     }
 }

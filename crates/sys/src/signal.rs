@@ -78,6 +78,18 @@ pub unsafe fn fault(info: *const Info) -> Option<(i32, usize)> {
     }
 }
 
+/// Whether a fault was raised by the fetch of an instruction.
+///
+/// # Safety
+/// `context` is what the kernel gave a handler of SIGSEGV.
+pub unsafe fn is_fetch(context: *const libc::c_void) -> bool {
+    /// Of the processor's error code for a page fault.
+    const INSTRUCTION_FETCH: i64 = 1 << 4;
+    // SAFETY: the caller's promise; the kernel fills in all registers.
+    let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    registers[libc::REG_ERR as usize] & INSTRUCTION_FETCH != 0
+}
+
 impl Previous {
     /// Passes a signal on to what was installed before, under the mask that it asked for.
     ///

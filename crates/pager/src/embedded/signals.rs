@@ -44,7 +44,9 @@ extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void)
     signal::keep_errno(|| {
         // SAFETY: the arguments are the kernel's.
         unsafe {
-            if !handle_fault(info)
+            // Regions are not executable: a jump into one would be made again for ever.
+            let executes = signal == PROTECTED && signal::is_fetch(context);
+            if (executes || !handle_fault(info))
                 && let Some(previous) = previous(signal).get()
             {
                 previous.call(signal, info, context);
