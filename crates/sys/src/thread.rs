@@ -127,6 +127,13 @@ pub fn set_timer_slack(nanoseconds: u64) {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0) };
 }
 
+/// Sleeps for about `time`. For signal handlers, too: unlike the C library's, this sleep is no point
+/// where a thread is cancelled (`pthread_cancel`).
+pub fn nap(time: Duration) {
+    // It ends by the time, or by a signal.
+    let _ = crate::futex::wait(&AtomicU32::new(0), 0, Some(time.as_nanos() as u64));
+}
+
 /// One futex that the kernel marks with `OWNER_DIED`, waking its waiter, when the thread of its
 /// [`RobustList`] dies for whatever reason.
 #[derive(Debug, Clone, Copy)]

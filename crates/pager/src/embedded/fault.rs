@@ -11,9 +11,11 @@ use crate::state::PageState;
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
 use memfold_sys::signal::die;
+use memfold_sys::thread::nap;
 use memfold_sys::uffd::Partial;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
+use std::time::Duration;
 
 /// Pages brought in at one fault from the pool, at most.
 const SWAP_IN_WINDOW: u32 = 16;
@@ -22,6 +24,11 @@ const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(SWAP_IN_WINDOW as usize <= WINDOW);
 
 static ZEROS: [u8; ZERO_WINDOW as usize * PAGE_SIZE] = [0; ZERO_WINDOW as usize * PAGE_SIZE];
+
+/// So often a page is asked for again where the kernel has none, after up to 64 ms each: ten seconds
+/// in all. It has some soon where it is ending a process for that.
+const MOST_NAPS: u32 = 160;
+const LONGEST_NAP_LOG2_MS: u32 = 6;
 
 /// For whose sake pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,7 +282,7 @@ impl Shared {
     /// all was put there by the program behind our back, and is newer.
     fn copy(&self, target: usize, bytes: &[u8]) {
         let mut done = 0;
-        let mut turn = 0;
+        let (mut turn, mut naps) = (0, 0);
         while done < bytes.len() {
             let rest = &bytes[done..];
             let target = (target + done) as u64;
@@ -289,11 +296,17 @@ impl Shared {
                             let _ = self.uffd().wake(target + partial.done, PAGE_SIZE as u64);
                             done += PAGE_SIZE;
                         }
-                        Errno::EAGAIN | Errno::ENOMEM if turn < 1000 => pause(turn),
+                        Errno::EAGAIN if turn < 1000 => {
+                            pause(turn);
+                            turn += 1;
+                        }
+                        Errno::ENOMEM if naps < MOST_NAPS => {
+                            nap(Duration::from_millis(1 << naps.min(LONGEST_NAP_LOG2_MS)));
+                            naps += 1;
+                        }
                         Errno::ESRCH => return,
                         _ => cannot_copy(partial),
                     }
-                    turn += 1;
                 }
             }
         }
@@ -408,6 +421,9 @@ fn cannot_copy(partial: Partial) -> ! {
     die(&[
         "a page cannot be put into a region: ",
         &partial.errno.to_string(),
-        "; was the region unmapped or changed from outside?",
+        match partial.errno {
+            Errno::ENOMEM => "; the system, or the control group, has had no memory for seconds",
+            _ => "; was the region unmapped or changed from outside?",
+        },
     ])
 }
