@@ -8,7 +8,7 @@
 use crate::sync::{
     Mutex,
     atomic::{AtomicUsize, Ordering::*, fence},
-    lock, yield_now,
+    lock, pause,
 };
 
 #[derive(Debug)]
@@ -76,8 +76,10 @@ impl Grace {
 
     fn wait_for_none(&self, phase: usize) {
         for lane in &self.lanes {
+            let mut times = 0;
             while lane.reading[phase].load(Acquire) != 0 {
-                yield_now();
+                pause(times);
+                times = times.saturating_add(1);
             }
         }
     }

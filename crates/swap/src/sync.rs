@@ -16,10 +16,21 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Gives up the processor while waiting for another thread.
-pub(crate) fn yield_now() {
+/// A pause of a thread that has looked `times` times before for another one to be done. Who only
+/// gave up the processor would keep it from threads of a lower priority.
+pub(crate) fn pause(times: u32) {
     #[cfg(not(loom))]
-    std::thread::yield_now();
+    {
+        const YIELDS: u32 = 100;
+        const SHORTEST_SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
+        match times.checked_sub(YIELDS) {
+            None => std::thread::yield_now(),
+            Some(sleeps) => std::thread::sleep(SHORTEST_SLEEP * (1 << sleeps.min(4))),
+        }
+    }
     #[cfg(loom)]
-    loom::thread::yield_now();
+    {
+        let _ = times;
+        loom::thread::yield_now();
+    }
 }

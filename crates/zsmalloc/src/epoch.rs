@@ -8,7 +8,7 @@
 use crate::sync::{
     Mutex,
     atomic::{AtomicUsize, Ordering},
-    full_fence_after_rmw, lock, yield_now,
+    full_fence_after_rmw, lock, pause,
 };
 
 #[derive(Debug)]
@@ -80,8 +80,10 @@ impl Epoch {
 
     fn wait_for_zero(&self, phase: usize) {
         for lane in &self.lanes {
+            let mut times = 0;
             while lane.active[phase].load(Ordering::Acquire) != 0 {
-                yield_now();
+                pause(times);
+                times = times.saturating_add(1);
             }
         }
     }

@@ -41,13 +41,19 @@ pub(super) enum Cause {
 
 /// Waits a little for what another thread is about to finish, longer each time.
 pub(super) fn pause(turn: u32) {
-    if turn < 6 {
+    const SPINS: u32 = 6;
+    const YIELDS: u32 = 100;
+    const SHORTEST_NAP: Duration = Duration::from_micros(50);
+    if turn < SPINS {
         for _ in 0..1 << turn {
             std::hint::spin_loop();
         }
-    } else {
+    } else if turn < SPINS + YIELDS {
         // The other may need this very CPU.
         std::thread::yield_now();
+    } else {
+        // Who only yields keeps the CPU from threads of a lower priority.
+        nap(SHORTEST_NAP * (1 << (turn - SPINS - YIELDS).min(2)));
     }
 }
 

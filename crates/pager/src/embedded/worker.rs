@@ -140,16 +140,16 @@ pub fn take() -> AtWork {
     let Desks { desks, .. } = desks().expect("workers are prepared by every engine");
     // The one used last on this CPU, with its buffers in the CPU's cache.
     let mut index = memfold_sys::thread::current_cpu() % WORKERS;
-    let mut rounds = 0;
+    let mut looks = 0;
     loop {
         let desk = &desks[index];
         if !desk.taken.load(Ordering::Relaxed) && !desk.taken.swap(true, Ordering::Acquire) {
             return AtWork { desk };
         }
         index = (index + 1) % WORKERS;
-        rounds += 1;
-        if rounds % WORKERS == 0 {
-            std::thread::yield_now();
+        looks += 1;
+        if looks % WORKERS == 0 {
+            super::fault::pause((looks / WORKERS) as u32);
         }
     }
 }
