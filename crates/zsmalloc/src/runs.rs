@@ -255,10 +255,9 @@ impl RunLists {
                 // Nobody else assigned any of a busy one meanwhile.
                 stretch.set_assigned(start);
                 self.list_open(arenas, index);
-                self.list_giving(arenas, index);
             }
         }
-        stretch.set_busy(false);
+        self.end_busy(arenas, index);
         huge
     }
 
@@ -295,7 +294,7 @@ impl RunLists {
             stretch
                 .next_warm
                 .store(stretch::NOT_LISTED, Ordering::Relaxed);
-            // Whoever is busy with it lists it again.
+            // A busy one is listed again by whoever ends that.
             if !stretch.is_busy() && !stretch.keeps_spare() && stretch.warm() > 0 {
                 return Some(self.take_batch(arenas, index));
             }
@@ -365,9 +364,15 @@ impl RunLists {
                 stretch.set_warm(stretch.warm() + count(&batch.pages));
             });
         }
+        self.end_busy(arenas, batch.stretch);
+    }
+
+    /// Ends the time in which what a stretch has to give was passed over.
+    fn end_busy(&mut self, arenas: &Arenas, index: usize) {
+        let stretch = arenas.stretch(index);
         stretch.set_busy(false);
         if stretch.warm() > 0 && !stretch.keeps_spare() {
-            self.list_giving(arenas, batch.stretch);
+            self.list_giving(arenas, index);
         }
     }
 }
@@ -375,4 +380,38 @@ impl RunLists {
 /// How many pages are in a set.
 pub(crate) fn count(pages: &PageBits) -> usize {
     pages.iter().map(|bits| bits.count_ones() as usize).sum()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Puts an arena for runs of so many pages into a stretch. Somebody looks for memory to give
+    /// back meanwhile. Returns the arena, whose first run is taken, and what was found.
+    fn make_arena<'a>(
+        runs: &mut RunLists,
+        arenas: &'a Arenas,
+        pages: usize,
+    ) -> (&'a Arena, Option<Batch>) {
+        let (index, units) = runs.begin_arena(arenas, pages).unwrap();
+        let found = runs.take_giving(arenas);
+        let start = units.start;
+        let arena = arenas.add(index, units, pages, 0).unwrap();
+        runs.end_arena(arenas, (index, start), pages, Some(arena));
+        (arena, found)
+    }
+
+    #[test]
+    fn memory_passed_over_while_an_arena_is_made_is_given_back_later() {
+        let arenas = Arenas::new(1, 64).unwrap();
+        let mut runs = RunLists::new();
+        let index = arenas.add_stretch().unwrap();
+        runs.open(&arenas, index, 0, false);
+        let (arena, _) = make_arena(&mut runs, &arenas, 1);
+        runs.put_warm(&arenas, arena, 0);
+        let (_, found) = make_arena(&mut runs, &arenas, 2);
+        assert!(found.is_none(), "a busy stretch is left alone");
+        let found = runs.take_giving(&arenas).expect("it has a warm page");
+        assert_eq!((found.stretch, count(&found.pages)), (index, 1));
+    }
 }
