@@ -104,13 +104,14 @@ impl Shared {
         while rest.count > 0 && !self.is_stopping() {
             let step = rest.first(STEP);
             rest = step.behind(rest.count - step.count);
+            // Before the gate, as everywhere: who waits for a gate may have the last worker.
+            let mut worker = worker::take();
             let Some(_mapped) = area.mapped() else {
                 return;
             };
             if !self.account.has_spare(u64::from(step.count)) {
                 return;
             }
-            let mut worker = worker::take();
             let brought = self.swap_in(area, step, Cause::Advice, &mut worker);
             count(&self.counters.pages_read_ahead, brought as u64);
         }
