@@ -3,7 +3,7 @@
 mod common;
 
 use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
-use memfold::{Error, Memfold, Mode};
+use memfold::{Error, Memfold, Mode, Region};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whoever waited for a page may run on, and drop the region, while its neighbours come in.
@@ -194,6 +194,49 @@ fn untouched_and_dropped_memory_reads_as_zeros() {
         region.dont_need(..).unwrap();
         assert_eq!(memfold.stats().stored_pages, 0);
         assert!(region.iter().all(|byte| *byte == 0));
+    }
+}
+
+/// What is counted out comes in again, and what never was out is counted as zeros.
+#[test]
+fn pages_are_counted_alike_in_all_modes() {
+    for mode in modes() {
+        // Without readahead: a fault that finds the page there, just read ahead, counts as one of
+        // zeros.
+        let builder = builder(mode).readahead(false);
+        let memfold = builder.limit(64 * MIB as u64).build().unwrap();
+        let counted = || {
+            // The thread of thread mode counts after it has let the program go on.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let stats = memfold.stats();
+            [stats.pages_zero_filled, stats.pages_out, stats.pages_in]
+        };
+        let mut region = memfold.map(MIB).unwrap();
+        let pages = region.len() / PAGE;
+        let all = pages as u64;
+        // Writes some pages, moves all out that are in, and reads them.
+        let pass = |region: &mut Region, numbers: &[usize], generation| {
+            for &number in numbers {
+                fill_page(
+                    &mut region[number * PAGE..][..PAGE],
+                    number as u64,
+                    generation,
+                );
+            }
+            region.page_out(..).unwrap();
+            for &number in numbers {
+                verify_page(&region[number * PAGE..][..PAGE], number as u64, generation);
+            }
+        };
+        pass(&mut region, &Vec::from_iter(0..pages), 1);
+        assert_eq!(counted(), [all; 3], "{mode}");
+        if mode == Mode::Protection {
+            // Half of each block: what is left of it is zeros, and never stored.
+            region.dont_need(..).unwrap();
+            let half = Vec::from_iter((0..pages).filter(|number| number % 16 < 8));
+            pass(&mut region, &half, 2);
+            assert_eq!(counted(), [all * 5 / 2, all * 3 / 2, all * 3 / 2], "{mode}");
+        }
     }
 }
 

@@ -277,8 +277,9 @@ impl Shared {
             let bytes = worker.buffer()[start..start + run].as_flattened();
             self.copy(area.address(first), bytes);
             for claim in &worker.claims[start..start + run] {
-                entries[claim.page].replace(PageState::Filling(claim.slot), PageState::FRESH);
+                // Counted first: who moves it out takes it off the count.
                 area.arrived(claim.page);
+                entries[claim.page].replace(PageState::Filling(claim.slot), PageState::FRESH);
             }
             start += run;
         }

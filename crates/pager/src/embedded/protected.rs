@@ -198,6 +198,7 @@ impl Shared {
         let pages = protected.pages_of(block);
         self.make_room_for_all(pages.len() as u64, worker);
         let mut brought = 0;
+        let all = pages.len() as u64;
         for page in pages.clone() {
             let slot = protected.slots()[page].load(Ordering::Relaxed);
             if slot == 0 {
@@ -223,6 +224,7 @@ impl Shared {
         }
         protected.set(block, YOUNG);
         count(&self.counters.pages_in, brought);
+        count(&self.counters.pages_zero_filled, all - brought);
         let counter = match brought {
             0 => &self.counters.faults_zero_fill,
             _ => &self.counters.faults_swap_in,
@@ -295,7 +297,7 @@ impl Shared {
             if stored && !gains {
                 self.note_gain(0, pages.len());
             } else {
-                count(&self.counters.store_failures, 1);
+                count(&self.counters.store_failures, pages.len() as u64);
             }
             if let Err(error) = protected.protect(area, block, true) {
                 die(&["cannot give access to a page: ", &error.to_string()]);
@@ -304,11 +306,13 @@ impl Shared {
             return 0;
         }
         let out = pages.len() as u64;
+        let slots = protected.slots()[pages.clone()].iter();
+        let stored = slots.filter(|slot| slot.load(Ordering::Relaxed) != 0);
+        count(&self.counters.pages_out, stored.count() as u64);
         self.note_gain(pages.len(), 0);
         pages.for_each(|page| area.left(page));
         protected.set(block, OUT);
         self.account.release(out);
-        count(&self.counters.pages_out, out);
         self.refresh_account();
         out
     }
