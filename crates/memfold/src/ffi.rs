@@ -102,6 +102,18 @@ struct Regions {
     pins: BTreeMap<(usize, usize), Vec<DetachedPin>>,
 }
 
+impl Regions {
+    /// Adds a region. The first of a forked child takes the place of what it inherited, which its
+    /// own regions may lie over.
+    fn insert(&mut self, start: usize, region: Region) {
+        if self.regions.values().any(|region| region.is_inherited()) {
+            self.regions.clear();
+            self.pins.clear();
+        }
+        self.regions.insert(start, Arc::new(region));
+    }
+}
+
 static REGIONS: Mutex<Regions> = Mutex::new(Regions {
     regions: BTreeMap::new(),
     pins: BTreeMap::new(),
@@ -235,7 +247,7 @@ pub unsafe extern "C" fn memfold_map(
     match unsafe { &*limit }.0.map(length) {
         Ok(region) => {
             let address = region.as_ptr();
-            regions().regions.insert(address as usize, Arc::new(region));
+            regions().insert(address as usize, region);
             // SAFETY: the caller's promise.
             unsafe { *start = address.cast() };
             0

@@ -62,6 +62,11 @@ impl Region {
         self.0.resident_bytes()
     }
 
+    /// Whether it was inherited by a fork, and so is not there.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
+    }
+
     /// The figures of its [`Memfold`](crate::Memfold).
     pub fn stats(&self) -> Stats {
         self.0.stats()

@@ -61,6 +61,11 @@ impl Region {
         self.area.resident() * PAGE_SIZE as u64
     }
 
+    /// Whether it was inherited by a fork, and so is not there.
+    pub fn is_inherited(&self) -> bool {
+        !self.shared().owner.is_here()
+    }
+
     fn shared(&self) -> &Shared {
         &self.area.shared
     }
@@ -71,7 +76,7 @@ impl Region {
     }
 
     fn check(&self, bytes: &Range<usize>) -> Result<(), EmbeddedError> {
-        if !self.shared().owner.is_here() {
+        if self.is_inherited() {
             return Err(EmbeddedError::Forked);
         }
         if bytes.start > bytes.end || bytes.end > self.length {
