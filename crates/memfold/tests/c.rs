@@ -97,6 +97,39 @@ fn a_child_advises_on_its_own_regions() {
     }
 }
 
+/// Its signal handler stays installed, so its code has to stay.
+#[test]
+fn the_library_stays_when_it_is_closed() {
+    let program = r#"
+        #include <dlfcn.h>
+        #include <memfold.h>
+        int main(int count, char **arguments) {
+            void *library = count == 2 ? dlopen(arguments[1], RTLD_NOW) : 0;
+            if (!library || !dlsym(library, "memfold_new"))
+                return 2;
+            if (dlclose(library))
+                return 3;
+            return dlopen(arguments[1], RTLD_NOW | RTLD_NOLOAD) ? 0 : 1;
+        }
+    "#;
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("close.c");
+    std::fs::write(&source, program).unwrap();
+    let compiled = Command::new("cc")
+        .arg(format!("-I{}", crate_folder().join("include").display()))
+        .arg(&source)
+        .args(["-ldl", "-o"])
+        .arg(folder.path().join("close"))
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    let run = Command::new(folder.path().join("close"))
+        .arg(library_folder().join("libmemfold.so"))
+        .status()
+        .unwrap();
+    assert_eq!(run.code(), Some(0));
+}
+
 #[test]
 fn a_c_program_sorts_more_than_its_limit() {
     let folder = tempfile::tempdir().unwrap();
