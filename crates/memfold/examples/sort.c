@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
     }
     check(memfold_unpin(numbers, 4096));
 
-    memfold_stats stats;
+    memfold_stats stats = {.size = sizeof stats};
     check(memfold_get_stats(limit, &stats));
     printf("sorted %zu MiB under %zu MiB: at most %llu MiB resident, %llu pages out, %llu in\n",
            megabytes, limit_megabytes, (unsigned long long)(stats.peak_resident_bytes >> 20),

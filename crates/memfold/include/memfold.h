@@ -131,6 +131,10 @@ typedef struct {
  Figures; see the fields of the same names in the Rust documentation of `Stats`.
  */
 typedef struct {
+  /*
+   `sizeof(memfold_stats)`, to be set before the call.
+   */
+  uintptr_t size;
   uint32_t mode;
   uint64_t limit_bytes;
   uint64_t resident_limit_bytes;
@@ -213,10 +217,10 @@ int memfold_pin(void *start, uintptr_t length);
 int memfold_unpin(void *start, uintptr_t length);
 
 /*
- The figures of a limit.
+ The figures of a limit. `stats->size` must be set.
 
  # Safety
- `limit` came from [`memfold_new`]; `stats` can be written.
+ `limit` came from [`memfold_new`]; `stats` can be written, as many bytes as its size says.
  */
 int memfold_get_stats(const memfold *limit, memfold_stats *stats);
 

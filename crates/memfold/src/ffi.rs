@@ -76,6 +76,8 @@ pub struct memfold_options {
 #[allow(non_camel_case_types, reason = "the name in C")]
 #[allow(missing_docs, reason = "the names are those of Stats")]
 pub struct memfold_stats {
+    /// `sizeof(memfold_stats)`, to be set before the call.
+    pub size: usize,
     pub mode: u32,
     pub limit_bytes: u64,
     pub resident_limit_bytes: u64,
@@ -142,6 +144,12 @@ fn fail_with(error: &Error) -> c_int {
     fail(code, &error.to_string())
 }
 
+/// Whether a structure that begins with this size may be of the type: a program that was built with
+/// an older header has fewer fields.
+fn is_size_of<T>(size: usize) -> bool {
+    (size_of::<usize>()..=size_of::<T>()).contains(&size)
+}
+
 fn mode_number(mode: Mode) -> u32 {
     match mode {
         Mode::Signal => MEMFOLD_MODE_SIGNAL,
@@ -198,11 +206,10 @@ pub unsafe extern "C" fn memfold_new(
         no_readahead: 0,
     };
     if !options.is_null() {
-        // SAFETY: the caller's promise; the size is the first field. A program that was built with
-        // an older header gives fewer fields.
+        // SAFETY: the caller's promise; the size is the first field.
         unsafe {
             let size = (*options).size;
-            if size < size_of::<usize>() || size > size_of::<memfold_options>() {
+            if !is_size_of::<memfold_options>(size) {
                 return fail(MEMFOLD_ERROR_ARGUMENT, "options.size is not set");
             }
             ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), size);
@@ -356,10 +363,10 @@ pub unsafe extern "C" fn memfold_unpin(start: *mut c_void, length: usize) -> c_i
     0
 }
 
-/// The figures of a limit.
+/// The figures of a limit. `stats->size` must be set.
 ///
 /// # Safety
-/// `limit` came from [`memfold_new`]; `stats` can be written.
+/// `limit` came from [`memfold_new`]; `stats` can be written, as many bytes as its size says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_get_stats(
     limit: *const memfold,
@@ -369,8 +376,12 @@ pub unsafe extern "C" fn memfold_get_stats(
         return fail(MEMFOLD_ERROR_ARGUMENT, "a null pointer");
     }
     // SAFETY: the caller's promise.
-    let now = unsafe { &*limit }.0.stats();
+    let (now, size) = unsafe { ((*limit).0.stats(), (*stats).size) };
+    if !is_size_of::<memfold_stats>(size) {
+        return fail(MEMFOLD_ERROR_ARGUMENT, "stats.size is not set");
+    }
     let figures = memfold_stats {
+        size,
         mode: mode_number(now.mode),
         limit_bytes: now.limit_bytes,
         resident_limit_bytes: now.resident_limit_bytes,
@@ -388,8 +399,10 @@ pub unsafe extern "C" fn memfold_get_stats(
         pages_read_ahead: now.pages_read_ahead,
         over_limit_pages: now.over_limit_pages,
     };
-    // SAFETY: the caller's promise.
-    unsafe { *stats = figures };
+    // SAFETY: the caller's promise; the size is not more than there is.
+    unsafe {
+        ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), stats.cast::<u8>(), size);
+    }
     0
 }
 

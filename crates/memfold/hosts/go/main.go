@@ -60,7 +60,7 @@ func main() {
 	for _, wrong := range bad {
 		total += wrong
 	}
-	var stats C.memfold_stats
+	stats := C.memfold_stats{size: C.sizeof_memfold_stats}
 	C.memfold_get_stats(limit, &stats)
 	own := catchesNil(nil)
 	fmt.Printf("go: %d words wrong, %d pages in, own faults caught: %t\n", total, stats.pages_in, own)

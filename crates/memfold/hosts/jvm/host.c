@@ -14,7 +14,7 @@ JNIEXPORT jobject JNICALL Java_Host_map(JNIEnv *environment, jclass class, jlong
 }
 
 JNIEXPORT jlong JNICALL Java_Host_pagesIn(JNIEnv *environment, jclass class) {
-    memfold_stats stats;
+    memfold_stats stats = {.size = sizeof stats};
     (void)environment, (void)class;
     return memfold_get_stats(limit, &stats) ? -1 : (jlong)stats.pages_in;
 }
