@@ -63,7 +63,8 @@ const DEFAULT_SHARDS: usize = 8;
 /// A swap space: pages go in and get a slot, and come back by it.
 ///
 /// Slots are virtual, count their owners, and take 8 bytes each. All methods may be called from
-/// many threads at once; none but [`release_bulk`](Self::release_bulk) takes long.
+/// many threads at once. Those that work on many slots, or go through the space (bulk releases,
+/// scans, evacuation, compaction), take long; all others do not.
 ///
 /// A caller may use a slot only while it holds one of the slot's counts. The space checks what it
 /// can: an operation on a slot that is not in use panics, and a load that was given the wrong

@@ -24,7 +24,7 @@ use crate::{
 pub(crate) struct ClusterMeta {
     /// Slots that are not free.
     pub(crate) used: AtomicU32,
-    /// Whose the cluster is: a `Home`. Changed under the allocator's lock.
+    /// Whose the cluster is: one of the allocator's `home` values. Changed under the allocator's lock.
     pub(crate) home: AtomicU32,
     /// Its place in the list of partly used clusters. Used under the allocator's lock.
     pub(crate) list_index: AtomicU32,

@@ -33,10 +33,6 @@ fn check(result: i32) -> io::Result<()> {
     }
 }
 
-fn round_up(length: usize, alignment: usize) -> Option<usize> {
-    Some(length.checked_add(alignment - 1)? / alignment * alignment)
-}
-
 impl Reservation {
     /// Reserves `length` bytes (whole pages) at a multiple of `alignment`, a power of two. Nothing
     /// may be accessed before [`Reservation::make_anonymous`] or [`Reservation::make_view`].
@@ -50,7 +46,9 @@ impl Reservation {
         assert!(length > 0 && length.is_multiple_of(PAGE_SIZE));
         assert!(alignment.is_power_of_two() && alignment >= PAGE_SIZE);
         let too_long = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let reserved = round_up(length, alignment).ok_or_else(too_long)?;
+        let reserved = length
+            .checked_next_multiple_of(alignment)
+            .ok_or_else(too_long)?;
         let asked = reserved.checked_add(alignment).ok_or_else(too_long)?;
         // SAFETY: a new mapping at an address of the kernel's choice harms nobody.
         let found = unsafe {
@@ -97,11 +95,6 @@ impl Reservation {
     /// Usable length in bytes.
     pub fn length(&self) -> usize {
         self.length
-    }
-
-    /// Length in bytes with what rounding added.
-    pub fn reserved(&self) -> usize {
-        self.reserved
     }
 
     fn address(&self) -> *mut libc::c_void {

@@ -235,7 +235,7 @@ impl BinState {
                     if self.current.get().is_some() || !self.keeps_empty(context) {
                         return Some(self.retire(page, zspage));
                     }
-                    // It held one object.
+                    // All that it held was freed, at once if it was more than one object.
                     zspage.set_place(Place::Current);
                     self.current = Link::to(page);
                     return None;

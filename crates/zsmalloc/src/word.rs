@@ -11,11 +11,9 @@ const CLASS_BITS: u32 = 10;
 /// Names one stored object: `[class + 1 : 10 | first page of its zspage : 32 | index : 8]`.
 ///
 /// A word is all an owner keeps. It is never zero and takes [`ObjectWord::BITS`] bits, so owners
-/// can pack it with bits of their own. The class stands highest, so sorting words numerically
-/// groups them by class and then by zspage in address order, which is what
-/// [`Pool::free_bulk`](crate::Pool::free_bulk) does. With the class in the word a free finds the
-/// lock it needs without reading shared memory first (an idea from W. Hao's zsmalloc series of
-/// April 2026).
+/// can pack it with bits of their own. With the class in the word a free finds the lock it needs
+/// without reading shared memory first (an idea from W. Hao's zsmalloc series of April 2026), and
+/// [`Pool::free_bulk`](crate::Pool::free_bulk) groups words by it.
 ///
 /// The length of the object is not in the word: the owner keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

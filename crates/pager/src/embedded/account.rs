@@ -168,7 +168,7 @@ impl Account {
         self.pinned.load(Relaxed)
     }
 
-    /// The most pages there were above what was allowed.
+    /// The most pages there were above what the limit left for them.
     pub fn excess_pages(&self) -> u64 {
         self.excess.load(Relaxed)
     }

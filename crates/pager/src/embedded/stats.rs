@@ -49,7 +49,8 @@ pub struct EmbeddedStats {
     pub direct_reclaims: u64,
     /// Pages that could not be stored, and stayed.
     pub store_failures: u64,
-    /// The most pages that there ever were above the limit because nothing could be moved out.
+    /// The most pages that there ever were above what the limit left for them: nothing could be moved
+    /// out, or nothing was gained by it.
     pub over_limit_pages: u64,
 }
 
