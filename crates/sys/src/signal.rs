@@ -18,11 +18,17 @@ unsafe impl Send for Previous {}
 // SAFETY: as above.
 unsafe impl Sync for Previous {}
 
+/// Every signal but the one by which the C library changes the user of all threads, which waits for
+/// each of them and harms nobody.
 fn every_signal() -> libc::sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: fills the set it is given.
+    /// The C library's, which its own functions leave out: a thread that may be cancelled at any
+    /// point (`PTHREAD_CANCEL_ASYNCHRONOUS`) leaves by it, with what it holds.
+    const CANCEL: u32 = 32;
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: fills the set it is given, of which the kernel knows the first 8 bytes.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
+        *set.as_mut_ptr().cast::<u64>() |= 1 << (CANCEL - 1);
         set.assume_init()
     }
 }
@@ -179,26 +185,41 @@ unsafe fn default_action(signal: i32, info: *const Info) {
 /// All signals blocked for the calling thread until the guard is dropped.
 #[derive(Debug)]
 pub struct Blocked {
-    before: libc::sigset_t,
+    /// As the kernel knows it.
+    before: u64,
+}
+
+/// Sets the calling thread's mask, and returns what it was. Not by the C library, which would let the
+/// signal through by which threads are cancelled.
+fn set_mask(mask: u64) -> u64 {
+    let mut before = 0_u64;
+    // SAFETY: both masks are live and of the size told.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const mask,
+            &raw mut before,
+            size_of::<u64>(),
+        );
+    }
+    before
 }
 
 /// Blocks all signals of the calling thread. For work that a signal's handler, if it came between,
 /// would wait for without end.
 pub fn block_all() -> Blocked {
-    let mut before = MaybeUninit::uninit();
-    // SAFETY: sets the thread's mask and fills `before`.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, &every_signal(), before.as_mut_ptr());
-        Blocked {
-            before: before.assume_init(),
-        }
+    let every = every_signal();
+    // SAFETY: a set begins with the 8 bytes that the kernel knows.
+    let every = unsafe { (&raw const every).cast::<u64>().read() };
+    Blocked {
+        before: set_mask(every),
     }
 }
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: restores the mask that was found.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut()) };
+        set_mask(self.before);
     }
 }
 
@@ -247,4 +268,38 @@ pub fn die(parts: &[&str]) -> ! {
         unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
     }
     std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    /// The mask of the calling thread, as the kernel has it.
+    fn blocked() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        u64::from_str_radix(mask.unwrap().trim(), 16).unwrap()
+    }
+
+    #[test]
+    fn all_are_blocked_but_what_the_c_library_waits_for() {
+        let before = blocked();
+        let guard = block_all();
+        // Nobody can block SIGKILL (9) and SIGSTOP (19); 33 changes the user of all threads.
+        let through = [9, 19, 33].map(|number| 1_u64 << (number - 1));
+        let through = through.iter().sum::<u64>();
+        assert_eq!(!blocked(), through);
+        drop(guard);
+        assert_eq!(blocked(), before);
+
+        static IN_HANDLER: AtomicU64 = AtomicU64::new(0);
+        extern "C" fn handler(_: i32, _: *mut Info, _: *mut libc::c_void) {
+            IN_HANDLER.store(blocked(), Relaxed);
+        }
+        install(libc::SIGURG, handler).unwrap();
+        // SAFETY: numbers only; the handler runs before this returns.
+        unsafe { libc::raise(libc::SIGURG) };
+        assert_eq!(!IN_HANDLER.load(Relaxed), through);
+    }
 }
