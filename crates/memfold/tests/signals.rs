@@ -250,6 +250,58 @@ fn a_jump_into_a_region_ends_the_program(mode: Mode) {
     assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV, "{mode:?}");
 }
 
+/// As where the host cannot read what it has swapped out of a region itself. Here it is write
+/// protection that raises the same signal.
+fn a_page_that_cannot_be_accessed_ends_the_program() {
+    #[repr(C)]
+    struct Register {
+        range: [u64; 2],
+        mode: u64,
+        ioctls: u64,
+    }
+    const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+    const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
+    const MISSING_AND_WRITES: u64 = 1 | 2;
+    let status = forked(|| {
+        let Ok(own) = builder(Mode::Signal).limit(64 * MIB as u64).build() else {
+            return 2;
+        };
+        let Ok(mut region) = own.map(MIB) else {
+            return 3;
+        };
+        region[0] = 1;
+        let range = [region.as_ptr() as u64, MIB as u64];
+        let mut register = Register {
+            range,
+            mode: MISSING_AND_WRITES,
+            ioctls: 0,
+        };
+        let mut protect = [range[0], range[1], 1_u64];
+        let is_uffd = |fd: &i32| {
+            std::fs::read_link(format!("/proc/self/fd/{fd}"))
+                .is_ok_and(|name| name.to_string_lossy().contains("userfaultfd"))
+        };
+        // SAFETY: structures as the kernel has them; the range is the region.
+        let protected = (3..1000).filter(is_uffd).any(|fd| unsafe {
+            libc::ioctl(fd, UFFDIO_REGISTER, &raw mut register) == 0
+                && libc::ioctl(fd, UFFDIO_WRITEPROTECT, &raw mut protect) == 0
+        });
+        if !protected {
+            eprintln!("not tested: this kernel has no write protection for userfaultfd");
+            std::process::abort();
+        }
+        // SAFETY: numbers only.
+        unsafe {
+            libc::signal(libc::SIGALRM, libc::SIG_DFL);
+            libc::alarm(30);
+        }
+        region[0] = 2;
+        4
+    });
+    assert!(libc::WIFSIGNALED(status), "{status:#x}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);
+}
+
 #[test]
 fn faults_live_beside_the_programs_signals() {
     let action = own_handler as *const () as usize;
@@ -262,4 +314,5 @@ fn faults_live_beside_the_programs_signals() {
         a_child_makes_its_own(mode);
         a_jump_into_a_region_ends_the_program(mode);
     }
+    a_page_that_cannot_be_accessed_ends_the_program();
 }

@@ -38,8 +38,13 @@ pub struct Area {
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
+    /// A page that was there when a touch of it faulted, plus one, and how often in a row.
+    futile: AtomicU64,
     pins: Arc<Pins>,
 }
+
+/// Bits of `Area::futile` that count.
+const FUTILE_BITS: u32 = 20;
 
 /// The ranges of pages of an area that are pinned; apart from it, as a pin may outlive it.
 #[derive(Default)]
@@ -88,6 +93,7 @@ impl Area {
                 .map(|_| AtomicU32::new(0))
                 .collect(),
             resident: AtomicU64::new(0),
+            futile: AtomicU64::new(0),
             pins: Arc::default(),
         })
     }
@@ -134,6 +140,29 @@ impl Area {
                 .fetch_add(PAGE_SIZE as u64, Relaxed);
         }
         self.resident.fetch_add(1, Relaxed);
+        if self.futile(page) > 0 {
+            self.note_futile(page, 0);
+        }
+    }
+
+    /// How often in a row a touch of a page has faulted though the page was there, since it last
+    /// arrived. Of one page at a time.
+    pub fn futile(&self, page: usize) -> u64 {
+        let noted = self.futile.load(Relaxed);
+        let is_this = noted >> FUTILE_BITS == page as u64 + 1;
+        if is_this {
+            noted & ((1 << FUTILE_BITS) - 1)
+        } else {
+            0
+        }
+    }
+
+    /// Notes how often it was.
+    pub fn note_futile(&self, page: usize, times: u64) {
+        if times > 0 || self.futile(page) > 0 {
+            let noted = (page as u64 + 1) << FUTILE_BITS | times;
+            self.futile.store(noted, Relaxed);
+        }
     }
 
     /// Notes a page that is no longer resident.

@@ -30,6 +30,10 @@ static ZEROS: [u8; ZERO_WINDOW as usize * PAGE_SIZE] = [0; ZERO_WINDOW as usize 
 const MOST_NAPS: u32 = 160;
 const LONGEST_NAP_LOG2_MS: u32 = 6;
 
+/// So often in a row a touch of a page may fault though it is there: as often as there are threads
+/// that touched it before another brought it in, and some.
+const MOST_FUTILE: u64 = 20_000;
+
 /// For whose sake pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -286,15 +290,16 @@ impl Shared {
     }
 
     /// Copies whole pages to missing ones that the caller has claimed. A page that is there after
-    /// all was put there by the program behind our back, and is newer.
-    fn copy(&self, target: usize, bytes: &[u8]) {
+    /// all was put there by the program behind our back, and is newer. Returns how many were.
+    fn copy(&self, target: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
+        let mut found = 0;
         let (mut turn, mut naps) = (0, 0);
         while done < bytes.len() {
             let rest = &bytes[done..];
             let target = (target + done) as u64;
             match self.uffd().copy_in(target, rest, rest.len() as u64) {
-                Ok(()) => return,
+                Ok(()) => break,
                 Err(partial) => {
                     done += partial.done as usize;
                     match partial.errno {
@@ -302,6 +307,7 @@ impl Shared {
                         Errno::EEXIST => {
                             let _ = self.uffd().wake(target + partial.done, PAGE_SIZE as u64);
                             done += PAGE_SIZE;
+                            found += 1;
                         }
                         Errno::EAGAIN if turn < 1000 => {
                             pause(turn);
@@ -311,12 +317,13 @@ impl Shared {
                             nap(Duration::from_millis(1 << naps.min(LONGEST_NAP_LOG2_MS)));
                             naps += 1;
                         }
-                        Errno::ESRCH => return,
+                        Errno::ESRCH => break,
                         _ => cannot_copy(partial),
                     }
                 }
             }
         }
+        found
     }
 
     /// Releases the slots of pages that were brought in, now and then.
@@ -387,11 +394,20 @@ impl Shared {
             .count();
         self.account.release((room - claimed) as u64);
         room = claimed;
-        self.copy(area.address(page), &ZEROS[..room * PAGE_SIZE]);
+        let found = self.copy(area.address(page), &ZEROS[..room * PAGE_SIZE]);
+        let futile = if was_resident && found > 0 {
+            area.futile(page) + 1
+        } else {
+            0
+        };
         for (offset, entry) in entries[page..page + room].iter().enumerate() {
             area.arrived(page + offset);
             entry.replace(PageState::Clearing, PageState::FRESH);
         }
+        if futile > MOST_FUTILE {
+            cannot_access();
+        }
+        area.note_futile(page, futile);
         count(&self.counters.pages_zero_filled, room as u64);
         true
     }
@@ -420,6 +436,14 @@ pub(super) fn unreadable(error: &LoadError) -> ! {
         "a page of a region cannot be read back: ",
         &error.to_string(),
         "; the program is stopped before it sees wrong data",
+    ])
+}
+
+#[cold]
+fn cannot_access() -> ! {
+    die(&[
+        "a page of a region is there, but every access to it fails; \
+         has the host lost what it had swapped out of it?",
     ])
 }
 
