@@ -80,6 +80,18 @@ class Arrays(unittest.TestCase):
         self.assertEqual(memfold.full((2, 3), 1.5, limit="8M").sum(), 9)
         self.assertEqual(memfold.zeros(7, "u1", limit=limit).sum(), 0)
 
+    def test_types_are_numpys(self):
+        limit = memfold.Limit("8M")
+        for dtype in ("f4", ">i4", "?", "c16", "U5", "S3", "M8[ns]", [("x", "f8"), ("y", "i4", 2)],
+                      ("f4", (3,)), ("u2", (2, 2)), [("v", "V7")]):
+            own, expected = limit.zeros((5, 2), dtype), numpy.zeros((5, 2), dtype)
+            self.assertEqual((own.dtype, own.shape), (expected.dtype, expected.shape))
+            numpy.testing.assert_array_equal(own, expected)
+            with memfold.pin(own[1:]):
+                memfold.page_out(own)
+            numpy.testing.assert_array_equal(own, expected)
+        self.assertEqual(limit.zeros(()).shape, ())
+
     def test_bad_requests(self):
         with self.assertRaises(ValueError):
             memfold.Limit("many")

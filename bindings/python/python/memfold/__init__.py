@@ -40,15 +40,15 @@ def _bytes(size):
 
 
 class _Holder:
-    """What NumPy keeps as the base of an array, and with it the memory."""
+    """What NumPy keeps as the base of an array of bytes, and with it the memory."""
 
-    def __init__(self, memory, shape, dtype):
+    def __init__(self, memory, length):
         self.memory = memory
         self.__array_interface__ = {
             "version": 3,
             "data": (memory.address, False),
-            "shape": shape,
-            "typestr": dtype.str,
+            "shape": (length,),
+            "typestr": "|u1",
         }
 
 
@@ -77,6 +77,10 @@ class Limit:
         if dtype.hasobject:
             raise TypeError("an array of Python objects cannot be kept outside Python's heap")
         shape = (shape,) if isinstance(shape, int) else tuple(int(side) for side in shape)
+        if dtype.subdtype is not None:
+            # Items that are arrays: more dimensions, as NumPy's own.
+            dtype, item_shape = dtype.subdtype
+            shape += item_shape
         items = 1
         for side in shape:
             if side < 0:
@@ -84,11 +88,10 @@ class Limit:
             items *= side
         if items * dtype.itemsize == 0:
             return _numpy.zeros(shape, dtype)
-        memory = self._engine.map(items * dtype.itemsize)
-        if dtype.fields is None:
-            return _numpy.asarray(_Holder(memory, shape, dtype))
-        bytes_ = _numpy.asarray(_Holder(memory, (items * dtype.itemsize,), _numpy.dtype("u1")))
-        return bytes_.view(dtype).reshape(shape)
+        length = items * dtype.itemsize
+        memory = self._engine.map(length)
+        # By way of bytes: not every type has a name in the array interface.
+        return _numpy.asarray(_Holder(memory, length)).view(dtype).reshape(shape)
 
     #: Memory starts as zeros: there is nothing cheaper.
     empty = zeros
