@@ -48,7 +48,7 @@ extern "C" fn run(handover: *const u8) -> ! {
     futex::wake(&handover.state, 1);
     match helper {
         Ok(helper) => helper.serve(),
-        Err(_) => system::exit_thread(),
+        Err(_) => system::exit_thread(0),
     }
 }
 
@@ -132,6 +132,10 @@ impl Helper {
             let alive = channel.alive.load(Ordering::Acquire);
             if alive & OWNER_DIED != 0 {
                 die(b"memfold: the supervisor is gone; the program is stopped, as part of its memory went with it\n");
+            }
+            let dismissed = channel.dismissed.load(Ordering::Acquire);
+            if dismissed != 0 {
+                system::exit_thread(dismissed as usize - 1);
             }
             let posted = channel.posted.load(Ordering::Acquire);
             if posted == done {

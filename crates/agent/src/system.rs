@@ -147,11 +147,11 @@ pub fn close(fd: i32) {
     unsafe { syscall(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Ends the calling thread.
-pub fn exit_thread() -> ! {
+/// Ends the calling thread. The status counts where it is the last.
+pub fn exit_thread(status: usize) -> ! {
     loop {
         // SAFETY: ends only this thread.
-        unsafe { syscall(nr::EXIT, [0, 0, 0, 0, 0, 0]) };
+        unsafe { syscall(nr::EXIT, [status, 0, 0, 0, 0, 0]) };
     }
 }
 

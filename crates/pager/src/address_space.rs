@@ -312,6 +312,19 @@ impl AddressSpace {
         }
     }
 
+    /// Ends the helper of a program whose threads ended one by one (`exit` and not `exit_group`): the
+    /// kernel would wait for the helper, too, before it tells the parent. It makes the status of who
+    /// ends last that of the process. What the main thread ended with is known, and mostly it was the
+    /// last.
+    pub fn end_with_program(&self) {
+        if !self.has_left()
+            && let Some(attached) = self.attached()
+            && let Some(status) = attached.inspector.left_to_one()
+        {
+            self.channel.dismiss_helper(status);
+        }
+    }
+
     /// The program has gone, or executes another one: nothing of it is resident any more.
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);

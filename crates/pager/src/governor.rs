@@ -38,6 +38,8 @@ pub struct Governor {
     handlers: Arc<Handlers>,
     server: Server,
     sharing: SharingWatch,
+    /// When it was last looked for programs that only their helper keeps.
+    looked_for_ends: Instant,
 }
 
 impl Governor {
@@ -47,6 +49,7 @@ impl Governor {
             handlers,
             server: Server::default(),
             sharing: SharingWatch::default(),
+            looked_for_ends: Instant::now(),
         }
     }
 
@@ -71,6 +74,10 @@ impl Governor {
     /// Samples, registers what is due, and says how long to sleep.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
+        if self.looked_for_ends.elapsed() >= LONGEST_TICK {
+            self.looked_for_ends = Instant::now();
+            spaces.iter().for_each(|space| space.end_with_program());
+        }
         for space in &spaces {
             if space.detached.load(Ordering::Relaxed) {
                 self.probe(space);

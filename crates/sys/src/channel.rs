@@ -78,6 +78,9 @@ pub struct Channel {
     pub event_count: AtomicU32,
     /// Threads of the program that are forking.
     pub forking: AtomicU32,
+    /// Not 0: no other thread of the program is left, and the helper is to end, too, with the status
+    /// that is one less.
+    pub dismissed: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
     command: UnsafeCell<Command>,

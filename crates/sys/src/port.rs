@@ -84,6 +84,16 @@ impl SharedChannel {
         self.channel().event_count.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Tells the helper to end with that status, the process's own from then on. To be said again until it has: a wake-up can fall between its look and
+    /// its sleep.
+    pub fn dismiss_helper(&self, status: u8) {
+        let channel = self.channel();
+        channel
+            .dismissed
+            .store(u32::from(status) + 1, Ordering::Release);
+        futex::wake(&channel.alive, 1);
+    }
+
     /// Waits until a command other than `done` is done, at most `timeout`.
     pub fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
         let channel = self.channel();

@@ -226,6 +226,17 @@ impl Inspector {
         stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
+    /// What the main thread ended with, if it has ended and one other thread is left.
+    pub fn left_to_one(&self) -> Option<u8> {
+        let mut buffer = [0u8; 1024];
+        let length = self.stat.read_at(&mut buffer, 0).ok()?;
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        let left = stat_field(&text, 3) == Some('Z') && stat_field(&text, 20) == Some(2);
+        let status: u32 = stat_field(&text, 52).filter(|_| left)?;
+        // As `wait` has it.
+        Some((status >> 8) as u8)
+    }
+
     /// How much is mapped, and how much anonymous memory is resident.
     pub fn sizes(&self) -> io::Result<Sizes> {
         let mut buffer = [0u8; 128];

@@ -7,6 +7,7 @@
 mod crash;
 mod departures;
 mod harness;
+mod helper;
 mod host_swap;
 mod pass_through;
 mod processes;

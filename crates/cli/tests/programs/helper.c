@@ -1,0 +1,155 @@
+/* Asks of memfold's helper thread what programs ask of threads that they do not know of:
+ *
+ *   helper exit MEGABYTES      the only thread ends by the system call `exit`, with status 3
+ *   helper strict MEGABYTES    the same, where hardly any other system call is allowed
+ *   helper last MEGABYTES      the main thread ends so, and another one after it, both with status 3
+ *   helper room MEGABYTES      forks where there is no room for a helper's memory
+ *   helper descriptors MEGABYTES  forks where hardly a descriptor can be opened
+ *   helper network MEGABYTES   forks in another root and network, out of the supervisor's reach
+ *   helper execute MEGABYTES PROGRAM  executes PROGRAM where it may use hardly any system call
+ *   helper locked MEGABYTES    locks all its memory, and verifies it
+ *
+ * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
+#define _GNU_SOURCE
+#include "stamp.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+static size_t pages;
+static uint64_t *memory;
+
+static void verify(const char *who)
+{
+    verify_pages(who, memory, 0, pages, 1);
+}
+
+static void must(int result, const char *what)
+{
+    if (result != 0) {
+        say("FAILED %s: %s\n", what, strerror(errno));
+        _exit(2);
+    }
+}
+
+static void fork_and_verify(const char *what)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        verify(what);
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            verify(what);
+            _exit(0);
+        }
+        int status = -1;
+        if (grandchild < 0 || waitpid(grandchild, &status, 0) != grandchild || status != 0)
+            _exit(1);
+        verify(what);
+        _exit(0);
+    }
+    int status = -1;
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {
+        say("MISMATCH %s: the child ended with status %x\n", what, status);
+        _exit(1);
+    }
+    verify(what);
+    say("%s ok\n", what);
+}
+
+static void *end_later(void *unused)
+{
+    (void)unused;
+    usleep(100000);
+    verify("the last thread");
+    syscall(SYS_exit, 3);
+    return NULL;
+}
+
+/* Room for what a forked child has natively, and hardly more. */
+static void leave_no_room(void)
+{
+    struct rlimit room = {pages * PAGE + (8 << 20), pages * PAGE + (8 << 20)};
+    must(setrlimit(RLIMIT_AS, &room), "limit on mappings");
+}
+
+static void leave_no_descriptors(void)
+{
+    struct rlimit few = {2, 2};
+    must(setrlimit(RLIMIT_NOFILE, &few), "limit on descriptors");
+}
+
+static void leave_network(void)
+{
+    must(unshare(CLONE_NEWNET), "another network");
+    must(chroot("/proc/self/fdinfo"), "another root");
+}
+
+/* Kills the process for what a loader and a program need not, but a helper does. */
+static void forbid_system_calls(void)
+{
+    static const int forbidden[] = {SYS_prctl, SYS_close_range, SYS_socket, SYS_connect, SYS_userfaultfd, SYS_ioctl};
+    struct sock_filter filter[2 * sizeof forbidden / sizeof *forbidden + 2];
+    unsigned at = 0;
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++) {
+        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)forbidden[i], 0, 1);
+        filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    }
+    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {(unsigned short)at, filter};
+    must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
+    must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
+}
+
+int main(int count, char **arguments)
+{
+    if (count < 3)
+        return 2;
+    const char *mode = arguments[1];
+    pages = strtoul(arguments[2], NULL, 10) * 256;
+    if (!strcmp(mode, "locked"))
+        must(mlockall(MCL_CURRENT | MCL_FUTURE), "mlockall");
+    memory = map_stamped(pages);
+    if (!strcmp(mode, "exit")) {
+        syscall(SYS_exit, 3);
+    } else if (!strcmp(mode, "strict")) {
+        must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), "seccomp");
+        verify("strict");
+        syscall(SYS_exit, 3);
+    } else if (!strcmp(mode, "last")) {
+        pthread_t other;
+        if (pthread_create(&other, NULL, end_later, NULL))
+            return 2;
+        syscall(SYS_exit, 3);
+    } else if (!strcmp(mode, "room")) {
+        leave_no_room();
+        fork_and_verify("no room");
+    } else if (!strcmp(mode, "descriptors")) {
+        leave_no_descriptors();
+        fork_and_verify("no descriptors");
+    } else if (!strcmp(mode, "network")) {
+        leave_network();
+        fork_and_verify("another network");
+    } else if (!strcmp(mode, "execute") && count > 3) {
+        forbid_system_calls();
+        execv(arguments[3], arguments + 3);
+        return 2;
+    } else if (!strcmp(mode, "locked")) {
+        verify("locked");
+        say("locked ok\n");
+    } else {
+        return 2;
+    }
+    return 0;
+}
