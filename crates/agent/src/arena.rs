@@ -1,7 +1,7 @@
-//! The library's own memory in the program: beacon, helper stack, stage and trash.
+//! The library's own memory in the program: beacon, helper stack, channel, stage and trash.
 //!
 //! ```text
-//! | guard | beacon | guard | stack | guard | stage ............ | trash | guard |
+//! | guard | beacon | guard | stack | channel | guard | stage ............ | trash | guard |
 //! ```
 //! All but the beacon is kept from forked children. The beacon is one page that is registered
 //! with the program's userfaultfd as soon as anything is, and stays missing: a forked child reads
@@ -9,6 +9,7 @@
 //! which of the supervisor's address spaces this child is.
 
 use crate::system;
+use memfold_sys::channel::CHANNEL_BYTES;
 use memfold_sys::{Errno, PAGE_SIZE};
 
 const GUARD: usize = PAGE_SIZE;
@@ -26,6 +27,8 @@ pub struct Arena {
     pub length: usize,
     pub beacon: usize,
     pub stack_top: usize,
+    /// Where the channel is mapped to. Reserved, so that there is room for it when it comes.
+    pub channel: usize,
     pub stage: usize,
     pub trash: usize,
 }
@@ -35,17 +38,19 @@ impl Arena {
     pub fn map(inherited_beacon: Option<usize>) -> Result<Arena, Errno> {
         let stage_bytes = STAGE_PAGES * PAGE_SIZE;
         let trash_bytes = TRASH_PAGES * PAGE_SIZE;
-        let length = GUARD + PAGE_SIZE + GUARD + STACK + GUARD + stage_bytes + trash_bytes + GUARD;
+        let before_stage = GUARD + PAGE_SIZE + GUARD + STACK + CHANNEL_BYTES + GUARD;
+        let length = before_stage + stage_bytes + trash_bytes + GUARD;
         let start = system::reserve(length)?;
         let beacon = start + GUARD;
         let stack = beacon + PAGE_SIZE + GUARD;
-        let stage = stack + STACK + GUARD;
+        let stage = start + before_stage;
         let trash = stage + stage_bytes;
         let arena = Arena {
             start,
             length,
             beacon: inherited_beacon.unwrap_or(beacon),
             stack_top: stack + STACK,
+            channel: stack + STACK,
             stage,
             trash,
         };

@@ -2,7 +2,7 @@
 
 use crate::arena::{STAGE_PAGES, TRASH_PAGES};
 use crate::message::{connect, receive, send};
-use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, set_channel};
+use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
 use crate::system;
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
@@ -11,6 +11,9 @@ use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Hello, MAGIC, Welcome};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE, raw};
+
+/// The channel, and the userfaultfd that the kernel made for a forked child.
+const DESCRIPTORS_OF_WELCOME: usize = 2;
 
 const CLONE_VM: usize = 0x100;
 const CLONE_FS: usize = 0x200;
@@ -42,8 +45,14 @@ extern "C" fn run(handover: *const u8) -> ! {
     // SAFETY: `spawn` passes a handover, and its caller keeps that until the state is set, which is
     // the last use.
     let handover = unsafe { &*handover.cast::<Handover>() };
-    let helper = set_up(handover);
-    let state = if helper.is_ok() { READY } else { REFUSED };
+    let introduced = introduce(handover);
+    let known = introduced.is_ok();
+    let helper = introduced.and_then(|introduced| introduced.settle(handover));
+    let state = match (&helper, known) {
+        (Ok(_), _) => READY,
+        (Err(_), false) => REFUSED,
+        (Err(_), true) => STRANDED,
+    };
     handover.state.store(state, Ordering::Release);
     futex::wake(&handover.state, 1);
     match helper {
@@ -52,8 +61,24 @@ extern "C" fn run(handover: *const u8) -> ! {
     }
 }
 
-fn set_up(handover: &Handover) -> Result<Helper, Errno> {
+/// One who has said hello: the supervisor may count on it.
+struct Introduced {
+    socket: i32,
+    uffd: Uffd,
+    trash_uffd: Uffd,
+}
+
+/// Says hello, and before that looks whether the answer could be received.
+fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     system::close_all()?;
+    let opened = open_descriptors(handover.inherited != 0);
+    match opened {
+        // The socket is one more.
+        Ok((_, trash)) => system::has_room_for(1 + DESCRIPTORS_OF_WELCOME, trash.0)?,
+        // Of no interest to the supervisor, which cannot mend it.
+        Err(Errno::EMFILE) => return Err(Errno::EMFILE),
+        Err(_) => {}
+    }
     let socket = connect(&handover.socket_path)?;
     let arena = &handover.arena;
     let mut hello = Hello {
@@ -69,40 +94,54 @@ fn set_up(handover: &Handover) -> Result<Helper, Errno> {
         thread: system::own_thread(),
         refused: 0,
     };
-    let (uffd, trash_uffd) = match open_descriptors(handover.inherited != 0) {
+    let (uffd, trash_uffd) = match opened {
         Ok(pair) => pair,
         Err(errno) => {
             hello.refused = errno.0 as u64;
             send(socket, &hello, None)?;
             hello.refused = 0;
-            open_by_supervisor(socket)?
+            let pair = open_by_supervisor(socket)?;
+            system::has_room_for(DESCRIPTORS_OF_WELCOME, socket)?;
+            pair
         }
     };
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
-    let mut welcome = Welcome::default();
-    let [channel_fd, replacement] = receive(socket, &mut welcome)?;
-    if welcome.magic != MAGIC || channel_fd < 0 {
-        return Err(Errno::EINVAL);
-    }
-    let uffd = if welcome.replaces_uffd != 0 && replacement >= 0 {
-        Uffd(replacement)
-    } else {
-        uffd
-    };
-    let channel = system::map_shared(channel_fd, CHANNEL_BYTES)?;
-    system::close(channel_fd);
-    system::keep_from_children(channel, CHANNEL_BYTES)?;
-    // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
-    // and stays mapped for the life of the process image.
-    let channel = unsafe { &*(channel as *const Channel) };
-    set_channel(channel);
-    ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
-    Ok(Helper {
-        channel,
+    Ok(Introduced {
+        socket,
         uffd,
         trash_uffd,
-        trash: arena.trash,
     })
+}
+
+impl Introduced {
+    /// Is welcomed.
+    fn settle(self, handover: &Handover) -> Result<Helper, Errno> {
+        let mut welcome = Welcome::default();
+        let [channel_fd, replacement] = receive(self.socket, &mut welcome)?;
+        if welcome.magic != MAGIC || channel_fd < 0 {
+            return Err(Errno::EINVAL);
+        }
+        let uffd = match (welcome.replaces_uffd != 0, replacement >= 0) {
+            (true, true) => Uffd(replacement),
+            (true, false) => return Err(Errno::EINVAL),
+            (false, _) => self.uffd,
+        };
+        let arena = &handover.arena;
+        system::map_shared(arena.channel, CHANNEL_BYTES, channel_fd)?;
+        system::close(channel_fd);
+        system::keep_from_children(arena.channel, CHANNEL_BYTES)?;
+        // SAFETY: the mapping is CHANNEL_BYTES of zeroed or initialised shared memory, page aligned,
+        // and stays mapped for the life of the process image.
+        let channel = unsafe { &*(arena.channel as *const Channel) };
+        set_channel(channel);
+        ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
+        Ok(Helper {
+            channel,
+            uffd,
+            trash_uffd: self.trash_uffd,
+            trash: arena.trash,
+        })
+    }
 }
 
 /// The program's userfaultfd and the trash's. A forked child gets the former from the supervisor,
@@ -268,9 +307,10 @@ impl Helper {
     }
 }
 
-/// A child whose inherited pages are with a supervisor that it cannot reach must not run on.
-pub fn fail_inherited() -> ! {
-    die(b"memfold: a forked program could not reach the supervisor; it is stopped, as part of its memory is there\n")
+/// A child whose helper was lost while the supervisor may count on it must not run on: it would not
+/// notice the supervisor's end.
+pub fn fail_stranded() -> ! {
+    die(b"memfold: a forked program lost the supervisor while it was let in; it is stopped, as part of its memory is there\n")
 }
 
 /// As above, as the supervisor said.

@@ -40,12 +40,15 @@ pub struct Handover {
     pub arena: Arena,
     pub inherited: u64,
     pub socket_path: [u8; SOCKET_PATH_MAX],
-    /// 0 while the helper sets itself up, then [`READY`] or [`REFUSED`].
+    /// 0 while the helper sets itself up, then [`READY`], [`REFUSED`] or [`STRANDED`].
     pub state: AtomicU32,
 }
 
 pub const READY: u32 = 1;
+/// There is no helper, and the supervisor knows of none.
 pub const REFUSED: u32 = 2;
+/// There is no helper, but the supervisor may count on one.
+pub const STRANDED: u32 = 3;
 
 /// Reads the path as it is in the loaded image (the compiler knows only the unpatched one).
 fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
@@ -54,16 +57,14 @@ fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
     (path[0] == b'/').then_some(path)
 }
 
-/// Starts a helper and waits until it is ready or has found that it cannot be.
-fn start(inherited: u64, inherited_beacon: Option<usize>) {
+/// Starts a helper and waits until it is ready or has found that it cannot be. Returns [`READY`],
+/// [`REFUSED`] or [`STRANDED`].
+fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
     let Some(socket_path) = socket_path() else {
-        return;
+        return REFUSED;
     };
     let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
-        if inherited != 0 {
-            helper::fail_inherited();
-        }
-        return;
+        return REFUSED;
     };
     BEACON.store(arena.beacon, Ordering::Relaxed);
     let handover = Handover {
@@ -82,15 +83,12 @@ fn start(inherited: u64, inherited_beacon: Option<usize>) {
         }
     }
     system::restore_signals(mask);
-    if !started || handover.state.load(Ordering::Acquire) == REFUSED {
-        if inherited != 0 {
-            helper::fail_inherited();
-        }
-        // A refused helper may still be on its last instructions: its stack stays mapped.
-        if !started {
-            arena.unmap();
-        }
+    if !started {
+        // (A refused helper may still be on its last instructions: its stack stays mapped.)
+        arena.unmap();
+        return REFUSED;
     }
+    handover.state.load(Ordering::Acquire)
 }
 
 /// Called by the loader before the program's own code.
@@ -163,20 +161,35 @@ extern "C" fn child() {
     }
     let beacon = BEACON.load(Ordering::Relaxed);
     if beacon == 0 {
-        return start(0, None);
+        start(0, None);
+        return;
     }
-    // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
-    // registered, the read faults and the supervisor fills it.
-    let inherited = unsafe { core::ptr::read_volatile(beacon as *const u64) };
-    if inherited == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
-        helper::fail_orphaned();
-    }
+    let inherited = ask(beacon);
     if inherited == LOST {
         helper::fail_lost();
     }
-    // Missing again, for this child's own children.
+    match start(inherited, Some(beacon)) {
+        REFUSED if inherited != 0 => {
+            // No room for a helper, or no way to the supervisor. It serves the child all the same, as
+            // one whose system calls are filtered, unless it is gone: then nobody answers.
+            ask(beacon);
+        }
+        STRANDED if inherited != 0 => helper::fail_stranded(),
+        _ => {}
+    }
+}
+
+/// Asks the supervisor for the number of this forked child's address space: 0 if nothing was managed.
+fn ask(beacon: usize) -> u64 {
+    // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
+    // registered, the read faults and the supervisor fills it.
+    let number = unsafe { core::ptr::read_volatile(beacon as *const u64) };
+    if number == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
+        helper::fail_orphaned();
+    }
+    // Missing again, for who asks next.
     let _ = system::drop_pages(beacon, PAGE_SIZE);
-    start(inherited, Some(beacon));
+    number
 }
 
 #[cfg(feature = "standalone")]

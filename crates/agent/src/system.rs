@@ -6,6 +6,7 @@ use memfold_sys::raw::{nr, syscall};
 const PROT_NONE: usize = 0;
 const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
+const MAP_FIXED: usize = 0x10;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
 const MADV_DONTFORK: usize = 10;
 const MADV_NOHUGEPAGE: usize = 15;
@@ -43,15 +44,23 @@ pub fn open_up(start: usize, length: usize) -> Result<(), Errno> {
         .map(|_| ())
 }
 
-/// Maps a shared descriptor.
-pub fn map_shared(fd: i32, length: usize) -> Result<usize, Errno> {
-    // SAFETY: as in `reserve`.
+/// Maps a shared descriptor over part of a reservation.
+pub fn map_shared(start: usize, length: usize, fd: i32) -> Result<(), Errno> {
+    // SAFETY: the range lies in our own reservation, and nothing uses it yet.
     Errno::result(unsafe {
         syscall(
             nr::MMAP,
-            [0, length, PROT_READ_WRITE, MAP_SHARED, fd as usize, 0],
+            [
+                start,
+                length,
+                PROT_READ_WRITE,
+                MAP_SHARED | MAP_FIXED,
+                fd as usize,
+                0,
+            ],
         )
     })
+    .map(|_| ())
 }
 
 /// Unmaps our own mapping.
@@ -139,6 +148,18 @@ pub fn close_all() -> Result<(), Errno> {
     // SAFETY: called by the helper on its own table only.
     Errno::result(unsafe { syscall(nr::CLOSE_RANGE, [0, u32::MAX as usize, 0, 0, 0, 0]) })
         .map(|_| ())
+}
+
+/// Whether the helper's table has room for so many more descriptors.
+pub fn has_room_for(descriptors: usize, any: i32) -> Result<(), Errno> {
+    if descriptors == 0 {
+        return Ok(());
+    }
+    // SAFETY: a descriptor of the helper's own table.
+    let copy = Errno::result(unsafe { syscall(nr::DUP, [any as usize, 0, 0, 0, 0, 0]) })?;
+    let rest = has_room_for(descriptors - 1, any);
+    close(copy as i32);
+    rest
 }
 
 /// Closes one descriptor of the helper's.

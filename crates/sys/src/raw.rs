@@ -16,6 +16,7 @@ pub mod nr {
     pub const IOCTL: usize = 16;
     pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
+    pub const DUP: usize = 32;
     pub const GETPID: usize = 39;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
