@@ -16,19 +16,19 @@ use memfold_sys::{Errno, PAGE_SIZE, raw};
 const DESCRIPTORS_OF_WELCOME: usize = 2;
 
 const CLONE_VM: usize = 0x100;
-const CLONE_FS: usize = 0x200;
 const CLONE_SIGHAND: usize = 0x800;
 const CLONE_THREAD: usize = 0x1_0000;
 const CLONE_SYSVSEM: usize = 0x4_0000;
 
 /// Starts the helper on its own stack. Without `CLONE_FILES`, so that its descriptor table is a
-/// copy; without TLS, which it therefore must not use.
+/// copy; without `CLONE_FS`, as a program that shares its root and working directory with another
+/// thread may not enter a mount namespace; without TLS, which it therefore must not use.
 ///
 /// # Safety
 /// `stack_top` must be the 16-byte aligned end of an unused stack; `handover` must stay valid
 /// until its state is set.
 pub unsafe fn spawn(stack_top: usize, handover: *const Handover) -> bool {
-    let flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
+    let flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
     // SAFETY: the caller's promise; `run` uses no thread-local storage.
     unsafe { raw::clone(flags, stack_top, run, handover.cast()) > 0 }
 }
@@ -71,6 +71,7 @@ struct Introduced {
 /// Says hello, and before that looks whether the answer could be received.
 fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     system::close_all()?;
+    system::leave_working_directory();
     let opened = open_descriptors(handover.inherited != 0);
     match opened {
         // The socket is one more.

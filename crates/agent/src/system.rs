@@ -150,6 +150,12 @@ pub fn close_all() -> Result<(), Errno> {
         .map(|_| ())
 }
 
+/// Keeps the helper from holding on to the directory in which the program was when it started it.
+pub fn leave_working_directory() {
+    // SAFETY: a terminated path; called by the helper, which has a working directory of its own.
+    unsafe { syscall(nr::CHDIR, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]) };
+}
+
 /// Whether the helper's table has room for so many more descriptors.
 pub fn has_room_for(descriptors: usize, any: i32) -> Result<(), Errno> {
     if descriptors == 0 {

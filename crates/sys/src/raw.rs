@@ -24,6 +24,7 @@ pub mod nr {
     pub const RECVMSG: usize = 47;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
+    pub const CHDIR: usize = 80;
     pub const PRCTL: usize = 157;
     pub const SETSID: usize = 112;
     pub const GETTID: usize = 186;
