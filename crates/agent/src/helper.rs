@@ -136,6 +136,7 @@ impl Introduced {
         let channel = unsafe { &*(arena.channel as *const Channel) };
         set_channel(channel);
         ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
+        system::give_up_privileges();
         Ok(Helper {
             channel,
             uffd,

@@ -143,6 +143,28 @@ pub fn is_filtered() -> bool {
     unsafe { syscall(nr::PRCTL, [PR_GET_SECCOMP, 0, 0, 0, 0, 0]) != 0 }
 }
 
+/// Gives up what the calling thread needs no more: a program that drops its privileges later drops
+/// those of its other threads alone, and must not keep any in this one.
+///
+/// Of another user than root the capabilities stay: a thread without could be traced by any process
+/// of that user, and by way of it the program, which has them.
+pub fn give_up_privileges() {
+    const PR_SET_NO_NEW_PRIVS: usize = 38;
+    const VERSION_3: u32 = 0x2008_0522;
+    // Of the calling thread.
+    let header = [VERSION_3, 0];
+    // Effective, permitted and inheritable, twice 32 bits of each.
+    let none = [0u32; 6];
+    // SAFETY: numbers, and live structures of which the kernel reads the lengths that it knows.
+    unsafe {
+        syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
+        if syscall(nr::GETEUID, [0; 6]) == 0 {
+            let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
+            syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
+        }
+    }
+}
+
 /// Closes all descriptors of the calling thread's table.
 pub fn close_all() -> Result<(), Errno> {
     // SAFETY: called by the helper on its own table only.

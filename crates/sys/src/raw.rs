@@ -26,6 +26,8 @@ pub mod nr {
     pub const KILL: usize = 62;
     pub const CHDIR: usize = 80;
     pub const PRCTL: usize = 157;
+    pub const GETEUID: usize = 107;
+    pub const CAPSET: usize = 126;
     pub const SETSID: usize = 112;
     pub const GETTID: usize = 186;
     pub const FUTEX: usize = 202;
