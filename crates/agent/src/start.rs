@@ -60,7 +60,7 @@ fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
 /// Starts a helper and waits until it is ready or has found that it cannot be. Returns [`READY`],
 /// [`REFUSED`] or [`STRANDED`].
 fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
-    let Some(socket_path) = socket_path() else {
+    let Some(socket_path) = socket_path().filter(|_| !system::is_emulated()) else {
         return REFUSED;
     };
     let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
