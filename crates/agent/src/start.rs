@@ -4,21 +4,22 @@ use crate::arena::Arena;
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memfold_sys::channel::Channel;
-use memfold_sys::hello::{LOST, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::hello::{Filters, LOST, PATCHED, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
 use memfold_sys::{Errno, PAGE_SIZE, futex};
 
-/// The control socket's path; the supervisor writes it into the image it unpacks for the run.
+/// What the supervisor writes into the image it unpacks for the run: the control socket's path, then
+/// the number of filters on its own system calls.
 #[used]
-static SOCKET_PATH: [u8; SOCKET_PATH_MAX] = marked();
+static PATCHED_IN: [u8; PATCHED] = marked();
 
-const fn marked() -> [u8; SOCKET_PATH_MAX] {
-    let mut path = [0; SOCKET_PATH_MAX];
+const fn marked() -> [u8; PATCHED] {
+    let mut bytes = [0; PATCHED];
     let mut i = 0;
     while i < SOCKET_PATH_MARK.len() {
-        path[i] = SOCKET_PATH_MARK[i];
+        bytes[i] = SOCKET_PATH_MARK[i];
         i += 1;
     }
-    path
+    bytes
 }
 
 /// The beacon's address, inherited by children; 0 before the first helper ran.
@@ -50,19 +51,42 @@ pub const REFUSED: u32 = 2;
 /// There is no helper, but the supervisor may count on one.
 pub const STRANDED: u32 = 3;
 
-/// Reads the path as it is in the loaded image (the compiler knows only the unpatched one).
-fn socket_path() -> Option<[u8; SOCKET_PATH_MAX]> {
-    // SAFETY: reads a live static.
-    let path = unsafe { core::ptr::read_volatile(&raw const SOCKET_PATH) };
-    (path[0] == b'/').then_some(path)
+/// Reads what is in the loaded image (the compiler knows only the unpatched one).
+fn patched_in() -> ([u8; SOCKET_PATH_MAX], u32) {
+    let place = &raw const PATCHED_IN;
+    // SAFETY: reads parts of a live static; the latter is of any bytes.
+    unsafe {
+        let path = core::ptr::read_volatile(place.cast());
+        let filters = place.cast::<u8>().add(SOCKET_PATH_MAX).cast::<[u8; 4]>();
+        (path, u32::from_ne_bytes(core::ptr::read_volatile(filters)))
+    }
+}
+
+/// Whether the program was executed under filters that the supervisor does not have: whatever a helper
+/// needs may be forbidden, on pain of death. The look is by the loader's own system calls, which are
+/// allowed, or the program would not have come so far.
+fn is_sandboxed() -> bool {
+    let (_, of_supervisor) = patched_in();
+    match own_filters() {
+        Ok(count) => count > of_supervisor,
+        // No such file in its root: the filters cannot be counted.
+        Err(_) => of_supervisor == 0 && system::is_filtered(),
+    }
+}
+
+fn own_filters() -> Result<u32, Errno> {
+    let mut filters = Filters::default();
+    system::read_file(c"/proc/self/status", |part| filters.look(part))?;
+    Ok(filters.count)
 }
 
 /// Starts a helper and waits until it is ready or has found that it cannot be. Returns [`READY`],
 /// [`REFUSED`] or [`STRANDED`].
 fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
-    let Some(socket_path) = socket_path().filter(|_| !system::is_emulated()) else {
+    let (socket_path, _) = patched_in();
+    if socket_path[0] != b'/' || system::is_emulated() {
         return REFUSED;
-    };
+    }
     let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
         return REFUSED;
     };
@@ -96,7 +120,9 @@ extern "C" fn load() {
     // SAFETY: the symbols are weak; the addresses are null or the C library's functions of the
     // documented signatures, and `child` stays valid as the library is never unloaded.
     unsafe { register_fork_handler() };
-    start(0, None);
+    if !is_sandboxed() {
+        start(0, None);
+    }
 }
 
 #[cfg(feature = "standalone")]

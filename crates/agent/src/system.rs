@@ -1,5 +1,7 @@
 //! The system calls the library makes, by meaning.
 
+use core::ffi::CStr;
+use core::mem::MaybeUninit;
 use memfold_sys::Errno;
 use memfold_sys::raw::{nr, syscall};
 
@@ -136,6 +138,36 @@ pub fn own_thread() -> u64 {
     unsafe { syscall(nr::GETTID, [0; 6]) as u64 }
 }
 
+/// Shows a file to `look`, part by part.
+pub fn read_file(path: &CStr, mut look: impl FnMut(&[u8])) -> Result<(), Errno> {
+    const AT_FDCWD: isize = -100;
+    const O_RDONLY_CLOEXEC: usize = 0o2_000_000;
+    let path = path.as_ptr() as usize;
+    // SAFETY: a terminated path and flags.
+    let file = unsafe {
+        syscall(
+            nr::OPENAT,
+            [AT_FDCWD as usize, path, O_RDONLY_CLOEXEC, 0, 0, 0],
+        )
+    };
+    let file = Errno::result(file)?;
+    // Not filled beforehand, as there is no C library to do it.
+    let mut buffer = MaybeUninit::<[u8; 512]>::uninit();
+    let start = buffer.as_mut_ptr().cast::<u8>();
+    let result = loop {
+        // SAFETY: the kernel writes at most the length told into a live buffer.
+        let read = unsafe { syscall(nr::READ, [file, start as usize, 512, 0, 0, 0]) };
+        match Errno::result(read) {
+            Ok(0) => break Ok(()),
+            // SAFETY: so many bytes of the buffer were written just now.
+            Ok(read) => look(unsafe { core::slice::from_raw_parts(start, read) }),
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(file as i32);
+    result
+}
+
 /// Whether the program runs under Valgrind, which knows no thread that the C library did not make, and
 /// ends whoever makes one. It is asked by instructions that mean nothing to a processor: rotations
 /// that come to none, behind which it looks for a request and its default answer.
@@ -213,7 +245,7 @@ pub fn has_room_for(descriptors: usize, any: i32) -> Result<(), Errno> {
     rest
 }
 
-/// Closes one descriptor of the helper's.
+/// Closes one descriptor of this library's.
 pub fn close(fd: i32) {
     // SAFETY: as above.
     unsafe { syscall(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };

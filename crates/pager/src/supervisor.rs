@@ -12,7 +12,8 @@ use crate::sharing_count::SharingCount;
 use crate::stats::{ProgramUsage, Stats};
 use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
-use memfold_sys::hello::{SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::hello::{PATCHED, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::process::own_filters;
 use memfold_sys::socket;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
@@ -97,7 +98,7 @@ impl Supervisor {
             socket::listen(&control).map_err(failed(&control))?,
             socket::listen_abstract(&control).map_err(failed(&control))?,
         ];
-        let image = patched(options.agent_image, &control)?;
+        let image = patched(options.agent_image, &control, own_filters())?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
         // A program that changed its user and starts another must find the library.
         let readable = std::fs::Permissions::from_mode(0o644);
@@ -238,8 +239,9 @@ fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
     Ok(directory)
 }
 
-/// The library's image with the control socket's path in its place.
-fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
+/// The library's image with the control socket's path and the number of this process's filters in
+/// their place.
+fn patched(image: &[u8], control: &Path, filters: u32) -> Result<Vec<u8>, StartError> {
     let path = control.as_os_str().as_bytes();
     if path.len() >= SOCKET_PATH_MAX {
         return Err(StartError::PathTooLong(control.to_owned()));
@@ -254,10 +256,11 @@ fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
     };
     let mut image = image.to_vec();
     let room = image
-        .get_mut(place..place + SOCKET_PATH_MAX)
+        .get_mut(place..place + PATCHED)
         .ok_or(StartError::Image)?;
     room.fill(0);
     room[..path.len()].copy_from_slice(path);
+    room[SOCKET_PATH_MAX..].copy_from_slice(&filters.to_ne_bytes());
     Ok(image)
 }
 
@@ -269,17 +272,18 @@ mod tests {
     fn the_path_is_written_over_the_mark() {
         let mut image = vec![1u8; 50];
         image.extend(SOCKET_PATH_MARK);
-        image.extend([0u8; SOCKET_PATH_MAX]);
-        let patched = patched(&image, Path::new("/run/x")).unwrap();
+        image.extend([0u8; PATCHED]);
+        let patched = patched(&image, Path::new("/run/x"), 7).unwrap();
         assert_eq!(&patched[50..57], b"/run/x\0");
+        assert_eq!(patched[50 + SOCKET_PATH_MAX..][..4], 7u32.to_ne_bytes());
         assert_eq!(patched.len(), image.len());
         assert!(matches!(
-            super::patched(&patched, Path::new("/y")),
+            super::patched(&patched, Path::new("/y"), 0),
             Err(StartError::Image)
         ));
         let long = PathBuf::from("/".repeat(200));
         assert!(matches!(
-            super::patched(&image, &long),
+            super::patched(&image, &long, 0),
             Err(StartError::PathTooLong(_))
         ));
     }

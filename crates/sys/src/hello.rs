@@ -19,8 +19,50 @@ pub const LOST: u64 = u64::MAX;
 /// Longest socket path, as the kernel has it, terminator included.
 pub const SOCKET_PATH_MAX: usize = 108;
 
-/// What the preload library's image holds where the socket's path is patched in.
+/// What the preload library's image holds where the socket's path is patched in, and behind that the
+/// number of filters on the supervisor's own system calls, a [`u32`].
 pub const SOCKET_PATH_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
+
+/// Length of what is patched in.
+pub const PATCHED: usize = SOCKET_PATH_MAX + core::mem::size_of::<u32>();
+
+/// Finds in a `/proc/PID/status` how many filters the system calls of that process pass: 0 where the
+/// file does not say, as in a kernel without filters. Byte by byte, as the file can be long, and the
+/// preload library has nothing to compare strings with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Filters {
+    /// So much of the line is right so far; `None` in another one.
+    matched: Option<usize>,
+    started: bool,
+    /// The number.
+    pub count: u32,
+}
+
+impl Filters {
+    const LINE: &[u8] = b"Seccomp_filters:";
+
+    /// Looks at what comes next in the file.
+    pub fn look(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            let at_start = !core::mem::replace(&mut self.started, true);
+            let matched = if at_start { Some(0) } else { self.matched };
+            self.matched = match matched {
+                _ if *byte == b'\n' => Some(0),
+                Some(at) if at < Self::LINE.len() => (Self::LINE[at] == *byte).then_some(at + 1),
+                Some(at) => {
+                    if byte.is_ascii_digit() {
+                        self.count = self
+                            .count
+                            .wrapping_mul(10)
+                            .wrapping_add(u32::from(byte - b'0'));
+                    }
+                    Some(at)
+                }
+                None => None,
+            };
+        }
+    }
+}
 
 /// Helper to supervisor. Addresses are of the program.
 #[repr(C)]
@@ -61,4 +103,26 @@ pub struct Welcome {
     pub address_space: u64,
     /// 1 if a userfaultfd comes behind the channel's descriptor and replaces the first one.
     pub replaces_uffd: u64,
+}
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_counted() {
+        let count = |text: &str, part: usize| {
+            let mut filters = Filters::default();
+            text.as_bytes()
+                .chunks(part)
+                .for_each(|part| filters.look(part));
+            filters.count
+        };
+        for part in [1, 7, 4096] {
+            let text = "Name:\tSeccomp_filters:4\nSeccomp:\t2\nSeccomp_filters:\t12\nX:\t3\n";
+            assert_eq!(count(text, part), 12);
+            assert_eq!(count("Seccomp_filters:\t3", part), 3);
+            assert_eq!(count("Name:\tx\nSeccomp:\t2\n", part), 0);
+        }
+    }
 }

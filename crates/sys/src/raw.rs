@@ -33,6 +33,7 @@ pub mod nr {
     pub const FUTEX: usize = 202;
     pub const EXIT_GROUP: usize = 231;
     pub const PPOLL: usize = 271;
+    pub const OPENAT: usize = 257;
     pub const USERFAULTFD: usize = 323;
     pub const PIDFD_SEND_SIGNAL: usize = 424;
     pub const PIDFD_OPEN: usize = 434;
