@@ -38,6 +38,7 @@ struct Helper {
     channel: &'static Channel,
     uffd: Uffd,
     trash_uffd: Uffd,
+    stage: usize,
     trash: usize,
 }
 
@@ -141,6 +142,7 @@ impl Introduced {
             channel,
             uffd,
             trash_uffd: self.trash_uffd,
+            stage: arena.stage,
             trash: arena.trash,
         })
     }
@@ -201,6 +203,11 @@ impl Helper {
             run.errno = self.drop_run(run).err().map_or(0, |errno| errno.0);
         }
         let moves = (command.move_count as usize).min(RUNS_MAX);
+        if moves > 0 && system::is_locked(self.trash) {
+            // By `mlockall`. The kernel moves locked pages to locked memory alone, so it moves none to
+            // a stage that is not, and locked pages stay where they are.
+            system::unlock(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE);
+        }
         for run in command
             .moves
             .iter_mut()

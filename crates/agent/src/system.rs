@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use memfold_sys::Errno;
+use memfold_sys::{Errno, PAGE_SIZE};
 use memfold_sys::raw::{nr, syscall};
 
 const PROT_NONE: usize = 0;
@@ -10,6 +10,8 @@ const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const MAP_FIXED: usize = 0x10;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
+/// Refused (EINVAL) for locked memory.
+const MADV_DONTNEED: usize = 4;
 const MADV_DONTFORK: usize = 10;
 const MADV_NOHUGEPAGE: usize = 15;
 const MADV_DONTDUMP: usize = 16;
@@ -80,6 +82,17 @@ fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
 /// Drops the pages of our own range.
 pub fn drop_pages(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTNEED_LOCKED)
+}
+
+/// Whether a page of our own, which is empty, is locked in memory.
+pub fn is_locked(page: usize) -> bool {
+    advise(page, PAGE_SIZE, MADV_DONTNEED) == Err(Errno::EINVAL)
+}
+
+/// Unlocks our own range.
+pub fn unlock(start: usize, length: usize) {
+    // SAFETY: the range lies in our own mapping, and need not be in memory.
+    unsafe { syscall(nr::MUNLOCK, [start, length, 0, 0, 0, 0]) };
 }
 
 /// Keeps the system from filling our own range with huge pages of its own accord. (One that knows none

@@ -25,6 +25,7 @@ pub mod nr {
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const CHDIR: usize = 80;
+    pub const MUNLOCK: usize = 150;
     pub const PRCTL: usize = 157;
     pub const GETEUID: usize = 107;
     pub const CAPSET: usize = 126;
