@@ -16,9 +16,9 @@ const GUARD: usize = PAGE_SIZE;
 const STACK: usize = 8 * PAGE_SIZE;
 
 /// Pages of the stage: the most that can be on their way out of one program at a time.
-pub const STAGE_PAGES: usize = 8192;
+pub const STAGE_PAGES: usize = 2048;
 /// Pages of the trash.
-pub const TRASH_PAGES: usize = 512;
+pub const TRASH_PAGES: usize = 128;
 
 /// Where the parts lie. Addresses.
 #[derive(Clone, Copy, Default)]

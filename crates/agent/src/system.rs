@@ -2,8 +2,8 @@
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use memfold_sys::{Errno, PAGE_SIZE};
 use memfold_sys::raw::{nr, syscall};
+use memfold_sys::{Errno, PAGE_SIZE};
 
 const PROT_NONE: usize = 0;
 const PROT_READ_WRITE: usize = 3;

@@ -88,6 +88,9 @@ impl Server {
         if space.asks_for_number(fault.page) {
             return self.answer_beacon(space, fault.page);
         }
+        if let Some(place) = space.place_at(fault.page) {
+            return fill_stage(space, fault.page, place);
+        }
         if fault.protected {
             return admit_write(space, fault, admission);
         }
@@ -289,6 +292,29 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
         Some(errno) if done == 0 && !present => after_failure(space, fault.page, errno),
         _ => Served::Done,
     })
+}
+
+/// The program locked all its memory, which brings the stage in with the rest. It gets zeros, which are
+/// dropped by the next command, and waits for nothing.
+fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
+    let Ok(_gate) = space.shared() else {
+        return Served::Done;
+    };
+    let pages = lock(&space.stage).empty_from(place, ZERO_WINDOW).max(1);
+    let (done, errno) = match copy(space, page, &ZEROS, u64::from(pages)) {
+        Ok(()) => (pages, None),
+        Err(partial) => (partial.done as u32 / PAGE_SIZE as u32, Some(partial.errno)),
+    };
+    lock(&space.stage).filled(place, done);
+    space.add_resident_pages(i64::from(done));
+    match errno {
+        Some(Errno::EEXIST) if done == 0 => {
+            wake(space, page, 1);
+            Served::Done
+        }
+        Some(errno) if done == 0 => after_failure(space, page, errno),
+        _ => Served::Done,
+    }
 }
 
 fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {

@@ -99,6 +99,13 @@ impl AddressSpace {
         stage.start.plus(u64::from(place.0)).address()
     }
 
+    /// The place of the stage that lies at a page, if one does.
+    pub fn place_at(&self, page: VirtualPage) -> Option<StageIndex> {
+        let stage = self.attached()?.arena.stage;
+        let is_staged = stage.start <= page && page < stage.end;
+        is_staged.then(|| StageIndex((page.0 - stage.start.0) as u32))
+    }
+
     /// Posts one command. The batch before must be settled; `_held` shows that the gate is held,
     /// so that the event count belongs to the states the moves were planned from.
     pub fn post(&self, _held: &Shared<'_>, moves: Vec<Run>, drops: Vec<(StageIndex, u32)>) {

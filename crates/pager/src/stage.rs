@@ -96,6 +96,21 @@ impl Stage {
         self.dead.push(index);
     }
 
+    /// How many places from this one on are empty, at most `most`.
+    pub fn empty_from(&self, index: StageIndex, most: u32) -> u32 {
+        let places = self.places[index.0 as usize..].iter().take(most as usize);
+        places.take_while(|place| **place == Place::Empty).count() as u32
+    }
+
+    /// Somebody else put something at empty places: it is to be dropped.
+    pub fn filled(&mut self, first: StageIndex, pages: u32) {
+        for index in first.0..first.0 + pages {
+            if *self.place(StageIndex(index)) == Place::Empty {
+                self.arrived_dead(StageIndex(index));
+            }
+        }
+    }
+
     /// The page of a live place is of no more use.
     pub fn retire(&mut self, index: StageIndex) {
         let place = self.place(index);
@@ -250,6 +265,19 @@ mod tests {
             assert_eq!(stage.reserve(), Some(StageIndex(place)));
         }
         assert!(stage.reserve().is_none());
+    }
+
+    #[test]
+    fn what_others_put_at_empty_places_is_dropped() {
+        let mut stage = Stage::new(8);
+        stage.reserve(2);
+        stage.arrived(StageIndex(0), VirtualPage(1));
+        assert_eq!(stage.empty_from(StageIndex(0), 8), 0);
+        assert_eq!(stage.empty_from(StageIndex(3), 2), 2);
+        assert_eq!(stage.empty_from(StageIndex(3), 99), 5);
+        stage.filled(StageIndex(1), 3);
+        assert_eq!(stage.take_dead(4), [(StageIndex(2), 2)]);
+        assert_eq!(stage.live(), 1);
     }
 
     #[test]
