@@ -28,3 +28,63 @@ fn programs_whose_threads_end_one_by_one_end() {
         assert_eq!(outcome.text(), "");
     }
 }
+
+fn ends_well(mode: &str, megabytes: &str, said: &str) -> Option<Outcome> {
+    let outcome = run(mode, megabytes)?;
+    outcome.assert_success();
+    assert_eq!(outcome.text(), format!("{said} ok\n"), "{}", outcome.errors);
+    Some(outcome)
+}
+
+#[test]
+fn children_without_room_for_a_helper_have_what_they_inherited() {
+    ends_well("room", "20", "no room");
+    ends_well("descriptors", "20", "no descriptors");
+}
+
+#[test]
+fn children_out_of_the_supervisors_reach_have_what_they_inherited() {
+    ends_well("network", "20", "another network");
+}
+
+#[test]
+fn a_program_executed_under_a_filter_runs_on() {
+    if !available("a filter", &["cc", "echo"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = helper("execute", "20").args(["/bin/echo", "executed"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "executed\n");
+}
+
+#[test]
+fn locked_memory_stays() {
+    if let Some(outcome) = ends_well("locked", "24", "locked") {
+        assert!(outcome.number("pages_out") < 100.0, "{}", outcome.errors);
+    }
+    ends_well("late", "32", "late");
+}
+
+#[test]
+fn the_helper_keeps_no_privileges() {
+    ends_well("privileges", "1", "privileges");
+}
+
+#[test]
+fn a_program_can_enter_a_mount_namespace() {
+    ends_well("mounts", "32", "mounts");
+}
+
+#[test]
+fn a_program_under_valgrind_runs_unmanaged() {
+    if !available("valgrind", &["valgrind", "echo"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new("valgrind").args(["-q", "echo", "seen"]);
+    let outcome = program.run(Limits::Total(256 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "seen\n");
+}

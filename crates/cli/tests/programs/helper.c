@@ -8,16 +8,22 @@
  *   helper network MEGABYTES   forks in another root and network, out of the supervisor's reach
  *   helper execute MEGABYTES PROGRAM  executes PROGRAM where it may use hardly any system call
  *   helper locked MEGABYTES    locks all its memory, and verifies it
+ *   helper late MEGABYTES      the same, when much of it is out: from then on it stays in
+ *   helper privileges MEGABYTES  becomes another user, and counts the threads with capabilities
+ *   helper mounts MEGABYTES    enters the mount namespace of a child
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
 #include "stamp.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -112,6 +118,78 @@ static void forbid_system_calls(void)
     must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
 }
 
+static size_t missing(void)
+{
+    static unsigned char present[1 << 16];
+    size_t absent = 0;
+    if (pages > sizeof present || mincore(memory, pages * PAGE, present))
+        _exit(2);
+    for (size_t page = 0; page < pages; page++)
+        absent += !(present[page] & 1);
+    return absent;
+}
+
+static void lock_late(void)
+{
+    must(mlockall(MCL_CURRENT), "mlockall");
+    verify("locked late");
+    for (int look = 0; look < 20; look++) {
+        /* What was on its way out just then may be. */
+        size_t out = missing();
+        if (out > 256) {
+            say("FAILED: %zu locked pages are out\n", out);
+            _exit(1);
+        }
+        usleep(10000);
+    }
+    verify("still locked");
+}
+
+static void give_up_privileges(void)
+{
+    must(setresuid(65534, 65534, 65534), "setresuid");
+    DIR *directory = opendir("/proc/self/task");
+    struct dirent *entry;
+    int threads = 0;
+    while (directory && (entry = readdir(directory))) {
+        char path[300], line[256];
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+        FILE *status = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
+        unsigned long long permitted;
+        while (status && fgets(line, sizeof line, status))
+            if (sscanf(line, "CapPrm: %llx", &permitted) == 1) {
+                threads++;
+                must(permitted != 0, "a thread has capabilities");
+            }
+        if (status)
+            fclose(status);
+    }
+    say(threads ? "privileges ok\n" : "FAILED: no threads\n");
+}
+
+static void enter_mounts(void)
+{
+    int ready[2];
+    char byte, path[64];
+    must(pipe(ready), "pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        must(unshare(CLONE_NEWNS), "another mount namespace");
+        if (write(ready[1], "r", 1) != 1)
+            _exit(2);
+        for (;;)
+            pause();
+    }
+    if (child < 0 || read(ready[0], &byte, 1) != 1)
+        _exit(2);
+    snprintf(path, sizeof path, "/proc/%d/ns/mnt", (int)child);
+    must(setns(open(path, O_RDONLY), CLONE_NEWNS), "entering a mount namespace");
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    verify("in another mount namespace");
+    say("mounts ok\n");
+}
+
 int main(int count, char **arguments)
 {
     if (count < 3)
@@ -148,6 +226,13 @@ int main(int count, char **arguments)
     } else if (!strcmp(mode, "locked")) {
         verify("locked");
         say("locked ok\n");
+    } else if (!strcmp(mode, "late")) {
+        lock_late();
+        say("late ok\n");
+    } else if (!strcmp(mode, "privileges")) {
+        give_up_privileges();
+    } else if (!strcmp(mode, "mounts")) {
+        enter_mounts();
     } else {
         return 2;
     }
