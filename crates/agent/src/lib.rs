@@ -1,8 +1,9 @@
 //! The library that `memfold run` loads into each program.
 //!
 //! It does as little as can be done: when the program starts (and in each forked child) it starts
-//! one helper thread, which opens two userfaultfds, hands copies to the supervisor, and from then
-//! on executes the supervisor's commands: move these pages into the stage, drop those from it.
+//! one helper thread, which opens two userfaultfds (in a forked child one; the kernel made the other),
+//! hands copies to the supervisor, and from then on executes the supervisor's commands: move these
+//! pages into the stage, drop those from it.
 //! Everything else (which pages, faults, compression) is the supervisor's.
 //!
 //! What makes the thread invisible and unbreakable:
@@ -10,8 +11,8 @@
 //!   sees a descriptor of memfold's and can close none;
 //! * it was made by the system call, without the C library: no TLS, no `errno`, no stack of the
 //!   program's, all signals blocked;
-//! * after its start it needs only `ioctl`, `madvise`, `futex` and `exit`, so that a program may
-//!   filter its system calls or drop its privileges;
+//! * after its start it needs only `ioctl`, `madvise`, `mincore`, `munlock`, `futex` and `exit` (and
+//!   more to stop the program), so that a program may filter its system calls or drop its privileges;
 //! * its memory (stack, stage, trash, channel) is not inherited by forked children and is never
 //!   managed: a helper that faulted on itself would wait for itself.
 #![cfg_attr(feature = "standalone", no_std)]

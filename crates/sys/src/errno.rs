@@ -7,14 +7,10 @@ impl Errno {
     pub const ESRCH: Errno = Errno(3);
     /// Not there: an unmapped or hole page.
     pub const ENOENT: Errno = Errno(2);
-    /// Interrupted.
-    pub const EINTR: Errno = Errno(4);
     /// Not now: an event is pending.
     pub const EAGAIN: Errno = Errno(11);
     /// Out of memory.
     pub const ENOMEM: Errno = Errno(12);
-    /// Bad address.
-    pub const EFAULT: Errno = Errno(14);
     /// Busy: the page is shared or pinned.
     pub const EBUSY: Errno = Errno(16);
     /// Already there.
@@ -25,8 +21,6 @@ impl Errno {
     pub const ENFILE: Errno = Errno(23);
     /// The process has too many open files.
     pub const EMFILE: Errno = Errno(24);
-    /// The time ran out.
-    pub const ETIMEDOUT: Errno = Errno(110);
 
     /// Splits a raw system call result.
     #[inline]

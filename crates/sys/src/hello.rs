@@ -1,9 +1,9 @@
 //! The first words between a program's helper thread and the supervisor.
 //!
-//! The helper sends one [`Hello`] with its two userfaultfds; the supervisor answers with one
-//! [`Welcome`] with the channel's descriptor (and, for a forked child, the userfaultfd that the
-//! kernel made for it). Nothing else is ever sent: afterwards the socket's end of file tells the
-//! supervisor that the address space is gone.
+//! The helper sends one [`Hello`] with its two userfaultfds (a forked child's opens one, and sends it
+//! twice); the supervisor answers with one [`Welcome`] with the channel's descriptor (and, for a forked
+//! child, the userfaultfd that the kernel made for it). Nothing else is ever sent: afterwards the
+//! socket's end of file tells the supervisor that the address space is gone.
 //!
 //! A program that became another user's may not make a userfaultfd that serves the kernel's own
 //! faults. Its helper says so ([`Hello::refused`]), gets a [`Welcome`] to no address space with
