@@ -17,6 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// How often it is looked for programs of which only the helper is left: the look at a program takes
+/// longer than that at its size.
+const ENDS: Duration = Duration::from_millis(100);
 /// New mappings of so many pages are worth a look.
 const REMAPPED_TO_LOOK_PAGES: u64 = 16;
 /// Programs smaller than this are left alone.
@@ -74,7 +77,7 @@ impl Governor {
     /// Samples, registers what is due, and says how long to sleep.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
-        if self.looked_for_ends.elapsed() >= LONGEST_TICK {
+        if self.looked_for_ends.elapsed() >= ENDS {
             self.looked_for_ends = Instant::now();
             spaces.iter().for_each(|space| space.end_with_program());
         }

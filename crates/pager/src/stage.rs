@@ -270,7 +270,8 @@ mod tests {
     #[test]
     fn what_others_put_at_empty_places_is_dropped() {
         let mut stage = Stage::new(8);
-        stage.reserve(2);
+        assert_eq!(stage.reserve(), Some(StageIndex(0)));
+        assert_eq!(stage.reserve(), Some(StageIndex(1)));
         stage.arrived(StageIndex(0), VirtualPage(1));
         assert_eq!(stage.empty_from(StageIndex(0), 8), 0);
         assert_eq!(stage.empty_from(StageIndex(3), 2), 2);

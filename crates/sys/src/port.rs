@@ -84,8 +84,8 @@ impl SharedChannel {
         self.channel().event_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells the helper to end with that status, the process's own from then on. To be said again until it has: a wake-up can fall between its look and
-    /// its sleep.
+    /// Tells the helper to end with that status, the process's own from then on. To be said again until
+    /// it has: a wake-up can fall between its look and its sleep.
     pub fn dismiss_helper(&self, status: u8) {
         let channel = self.channel();
         channel
