@@ -164,12 +164,12 @@ impl Supervisor {
         self.group.guardian.process()
     }
 
-    /// Process numbers of the programs that are managed now.
+    /// Process numbers of the programs that are managed now, as far as they are known.
     pub fn managed_processes(&self) -> Vec<i32> {
         let spaces = self.group.spaces();
         spaces
             .iter()
-            .filter_map(|space| Some(space.attached()?.inspector.pid()))
+            .filter_map(|space| Some(space.inspector()?.pid()))
             .collect()
     }
 

@@ -146,12 +146,62 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
+/// All processes below `ancestor`, parents before their children.
+///
+/// Children whose parent ends between two steps of a walk come to another parent unseen, so it is
+/// repeated until two agree (or there is no end of coming and going).
+pub fn below(ancestor: i32) -> Vec<i32> {
+    const MOST_WALKS: usize = 10;
+    let mut found = walk(ancestor);
+    for _ in 1..MOST_WALKS {
+        let before = std::mem::replace(&mut found, walk(ancestor));
+        if before == found {
+            break;
+        }
+    }
+    found
+}
+
+fn walk(ancestor: i32) -> Vec<i32> {
+    let mut found = children(ancestor);
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        found.extend(children(pid));
+        next += 1;
+    }
+    found
+}
+
+fn stat(pid: i32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()
+}
+
 /// The parent of a process.
 pub fn parent(pid: i32) -> Option<i32> {
-    stat_field(
-        &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?,
-        4,
-    )
+    stat_field(&stat(pid)?, 4)
+}
+
+/// When a process was started, in clock ticks since boot; none if it is gone or nothing of it runs
+/// any more.
+pub fn living_since(pid: i32) -> Option<u64> {
+    start_of_living(&stat(pid)?)
+}
+
+/// A main thread that ended before the others shows as a zombie, too.
+fn start_of_living(stat: &str) -> Option<u64> {
+    let ended = matches!(stat_field(stat, 3)?, 'Z' | 'X');
+    let others = stat_field(stat, 20).is_some_and(|threads: u64| threads > 1);
+    if ended && !others {
+        return None;
+    }
+    stat_field(stat, 22)
+}
+
+/// Whether a process runs what its parent ran when it forked it: it executed nothing since.
+pub fn is_fork(pid: i32) -> bool {
+    const FORKED_WITHOUT_EXEC: u64 = 0x40;
+    let flags = stat(pid).and_then(|stat| stat_field::<u64>(&stat, 9));
+    flags.is_some_and(|flags| flags & FORKED_WITHOUT_EXEC != 0)
 }
 
 /// What stands behind a name and a colon, in files that have a line for each name.
@@ -540,6 +590,16 @@ mod tests {
         assert_eq!(parent(pid), Some(own));
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_lives_as_long_as_one_of_its_threads() {
+        let line = "12 (a) b (c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 100 200";
+        assert_eq!(start_of_living(line), Some(98_765));
+        let zombie = line.replace(") S ", ") Z ");
+        assert_eq!(start_of_living(&zombie), None);
+        let others_live = zombie.replace(" 20 0 1 ", " 20 0 2 ");
+        assert_eq!(start_of_living(&others_live), Some(98_765));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
 use super::unmanaged::{self, Reason};
+use memfold_sys::process;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ pub struct Finding {
 /// The tree below memfold as it was last looked at.
 #[derive(Debug)]
 pub struct Descendants {
-    root: u32,
+    root: i32,
     preload: PathBuf,
     images: HashMap<i32, Image>,
     unmanaged: u64,
@@ -47,7 +48,7 @@ pub struct Descendants {
 impl Descendants {
     /// Of this process; `preload` is the library that managed programs load.
     pub fn new(preload: &Path) -> Descendants {
-        let root = std::process::id();
+        let root = process::own_id();
         Descendants {
             root,
             preload: preload.to_owned(),
@@ -72,9 +73,9 @@ impl Descendants {
         held.map(|(&pid, _)| pid).collect()
     }
 
-    /// Whether nothing lives below memfold.
-    pub fn is_empty(&self) -> bool {
-        self.images.is_empty()
+    /// All processes below memfold, however they came there.
+    pub fn all(&self) -> Vec<i32> {
+        self.images.keys().copied().collect()
     }
 
     /// Looks at the tree, of which `managed` have connected and `guardian` is memfold's own; returns
@@ -82,11 +83,11 @@ impl Descendants {
     pub fn look(&mut self, managed: &[i32], guardian: Option<i32>) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
-        for pid in tree(self.root) {
+        for pid in process::below(self.root) {
             if guardian == Some(pid) {
                 continue;
             }
-            let Some(started) = start_time(pid) else {
+            let Some(started) = process::living_since(pid) else {
                 continue;
             };
             let mut image = self.image_of(pid, started);
@@ -125,51 +126,6 @@ pub fn contains(bytes: &[u8], needle: &[u8]) -> bool {
     bytes.windows(needle.len()).any(|window| window == needle)
 }
 
-/// All processes below `root`, parents before their children.
-fn tree(root: u32) -> Vec<i32> {
-    let mut found = children(root as i32);
-    let mut next = 0;
-    while let Some(&pid) = found.get(next) {
-        found.extend(children(pid));
-        next += 1;
-    }
-    found
-}
-
-/// The children of all threads of a process. A child that comes or goes meanwhile may be missed;
-/// the next look finds it.
-fn children(pid: i32) -> Vec<i32> {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    let lists = threads
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| {
-            list.split_whitespace()
-                .filter_map(|pid| pid.parse().ok())
-                .collect::<Vec<i32>>()
-        })
-        .collect()
-}
-
-/// When a process was started, in clock ticks since boot; none if it is gone or a zombie.
-fn start_time(pid: i32) -> Option<u64> {
-    living_since(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The start time in a line of `/proc/PID/stat`; none for a zombie. The name, in parentheses,
-/// may itself hold spaces and parentheses.
-fn living_since(stat: &str) -> Option<u64> {
-    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    // Field 22 of the line; the state was field 3.
-    fields.nth(18)?.parse().ok()
-}
-
 fn name_of(pid: i32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
@@ -179,13 +135,6 @@ fn name_of(pid: i32) -> String {
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
-
-    #[test]
-    fn a_name_with_spaces_does_not_shift_the_fields() {
-        let line = "12 (a) b (c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 100 200";
-        assert_eq!(living_since(line), Some(98_765));
-        assert_eq!(living_since(&line.replace(") S ", ") Z ")), None);
-    }
 
     #[test]
     fn who_does_not_connect_in_time_is_found_once() {
@@ -200,7 +149,7 @@ mod tests {
         let ours = |findings: Vec<Finding>| findings.iter().filter(|one| one.pid == pid).count();
         assert_eq!(ours(descendants.look(&[], None)), 1);
         assert_eq!(ours(descendants.look(&[], None)), 0);
-        assert!(!descendants.held().contains(&pid) && !descendants.is_empty());
+        assert!(!descendants.held().contains(&pid) && descendants.all().contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -216,7 +165,7 @@ mod tests {
         let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut output, &mut line).unwrap();
         let grandchild: i32 = line.trim().parse().unwrap();
-        let found = tree(std::process::id());
+        let found = process::below(process::own_id());
         assert!(found.contains(&(child.id() as i32)), "{found:?}");
         assert!(found.contains(&grandchild), "{found:?}");
         let mut descendants = Descendants::new(Path::new("/no/library"));

@@ -1,6 +1,7 @@
 //! Why a process is outside the limit.
 
 use super::descendants::contains;
+use memfold_sys::process;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
@@ -19,6 +20,8 @@ pub enum Reason {
     Privileged,
     /// `LD_PRELOAD` was taken out of its environment.
     Environment,
+    /// It was forked in a way that the library does not see.
+    Forked,
     /// The library was loaded but could not get on.
     Refused,
     /// It ended before it could be looked at.
@@ -41,6 +44,10 @@ impl fmt::Display for Reason {
             Reason::Environment => {
                 "LD_PRELOAD was removed from its environment; let whoever starts it pass that \
                  variable on to have it held"
+            }
+            Reason::Forked => {
+                "it was forked by a raw system call or under a system call filter; its memory stays \
+                 where it is until it executes a program"
             }
             Reason::Refused => {
                 "it may not use userfaultfd or not reach memfold, as in some containers; start memfold \
@@ -77,6 +84,7 @@ pub fn reason(pid: i32, preload: &Path) -> Reason {
     let has =
         |file: &str| fs::read(format!("/proc/{pid}/{file}")).map(|bytes| contains(&bytes, preload));
     match (has("maps"), has("environ")) {
+        (Ok(true), _) if process::is_fork(pid) => Reason::Forked,
         (Ok(true), _) => Reason::Refused,
         (_, Ok(false)) => Reason::Environment,
         (Err(_), _) | (_, Err(_)) => Reason::Privileged,

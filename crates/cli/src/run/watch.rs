@@ -84,12 +84,11 @@ impl Watch<'_> {
                 next_look = Instant::now() + interval;
             }
             if let Some((outcome, since)) = state.ended {
-                let held = state.descendants.held();
-                if held.is_empty() && self.nobody_needs_memory(&state) {
+                if self.nobody_needs_memory(&mut state) {
                     self.notice_unseen(&mut state);
                     return (outcome, state.descendants.unmanaged());
                 }
-                self.explain(&mut state, outcome, since, &held);
+                self.explain(&mut state, outcome, since);
             }
         }
     }
@@ -152,9 +151,25 @@ impl Watch<'_> {
         relevant
     }
 
-    /// A child that was forked behind the C library's back has no helper, and yet memory here.
-    fn nobody_needs_memory(&self, state: &State) -> bool {
-        state.descendants.is_empty() || self.supervisor.stats().processes_now == 0
+    /// Whether memfold may leave. As that ends whom it forgot, it looks twice.
+    fn nobody_needs_memory(&self, state: &mut State) -> bool {
+        if !self.waited_for(state).is_empty() {
+            return false;
+        }
+        let findings = self.look(state);
+        self.warn(state, findings);
+        self.waited_for(state).is_empty()
+    }
+
+    /// Whom memfold cannot leave behind: those it holds, or if there are none but memory of somebody
+    /// is here, all. (A child that was forked behind the C library's back has no helper. Which
+    /// process it is may not be known.)
+    fn waited_for(&self, state: &State) -> Vec<i32> {
+        let held = state.descendants.held();
+        if held.is_empty() && self.supervisor.stats().processes_now > 0 {
+            return state.descendants.all();
+        }
+        held
     }
 
     fn warn(&self, state: &mut State, findings: Vec<Finding>) {
@@ -194,10 +209,11 @@ impl Watch<'_> {
     }
 
     /// Says once why memfold is still there.
-    fn explain(&self, state: &mut State, outcome: Outcome, since: Instant, held: &[i32]) {
-        if state.explained || held.is_empty() || since.elapsed() < UNEXPLAINED {
+    fn explain(&self, state: &mut State, outcome: Outcome, since: Instant) {
+        if state.explained || since.elapsed() < UNEXPLAINED {
             return;
         }
+        let held = self.waited_for(state);
         state.explained = true;
         let numbers: Vec<String> = held.iter().take(8).map(i32::to_string).collect();
         let more = if held.len() > 8 { " …" } else { "" };
@@ -224,7 +240,7 @@ impl Watch<'_> {
         };
         state.asked_to_end.get_or_insert_with(Instant::now);
         self.look(state);
-        for pid in state.descendants.held() {
+        for pid in self.waited_for(state) {
             let _ = kill(Pid::from_raw(pid), send);
         }
     }
