@@ -111,6 +111,10 @@ fn unfit(folder: &Path) -> Option<&'static str> {
     if rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
         return Some("is not writable");
     }
+    // Root's programs may become other users, and must find the library then.
+    if rustix::process::geteuid().is_root() && !others_may_enter(folder) {
+        return Some("is closed to other users");
+    }
     match rustix::fs::statvfs(folder) {
         Ok(file_system) if file_system.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
             Some("is mounted noexec")
@@ -120,9 +124,19 @@ fn unfit(folder: &Path) -> Option<&'static str> {
     }
 }
 
+/// Whether everybody may go through a folder and all above it.
+fn others_may_enter(folder: &Path) -> bool {
+    const SEARCH: u32 = 0o001;
+    // As it is reached: by way of links there are other folders above it.
+    let real = fs::canonicalize(folder).unwrap_or_default();
+    let mut folders = real.ancestors();
+    folders.all(|folder| fs::metadata(folder).is_ok_and(|found| found.mode() & SEARCH != 0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -134,6 +148,17 @@ mod tests {
             Some("is too long a path")
         );
         let folder = tempfile::tempdir_in("/tmp").unwrap();
+        let allow = |mode| {
+            let permissions = fs::Permissions::from_mode(mode);
+            fs::set_permissions(folder.path(), permissions).unwrap();
+        };
+        allow(0o700);
+        let closed = rustix::process::geteuid().is_root();
+        assert_eq!(
+            unfit(folder.path()),
+            closed.then_some("is closed to other users")
+        );
+        allow(0o755);
         assert_eq!(unfit(folder.path()), None);
         let spaced = folder.path().join("a b");
         std::fs::create_dir(&spaced).unwrap();
