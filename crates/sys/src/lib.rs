@@ -29,6 +29,8 @@ pub mod fork;
 #[cfg(feature = "std")]
 pub mod guardian;
 #[cfg(feature = "std")]
+pub mod inherited;
+#[cfg(feature = "std")]
 pub mod memory;
 #[cfg(feature = "std")]
 pub mod port;

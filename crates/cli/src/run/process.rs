@@ -20,23 +20,38 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// What was changed of this process and must not reach the program.
 #[derive(Debug, Clone)]
 pub struct Original {
-    descriptors: Rlimit,
+    limits: [(Resource, Rlimit); RAISED.len()],
+}
+
+/// Limits that are meant for the program, and of which memfold needs more: descriptors for many
+/// programs, addresses for a pool, and a swap file's length.
+const RAISED: [Resource; 3] = [Resource::Nofile, Resource::As, Resource::Fsize];
+
+/// Raises a limit as far as this process may. Returns what it was.
+fn raise(resource: Resource) -> Rlimit {
+    let was = getrlimit(resource);
+    let none = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    let to_the_hard_one = Rlimit {
+        current: was.maximum,
+        maximum: was.maximum,
+    };
+    // Only root may exceed the hard limit, and nobody for descriptors. Where even this fails, what
+    // needs more says so.
+    let _ = setrlimit(resource, none).or_else(|_| setrlimit(resource, to_the_hard_one));
+    was
 }
 
 /// Prepares this process for holding other programs' memory: nobody may read it by a debugger or
 /// a core dump, it is not swapped out where the host lets it lock memory, orphans of the program
-/// come to it, and it may hold many descriptors.
+/// come to it, and limits meant for the program do not hold for it.
 pub fn harden() -> Result<Original, Failure> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .and_then(|()| set_child_subreaper(Some(getpid())))
         .map_err(|error| Failure::own(format!("cannot prepare memfold's process: {error}")))?;
-    let descriptors = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: descriptors.maximum,
-        maximum: descriptors.maximum,
-    };
-    // Only many programs at a time need more than a shell's default.
-    let _ = setrlimit(Resource::Nofile, raised);
+    let limits = RAISED.map(|resource| (resource, raise(resource)));
     if probe::may_lock_memory() {
         // Code, data and stacks: files could be dropped without any swap.
         let mut flags = MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT;
@@ -47,7 +62,7 @@ pub fn harden() -> Result<Original, Failure> {
         }
         let _ = mlockall(flags);
     }
-    Ok(Original { descriptors })
+    Ok(Original { limits })
 }
 
 /// Whether the host could swap anonymous memory out.
@@ -69,17 +84,20 @@ pub fn start(
         .split_first()
         .ok_or_else(|| Failure::own("no program"))?;
     let mask = signals.original();
-    let descriptors = original.descriptors;
+    let limits = original.limits;
     let mut command = Command::new(name);
     command
         .args(arguments)
         .env(PRELOAD, preload_list(preload, env::var_os(PRELOAD)));
-    // SAFETY: both are single system calls that allocate nothing and take no lock, as code
-    // between fork and exec must.
+    // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
+    // and exec must.
     unsafe {
         command.pre_exec(move || {
             mask.thread_set_mask()?;
-            setrlimit(Resource::Nofile, descriptors)?;
+            Signals::restore_actions()?;
+            for (resource, limit) in &limits {
+                setrlimit(*resource, *limit)?;
+            }
             Ok(())
         });
     }

@@ -4,8 +4,10 @@
 //! new window size) reaches it without memfold, which must only not die of it first. What is sent
 //! to memfold itself is passed on.
 
+use memfold_sys::inherited::{set_ignored, was_ignored};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// All that end, stop or tell a process something and can be caught. Not among them: those that
@@ -30,6 +32,11 @@ const PASSED_ON: [Signal; 17] = [
     Signal::SIGPWR,
 ];
 
+/// What memfold needs to have an action of its own, and whether that is to ignore it. Ended children
+/// would leave no status if their signal was ignored; where a file is limited, writing is to fail
+/// instead of ending memfold.
+const OWN_ACTIONS: [(Signal, bool); 2] = [(Signal::SIGCHLD, false), (Signal::SIGXFSZ, true)];
+
 /// `si_code` of what the kernel itself sends, the terminal's signals among it.
 const SI_KERNEL: i32 = 0x80;
 
@@ -40,6 +47,8 @@ pub struct Received {
     pub signal: Signal,
     /// The terminal sent it, to the whole process group: the program has it already.
     pub by_terminal: bool,
+    /// It was ignored when memfold was started (as by `nohup`). Blocked signals come nevertheless.
+    pub was_ignored: bool,
 }
 
 /// The blocked signals and the descriptor they come from.
@@ -51,7 +60,10 @@ pub struct Signals {
 
 impl Signals {
     /// Blocks them in this thread and those it starts from now on.
-    pub fn block() -> nix::Result<Signals> {
+    pub fn block() -> io::Result<Signals> {
+        for (signal, ignored) in OWN_ACTIONS {
+            set_ignored(signal as i32, ignored)?;
+        }
         let mut set: SigSet = PASSED_ON.into_iter().collect();
         set.add(Signal::SIGCHLD);
         let original = set.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
@@ -65,6 +77,17 @@ impl Signals {
     /// The mask as memfold found it: the program's.
     pub fn original(&self) -> SigSet {
         self.original
+    }
+
+    /// Ignores what was ignored when memfold was started, and nothing else: for the program, between
+    /// fork and exec.
+    pub fn restore_actions() -> io::Result<()> {
+        // Rust's runtime ignores SIGPIPE and has its children not ignore it.
+        let own = OWN_ACTIONS.map(|(signal, _)| signal);
+        for signal in own.into_iter().chain([Signal::SIGPIPE]) {
+            set_ignored(signal as i32, was_ignored(signal as i32))?;
+        }
+        Ok(())
     }
 
     /// To wait for signals.
@@ -82,6 +105,7 @@ impl Signals {
             return Some(Received {
                 signal,
                 by_terminal: info.ssi_code == SI_KERNEL,
+                was_ignored: was_ignored(signal as i32),
             });
         }
     }

@@ -121,6 +121,7 @@ impl Watch<'_> {
             match (received.signal, state.ended) {
                 (Signal::SIGCHLD, _) => {}
                 (_, None) => self.pass_on(received),
+                (_, Some(_)) if received.was_ignored => {}
                 (_, Some(_)) => self.end_the_rest(state, received.signal),
             }
         }
