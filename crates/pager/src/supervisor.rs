@@ -12,7 +12,9 @@ use crate::sharing_count::SharingCount;
 use crate::stats::{ProgramUsage, Stats};
 use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
+use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{PATCHED, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::probe::memory_allowance;
 use memfold_sys::process::own_filters;
 use memfold_sys::socket;
 use std::io::{self, PipeReader, PipeWriter};
@@ -22,6 +24,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use zsmalloc::PoolError;
 
 /// A supervisor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +44,12 @@ pub enum StartError {
     /// The preload library's image is not one.
     #[error("the preload library inside this program is damaged; install memfold again")]
     Image,
+    /// There are no addresses for the pool.
+    #[error(
+        "the host has no room for the addresses of a pool of {0} MiB; raise the limit on them \
+         (ulimit -v), set vm.overcommit_memory to 0 or 1, or give a smaller --limit"
+    )]
+    AddressSpace(usize),
     /// The pool could not be made.
     #[error("cannot set up the swap space: {0}")]
     Swap(#[from] NewError),
@@ -70,12 +79,7 @@ impl Supervisor {
     /// # Errors
     /// See [`StartError`]; nothing is left behind.
     pub fn start(options: Options) -> Result<Supervisor, StartError> {
-        let config = SwapConfig {
-            algorithm: options.algorithm.into(),
-            checksum: options.checksum,
-            ..SwapConfig::default()
-        };
-        let mut swap = SwapSpace::new(MappedSource::default(), config)?;
+        let mut swap = new_swap_space(&options)?;
         let file = options.swap_file.as_ref().map(open_swap_file);
         let file = file.transpose()?.map(Arc::new);
         if let Some(file) = &file {
@@ -211,6 +215,47 @@ impl Control {
     }
 }
 
+/// With room for whatever comes, or where the host is mean with addresses, for what the limit needs.
+fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartError> {
+    let plentiful = SwapConfig {
+        algorithm: options.algorithm.into(),
+        checksum: options.checksum,
+        ..SwapConfig::default()
+    };
+    let small = smaller_capacities(needed_pages(options), plentiful.pool_capacity_pages);
+    let small = small.map(|pool_capacity_pages| SwapConfig {
+        pool_capacity_pages,
+        max_slots: FEWER_SLOTS,
+        ..plentiful.clone()
+    });
+    let mut refused = plentiful.pool_capacity_pages;
+    for config in std::iter::once(plentiful.clone()).chain(small) {
+        let capacity = config.pool_capacity_pages;
+        match SwapSpace::new(MappedSource::default(), config) {
+            Err(NewError::Source(_) | NewError::Pool(PoolError::Source(_))) => refused = capacity,
+            other => return Ok(other?),
+        }
+    }
+    Err(StartError::AddressSpace(refused * PAGE_SIZE >> 20))
+}
+
+/// Slots for 256 GiB, where addresses are few.
+const FEWER_SLOTS: usize = 1 << 26;
+
+/// The most pages that the pool is to hold: what does not fit stays in the programs.
+fn needed_pages(options: &Options) -> usize {
+    let allowed = || memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
+    let bytes = options.limit.total_bytes.unwrap_or_else(allowed);
+    usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE
+}
+
+/// Capacities to try, in pages: the pool keeps runs of each length apart, so that it needs several
+/// times the addresses of what it holds.
+fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize> {
+    let sizes = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
+    sizes.into_iter().filter(move |size| *size < most)
+}
+
 fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
     let parent = options.runtime_dir.clone().unwrap_or_else(|| {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -267,6 +312,14 @@ fn patched(image: &[u8], control: &Path, filters: u32) -> Result<Vec<u8>, StartE
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn smaller_pools_still_hold_what_the_limit_allows() {
+        let sizes: Vec<usize> = smaller_capacities(3000, 1 << 24).collect();
+        assert_eq!(sizes, [16_384, 8192, 4096]);
+        assert_eq!(smaller_capacities(1 << 22, 1 << 24).count(), 2);
+        assert_eq!(smaller_capacities(1 << 24, 1 << 24).count(), 0);
+    }
 
     #[test]
     fn the_path_is_written_over_the_mark() {

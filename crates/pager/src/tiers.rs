@@ -13,6 +13,7 @@ use crate::group::Group;
 use memfold_swap::{
     FileKey, FileTier, MAX_AGE, MigrateReport, NewError, ScanPolicy, Scratch, StoreError, TierKind,
 };
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,6 +52,17 @@ pub enum SwapFileError {
         /// Why.
         source: std::io::Error,
     },
+    /// The file may not be as long as it was to be.
+    #[error(
+        "a swap file of {bytes} bytes in {path} is longer than files may be there; raise the limit on \
+         them (ulimit -f) or give a smaller --swap-size"
+    )]
+    TooLong {
+        /// The directory.
+        path: PathBuf,
+        /// How long it was to be.
+        bytes: u64,
+    },
     /// The tier could not be set up.
     #[error(transparent)]
     Tier(#[from] NewError),
@@ -64,7 +76,14 @@ pub fn open_swap_file(options: &SwapFileOptions) -> Result<FileTier, SwapFileErr
     };
     let mut key = [0; 32];
     getrandom::fill(&mut key).map_err(|error| failed(error.into()))?;
-    let file = SwapFile::create(&options.directory, options.bytes).map_err(failed)?;
+    let file = SwapFile::create(&options.directory, options.bytes);
+    let file = file.map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => SwapFileError::TooLong {
+            path: options.directory.clone(),
+            bytes: options.bytes,
+        },
+        _ => failed(error),
+    })?;
     Ok(FileTier::new(
         Box::new(file),
         options.bytes,

@@ -116,6 +116,7 @@ pub fn notes() -> Vec<Check> {
         library(),
         seccomp(),
         memlock(),
+        addresses(),
         memory_limit(),
         host_swap(),
         huge_pages(),
@@ -428,6 +429,32 @@ fn memlock() -> Check {
         ),
         Some("ulimit -l unlimited   (as root, or in /etc/security/limits.conf)"),
     )
+}
+
+/// What may leave the pool with fewer addresses than it likes.
+fn addresses() -> Check {
+    const NAME: &str = "addresses";
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes one structure that lives here.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    if read_line("/proc/sys/vm/overcommit_memory").as_deref() == Some("2") {
+        return Check::note(
+            NAME,
+            "vm.overcommit_memory is 2: the pool counts as used before it is, and may be refused",
+            Some("sudo sysctl -w vm.overcommit_memory=0   (or give a small --limit)"),
+        );
+    }
+    if asked == 0 && limit.rlim_max != libc::RLIM_INFINITY {
+        return Check::note(
+            NAME,
+            format!("limited to {} MiB for each process", limit.rlim_max >> 20),
+            Some("ulimit -v unlimited   (or give a small --limit)"),
+        );
+    }
+    Check::note(NAME, "not limited", None)
 }
 
 /// Whether this process may lock any amount of memory.

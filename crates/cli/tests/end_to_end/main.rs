@@ -9,6 +9,7 @@ mod departures;
 mod harness;
 mod helper;
 mod host_swap;
+mod inherited;
 mod leftovers;
 mod pass_through;
 mod processes;

@@ -1,0 +1,133 @@
+//! What memfold is started with (ignored signals, limits) is the program's, and memfold gets along
+//! with it.
+
+use crate::support::{alone, available, memfold};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Starts memfold by a shell that prepares itself for it and executes it by way of what
+/// `preparation` ends with.
+fn start(preparation: &str, command: &[&str]) -> Child {
+    Command::new("sh")
+        .args(["-c", &format!("{preparation} \"$0\" run \"$@\"")])
+        .arg(memfold())
+        .args(command)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sh starts")
+}
+
+/// Its end, which must come soon.
+fn end_of(mut child: Child) -> Output {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().expect("wait").is_none() {
+        if Instant::now() > deadline {
+            child.kill().expect("it can be killed");
+            child.wait().expect("wait");
+            panic!("memfold hung");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().expect("its output")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn ignored_signals_are_the_programs() {
+    if !available("ignored signals", &["sh", "env", "grep"]) {
+        return;
+    }
+    let _guard = alone();
+    let status = ["--", "grep", "SigIgn", "/proc/self/status"];
+    for name in ["PIPE", "CHLD", "XFSZ", "HUP"] {
+        let output = end_of(start(&format!("exec env --ignore-signal={name}"), &status));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let text = text(&output.stdout);
+        let mask = text.trim_start_matches("SigIgn:").trim();
+        let mask = u64::from_str_radix(mask, 16).expect("a mask");
+        let signal: Signal = format!("SIG{name}").parse().expect("a signal");
+        // What this test was started with may be ignored besides.
+        assert_eq!(mask >> (signal as i32 - 1) & 1, 1, "{name}: {text}");
+    }
+    let output = end_of(start("exec env --default-signal=PIPE,CHLD,XFSZ", &status));
+    let mask = text(&output.stdout);
+    let mask = u64::from_str_radix(mask.trim_start_matches("SigIgn:").trim(), 16);
+    let changed = [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ];
+    for signal in changed {
+        assert_eq!(mask.clone().expect("a mask") >> (signal as i32 - 1) & 1, 0);
+    }
+}
+
+#[test]
+fn a_hang_up_that_is_ignored_does_not_end_what_is_left_behind() {
+    if !available("nohup", &["sh", "env"]) {
+        return;
+    }
+    let _guard = alone();
+    let script = "(sleep 1.2; echo done) & exit 0";
+    let child = start("exec env --ignore-signal=HUP", &["--", "sh", "-c", script]);
+    let memfold = Pid::from_raw(child.id().cast_signed());
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(400));
+        kill(memfold, Signal::SIGHUP).expect("memfold is there");
+    }
+    let output = end_of(child);
+    assert_eq!(text(&output.stdout), "done\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn limits_are_the_programs() {
+    if !available("limits", &["sh", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    // Also where root may not raise them.
+    let bound = |limits: &str| {
+        format!("{limits}; exec setpriv --bounding-set -sys_resource --inh-caps -sys_resource")
+    };
+    let asks = ["--limit", "64M", "--", "sh", "-c", "ulimit -v; ulimit -f"];
+    let limits = "ulimit -v 8000000; ulimit -f 2000";
+    for preparation in [format!("{limits}; exec"), bound(limits)] {
+        let output = end_of(start(&preparation, &asks));
+        let errors = text(&output.stderr);
+        assert_eq!(text(&output.stdout), "8000000\n2000\n", "{errors}");
+    }
+    let file = ["--swap-file", "/tmp", "--swap-size", "1G", "--", "true"];
+    let refusals: [(&str, &[&str], &str); 2] = [
+        ("ulimit -v 1000000", &["--", "true"], "ulimit -v"),
+        ("ulimit -f 2000", &file, "ulimit -f"),
+    ];
+    for (limits, arguments, remedy) in refusals {
+        let output = end_of(start(&bound(limits), arguments));
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{errors}");
+        assert_eq!(output.status.signal(), None, "{errors}");
+        assert!(
+            errors.contains(remedy) && errors.lines().count() == 1,
+            "{errors}"
+        );
+    }
+}
+
+/// As `sudo` keeps it.
+#[test]
+fn a_runtime_folder_that_is_roots_alone_is_not_used() {
+    if !available("another user", &["sh", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let prepare = format!("XDG_RUNTIME_DIR='{}' exec", folder.path().display());
+    let command = "setpriv --reuid 65534 --clear-groups true".split(' ');
+    let command: Vec<&str> = std::iter::once("--").chain(command).collect();
+    let output = end_of(start(&prepare, &command));
+    assert!(output.status.success());
+    assert_eq!(text(&output.stderr), "", "the library is found");
+}
