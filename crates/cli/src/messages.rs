@@ -3,13 +3,29 @@
 //! One way for all: the `log` facade, so that the libraries need not know who listens (a program
 //! that embeds them has a logger of its own), and `--quiet` is a level. Errors, which tell why a
 //! program was stopped, are always shown.
+//!
+//! A thread of its own writes them: where nobody reads (a full pipe, a terminal that was told to
+//! stop), no fault and no signal is to wait for that.
 
 use log::{LevelFilter, Log, Metadata, Record};
+use memfold_sys::signal;
 use std::io::Write;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+/// Messages that may wait to be written; more are dropped.
+const MOST_WAITING: usize = 1000;
+
+enum Order {
+    Write(String),
+    /// Answered by dropping it, after all that came before was written.
+    Flush(#[expect(dead_code, reason = "its end is the answer")] SyncSender<()>),
+}
+
+static ORDERS: OnceLock<SyncSender<Order>> = OnceLock::new();
 
 struct StandardError;
-
-static LOGGER: StandardError = StandardError;
 
 impl Log for StandardError {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -18,23 +34,65 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            // In one piece, as the program writes there too. Standard error may be closed: that must
-            // not end the supervisor.
             let line = format!("memfold: {}\n", record.args());
-            let _ = std::io::stderr().write_all(line.as_bytes());
+            let _ = ORDERS
+                .get()
+                .map(|orders| orders.try_send(Order::Write(line)));
         }
     }
 
-    fn flush(&self) {}
+    /// For who is about to abort: programs wait for that, so not for long.
+    fn flush(&self) {
+        const LONGEST: Duration = Duration::from_secs(1);
+        let (answer, answered) = sync_channel(0);
+        let asked = ORDERS
+            .get()
+            .map(|orders| orders.try_send(Order::Flush(answer)));
+        if let Some(Ok(())) = asked {
+            // Fails when it is answered.
+            let _ = answered.recv_timeout(LONGEST);
+        }
+    }
+}
+
+fn write(orders: &Receiver<Order>) {
+    for order in orders {
+        if let Order::Write(line) = order {
+            // In one piece, as the program writes there too. Standard error may be closed: that must
+            // not end the supervisor.
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        }
+    }
 }
 
 /// Shows messages from now on: only errors if `quiet`.
-pub fn show(quiet: bool) {
-    // A second logger is refused, and the first is the same.
-    let _ = log::set_logger(&LOGGER);
+///
+/// # Errors
+/// If no thread can be started for them.
+pub fn show(quiet: bool) -> std::io::Result<()> {
+    let (sender, orders) = sync_channel(MOST_WAITING);
+    // Signals are for others.
+    let blocked = signal::block_all();
+    std::thread::Builder::new()
+        .name("messages".to_owned())
+        .spawn(move || write(&orders))?;
+    drop(blocked);
+    // There are no others.
+    let _ = ORDERS.set(sender);
+    let _ = log::set_logger(&StandardError);
     log::set_max_level(if quiet {
         LevelFilter::Error
     } else {
         LevelFilter::Info
     });
+    Ok(())
+}
+
+/// Waits until all was written: when memfold holds nobody any more.
+pub fn flush() {
+    let (answer, answered) = sync_channel(0);
+    if let Some(Ok(())) = ORDERS.get().map(|orders| orders.send(Order::Flush(answer))) {
+        // Fails when it is answered.
+        let _ = answered.recv();
+    }
 }

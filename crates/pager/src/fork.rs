@@ -423,6 +423,7 @@ impl AddressSpace {
         // The pool's memory is the supervisor's own: without it nothing can go on.
         let slot = self.store(contents, scratch).unwrap_or_else(|error| {
             log::error!("a forking program's page cannot be stored: {error}");
+            log::logger().flush();
             std::process::abort()
         });
         group.counters.pages_out.fetch_add(1, Ordering::Relaxed);

@@ -49,7 +49,8 @@ const DEFAULT_LIMIT: Size = Size::Percent(50.0);
 
 /// `memfold run`: returns the program's exit status, or why it was not started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    messages::show(arguments.quiet);
+    messages::show(arguments.quiet)
+        .map_err(|error| Failure::own(format!("cannot start a thread: {error}")))?;
     let options = options(arguments)?;
     doctor::check()?;
     let stats_file = arguments
@@ -69,6 +70,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let ended = supervise(arguments, &supervisor, &signals, &original);
     let stats = supervisor.stop();
+    messages::flush();
     let (outcome, unmanaged) = ended?;
     let figures = Figures::new(&stats, processor_seconds(), unmanaged);
     let ending = Ending {
@@ -77,6 +79,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         figures,
     };
     ending.report(arguments, stats_file);
+    messages::flush();
     Ok(outcome.follow())
 }
 

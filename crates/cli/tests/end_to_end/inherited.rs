@@ -4,6 +4,7 @@
 use crate::support::{alone, available, memfold};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -114,6 +115,49 @@ fn limits_are_the_programs() {
             "{errors}"
         );
     }
+}
+
+/// Where the reader of messages is slow, they wait, and nothing else.
+#[test]
+fn a_full_pipe_for_messages_holds_nothing_up() {
+    if !available("a full pipe", &["sh", "env", "sleep"]) {
+        return;
+    }
+    let _guard = alone();
+    let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
+    // 64 KiB unless it is set.
+    writer
+        .write_all(&[b'x'; 1 << 16])
+        .expect("room in the pipe");
+    // What is started without the library is told of.
+    let script = "trap 'echo told; exit 3' TERM; env -u LD_PRELOAD sleep 4 2>&1 & \
+                  echo ready; while :; do sleep 0.05; done 2>&1";
+    let mut child = Command::new(memfold())
+        .args(["run", "--limit", "64M", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(writer)
+        .spawn()
+        .expect("memfold starts");
+    std::thread::sleep(Duration::from_millis(2500));
+    let memfold = Pid::from_raw(child.id().cast_signed());
+    kill(memfold, Signal::SIGTERM).expect("memfold is there");
+    let mut output = [0; 11];
+    let mut pipe = child.stdout.take().expect("its output");
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(pipe.read_exact(&mut output).map(|()| output)));
+    let read = wait.recv_timeout(Duration::from_secs(5));
+    let drain = std::thread::spawn(move || {
+        let mut errors = Vec::new();
+        reader.read_to_end(&mut errors).map(|_| errors)
+    });
+    assert_eq!(end_of(child).status.code(), Some(3));
+    let read = read.expect("the signal came though nobody read the messages");
+    assert_eq!(text(&read.expect("its output")), "ready\ntold\n");
+    let errors = drain.join().expect("a reader").expect("the messages");
+    assert!(
+        text(&errors).contains("not under the limit"),
+        "none is lost"
+    );
 }
 
 /// As `sudo` keeps it.
