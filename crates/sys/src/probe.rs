@@ -106,6 +106,7 @@ pub fn requirements() -> Vec<Check> {
         checks.extend([features(), move_pages()]);
     }
     checks.extend([fork_events(), read_memory(), process_descriptors()]);
+    checks.push(child_lists());
     checks
 }
 
@@ -370,6 +371,21 @@ fn process_descriptors() -> Check {
     // SAFETY: the descriptor is new and known to nobody else.
     drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     Check::ok(NAME, "works")
+}
+
+/// By these memfold finds what a program leaves running, which it must not leave behind.
+fn child_lists() -> Check {
+    const NAME: &str = "child-lists";
+    // That of the main thread is there as long as this process lives.
+    let path = format!("/proc/self/task/{}/children", std::process::id());
+    match fs::read_to_string(&path) {
+        Ok(_) => Check::ok(NAME, "works"),
+        Err(error) => Check::missing(
+            NAME,
+            format!("{path}: {error}"),
+            "mount /proc, and use a kernel with CONFIG_PROC_CHILDREN=y (distributions' have it)",
+        ),
+    }
 }
 
 /// Which of its modes the library chooses here; see the `memfold` crate.
