@@ -59,6 +59,6 @@ pub struct Options {
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
     /// Where the run's private directory (control socket, preload library) is made; the
-    /// directory is removed when the supervisor stops. `None`: `$XDG_RUNTIME_DIR` or `/tmp`.
-    pub runtime_dir: Option<PathBuf>,
+    /// directory is removed when the supervisor stops.
+    pub runtime_dir: PathBuf,
 }

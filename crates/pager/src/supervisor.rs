@@ -257,13 +257,8 @@ fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize>
 }
 
 fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
-    let parent = options.runtime_dir.clone().unwrap_or_else(|| {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        runtime
-            .filter(|path| path.is_absolute() && path.is_dir())
-            .unwrap_or_else(std::env::temp_dir)
-    });
-    let directory = parent.join(format!("memfold-{}", std::process::id()));
+    let name = format!("memfold-{}", std::process::id());
+    let directory = options.runtime_dir.join(name);
     let failed = |source| StartError::Directory {
         path: directory.clone(),
         source,

@@ -158,7 +158,7 @@ fn options(arguments: &RunArguments) -> Result<Options, Failure> {
         },
         writeback_after: arguments.writeback_after.0,
         agent_image: AGENT,
-        runtime_dir: Some(runtime_dir),
+        runtime_dir,
     })
 }
 
