@@ -24,8 +24,13 @@ pub struct Original {
 }
 
 /// Limits that are meant for the program, and of which memfold needs more: descriptors for many
-/// programs, addresses for a pool, and a swap file's length.
-const RAISED: [Resource; 3] = [Resource::Nofile, Resource::As, Resource::Fsize];
+/// programs, addresses for a pool, a swap file's length, and time for all of them.
+const RAISED: [Resource; 4] = [
+    Resource::Nofile,
+    Resource::As,
+    Resource::Fsize,
+    Resource::Cpu,
+];
 
 /// Raises a limit as far as this process may. Returns what it was.
 fn raise(resource: Resource) -> Rlimit {

@@ -93,12 +93,19 @@ fn limits_are_the_programs() {
     let bound = |limits: &str| {
         format!("{limits}; exec setpriv --bounding-set -sys_resource --inh-caps -sys_resource")
     };
-    let asks = ["--limit", "64M", "--", "sh", "-c", "ulimit -v; ulimit -f"];
-    let limits = "ulimit -v 8000000; ulimit -f 2000";
+    let asks = [
+        "--limit",
+        "64M",
+        "--",
+        "sh",
+        "-c",
+        "ulimit -v; ulimit -f; ulimit -St",
+    ];
+    let limits = "ulimit -v 8000000; ulimit -f 2000; ulimit -St 100";
     for preparation in [format!("{limits}; exec"), bound(limits)] {
         let output = end_of(start(&preparation, &asks));
         let errors = text(&output.stderr);
-        assert_eq!(text(&output.stdout), "8000000\n2000\n", "{errors}");
+        assert_eq!(text(&output.stdout), "8000000\n2000\n100\n", "{errors}");
     }
     let file = ["--swap-file", "/tmp", "--swap-size", "1G", "--", "true"];
     let refusals: [(&str, &[&str], &str); 2] = [
