@@ -236,7 +236,7 @@ fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartErr
             other => return Ok(other?),
         }
     }
-    Err(StartError::AddressSpace(refused * PAGE_SIZE >> 20))
+    Err(StartError::AddressSpace((refused * PAGE_SIZE) >> 20))
 }
 
 /// Slots for 256 GiB, where addresses are few.
