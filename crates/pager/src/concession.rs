@@ -3,7 +3,9 @@
 //! Where that is so, faults must not wait for room each: they would wait for the reclaimer to find
 //! out anew, and the little that can be moved at all, just brought in, would be moved out again. So
 //! whoever gives up concedes what is there and a little more. It ends soon, as what does not compress
-//! ([`Gains`]) may be other data by then; later each time, as each try costs processor time.
+//! ([`Gains`]) may be other data by then; later each time, as each try costs processor time. Where nothing
+//! can be moved at all it may pass in a moment (pages that a fork shares, a helper without a
+//! processor, memory that is not registered yet), so that must have been so for long ([`GiveUps`]).
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -66,6 +68,34 @@ impl Concession {
 
     fn milliseconds(&self, now: Instant) -> u64 {
         now.duration_since(self.start).as_millis() as u64
+    }
+}
+
+/// So many milliseconds take one of the give-ups back that are remembered.
+const FORGOTTEN_EACH: u64 = 20;
+/// So many in a short time are no passing trouble: they are a millisecond apart at least.
+const STUCK: u64 = 500;
+/// More are not remembered.
+const REMEMBERED: u64 = 600;
+
+/// Remembers when reclaim found nothing that can be moved at all: memory that is locked, say, or may
+/// be executed.
+#[derive(Debug, Default)]
+pub struct GiveUps {
+    remembered: u64,
+    /// Of the last, in milliseconds.
+    last: u64,
+}
+
+impl GiveUps {
+    /// Notes one; whether it was like this for long.
+    pub fn note(&mut self, milliseconds: u64) -> bool {
+        let forgotten = (milliseconds - self.last) / FORGOTTEN_EACH;
+        self.remembered = self.remembered.saturating_sub(forgotten);
+        self.remembered = REMEMBERED.min(self.remembered + 1);
+        // What is not a whole step is not lost.
+        self.last += forgotten * FORGOTTEN_EACH;
+        self.remembered > STUCK
     }
 }
 
@@ -152,6 +182,29 @@ mod tests {
         assert!(gains.note(0, 1));
         assert!(!gains.note(0, 4000) && !gains.note(24, 96) && !gains.note(1, 100));
         assert!(gains.note(0, 1));
+    }
+
+    #[test]
+    fn many_give_ups_in_a_short_time_are_no_passing_trouble() {
+        let mut give_ups = GiveUps::default();
+        let mut note = |times: u64, step: u64, now: &mut u64| {
+            let found = (0..times).filter(|_| {
+                *now += step;
+                give_ups.note(*now)
+            });
+            found.count() as u64
+        };
+        let mut now = 1000;
+        assert_eq!(note(2000, 20, &mut now), 0, "once in 20 ms, without an end");
+        // One in ten is forgotten meanwhile.
+        assert_eq!(note(STUCK, 2, &mut now), 0, "every 2 ms, for a second");
+        let late = note(1000, 2, &mut now);
+        assert!((900..1000).contains(&late), "for three: {late}");
+        now += LONGEST + 1000;
+        assert_eq!(note(20, 1, &mut now), 0, "right after a pause");
+        assert!(note(100, 1, &mut now) > 0, "but soon again");
+        now += 60_000;
+        assert_eq!(note(STUCK, 1, &mut now), 0);
     }
 
     #[test]

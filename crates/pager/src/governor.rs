@@ -167,6 +167,8 @@ impl Governor {
         if survey.fresh.is_empty() {
             return;
         }
+        let now = self.group.milliseconds();
+        self.group.found_mappings.store(now, Ordering::Relaxed);
         let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
             space.look_again.store(true, Ordering::Relaxed);
             return;

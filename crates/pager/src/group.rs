@@ -64,6 +64,8 @@ pub struct Group {
     pub counters: Counters,
     /// When the supervisor started: the zero of coarse times.
     pub started: Instant,
+    /// Milliseconds since then: when mappings were last found that were not managed yet.
+    pub found_mappings: AtomicU64,
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
     /// Held while a forked child's process is looked for.
@@ -151,6 +153,7 @@ impl Group {
             file,
             counters: Counters::default(),
             started: Instant::now(),
+            found_mappings: AtomicU64::new(0),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
             meeting: Mutex::default(),

@@ -12,6 +12,7 @@
 //! left, from the stage or from the pool, is passed over seven times.
 
 use crate::address_space::{AddressSpace, Attached};
+use crate::concession::GiveUps;
 use crate::fault::{Admission, Served, Server, wake};
 use crate::group::{DeferredFault, Group, Watermarks, lock};
 use crate::mover::{Settled, bytes};
@@ -36,6 +37,8 @@ const STAGED_AT_LEAST: u64 = 16;
 const TURNS_TO_FOLLOW: u32 = 8;
 /// After so many laps of the hand each page that can be moved was a victim.
 const LAPS: usize = 1 + MOST_PASSES as usize;
+/// Milliseconds without new mappings, after which what programs map is taken to be known.
+const SETTLED: u64 = 500;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 
@@ -48,6 +51,7 @@ pub struct Reclaimer {
     server: Server,
     /// Turns out of turn since the last that was in turn.
     out_of_turn: u32,
+    give_ups: GiveUps,
 }
 
 /// A page, where it is staged, and its slot.
@@ -87,6 +91,7 @@ impl Reclaimer {
             oldest: Vec::new(),
             server: Server::default(),
             out_of_turn: 0,
+            give_ups: GiveUps::default(),
         }
     }
 
@@ -157,11 +162,22 @@ impl Reclaimer {
     /// program stopped.
     fn give_up(&mut self, futile: bool) {
         self.group.note_over_limit();
-        if futile {
+        if futile || self.is_stuck() {
             self.group.concede();
         }
         self.serve_deferred();
         std::thread::sleep(Duration::from_millis(1));
+    }
+
+    /// Whether nothing can be moved, and that is not to change soon: not where new mappings were found
+    /// just now, and there may be more, nor while a program is stopped.
+    fn is_stuck(&mut self) -> bool {
+        let now = self.group.milliseconds();
+        let found = self.group.found_mappings.load(Ordering::Relaxed);
+        let spaces = self.group.spaces();
+        self.give_ups.note(now)
+            && now.saturating_sub(found) > SETTLED
+            && !spaces.iter().any(|space| space.is_still_halted())
     }
 
     /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
