@@ -5,7 +5,7 @@
 //! whoever gives up concedes what is there and a little more. It ends soon, as what does not compress
 //! ([`Gains`]) may be other data by then; later each time, as each try costs processor time. Where nothing
 //! can be moved at all it may pass in a moment (pages that a fork shares, a helper without a
-//! processor, memory that is not registered yet), so that must have been so for long ([`GiveUps`]).
+//! processor, memory that is not registered yet), so that must have been so for long ([`VainSearch`]).
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -71,30 +71,29 @@ impl Concession {
     }
 }
 
-/// So many milliseconds take one of the give-ups back that are remembered.
-const FORGOTTEN_EACH: u64 = 20;
-/// So many in a short time are no passing trouble: they are a millisecond apart at least.
+/// Of the time that passes, such a part is taken off what is remembered.
+const FORGOTTEN_PART: u64 = 4;
+/// So many milliseconds of vain search in a short time are no passing trouble.
 const STUCK: u64 = 500;
 /// More are not remembered.
-const REMEMBERED: u64 = 600;
+const REMEMBERED: u64 = 1000;
 
-/// Remembers when reclaim found nothing that can be moved at all: memory that is locked, say, or may
-/// be executed.
+/// Remembers for how long reclaim found nothing that can be moved at all: memory that is locked, say, or
+/// may be executed.
 #[derive(Debug, Default)]
-pub struct GiveUps {
+pub struct VainSearch {
     remembered: u64,
     /// Of the last, in milliseconds.
     last: u64,
 }
 
-impl GiveUps {
-    /// Notes one; whether it was like this for long.
-    pub fn note(&mut self, milliseconds: u64) -> bool {
-        let forgotten = (milliseconds - self.last) / FORGOTTEN_EACH;
-        self.remembered = self.remembered.saturating_sub(forgotten);
-        self.remembered = REMEMBERED.min(self.remembered + 1);
-        // What is not a whole step is not lost.
-        self.last += forgotten * FORGOTTEN_EACH;
+impl VainSearch {
+    /// Notes one that ends `now`, after so many milliseconds; whether it was like this for long.
+    pub fn note(&mut self, lasted: u64, now: u64) -> bool {
+        let forgotten = (now - self.last) / FORGOTTEN_PART;
+        self.remembered = self.remembered.saturating_sub(forgotten) + lasted;
+        self.remembered = self.remembered.min(REMEMBERED);
+        self.last = now;
         self.remembered > STUCK
     }
 }
@@ -185,26 +184,23 @@ mod tests {
     }
 
     #[test]
-    fn many_give_ups_in_a_short_time_are_no_passing_trouble() {
-        let mut give_ups = GiveUps::default();
-        let mut note = |times: u64, step: u64, now: &mut u64| {
+    fn long_vain_search_is_no_passing_trouble() {
+        let mut search = VainSearch::default();
+        let mut now = 1000;
+        let mut note = |times: u64, lasted: u64, step: u64, now: &mut u64| {
             let found = (0..times).filter(|_| {
                 *now += step;
-                give_ups.note(*now)
+                search.note(lasted, *now)
             });
-            found.count() as u64
+            found.count()
         };
-        let mut now = 1000;
-        assert_eq!(note(2000, 20, &mut now), 0, "once in 20 ms, without an end");
-        // One in ten is forgotten meanwhile.
-        assert_eq!(note(STUCK, 2, &mut now), 0, "every 2 ms, for a second");
-        let late = note(1000, 2, &mut now);
-        assert!((900..1000).contains(&late), "for three: {late}");
-        now += LONGEST + 1000;
-        assert_eq!(note(20, 1, &mut now), 0, "right after a pause");
-        assert!(note(100, 1, &mut now) > 0, "but soon again");
+        assert_eq!(note(1000, 10, 50, &mut now), 0, "a fifth of the time");
+        assert_eq!(note(60, 8, 10, &mut now), 0, "for half a second");
+        assert!(note(100, 8, 10, &mut now) > 0, "for a second");
+        now += LONGEST / 2;
+        assert!(note(1, 8, 10, &mut now) > 0, "also after it was conceded");
         now += 60_000;
-        assert_eq!(note(STUCK, 1, &mut now), 0);
+        assert_eq!(note(50, 8, 10, &mut now), 0, "not much later");
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! left, from the stage or from the pool, is passed over seven times.
 
 use crate::address_space::{AddressSpace, Attached};
-use crate::concession::GiveUps;
+use crate::concession::VainSearch;
 use crate::fault::{Admission, Served, Server, wake};
 use crate::group::{DeferredFault, Group, Watermarks, lock};
 use crate::mover::{Settled, bytes};
@@ -27,7 +27,7 @@ use memfold_sys::PAGE_SIZE;
 use memfold_sys::channel::RUNS_MAX;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pages moved and compressed in one round, at most.
 pub const BATCH: usize = 64;
@@ -51,7 +51,7 @@ pub struct Reclaimer {
     server: Server,
     /// Turns out of turn since the last that was in turn.
     out_of_turn: u32,
-    give_ups: GiveUps,
+    vain_search: VainSearch,
 }
 
 /// A page, where it is staged, and its slot.
@@ -91,7 +91,7 @@ impl Reclaimer {
             oldest: Vec::new(),
             server: Server::default(),
             out_of_turn: 0,
-            give_ups: GiveUps::default(),
+            vain_search: VainSearch::default(),
         }
     }
 
@@ -119,6 +119,7 @@ impl Reclaimer {
             return;
         }
         let mut idle_rounds = 0;
+        let mut idle_since = Instant::now();
         loop {
             let marks = self.watermarks();
             let resident = self.group.resident_bytes();
@@ -142,6 +143,7 @@ impl Reclaimer {
             let futile = self.group.gains.note(progress.stored, progress.refused);
             if progress.any() && !futile {
                 idle_rounds = 0;
+                idle_since = Instant::now();
                 continue;
             }
             idle_rounds += 1;
@@ -149,7 +151,7 @@ impl Reclaimer {
             // Each needs up to three turns before pages that a fork shares are on their way.
             let turns = 3 * self.group.spaces().len();
             if futile || idle_rounds > 20 + rounds + turns {
-                self.give_up(futile);
+                self.give_up(futile, idle_since.elapsed());
                 break;
             }
             if progress.unshared == 0 {
@@ -160,9 +162,9 @@ impl Reclaimer {
 
     /// Nothing more can be moved out, or nothing is gained by it: the limit is exceeded rather than a
     /// program stopped.
-    fn give_up(&mut self, futile: bool) {
+    fn give_up(&mut self, futile: bool, searched: Duration) {
         self.group.note_over_limit();
-        if futile || self.is_stuck() {
+        if self.is_stuck(searched) || futile {
             self.group.concede();
         }
         self.serve_deferred();
@@ -171,11 +173,12 @@ impl Reclaimer {
 
     /// Whether nothing can be moved, and that is not to change soon: not where new mappings were found
     /// just now, and there may be more, nor while a program is stopped.
-    fn is_stuck(&mut self) -> bool {
+    fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
         let spaces = self.group.spaces();
-        self.give_ups.note(now)
+        let searched = searched.as_millis() as u64;
+        self.vain_search.note(searched, now)
             && now.saturating_sub(found) > SETTLED
             && !spaces.iter().any(|space| space.is_still_halted())
     }

@@ -4,6 +4,7 @@ use crate::support::{Limits, MIB, Program, alone, available, python, same_as_unl
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 #[test]
 fn cpython_hashes_what_it_builds() {
@@ -57,6 +58,38 @@ fn what_does_not_compress_stays_and_nobody_waits_for_it() {
     assert_eq!(limited.errors.matches("the limit is exceeded").count(), 0);
     assert!(limited.number("pages_out") > 50_000.0);
     limited.assert_limit_held();
+}
+
+/// Memory that may be executed, which is not managed, and some that is.
+const EXECUTABLE: &str = "\
+import mmap
+allow_all = mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC
+code = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, allow_all)
+data = bytearray(16 << 20)
+for at in range(0, len(code), 4096):
+    code[at] = 1
+for at in range(0, len(data), 4096):
+    data[at] = (at >> 12) & 255
+print(sum(data[at] for _ in range(20) for at in range(0, len(data), 4096)))
+";
+
+#[test]
+fn what_cannot_be_moved_stays_and_nobody_waits_for_it() {
+    if !available("executable memory", &["python3"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(python())
+        .args(["-c", EXECUTABLE])
+        .timeout(Duration::from_secs(40));
+    let native = program.run(Limits::None);
+    let limited = program.run(Limits::Resident(24 * MIB));
+    limited.assert_success();
+    assert_eq!(limited.text(), native.text());
+    let warnings = limited.errors.matches("the limit is exceeded").count();
+    assert_eq!(warnings, 1, "{}", limited.errors);
+    // The limit alone is short by some 12 MiB; what is managed needs 16 more.
+    assert!(limited.peak().total < native.peak().total + 16 * MIB);
 }
 
 /// A C program that keeps an optimising compiler busy: many functions that call
