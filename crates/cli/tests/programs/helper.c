@@ -14,17 +14,13 @@
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
-#include "stamp.h"
+#include "filter.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -38,14 +34,6 @@ static uint64_t *memory;
 static void verify(const char *who)
 {
     verify_pages(who, memory, 0, pages, 1);
-}
-
-static void must(int result, const char *what)
-{
-    if (result != 0) {
-        say("FAILED %s: %s\n", what, strerror(errno));
-        _exit(2);
-    }
 }
 
 static void fork_and_verify(const char *what)
@@ -105,17 +93,7 @@ static void leave_network(void)
 static void forbid_system_calls(void)
 {
     static const int forbidden[] = {SYS_prctl, SYS_close_range, SYS_socket, SYS_connect, SYS_userfaultfd, SYS_ioctl};
-    struct sock_filter filter[2 * sizeof forbidden / sizeof *forbidden + 2];
-    unsigned at = 0;
-    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (unsigned i = 0; i < sizeof forbidden / sizeof *forbidden; i++) {
-        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)forbidden[i], 0, 1);
-        filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-    }
-    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    struct sock_fprog program = {(unsigned short)at, filter};
-    must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
-    must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
+    filter_system_calls(forbidden, sizeof forbidden / sizeof *forbidden, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_ALLOW);
 }
 
 static size_t missing(void)

@@ -5,15 +5,11 @@
  *   hostile MEGABYTES
  */
 #define _GNU_SOURCE
-#include "stamp.h"
+#include "filter.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -32,14 +28,6 @@ static void verify(const char *after)
         stamp_page(memory + page * WORDS, page + 1, generation + 1);
     }
     generation++;
-}
-
-static void must(int result, const char *what)
-{
-    if (result != 0) {
-        say("FAILED %s: %s\n", what, strerror(errno));
-        _exit(2);
-    }
 }
 
 static int count_descriptors(void)
@@ -75,17 +63,7 @@ static void forbid_system_calls(void)
     static const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_fork, SYS_clone, SYS_wait4,
                                   SYS_mmap, SYS_munmap, SYS_brk, SYS_rt_sigreturn, SYS_getpid,
                                   SYS_set_robust_list, SYS_rt_sigprocmask, SYS_gettid, SYS_prctl};
-    struct sock_filter filter[2 * sizeof allowed / sizeof *allowed + 2];
-    unsigned at = 0;
-    filter[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (unsigned i = 0; i < sizeof allowed / sizeof *allowed; i++) {
-        filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)allowed[i], 0, 1);
-        filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    }
-    filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-    struct sock_fprog program = {(unsigned short)at, filter};
-    must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
-    must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), "seccomp");
+    filter_system_calls(allowed, sizeof allowed / sizeof *allowed, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS);
 }
 
 int main(int count, char **arguments)
