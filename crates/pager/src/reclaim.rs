@@ -176,11 +176,10 @@ impl Reclaimer {
     fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
-        let spaces = self.group.spaces();
-        let searched = searched.as_millis() as u64;
-        self.vain_search.note(searched, now)
+        let is_halted = |space: &Arc<AddressSpace>| space.is_still_halted();
+        self.vain_search.note(searched.as_millis() as u64, now)
             && now.saturating_sub(found) > SETTLED
-            && !spaces.iter().any(|space| space.is_still_halted())
+            && !self.group.spaces().iter().any(is_halted)
     }
 
     /// Whether programs may soon lack room. Of what forks share more may be copied at any time,

@@ -28,10 +28,10 @@ use memfold_sys::port::Outcome;
 impl AddressSpace {
     /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
     pub fn relieve_helper(&self) -> bool {
-        let Some(attached) = self.attached().filter(|attached| {
-            let inspector = &attached.inspector;
-            inspector.is_stopped() || inspector.has_ended()
-        }) else {
+        let Some(attached) = self
+            .attached()
+            .filter(|attached| attached.inspector.stands_still())
+        else {
             return false;
         };
         let mut mover = lock(&self.mover);

@@ -316,9 +316,9 @@ impl Inspector {
         matches!(self.thread_state(), Some('T' | 't'))
     }
 
-    /// Whether that thread has ended.
-    pub fn has_ended(&self) -> bool {
-        matches!(self.thread_state(), None | Some('Z' | 'X'))
+    /// Whether that thread does not go on by itself: it is stopped, or has ended.
+    pub fn stands_still(&self) -> bool {
+        matches!(self.thread_state(), None | Some('T' | 't' | 'Z' | 'X'))
     }
 
     fn thread_state(&self) -> Option<char> {
