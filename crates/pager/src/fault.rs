@@ -6,7 +6,7 @@
 //! is to be tried again after the events that the kernel holds back have been read.
 
 use crate::address_space::AddressSpace;
-use crate::group::{DeferredFault, lock};
+use crate::group::lock;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
@@ -123,9 +123,7 @@ impl Server {
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
                     // A resident page was brought in since, most likely, and needs no room.
                     let needs_room = !matches!(state, PageState::Resident { .. });
-                    if admission == Admission::MayDefer && needs_room && full(space) {
-                        drop(gate);
-                        defer(space, fault);
+                    if needs_room && must_wait(space, fault, admission) {
                         return Served::Done;
                     }
                     if let Some(served) = fill_zeros(space, fault) {
@@ -133,9 +131,7 @@ impl Server {
                     }
                 }
                 PageState::Swapped(_) => {
-                    if admission == Admission::MayDefer && full(space) {
-                        drop(gate);
-                        defer(space, fault);
+                    if must_wait(space, fault, admission) {
                         return Served::Done;
                     }
                     let claim = Claim::make(space, fault.page);
@@ -421,7 +417,7 @@ fn room_pages(space: &AddressSpace) -> u64 {
 
 /// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
 /// stopped program, and for one that stops another: see `halt.rs`.
-pub fn full(space: &AddressSpace) -> bool {
+fn full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
         space.group().press_reclaimer();
@@ -429,12 +425,13 @@ pub fn full(space: &AddressSpace) -> bool {
     room == 0 && !space.is_still_halted() && !space.is_spared()
 }
 
-/// Lets a fault wait for room.
-pub fn defer(space: &Arc<AddressSpace>, fault: Fault) {
-    space.group().defer(DeferredFault {
-        space: space.clone(),
-        fault,
-    });
+/// Whether a fault is to wait for room; if so, it is listed, and served later.
+pub fn must_wait(space: &Arc<AddressSpace>, fault: Fault, admission: Admission) -> bool {
+    admission == Admission::MayDefer && full(space) && {
+        let waits = space.group().deferred.add(space, fault);
+        space.group().press_reclaimer();
+        waits
+    }
 }
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.

@@ -2,7 +2,7 @@
 
 use crate::address_space::AddressSpace;
 use crate::concession::{Concession, Gains};
-use crate::fault::Fault;
+use crate::deferred::Deferred;
 use crate::latency::Histogram;
 use crate::memory::MappedSource;
 use crate::mover::bytes;
@@ -25,19 +25,12 @@ const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 /// Slots that wait to be released, at most.
 const SPARE_SLOTS: usize = 1024;
 
-/// A fault that waits until there is room for its pages.
-pub struct DeferredFault {
-    pub space: Arc<AddressSpace>,
-    pub fault: Fault,
-}
-
 /// Counters, all monotonic but the `peak` ones, which are maxima.
 #[derive(Default)]
 pub struct Counters {
     pub faults_swap_in: AtomicU64,
     pub faults_zero_fill: AtomicU64,
     pub faults_cache: AtomicU64,
-    pub faults_deferred: AtomicU64,
     pub pages_out: AtomicU64,
     pub pages_in: AtomicU64,
     pub processes: AtomicU64,
@@ -75,7 +68,7 @@ pub struct Group {
     pub gains: Gains,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
-    deferred: Mutex<Vec<DeferredFault>>,
+    pub deferred: Deferred,
     /// Slots of pages that were brought in, to be released by the reclaimer: the program's thread
     /// would wait for it, as the handler has its CPU.
     spare: Mutex<Vec<Slot>>,
@@ -160,7 +153,7 @@ impl Group {
             resident_limit: AtomicU64::new(u64::MAX),
             concession: Concession::new(Instant::now()),
             shared: Arc::default(),
-            deferred: Mutex::default(),
+            deferred: Deferred::default(),
             spare: Mutex::default(),
             reclaimer: Bell::default(),
             standing: ReclaimerStanding::default(),
@@ -306,23 +299,6 @@ impl Group {
     /// Waits until that is asked for, at most `timeout`; whether it was.
     pub fn wait_for_sharing(&self, timeout: Duration) -> bool {
         self.sharing.wait(timeout)
-    }
-
-    /// Lets a fault wait until the reclaimer has made room.
-    pub fn defer(&self, fault: DeferredFault) {
-        self.counters
-            .faults_deferred
-            .fetch_add(1, Ordering::Relaxed);
-        lock(&self.deferred).push(fault);
-        self.press_reclaimer();
-    }
-
-    pub fn has_deferred(&self) -> bool {
-        !lock(&self.deferred).is_empty()
-    }
-
-    pub fn take_deferred(&self) -> Vec<DeferredFault> {
-        std::mem::take(&mut *lock(&self.deferred))
     }
 
     /// Notes peaks; called by whoever sampled.

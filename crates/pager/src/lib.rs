@@ -8,6 +8,7 @@ mod address_space;
 mod around;
 mod attendant;
 mod concession;
+mod deferred;
 mod density;
 pub mod embedded;
 mod events;

@@ -13,8 +13,9 @@
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::concession::VainSearch;
+use crate::deferred::DeferredFault;
 use crate::fault::{Admission, Served, Server, wake};
-use crate::group::{DeferredFault, Group, Watermarks, lock};
+use crate::group::{Group, Watermarks, lock};
 use crate::mover::{Settled, bytes};
 use crate::page::{PageRange, VirtualPage};
 use crate::sharing::Kin;
@@ -115,7 +116,7 @@ impl Reclaimer {
     /// Brings the group below its lower watermark if it is above the upper one.
     fn reclaim(&mut self) {
         let marks = self.watermarks();
-        if self.group.resident_bytes() <= marks.start && !self.group.has_deferred() {
+        if self.group.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
             return;
         }
         let mut idle_rounds = 0;
@@ -124,7 +125,7 @@ impl Reclaimer {
             let marks = self.watermarks();
             let resident = self.group.resident_bytes();
             self.group.note_peaks();
-            if resident < marks.hard {
+            if resident < marks.hard || self.group.deferred.is_impatient() {
                 self.serve_deferred();
             }
             if self.is_pressed(&marks, resident) {
@@ -186,13 +187,13 @@ impl Reclaimer {
     /// without a fault of ours.
     fn is_pressed(&self, marks: &Watermarks, resident: u64) -> bool {
         resident > marks.pressing
-            || self.group.has_deferred()
+            || !self.group.deferred.is_empty()
             || resident + bytes(self.group.shared.pages()) > marks.hard
     }
 
     /// Serves faults that waited for room.
     fn serve_deferred(&mut self) {
-        for DeferredFault { space, fault } in self.group.take_deferred() {
+        for DeferredFault { space, fault } in self.group.deferred.take() {
             if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
                 wake(&space, fault.page, 1);
             }

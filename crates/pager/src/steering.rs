@@ -40,7 +40,7 @@ impl Steering {
             return;
         }
         self.looked = Instant::now();
-        let chosen = self.choose(&handlers_at_work(group), group.has_deferred());
+        let chosen = self.choose(&handlers_at_work(group), !group.deferred.is_empty());
         if chosen != self.chosen {
             // Best effort: elsewhere it is a nuisance, not wrong.
             let _ = thread::run_on(&chosen);

@@ -14,7 +14,7 @@
 //! go out, never waits for room either: it makes it.
 
 use crate::address_space::AddressSpace;
-use crate::fault::{Admission, Fault, Served, after_failure, defer, full};
+use crate::fault::{Admission, Fault, Served, after_failure, must_wait};
 use crate::group::lock;
 use crate::mover::{Run, bytes};
 use crate::page::{PageRange, VirtualPage};
@@ -152,8 +152,7 @@ impl AddressSpace {
 /// Serves a write to a protected page: allows it, if there is room for the copy.
 pub fn admit_write(space: &Arc<AddressSpace>, fault: Fault, admission: Admission) -> Served {
     let shares = space.family.has_others(space);
-    if shares && admission == Admission::MayDefer && full(space) {
-        defer(space, fault);
+    if shares && must_wait(space, fault, admission) {
         return Served::Done;
     }
     let page = fault.page;
