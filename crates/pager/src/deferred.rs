@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A fault that was told so many times is let in.
-const TOLD_MOST: u32 = 16;
+const TOLD_MOST: u32 = 256;
 /// How long a fault waits at most. Where room can be made, that takes a few milliseconds.
 const PATIENCE: Duration = Duration::from_millis(250);
 

@@ -66,8 +66,9 @@ impl AddressSpace {
         self.group().release(slots);
     }
 
-    /// `mremap` moved a range: its pages have other addresses now.
-    pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage) {
+    /// `mremap` moved a range: its pages have other addresses now. Where the mapping `stays` behind, it is
+    /// registered and empty, and as managed as before.
+    pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage, stays: bool) {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
         let mut moved = Vec::new();
@@ -100,7 +101,9 @@ impl AddressSpace {
         let mut regions = lock(&self.regions);
         // The rest may be registered, too, but what is in memory there was not looked for.
         let managed = regions.covered(from);
-        regions.remove(from);
+        if !stays {
+            regions.remove(from);
+        }
         for part in managed {
             regions.add(part.moved(from.start, to));
         }

@@ -36,9 +36,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// runs, and may be gone before its memory can be read.
 pub type Stash = HashMap<StageIndex, Page>;
 
-/// A change that was applied beside a fork, with the page states that it made an end of.
-struct Beside {
+/// A change that was applied beside a fork.
+#[derive(Clone)]
+struct Noted {
     change: Change,
+    /// What of its range was in memory before, as far as was known.
+    resident: Regions,
+}
+
+/// One that was applied before a fork, with the page states that it made an end of.
+struct Beside {
+    noted: Noted,
     /// Slots are counted once for this list.
     states: Vec<(VirtualPage, PageState)>,
 }
@@ -49,14 +57,14 @@ pub struct BesideForks {
     before: Vec<Beside>,
     /// The children so far, each with how many of `after` came before it.
     children: Vec<(Arc<AddressSpace>, usize)>,
-    after: Vec<Change>,
+    after: Vec<Noted>,
 }
 
 /// What a child has yet to compare with its own mappings.
 #[derive(Default)]
 pub struct Inheritance {
     before: Vec<Beside>,
-    after: Vec<Change>,
+    after: Vec<Noted>,
 }
 
 impl BesideForks {
@@ -72,19 +80,24 @@ impl BesideForks {
             Change::Remap { .. } => vec![change],
             Change::Remove(_) | Change::Fork(_) => Vec::new(),
         };
+        if !before_a_fork && self.children.is_empty() {
+            return;
+        }
         for change in parts {
+            let resident = resident_of(space, change);
+            let noted = Noted { change, resident };
             if before_a_fork {
-                self.before_a_fork(space, change);
+                self.before_a_fork(space, noted.clone());
             }
             if !self.children.is_empty() {
-                self.after.push(change);
+                self.after.push(noted);
             }
         }
     }
 
-    fn before_a_fork(&mut self, space: &AddressSpace, change: Change) {
+    fn before_a_fork(&mut self, space: &AddressSpace, noted: Noted) {
         let mut states = Vec::new();
-        if let Change::Unmap(range) = change {
+        if let Change::Unmap(range) = noted.change {
             space.table.visit(range, |page, entry| {
                 if let Some(state) = inherited(space, entry.load()) {
                     states.push((page, state));
@@ -92,13 +105,13 @@ impl BesideForks {
                 true
             });
         }
-        self.before.push(Beside { change, states });
+        self.before.push(Beside { noted, states });
     }
 
     /// Notes a child as it is made.
     pub fn born(&mut self, child: &Arc<AddressSpace>) {
         let copies = self.before.iter().map(|beside| Beside {
-            change: beside.change,
+            noted: beside.noted.clone(),
             states: beside.copied(child),
         });
         if let Some(inheritance) = &mut *lock(&child.inheritance) {
@@ -162,25 +175,20 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 impl Inheritance {
     /// Changes the page states of a child to those that belong to its own mappings.
     fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, mut own: Mappings<'_>) {
-        let before = self.before.iter().map(|beside| beside.change);
-        let mut changes: Vec<Change> = before.chain(self.after.iter().copied()).collect();
-        let mut seen = |change| {
-            changes.pop();
-            own.rewind(change, &changes)
-        };
-        let mut seen_after = Vec::new();
-        for change in self.after.iter().rev() {
-            if seen(*change) {
-                seen_after.push(*change);
-            }
+        let forked_at = self.before.len();
+        let before = self.before.iter().map(|beside| &beside.noted);
+        let history: Vec<Noted> = before.chain(&self.after).cloned().collect();
+        let mut seen = vec![false; history.len()];
+        for index in (0..history.len()).rev() {
+            seen[index] = own.rewind(&history[..=index], forked_at);
         }
-        for beside in self.before.into_iter().rev() {
-            if seen(beside.change) {
+        for (beside, seen) in self.before.into_iter().zip(&seen).rev() {
+            if *seen {
                 let slots: Vec<Slot> = beside.slots().collect();
                 child.group().swap.release_bulk(&slots);
                 continue;
             }
-            match beside.change {
+            match beside.noted.change {
                 Change::Unmap(range) => {
                     child.apply_unmap(gate, range);
                     lock(&child.regions).add(range);
@@ -188,16 +196,22 @@ impl Inheritance {
                         child.table.entry(page).set(state);
                     }
                 }
-                Change::Remap { from, to } => {
-                    child.apply_remap(gate, from.moved(from.start, to), from.start);
+                Change::Remap { from, to, .. } => {
+                    let target = from.moved(from.start, to);
+                    child.apply_remap(gate, target, from.start, false);
                 }
                 Change::Remove(_) | Change::Fork(_) => {}
             }
         }
-        for change in seen_after.into_iter().rev() {
-            match change {
+        for (noted, _) in self
+            .after
+            .iter()
+            .zip(&seen[forked_at..])
+            .filter(|(_, seen)| **seen)
+        {
+            match noted.change {
                 Change::Unmap(range) => child.apply_unmap(gate, range),
-                Change::Remap { from, to } => child.apply_remap(gate, from, to),
+                Change::Remap { from, to, stays } => child.apply_remap(gate, from, to, stays),
                 Change::Remove(_) | Change::Fork(_) => {}
             }
         }
@@ -235,28 +249,25 @@ impl<'a> Mappings<'a> {
         }
     }
 
-    /// Whether the child saw the change, behind the `earlier` ones. If so, `registered` becomes what it
-    /// was before.
-    fn rewind(&mut self, change: Change, earlier: &[Change]) -> bool {
+    /// Whether the child saw the last change of the history, of which so many were read before the fork.
+    /// If so, `registered` becomes what it was before.
+    fn rewind(&mut self, history: &[Noted], forked_at: usize) -> bool {
+        let Some((noted, earlier)) = history.split_last() else {
+            return false;
+        };
         let is_there = |range| self.registered.uncovered(range).is_empty();
-        match change {
+        match noted.change {
             Change::Unmap(range) => {
                 let seen = !is_there(range);
                 self.registered.add(range);
                 seen
             }
-            Change::Remap { from, to } => {
+            Change::Remap { from, to, .. } => {
                 let target = from.moved(from.start, to);
-                let leaves_target = |change: &Change| match change {
-                    Change::Unmap(range) | Change::Remap { from: range, .. } => {
-                        !range.intersection(target).is_empty()
-                    }
-                    Change::Remove(_) | Change::Fork(_) => false,
-                };
                 // If neither is there, what moved was elsewhere yet.
                 let seen = is_there(target)
                     && (!is_there(from)
-                        || self.stayed_behind(from, target, earlier.iter().any(leaves_target)));
+                        || self.stayed_behind(noted, [from, target], earlier, forked_at));
                 if seen {
                     self.registered.remove(target);
                     self.registered.add(from);
@@ -268,19 +279,60 @@ impl<'a> Mappings<'a> {
     }
 
     /// Of two mappings that are there, whether memory moved from the first, which stays without a page
-    /// (`MREMAP_DONTUNMAP`), to the second. Else that is another, yet to go: as far as is known, if
-    /// there was one.
-    fn stayed_behind(&self, from: PageRange, target: PageRange, was_another: bool) -> bool {
-        let is_empty = |range: PageRange| {
-            let (start, end) = (range.start.address(), range.end.address());
-            let present = self.inspector.present(start, end);
-            present.is_ok_and(|present| present.is_empty())
-        };
+    /// (`MREMAP_DONTUNMAP`), to the second. Else the second is another, yet to go. What was in memory,
+    /// in the first or in that other, tells. Where all was out, the order in which the end of the other
+    /// and the fork were read does, as a rule.
+    fn stayed_behind(
+        &self,
+        moved: &Noted,
+        [from, target]: [PageRange; 2],
+        earlier: &[Noted],
+        forked_at: usize,
+    ) -> bool {
         let is_movable = |range| self.movable.uncovered(range).is_empty();
-        is_movable(from) == is_movable(target)
-            && is_empty(from)
-            && !(was_another && is_empty(target))
+        if is_movable(from) != is_movable(target) || !self.is_empty(from) {
+            return false;
+        }
+        if !moved.resident.ranges().is_empty() {
+            return true;
+        }
+        let left_target = |noted: &Noted| match noted.change {
+            Change::Unmap(range) | Change::Remap { from: range, .. } => {
+                !range.intersection(target).is_empty()
+            }
+            Change::Remove(_) | Change::Fork(_) => false,
+        };
+        let other = earlier.iter().rposition(left_target);
+        self.is_empty(target)
+            && other.is_none_or(|other| {
+                let was_out = earlier[other].resident.covered(target).is_empty();
+                !was_out || other < forked_at
+            })
     }
+
+    /// Whether nothing of a range is in memory, as far as that can be seen.
+    fn is_empty(&self, range: PageRange) -> bool {
+        let (start, end) = (range.start.address(), range.end.address());
+        let present = self.inspector.present(start, end);
+        present.is_ok_and(|present| present.is_empty())
+    }
+}
+
+/// What of a change's range is in memory, as far as is known.
+fn resident_of(space: &AddressSpace, change: Change) -> Regions {
+    let mut resident = Regions::default();
+    if let Change::Unmap(range) | Change::Remap { from: range, .. } = change {
+        space.table.visit(range, |page, entry| {
+            if matches!(
+                entry.load(),
+                PageState::Resident { .. } | PageState::Moving(_)
+            ) {
+                resident.add(PageRange::around(page, 1));
+            }
+            true
+        });
+    }
+    resident
 }
 
 impl AddressSpace {

@@ -260,7 +260,10 @@ impl Handlers {
                 None => break,
                 Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
-                Some(Change::Remap { from, to }) => space.apply_remap(gate, from, to),
+                Some(Change::Remap { from, to, stays }) => {
+                    // Unless it is quiet, the echo of a move may be yet to come.
+                    space.apply_remap(gate, from, to, stays && quiet);
+                }
                 Some(Change::Fork(number)) => {
                     if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
                         let child = self.fork(space, gate, uffd, &mut beside);
@@ -430,6 +433,7 @@ fn change_of(message: &Message, space: &AddressSpace, changes: &mut Changes) -> 
             Some(Change::Remap {
                 from,
                 to: VirtualPage::containing(to),
+                stays: true,
             })
         }
         uffd::EVENT_FORK => {

@@ -24,6 +24,9 @@ pub enum Change {
     Remap {
         from: PageRange,
         to: VirtualPage,
+        /// No echo was read: if all was, the mapping stayed behind, empty (`MREMAP_DONTUNMAP`). (If one
+        /// was, it may as well have been unmapped since.)
+        stays: bool,
     },
     /// The number of the fork among those of the address space.
     Fork(u64),
@@ -51,6 +54,7 @@ impl Order {
             Change::Unmap(range) => {
                 if let Some(index) = self.echoes.iter().position(|echo| *echo == range) {
                     self.echoes.swap_remove(index);
+                    self.note_echo(range);
                     return;
                 }
                 if let Some(index) = self
@@ -60,6 +64,7 @@ impl Order {
                 {
                     let reported = self.echoes.swap_remove(index);
                     self.shorten(reported, range);
+                    self.note_echo(range);
                     return;
                 }
             }
@@ -83,13 +88,25 @@ impl Order {
     }
 
     fn shorten(&mut self, reported: PageRange, left: PageRange) {
-        let mut moves = self.pending.iter_mut().filter_map(|change| match change {
-            Change::Remap { from, .. } => Some(from),
-            _ => None,
-        });
-        if let Some(from) = moves.find(|from| **from == reported) {
+        let mut moves = self.moves();
+        if let Some((from, _)) = moves.find(|(from, _)| **from == reported) {
             *from = left;
         }
+    }
+
+    fn note_echo(&mut self, echo: PageRange) {
+        let mut moves = self.moves();
+        if let Some((_, stays)) = moves.find(|(from, stays)| **from == echo && **stays) {
+            *stays = false;
+        }
+    }
+
+    /// From where, and whether the mapping stays behind, of the moves that wait to be applied.
+    fn moves(&mut self) -> impl Iterator<Item = (&mut PageRange, &mut bool)> {
+        self.pending.iter_mut().filter_map(|change| match change {
+            Change::Remap { from, stays, .. } => Some((from, stays)),
+            _ => None,
+        })
     }
 
     /// Whether a fork waits to be applied.
@@ -116,7 +133,7 @@ impl Order {
         let mut awaited = Vec::new();
         for (index, change) in self.pending.iter().enumerate() {
             let possible = match *change {
-                Change::Remap { from, to } => {
+                Change::Remap { from, to, .. } => {
                     let target = from.moved(from.start, to);
                     awaited.push(target);
                     regions.uncovered(target) == [target]
@@ -155,6 +172,7 @@ mod tests {
         Change::Remap {
             from: range(from, from + 10),
             to: VirtualPage(to),
+            stays: true,
         }
     }
 
@@ -172,7 +190,7 @@ mod tests {
                     regions.remove(range);
                     places.retain(|(place, _)| *place != range.start.0);
                 }
-                Change::Remap { from, to } => {
+                Change::Remap { from, to, .. } => {
                     regions.remove(from);
                     regions.add(range(to.0, to.0 + 10));
                     for (place, _) in &mut places {
@@ -227,7 +245,7 @@ mod tests {
         }
         let mut applied = Vec::new();
         while let Some(change) = order.next(&regions, true) {
-            if let Change::Remap { from, to } = change {
+            if let Change::Remap { from, to, .. } = change {
                 regions.remove(from);
                 regions.add(range(to.0, to.0 + 10));
             }
@@ -247,6 +265,23 @@ mod tests {
             Change::Unmap(range(100, 110)),
         ];
         assert_eq!(apply(vec![(100, 'a'), (200, 'b')], &changes), [(100, 'b')]);
+    }
+
+    #[test]
+    fn a_move_without_an_echo_leaves_its_mapping() {
+        let mut order = Order::default();
+        let read = [
+            remap(100, 300),
+            remap(200, 100),
+            Change::Unmap(range(100, 110)),
+            remap(100, 400),
+        ];
+        read.iter().for_each(|change| order.push(*change));
+        let mut stays = order.moves().map(|(_, stays)| *stays);
+        assert_eq!(
+            [(); 3].map(|()| stays.next()),
+            [false, true, true].map(Some)
+        );
     }
 
     #[test]
@@ -306,14 +341,15 @@ mod tests {
             regions.add(range(100, 120));
             regions.add(range(310, 320));
             let mut order = Order::default();
-            let change = |from| Change::Remap {
+            let change = |from, stays| Change::Remap {
                 from,
                 to: VirtualPage(300),
+                stays,
             };
-            order.push(change(reported));
+            order.push(change(reported, true));
             order.push(Change::Unmap(range(110, 120)));
             order.push(Change::Unmap(range(100, 110)));
-            let moved = Some(change(range(100, 110)));
+            let moved = Some(change(range(100, 110), false));
             assert_eq!(order.next(&regions, true), moved);
             let rest = Some(Change::Unmap(range(110, 120)));
             assert_eq!(order.next(&regions, true), rest);

@@ -62,6 +62,11 @@ fn a_fork_beside_moves_that_leave_their_mapping_sees_one_moment() {
 }
 
 #[test]
+fn a_fork_beside_moves_over_what_is_in_use_sees_one_moment() {
+    ends_well("over", "24");
+}
+
+#[test]
 fn a_child_forked_beside_an_unmapping_has_what_was_not_unmapped_yet() {
     // What is made anew is not managed at once, so the limit is not looked at.
     is_right("drops", "24");

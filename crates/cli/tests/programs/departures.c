@@ -7,6 +7,7 @@
  *   departures race MEGABYTES    one thread forks while another moves and unmaps: children see
  *                                the moment of the fork
  *   departures stays MEGABYTES   the same with moves that leave an empty mapping behind
+ *   departures over MEGABYTES    the same with moves back and forth between two mappings, both in use
  *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
  *                                unmapped yet
  *
@@ -278,6 +279,78 @@ static void stays(void)
     say("stays ok\n");
 }
 
+/* A small piece moves back and forth between two mappings, each time over the one that stayed behind,
+ * of which one page is used by then, mostly.  Other memory is used meanwhile, and drives it out. */
+static void *move_over(void *unused)
+{
+    struct piece *piece = &pieces[0];
+    for (unsigned turn = 1; racing; turn++) {
+        uint64_t *target = piece->next;
+        usleep(300 + turn % 8 * 2000);
+        if (turn % 3)
+            target[0] = 1;
+        if (mremap(piece->now, piece_pages * PAGE, piece_pages * PAGE,
+                   MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, target) == MAP_FAILED)
+            _exit(2);
+        piece->next = piece->now;
+        piece->now = target;
+    }
+    return unused;
+}
+
+static int is_stamped(const uint64_t *start)
+{
+    return start[(piece_pages / 2) * WORDS] != 0;
+}
+
+static void verify_moment(void)
+{
+    struct piece *piece = &pieces[0];
+    /* Whichever is which by now: the child has the piece in one, and nothing in the other. */
+    uint64_t *one = piece->now, *other = one == places[0] ? places[1] : places[0];
+    if (is_stamped(one) == is_stamped(other)) {
+        say("MISMATCH: a child has the piece in %s\n", is_stamped(one) ? "two places" : "none");
+        _exit(1);
+    }
+    uint64_t *start = is_stamped(one) ? one : other, *empty = is_stamped(one) ? other : one;
+    for (size_t page = 0; page < piece_pages; page++) {
+        verify_stamp("forked while it moved", start + page * WORDS, 1 + page, 1);
+        uint64_t expected = page == 0 ? empty[0] & 1 : 0;
+        if (empty[page * WORDS] != expected) {
+            say("MISMATCH: page %zu of what was left is not empty\n", page);
+            _exit(1);
+        }
+    }
+}
+
+static void over(void)
+{
+    piece_pages = 64;
+    memory = map_stamped(pages);
+    struct piece *piece = &pieces[0];
+    for (unsigned place = 0; place < 2; place++)
+        places[place] = map_pages(piece_pages);
+    piece->now = places[0];
+    piece->next = places[1];
+    stamp_piece(piece->now, 1);
+    pthread_t mover;
+    pthread_create(&mover, NULL, move_over, NULL);
+    for (unsigned round = 0; round < 600; round++) {
+        size_t part = pages / 16;
+        verify_pages("driving the piece out", memory, round % 16 * part, (round % 16 + 1) * part, 1);
+        pid_t child = fork();
+        if (child == 0) {
+            verify_moment();
+            _exit(0);
+        }
+        must_end_well(child);
+    }
+    racing = 0;
+    pthread_join(mover, NULL);
+    verify_moment();
+    say("over ok\n");
+}
+
 static void race(void)
 {
     piece_pages = pages / PIECES;
@@ -388,6 +461,10 @@ int main(int count, char **arguments)
     }
     if (!strcmp(mode, "stays")) {
         stays();
+        return 0;
+    }
+    if (!strcmp(mode, "over")) {
+        over();
         return 0;
     }
     if (!strcmp(mode, "drops")) {
