@@ -95,20 +95,18 @@ pub fn descendants(root: i32) -> Vec<i32> {
 
 /// Whether a process exists and has not ended.
 pub fn is_alive(process: i32) -> bool {
-    fs::read_to_string(format!("/proc/{process}/stat"))
-        .ok()
-        .and_then(|stat| stat.rsplit(") ").next().map(|rest| !rest.starts_with('Z')))
-        .unwrap_or(false)
+    start_time(process).is_some()
 }
 
 fn start_time(process: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Fields after the name, which may hold spaces; the 20th of them is the start time.
-    let rest = stat.rsplit_once(") ")?.1;
-    if rest.starts_with('Z') {
+    // Fields after the name, which may hold spaces: the 18th of them is how many threads there are,
+    // the 20th the start time. A main thread that ended before the others shows as a zombie, too.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    if fields[0] == "Z" && *fields.get(17)? == "1" {
         return None;
     }
-    rest.split(' ').nth(19)?.parse().ok()
+    fields.get(19)?.parse().ok()
 }
 
 fn children(process: i32) -> Vec<i32> {
