@@ -56,18 +56,6 @@ pub struct Attached {
     pub arena: Arena,
 }
 
-impl Attached {
-    /// The pages of a range that are in memory.
-    pub fn present(&self, range: PageRange) -> io::Result<Regions> {
-        let (start, end) = (range.start.address(), range.end.address());
-        let mut regions = Regions::default();
-        for (start, end) in self.inspector.present(start, end)? {
-            regions.add(PageRange::of_addresses(start, end));
-        }
-        Ok(regions)
-    }
-}
-
 /// Changes of the mappings that were read and are not applied yet.
 #[derive(Default)]
 pub struct Changes {
@@ -279,6 +267,17 @@ impl AddressSpace {
     pub fn inspector(&self) -> Option<&Inspector> {
         let attached = self.attached().map(|attached| &attached.inspector);
         attached.or_else(|| self.seen.get())
+    }
+
+    /// The pages of a range that are in memory.
+    pub fn present(&self, range: PageRange) -> io::Result<Regions> {
+        let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
+        let (start, end) = (range.start.address(), range.end.address());
+        let mut regions = Regions::default();
+        for (start, end) in inspector.present(start, end)? {
+            regions.add(PageRange::of_addresses(start, end));
+        }
+        Ok(regions)
     }
 
     /// Notes which process a child without a helper is.

@@ -8,6 +8,7 @@
 
 use crate::address_space::{AddressSpace, Exclusive};
 use crate::group::lock;
+use crate::moment::{Mapped, Noted, Own, seen};
 use crate::mover::{Mover, bytes};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
@@ -18,7 +19,6 @@ use crate::state::PageState;
 use crate::table::PageTable;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{InheritedRange, Inspector};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -36,15 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// runs, and may be gone before its memory can be read.
 pub type Stash = HashMap<StageIndex, Page>;
 
-/// A change that was applied beside a fork.
-#[derive(Clone)]
-struct Noted {
-    change: Change,
-    /// What of its range was in memory before, as far as was known.
-    resident: Regions,
-}
-
-/// One that was applied before a fork, with the page states that it made an end of.
+/// A change that was applied before a fork, with the page states that it made an end of.
 struct Beside {
     noted: Noted,
     /// Slots are counted once for this list.
@@ -84,7 +76,12 @@ impl BesideForks {
             return;
         }
         for change in parts {
-            let resident = resident_of(space, change);
+            let resident = match change {
+                Change::Unmap(range) | Change::Remap { from: range, .. } => {
+                    known_resident(space, range)
+                }
+                Change::Remove(_) | Change::Fork(_) => Regions::default(),
+            };
             let noted = Noted { change, resident };
             if before_a_fork {
                 self.before_a_fork(space, noted.clone());
@@ -174,14 +171,21 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 
 impl Inheritance {
     /// Changes the page states of a child to those that belong to its own mappings.
-    fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, mut own: Mappings<'_>) {
-        let forked_at = self.before.len();
+    fn settle(self, child: &AddressSpace, gate: &Exclusive<'_>, mut own: Own) {
         let before = self.before.iter().map(|beside| &beside.noted);
         let history: Vec<Noted> = before.chain(&self.after).cloned().collect();
-        let mut seen = vec![false; history.len()];
-        for index in (0..history.len()).rev() {
-            seen[index] = own.rewind(&history[..=index], forked_at);
+        let forked_at = self.before.len();
+        let mut at_fork = Mapped {
+            registered: lock(&child.regions).clone(),
+            present: Regions::default(),
+        };
+        for range in history.iter().flat_map(Noted::ranges) {
+            at_fork.present.add_all(&known_resident(child, range));
+            // Of a process that is gone nothing is.
+            own.present
+                .add_all(&child.present(range).unwrap_or_default());
         }
+        let seen = seen(&history, forked_at, &at_fork, &own);
         for (beside, seen) in self.before.into_iter().zip(&seen).rev() {
             if *seen {
                 let slots: Vec<Slot> = beside.slots().collect();
@@ -223,115 +227,18 @@ impl Inheritance {
     }
 }
 
-/// What a child maps itself.
-struct Mappings<'a> {
-    /// What is registered, backwards through the changes.
-    registered: Regions,
-    /// What of it can be read and written.
-    movable: Regions,
-    inspector: &'a Inspector,
-}
-
-impl<'a> Mappings<'a> {
-    fn of(inspector: &'a Inspector, ranges: &[InheritedRange]) -> Mappings<'a> {
-        let (mut registered, mut movable) = (Regions::default(), Regions::default());
-        for area in ranges {
-            let range = PageRange::of_addresses(area.start, area.end);
-            registered.add(range);
-            if area.movable {
-                movable.add(range);
-            }
-        }
-        Mappings {
-            registered,
-            movable,
-            inspector,
-        }
-    }
-
-    /// Whether the child saw the last change of the history, of which so many were read before the fork.
-    /// If so, `registered` becomes what it was before.
-    fn rewind(&mut self, history: &[Noted], forked_at: usize) -> bool {
-        let Some((noted, earlier)) = history.split_last() else {
-            return false;
-        };
-        let is_there = |range| self.registered.uncovered(range).is_empty();
-        match noted.change {
-            Change::Unmap(range) => {
-                let seen = !is_there(range);
-                self.registered.add(range);
-                seen
-            }
-            Change::Remap { from, to, .. } => {
-                let target = from.moved(from.start, to);
-                // If neither is there, what moved was elsewhere yet.
-                let seen = is_there(target)
-                    && (!is_there(from)
-                        || self.stayed_behind(noted, [from, target], earlier, forked_at));
-                if seen {
-                    self.registered.remove(target);
-                    self.registered.add(from);
-                }
-                seen
-            }
-            Change::Remove(_) | Change::Fork(_) => true,
-        }
-    }
-
-    /// Of two mappings that are there, whether memory moved from the first, which stays without a page
-    /// (`MREMAP_DONTUNMAP`), to the second. Else the second is another, yet to go. What was in memory,
-    /// in the first or in that other, tells. Where all was out, the order in which the end of the other
-    /// and the fork were read does, as a rule.
-    fn stayed_behind(
-        &self,
-        moved: &Noted,
-        [from, target]: [PageRange; 2],
-        earlier: &[Noted],
-        forked_at: usize,
-    ) -> bool {
-        let is_movable = |range| self.movable.uncovered(range).is_empty();
-        if is_movable(from) != is_movable(target) || !self.is_empty(from) {
-            return false;
-        }
-        if !moved.resident.ranges().is_empty() {
-            return true;
-        }
-        let left_target = |noted: &Noted| match noted.change {
-            Change::Unmap(range) | Change::Remap { from: range, .. } => {
-                !range.intersection(target).is_empty()
-            }
-            Change::Remove(_) | Change::Fork(_) => false,
-        };
-        let other = earlier.iter().rposition(left_target);
-        self.is_empty(target)
-            && other.is_none_or(|other| {
-                let was_out = earlier[other].resident.covered(target).is_empty();
-                !was_out || other < forked_at
-            })
-    }
-
-    /// Whether nothing of a range is in memory, as far as that can be seen.
-    fn is_empty(&self, range: PageRange) -> bool {
-        let (start, end) = (range.start.address(), range.end.address());
-        let present = self.inspector.present(start, end);
-        present.is_ok_and(|present| present.is_empty())
-    }
-}
-
-/// What of a change's range is in memory, as far as is known.
-fn resident_of(space: &AddressSpace, change: Change) -> Regions {
+/// What of a range is in memory, as far as is known.
+fn known_resident(space: &AddressSpace, range: PageRange) -> Regions {
     let mut resident = Regions::default();
-    if let Change::Unmap(range) | Change::Remap { from: range, .. } = change {
-        space.table.visit(range, |page, entry| {
-            if matches!(
-                entry.load(),
-                PageState::Resident { .. } | PageState::Moving(_)
-            ) {
-                resident.add(PageRange::around(page, 1));
-            }
-            true
-        });
-    }
+    space.table.visit(range, |page, entry| {
+        if matches!(
+            entry.load(),
+            PageState::Resident { .. } | PageState::Moving(_)
+        ) {
+            resident.add(PageRange::around(page, 1));
+        }
+        true
+    });
     resident
 }
 
@@ -523,7 +430,14 @@ impl AddressSpace {
             }
             return;
         };
-        let own = Mappings::of(inspector, &ranges);
+        let mut own = Own::default();
+        for area in &ranges {
+            let range = PageRange::of_addresses(area.start, area.end);
+            own.registered.add(range);
+            if area.movable {
+                own.usable.add(range);
+            }
+        }
         let registered = own.registered.clone();
         inheritance.settle(self, &gate, own);
         let managed = lock(&self.regions).ranges().to_vec();

@@ -227,7 +227,7 @@ impl Governor {
                 if uffd.register_protectable(start, length).is_err() {
                     continue;
                 }
-                match attached.present(part) {
+                match space.present(part) {
                     Ok(present) if uffd.is_registered(start, length) => found.push((part, present)),
                     _ => complete = false,
                 }

@@ -21,6 +21,7 @@ mod handler;
 mod latency;
 mod meeting;
 mod memory;
+mod moment;
 mod mover;
 mod options;
 mod order;

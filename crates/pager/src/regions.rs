@@ -35,6 +35,13 @@ impl Regions {
         self.0.splice(first..last, [range]);
     }
 
+    /// Adds all ranges of another set.
+    pub fn add_all(&mut self, others: &Regions) {
+        for range in others.ranges() {
+            self.add(*range);
+        }
+    }
+
     /// Takes a range out.
     pub fn remove(&mut self, range: PageRange) {
         let first = self.0.partition_point(|old| old.end <= range.start);

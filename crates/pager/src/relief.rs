@@ -85,7 +85,7 @@ impl AddressSpace {
 
     /// What became of a command, by what is in memory. `None` if that cannot be seen.
     fn look(&self, attached: &Attached, batch: &Batch) -> Option<Outcome> {
-        let staged = attached.present(attached.arena.stage).ok()?;
+        let staged = self.present(attached.arena.stage).ok()?;
         let is_staged = |place: StageIndex| {
             let page = VirtualPage::containing(self.stage_address(place));
             staged.containing(page).is_some()
@@ -103,7 +103,7 @@ impl AddressSpace {
                 start: run.page,
                 end: run.page.plus(u64::from(run.pages)),
             };
-            let still = attached.present(source).ok()?;
+            let still = self.present(source).ok()?;
             let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
             let arrived = |step: u32| {
                 run.place

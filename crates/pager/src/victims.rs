@@ -44,11 +44,8 @@ pub fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
 /// Finds out what became of pages that were dropped: they were touched since, or are holes. The gate
 /// is held shared.
 fn settle_removed(space: &AddressSpace, ranges: &[PageRange]) {
-    let Some(attached) = space.attached() else {
-        return;
-    };
     for range in ranges {
-        let Ok(present) = attached.present(*range) else {
+        let Ok(present) = space.present(*range) else {
             continue;
         };
         space.table.visit(*range, |page, entry| {
