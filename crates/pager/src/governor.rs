@@ -221,6 +221,10 @@ impl Governor {
         let mut found = Vec::new();
         let mut complete = true;
         for range in &survey.fresh {
+            if !is_still_mapped(attached, *range) {
+                complete = false;
+                continue;
+            }
             for part in lock(&space.regions).uncovered(*range) {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 // The mapping may be gone or be another by now: then it is looked at again later.
@@ -244,6 +248,16 @@ impl Governor {
             }
         }
         complete
+    }
+}
+
+/// Whether a range is all in one mapping yet, as far as the kernel tells. To register a part of another
+/// would divide that one for a moment, in which the program cannot move it as one (`mremap`).
+fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
+    match attached.inspector.mapping_at(range.start.address()) {
+        Ok(Some((start, end))) => start <= range.start.address() && range.end.address() <= end,
+        Ok(None) => false,
+        Err(_) => true,
     }
 }
 

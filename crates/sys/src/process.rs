@@ -346,6 +346,31 @@ impl Inspector {
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
+    /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Of what kind it is,
+    /// is not told.
+    ///
+    /// # Errors
+    /// Before Linux 6.11, and if the process is gone.
+    pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
+        const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
+        let maps = File::open(self.path("maps"))?;
+        let mut query = MappingQuery {
+            size: size_of::<MappingQuery>() as u64,
+            address,
+            ..MappingQuery::default()
+        };
+        // SAFETY: the structure is live and of the size told; it names no other memory.
+        let result = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        if result == 0 {
+            return Ok(Some((query.start, query.end)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(None),
+            _ => Err(error),
+        }
+    }
+
     /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
     /// kernel walks the page tables.
     pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
@@ -527,6 +552,20 @@ struct PageRegion {
 
 #[repr(C)]
 #[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    /// What else is told of the mapping: nothing that is of interest here.
+    others: [u64; 8],
+}
+
+const _: () = assert!(size_of::<MappingQuery>() == 104);
+
+#[repr(C)]
+#[derive(Default)]
 struct ScanArgument {
     size: u64,
     flags: u64,
@@ -612,6 +651,22 @@ mod tests {
         ));
         assert!(!descends_from(1, own));
         assert!(!descends_from(0, own));
+    }
+
+    #[test]
+    fn a_mapping_is_found_by_an_address() {
+        let inspector = Inspector::open(own_id(), own_id()).unwrap();
+        let on_the_stack = 0u8;
+        let address = &raw const on_the_stack as u64;
+        match inspector.mapping_at(address) {
+            Ok(Some((start, end))) => assert!(start <= address && address < end),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                eprintln!("SKIPPED: PROCMAP_QUERY (Linux 6.11)");
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(inspector.mapping_at(0).unwrap(), None);
     }
 
     #[test]
