@@ -207,12 +207,8 @@ impl Inheritance {
                 Change::Remove(_) | Change::Fork(_) => {}
             }
         }
-        for (noted, _) in self
-            .after
-            .iter()
-            .zip(&seen[forked_at..])
-            .filter(|(_, seen)| **seen)
-        {
+        let after = self.after.iter().zip(&seen[forked_at..]);
+        for (noted, _) in after.filter(|(_, seen)| **seen) {
             match noted.change {
                 Change::Unmap(range) => child.apply_unmap(gate, range),
                 Change::Remap { from, to, stays } => child.apply_remap(gate, from, to, stays),
