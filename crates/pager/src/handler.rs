@@ -359,7 +359,8 @@ fn collect(
     changes: &mut Changes,
 ) -> Option<bool> {
     let waited = LazyCell::new(Waited::begin);
-    let (mut needs_order, mut any) = (false, false);
+    // What an earlier read brought may not have been applied.
+    let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
     let mut nap = QUIET_NAP;
     loop {
         let mut buffer = [Message::default(); 8];

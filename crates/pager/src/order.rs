@@ -109,6 +109,11 @@ impl Order {
         })
     }
 
+    /// Whether changes wait to be applied.
+    pub fn is_waiting(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Whether a fork waits to be applied.
     pub fn has_fork(&self) -> bool {
         self.has_fork_before(self.pending.len())
