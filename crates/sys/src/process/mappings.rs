@@ -1,0 +1,258 @@
+//! What another process maps, and which pages of that are in memory.
+
+use super::Inspector;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+
+/// One mapping of a process, from `/proc/PID/maps`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VirtualMemoryArea {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Readable and writable, not executable, private, of no file, not a stack or another of the
+    /// kernel's own: anonymous memory that can be moved.
+    pub movable: bool,
+    /// Private, of no file, and without any access: what keeps a stack from running over.
+    pub guard: bool,
+}
+
+/// A range of a forked child that is registered with a userfaultfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InheritedRange {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Emptied by the fork (`MADV_WIPEONFORK`).
+    pub wiped: bool,
+    /// As of a [`VirtualMemoryArea`].
+    pub movable: bool,
+}
+
+fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let permissions = fields.next()?;
+    let inode = fields.nth(2)?;
+    let name = fields.next().unwrap_or("");
+    let anonymous_name = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
+    Some(VirtualMemoryArea {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        movable: permissions == "rw-p" && inode == "0" && anonymous_name,
+        guard: permissions == "---p" && inode == "0" && anonymous_name,
+    })
+}
+
+impl VirtualMemoryArea {
+    /// Whether this is a guard right below `above`, as a thread's stack has one.
+    pub fn guards(&self, above: &VirtualMemoryArea) -> bool {
+        self.guard && above.movable && self.end == above.start
+    }
+}
+
+impl Inspector {
+    /// All mappings, in address order.
+    pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
+        let mut text = String::new();
+        File::open(self.path("maps"))?.read_to_string(&mut text)?;
+        Ok(text.lines().filter_map(parse_line).collect())
+    }
+
+    /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Of what kind it is,
+    /// is not told.
+    ///
+    /// # Errors
+    /// Before Linux 6.11, and if the process is gone.
+    pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
+        const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
+        let maps = File::open(self.path("maps"))?;
+        let mut query = MappingQuery {
+            size: size_of::<MappingQuery>() as u64,
+            address,
+            ..MappingQuery::default()
+        };
+        // SAFETY: the structure is live and of the size told; it names no other memory.
+        let result = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        if result == 0 {
+            return Ok(Some((query.start, query.end)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(None),
+            _ => Err(error),
+        }
+    }
+
+    /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
+    /// kernel walks the page tables.
+    pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
+        let text = std::fs::read_to_string(self.path("smaps"))?;
+        let mut area = None;
+        let mut ranges = Vec::new();
+        for line in text.lines() {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
+                ranges.extend(
+                    area.take()
+                        .filter(|_| has("um"))
+                        .map(|area: VirtualMemoryArea| InheritedRange {
+                            start: area.start,
+                            end: area.end,
+                            wiped: has("wf"),
+                            movable: area.movable,
+                        }),
+                );
+            } else if line
+                .as_bytes()
+                .first()
+                .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+            {
+                area = parse_line(line);
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
+    /// swap).
+    pub fn present(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
+        self.scan(start, end, PRESENT_OR_SWAPPED)
+    }
+
+    /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
+    /// does not tell (before Linux 6.16).
+    pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        const GUARD: u64 = 1 << 8;
+        match self.scan(start, end, GUARD) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+            guards => guards,
+        }
+    }
+
+    /// The runs of pages of the range that are in one of the categories.
+    fn scan(&self, start: u64, end: u64, categories: u64) -> io::Result<Vec<(u64, u64)>> {
+        const ENTRIES: usize = 512;
+        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+        let mut regions = [PageRegion::default(); ENTRIES];
+        let mut found = Vec::new();
+        let mut from = start;
+        while from < end {
+            let mut scan = ScanArgument {
+                size: size_of::<ScanArgument>() as u64,
+                start: from,
+                end,
+                vector: regions.as_mut_ptr() as u64,
+                vector_length: ENTRIES as u64,
+                category_any_of: categories,
+                return_mask: categories,
+                ..ScanArgument::default()
+            };
+            // SAFETY: the structure and the vector it names are live and of the sizes told.
+            let filled =
+                unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+            if filled < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let filled = &regions[..filled as usize];
+            found.extend(filled.iter().map(|region| (region.start, region.end)));
+            if scan.walk_end <= from {
+                break;
+            }
+            from = scan.walk_end;
+        }
+        Ok(found)
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct MappingQuery {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    /// What else is told of the mapping: nothing that is of interest here.
+    others: [u64; 8],
+}
+
+const _: () = assert!(size_of::<MappingQuery>() == 104);
+
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgument {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vector: u64,
+    vector_length: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_any_of: u64,
+    return_mask: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::own_id;
+
+    #[test]
+    fn maps_lines_are_understood() {
+        let heap = parse_line("55d0c0000000-55d0c0021000 rw-p 00000000 00:00 0    [heap]").unwrap();
+        assert!(heap.movable);
+        assert_eq!(heap.end - heap.start, 0x21000);
+        for other in [
+            "7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]",
+            "7f0000000000-7f0000001000 r--p 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rw-s 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rwxp 00000000 00:00 0",
+            "7f0000000000-7f0000001000 rw-p 00000000 08:01 1234 /lib/x.so",
+        ] {
+            assert!(!parse_line(other).unwrap().movable, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_guard_is_right_below_what_it_guards() {
+        let area = |line| parse_line(line).unwrap();
+        let guard = area("7f0000000000-7f0000001000 ---p 00000000 00:00 0");
+        let stack = area("7f0000001000-7f0000801000 rw-p 00000000 00:00 0");
+        let apart = area("7f0000002000-7f0000801000 rw-p 00000000 00:00 0");
+        assert!(guard.guards(&stack));
+        assert!(!guard.guards(&apart));
+        assert!(!stack.guards(&guard));
+    }
+
+    #[test]
+    fn a_mapping_is_found_by_an_address() {
+        let inspector = Inspector::open(own_id(), own_id()).unwrap();
+        let on_the_stack = 0u8;
+        let address = &raw const on_the_stack as u64;
+        match inspector.mapping_at(address) {
+            Ok(Some((start, end))) => assert!(start <= address && address < end),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                eprintln!("SKIPPED: PROCMAP_QUERY (Linux 6.11)");
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(inspector.mapping_at(0).unwrap(), None);
+    }
+}
