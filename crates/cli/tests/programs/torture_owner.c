@@ -262,12 +262,12 @@ void disturb_own(struct verifier *verifier, struct region *region)
     enum disturbance which = next_random(&verifier->random) % (LAST_OF_OWNER + 1);
     if (!is_on(which))
         return;
-    /* Wiped on fork is a property of the mapping; parts that are replaced lose it. */
-    if (region->wiped_on_fork && (which == UNMAP || which == FIXED || which == PART))
-        wipe_on_fork(region);
     in_order();
     region->busy = 1;
     in_order();
+    /* Wiped on fork is a property of the mapping; parts that are replaced lose it. */
+    if (region->wiped_on_fork && (which == UNMAP || which == FIXED || which == PART))
+        wipe_on_fork(region);
     switch (which) {
     case GROW: resize(verifier, region, 1); break;
     case SHRINK: resize(verifier, region, 0); break;
