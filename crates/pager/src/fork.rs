@@ -182,8 +182,11 @@ impl Inheritance {
         for range in history.iter().flat_map(Noted::ranges) {
             at_fork.present.add_all(&known_resident(child, range));
             // Of a process that is gone nothing is.
-            own.present
-                .add_all(&child.present(range).unwrap_or_default());
+            let present = child.present(range).unwrap_or_default();
+            for registered in own.registered.covered(range) {
+                let parts = present.covered(registered);
+                parts.into_iter().for_each(|part| own.present.add(part));
+            }
         }
         let seen = seen(&history, forked_at, &at_fork, &own);
         for (beside, seen) in self.before.into_iter().zip(&seen).rev() {
@@ -433,17 +436,17 @@ impl AddressSpace {
             if area.movable {
                 own.usable.add(range);
             }
-        }
-        let registered = own.registered.clone();
-        inheritance.settle(self, &gate, own);
-        let managed = lock(&self.regions).ranges().to_vec();
-        for range in managed {
-            for gone in registered.uncovered(range) {
-                self.apply_unmap(&gate, gone);
+            if area.wiped {
+                own.wiped.add(range);
             }
         }
-        for area in ranges.iter().filter(|area| area.wiped) {
-            self.apply_wipe(&gate, PageRange::of_addresses(area.start, area.end));
+        let (registered, wiped) = (own.registered.clone(), own.wiped.clone());
+        inheritance.settle(self, &gate, own);
+        for gone in registered.uncovered(PageTable::everything()) {
+            self.apply_unmap(&gate, gone);
+        }
+        for range in wiped.ranges() {
+            self.apply_wipe(&gate, *range);
         }
     }
 }

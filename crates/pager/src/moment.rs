@@ -43,7 +43,9 @@ pub struct Own {
     pub registered: Regions,
     /// What of that can be read and written.
     pub usable: Regions,
-    /// What is in memory.
+    /// What of that was emptied by the fork, whatever was there.
+    pub wiped: Regions,
+    /// What of that is in memory.
     pub present: Regions,
 }
 
@@ -74,6 +76,7 @@ pub fn seen(history: &[Noted], forked_at: usize, at_fork: &Mapped, own: &Own) ->
             own: Own {
                 registered: within(&footprint, &own.registered),
                 usable: within(&footprint, &own.usable),
+                wiped: within(&footprint, &own.wiped),
                 present: within(&footprint, &own.present),
             },
             changes,
@@ -165,9 +168,10 @@ impl Group<'_> {
             pages(&outside(&unexpected, &left)) + pages(&outside(&mapped.registered, own))
         };
         let own = &self.own;
+        let missing = outside(&mapped.present, &own.present);
         Difference {
             present: pages(&outside(&own.present, &mapped.present))
-                + pages(&outside(&mapped.present, &own.present)),
+                + pages(&outside(&missing, &own.wiped)),
             usable: of(&own.usable),
             registered: of(&own.registered),
         }
@@ -277,6 +281,7 @@ mod tests {
             usable: registered.clone(),
             registered,
             present,
+            wiped: Regions::default(),
         };
         seen(history, forked_at, at_fork, &own)
     }
@@ -393,9 +398,24 @@ mod tests {
                 registered: regions(&[(0, 10), (20, 30)]),
                 usable: regions(&[(0, 10)]),
                 present: regions(resident),
+                wiped: Regions::default(),
             };
             assert_eq!(seen(&history, 0, &at_fork, &own), [false]);
             assert_eq!(seen(&history, 1, &mapped(&[(20, 30)], &[]), &own), [false]);
         }
+    }
+
+    #[test]
+    fn what_the_fork_wiped_tells_nothing() {
+        // At 20 is what is wiped, with all of it in memory; what moves over it is all out.
+        let history = [unmap(20, 30, &[(20, 30)]), remap(0, 20, false, &[])];
+        let own = Own {
+            registered: regions(&[(0, 10), (20, 30)]),
+            usable: regions(&[(0, 10), (20, 30)]),
+            wiped: regions(&[(20, 30)]),
+            present: Regions::default(),
+        };
+        let before_both = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
+        assert_eq!(seen(&history, 0, &before_both, &own), [false; 2]);
     }
 }
