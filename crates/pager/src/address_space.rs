@@ -4,6 +4,7 @@
 //! `thread_ends`. The reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`,
 //! `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or for the helper.
 
+use crate::dropped::Dropped;
 use crate::fork::Inheritance;
 use crate::group::{Group, lock};
 use crate::halt::Halt;
@@ -92,6 +93,8 @@ pub struct AddressSpace {
     pub uncompared: AtomicBool,
     /// How often `madvise` dropped pages.
     pub removals: AtomicU32,
+    /// And which of those were not managed.
+    pub dropped: Mutex<Dropped>,
     /// Part of what was inherited is lost: the program must not run on.
     pub lost: AtomicBool,
     /// The program was killed as it cannot be served any more.
@@ -189,6 +192,7 @@ impl AddressSpace {
             inherited_stored: AtomicBool::new(false),
             uncompared: AtomicBool::new(false),
             removals: AtomicU32::new(0),
+            dropped: Mutex::default(),
             lost: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             beacon: None,

@@ -31,35 +31,34 @@ impl AddressSpace {
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removals.fetch_add(1, Ordering::Relaxed);
-        let removed = PageState::Removed(Removal::new(self.group().seconds(), count));
+        let now = self.group().seconds();
+        let removal = Removal::new(now, count);
+        let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
         self.table
             .entry(range.start)
             .replace(PageState::Hole, removed);
+        let unmanaged = lock(&self.regions).uncovered(range);
+        lock(&self.dropped).note(&unmanaged, removal, now);
     }
 
-    /// Gives up what is kept of a range; pages that may still be present become `present`.
-    fn forget(&self, _gate: &Exclusive<'_>, range: PageRange, present: PageState) {
+    /// Gives up what is kept of a range; every page but holes becomes `after`.
+    fn forget(&self, _gate: &Exclusive<'_>, range: PageRange, after: PageState) {
         let mut slots = SlotRanges::new();
         let mut stage = lock(&self.stage);
         self.table.visit(range, |_, entry| {
             match entry.load() {
-                PageState::Hole => {}
-                PageState::Resident { .. } | PageState::Moving(_) | PageState::Removed(_) => {
-                    entry.set(present);
-                }
-                PageState::Staged(place) | PageState::Returning(place) => {
-                    stage.retire(place);
-                    entry.set(PageState::Hole);
-                }
-                PageState::Swapped(slot) => {
-                    slots.push(slot);
-                    entry.set(PageState::Hole);
-                }
-                // The fault that claimed it finds its claim gone and releases the slot.
-                PageState::Filling(_) => entry.set(PageState::Hole),
+                PageState::Hole => return true,
+                // The fault that claimed a page finds its claim gone and releases the slot.
+                PageState::Resident { .. }
+                | PageState::Moving(_)
+                | PageState::Removed(_)
+                | PageState::Filling(_) => {}
+                PageState::Staged(place) | PageState::Returning(place) => stage.retire(place),
+                PageState::Swapped(slot) => slots.push(slot),
                 PageState::Clearing => unreachable!("pages are cleared inside the gate"),
             }
+            entry.set(after);
             true
         });
         drop(stage);

@@ -75,6 +75,8 @@ static ZEROS: [u8; ZERO_WINDOW as usize * PAGE_SIZE] = [0; ZERO_WINDOW as usize 
 pub enum Admission {
     MayDefer,
     Now,
+    /// At once, too. Where pages were dropped this does not say that it is over.
+    OfHelper,
 }
 
 impl Server {
@@ -126,7 +128,7 @@ impl Server {
                     if needs_room && must_wait(space, fault, admission) {
                         return Served::Done;
                     }
-                    if let Some(served) = fill_zeros(space, fault) {
+                    if let Some(served) = fill_zeros(space, fault, admission) {
                         return served;
                     }
                 }
@@ -223,8 +225,8 @@ impl Server {
 
 /// First touch: pages of zeros. `None` if the page's state is another by now. The gate is held
 /// shared.
-fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
-    let claimed = claim_holes(space, fault.page);
+fn fill_zeros(space: &AddressSpace, fault: Fault, admission: Admission) -> Option<Served> {
+    let claimed = claim_holes(space, fault.page, admission);
     let pages = claimed.len() as u64;
     if pages == 0 {
         return None;
@@ -270,7 +272,7 @@ fn fill_zeros(space: &AddressSpace, fault: Fault) -> Option<Served> {
     let present = errno == Some(Errno::EEXIST);
     for (step, before) in (0..).zip(&claimed) {
         let entry = space.table.entry(fault.page.plus(step));
-        let after = if step < done {
+        let after = if step < done && !stays_removed(*before, admission) {
             PageState::FRESH
         } else if present && step == done && *before == PageState::Hole {
             // It is there already and was never known.
@@ -313,6 +315,11 @@ fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Ser
     }
 }
 
+/// The helper may come to pages of which `madvise` said that they go, and which are about to.
+fn stays_removed(state: PageState, admission: Admission) -> bool {
+    admission == Admission::OfHelper && matches!(state, PageState::Removed(_))
+}
+
 fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
     match state {
         // Of these, what a fork wiped was not told apart.
@@ -325,7 +332,7 @@ fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
 /// Claims the page, missing as it is, and as many behind it as the window advises: holes, and what was
 /// dropped together with the page, which is over, as the program goes on here. Returns their states
 /// before.
-fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
+fn claim_holes(space: &AddressSpace, page: VirtualPage, admission: Admission) -> Vec<PageState> {
     let entry = space.table.entry(page);
     let state = entry.load();
     let known = matches!(
@@ -336,7 +343,7 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage) -> Vec<PageState> {
         return Vec::new();
     }
     let mut claimed = vec![state];
-    if matches!(state, PageState::Resident { .. }) {
+    if matches!(state, PageState::Resident { .. }) || stays_removed(state, admission) {
         return claimed;
     }
     let advised = lock(&space.windows).first_touch(page, ZERO_WINDOW);

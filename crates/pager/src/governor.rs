@@ -263,18 +263,22 @@ fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
 
 /// Notes which pages of a range are there already.
 fn note_present(space: &AddressSpace, piece: PageRange, present: &Regions) {
+    let note = |range: PageRange, state: PageState| {
+        for page in range.start.0..range.end.0 {
+            let entry = space.table.entry(VirtualPage(page));
+            entry.replace(PageState::Hole, state);
+        }
+    };
+    let present = present.covered(piece);
+    if let Some((ranges, removal)) = lock(&space.dropped).lately(space.group().seconds()) {
+        let about_to_go = present.iter().flat_map(|range| ranges.covered(*range));
+        about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
+    }
     let state = PageState::Resident {
         passes: 0,
         shared: space.forked.load(Ordering::Relaxed),
     };
-    for range in present.covered(piece) {
-        for page in range.start.0..range.end.0 {
-            space
-                .table
-                .entry(VirtualPage(page))
-                .replace(PageState::Hole, state);
-        }
-    }
+    present.into_iter().for_each(|range| note(range, state));
 }
 
 /// From how many resident bytes on programs are managed: three quarters of the limit, or less where

@@ -10,6 +10,7 @@ mod attendant;
 mod concession;
 mod deferred;
 mod density;
+mod dropped;
 pub mod embedded;
 mod events;
 mod fault;

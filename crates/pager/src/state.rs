@@ -31,8 +31,8 @@ pub enum PageState {
         shared: bool,
     },
     /// `madvise` dropped it, maybe not yet in fact: a fault gets zeros, and reclaim keeps away
-    /// for a while, or it could carry off the old contents before the kernel drops them. So is the
-    /// first page of what is dropped, whatever it was.
+    /// for a while, or it could carry off the old contents before the kernel drops them. So are all
+    /// pages of what is dropped that were there, wherever they were, and the first in any case.
     Removed(Removal),
     /// In a batch that the helper is moving to this place of the stage.
     Moving(StageIndex),
@@ -53,7 +53,7 @@ pub enum PageState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removal {
     /// When its event was applied, in seconds since the supervisor's start.
-    pub seconds: u32,
+    seconds: u32,
     /// Which it was, of those of that time: as many bits of its address space's count as fit.
     number: u32,
 }
@@ -64,6 +64,11 @@ impl Removal {
         let number = count & (u32::MAX >> (NUMBER - 32));
         Removal { seconds, number }
     }
+
+    /// Whether the kernel has dropped the pages by now.
+    pub fn is_over(self, now: u32) -> bool {
+        now.saturating_sub(self.seconds) > REMOVED_GRACE
+    }
 }
 
 const TAG_MASK: u64 = 0xf;
@@ -72,6 +77,8 @@ const PASSES_MASK: u64 = MOST_PASSES as u64;
 const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
+/// Seconds after which `madvise` has dropped what it said it would.
+const REMOVED_GRACE: u32 = 10;
 /// How often the clock hand passes over a page at most.
 pub const MOST_PASSES: u8 = 7;
 

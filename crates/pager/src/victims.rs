@@ -14,8 +14,6 @@ use std::sync::atomic::Ordering;
 
 /// Page states looked at for one command, at most.
 pub const LOOKED_AT: usize = 1 << 15;
-/// Seconds after which `madvise` has dropped what it said it would.
-const REMOVED_GRACE: u32 = 10;
 /// Runs of such pages that are looked for in one round, at most.
 const REMOVED_RUNS: usize = 64;
 /// The part of a lap of the hand within which a page that comes back is hot.
@@ -146,9 +144,7 @@ impl Planner<'_> {
                 }
                 (PageState::Resident { shared: true, .. }, None) => self.add_unshare(page),
                 (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
-                (PageState::Removed(removal), None)
-                    if self.now.saturating_sub(removal.seconds) > REMOVED_GRACE =>
-                {
+                (PageState::Removed(removal), None) if removal.is_over(self.now) => {
                     self.add_removed(page);
                     true
                 }

@@ -98,7 +98,7 @@ impl AddressSpace {
     /// How this thread's faults are let in.
     pub fn admission_of(&self, thread: u32) -> Admission {
         if thread != 0 && self.helper.load(Ordering::Relaxed) == thread {
-            Admission::Now
+            Admission::OfHelper
         } else {
             Admission::MayDefer
         }
