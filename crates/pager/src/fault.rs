@@ -261,7 +261,7 @@ fn fill_zeros(space: &AddressSpace, fault: Fault, admission: Admission) -> Optio
         space.add_resident_pages(done as i64);
     }
     if done > 0 && was_known_to_be_there(space, claimed[0]) {
-        space.group().note_zeroed(fault.page);
+        space.group().note_zeroed(space, fault.page);
     }
     space
         .group()

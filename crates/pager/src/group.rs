@@ -358,13 +358,19 @@ impl Group {
     /// Notes that a page was not where it was known to be, and its program was given zeros; says so
     /// once. The program may have given it up: memory that it freed lazily the kernel takes when the
     /// host is short of it, and what lay under a guard region is gone; neither is told.
-    pub fn note_zeroed(&self, page: VirtualPage) {
+    pub fn note_zeroed(&self, space: &AddressSpace, page: VirtualPage) {
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
         if !self.warned_zeroed.swap(true, Ordering::Relaxed) {
+            let pid = space.inspector().map_or(0, |inspector| inspector.pid());
+            let kind = if space.beacon().is_some() {
+                "forked"
+            } else {
+                "executed"
+            };
             log::warn!(
-                "a page (address {:#x}) was not in memory, where it was known to be, and reads zeros \
-                 now: if the program did not give it up (MADV_FREE, MADV_GUARD_INSTALL), its contents \
-                 are lost; please report that (this is said once)",
+                "a page ({:#x} of the {kind} process {pid}) was not in memory, where it was known to be, \
+                 and reads zeros now: if the program did not give it up (MADV_FREE, MADV_GUARD_INSTALL), \
+                 its contents are lost; please report that (this is said once)",
                 page.address()
             );
         }
