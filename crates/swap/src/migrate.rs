@@ -24,6 +24,13 @@ use crate::{
 /// Pages moved at once: large enough for a file to be written in long runs.
 const BATCH: usize = 64;
 
+/// The tiers from which pages go to the file.
+const TO_WRITE_BACK: [TierKind; 3] = [
+    TierKind::Compressed,
+    TierKind::Recompressed,
+    TierKind::Uncompressed,
+];
+
 /// What a [scan](SwapSpace::scan) does with the pages it finds to be cold: those that were not
 /// loaded for so many scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +48,7 @@ impl ScanPolicy {
         let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
         match tier {
             TierKind::Compressed if is_due(self.recompress) => Some(TierKind::Recompressed),
-            TierKind::Compressed | TierKind::Recompressed | TierKind::Uncompressed => {
+            tier if TO_WRITE_BACK.contains(&tier) => {
                 is_due(self.write_back).then_some(TierKind::File)
             }
             _ => None,
@@ -79,6 +86,16 @@ pub(crate) struct Migrator {
     next_written: u32,
     pages: Vec<Page>,
     candidates: Vec<Slot>,
+}
+
+/// Pages to be moved.
+#[derive(Clone, Copy)]
+struct Chosen<'a> {
+    slots: &'a [Slot],
+    /// The tiers that they were in.
+    from: &'a [TierKind],
+    /// The tiers that are asked to take them, in order.
+    to: &'a [TierKind],
 }
 
 /// A page on its way.
@@ -184,18 +201,28 @@ impl<S: PageSource> SwapSpace<S> {
                     None => {}
                 }
             }
-            for (slots, target) in [
-                (recompress, TierKind::Recompressed),
-                (write_back, TierKind::File),
-            ] {
-                self.move_pages(migrator, &slots, &[target], scratch, report);
+            let recompress = Chosen {
+                slots: &recompress,
+                from: &[TierKind::Compressed],
+                to: &[TierKind::Recompressed],
+            };
+            let write_back = Chosen {
+                slots: &write_back,
+                from: &TO_WRITE_BACK,
+                to: &[TierKind::File],
+            };
+            for chosen in [recompress, write_back] {
+                // Where one fails, the other may not.
+                let before = report.store_error.take();
+                self.move_pages(migrator, chosen, scratch, report);
+                report.store_error = report.store_error.or(before);
             }
         });
     }
 
     /// Moves every page that lies in one tier to those that new pages go to, while the space is
     /// used: what swapoff does, without a walk through any address space. Pages that come to lie
-    /// in the tier meanwhile may be left.
+    /// in the tier meanwhile may be left. Those that repeat one word stay: nothing keeps them in less.
     ///
     /// Stops at the first page that there is no room for, which
     /// [`store_error`](MigrateReport::store_error) tells, and when `go_on`, asked for each cluster,
@@ -207,6 +234,10 @@ impl<S: PageSource> SwapSpace<S> {
         mut go_on: impl FnMut() -> bool,
     ) -> MigrateReport {
         let mut report = MigrateReport::default();
+        if tier == TierKind::SameFilled {
+            report.finished = true;
+            return report;
+        }
         let targets: Vec<_> = STORE_ORDER
             .into_iter()
             .filter(|&kind| kind != tier && self.tiers[kind.index()].is_some())
@@ -229,7 +260,12 @@ impl<S: PageSource> SwapSpace<S> {
                         }),
                 );
                 report.looked_at += slots.len() as u64;
-                self.move_pages(&mut migrator, &slots, &targets, scratch, &mut report);
+                let chosen = Chosen {
+                    slots: &slots,
+                    from: &[tier],
+                    to: &targets,
+                };
+                self.move_pages(&mut migrator, chosen, scratch, &mut report);
                 migrator.candidates = slots;
             });
             if report.store_error.is_some() {
@@ -241,37 +277,37 @@ impl<S: PageSource> SwapSpace<S> {
         report
     }
 
-    /// Moves the pages in `slots` to the first of `targets` that takes them. The slots may be
-    /// freed meanwhile, but their clusters are kept.
+    /// Moves the chosen pages to the first tier that takes them. Their slots may be freed meanwhile,
+    /// and even have other pages, but their clusters are kept.
     fn move_pages(
         &self,
         migrator: &mut Migrator,
-        slots: &[Slot],
-        targets: &[TierKind],
+        chosen: Chosen<'_>,
         scratch: &mut Scratch,
         report: &mut MigrateReport,
     ) {
-        if slots.is_empty() {
+        if chosen.slots.is_empty() {
             return;
         }
         if migrator.pages.is_empty() && migrator.pages.try_reserve_exact(BATCH).is_err() {
-            report.failed += slots.len() as u64;
+            report.failed += chosen.slots.len() as u64;
             report.store_error = Some(StoreError::NoMemory);
             return;
         }
         migrator.pages.resize(BATCH, [0; PAGE_SIZE]);
-        for batch in slots.chunks(BATCH) {
+        for slots in chosen.slots.chunks(BATCH) {
             if report.store_error.is_some() {
                 // The next would most likely fail too, after it was read for nothing.
                 return;
             }
-            let mut held = Vec::with_capacity(batch.len());
+            let mut held = Vec::with_capacity(slots.len());
+            let batch = Chosen { slots, ..chosen };
             let moving = self.read_batch(batch, &mut migrator.pages, scratch, &mut held, report);
             let mut retired = Vec::with_capacity(moving.len());
             self.store_moving(
                 moving,
                 &migrator.pages,
-                targets,
+                chosen.to,
                 scratch,
                 &mut retired,
                 report,
@@ -297,18 +333,23 @@ impl<S: PageSource> SwapSpace<S> {
     /// Takes a count of each slot that still holds a page, and reads the pages.
     fn read_batch(
         &self,
-        slots: &[Slot],
+        chosen: Chosen<'_>,
         pages: &mut [Page],
         scratch: &mut Scratch,
         held: &mut Vec<Slot>,
         report: &mut MigrateReport,
     ) -> Vec<Moving> {
-        let mut moving = Vec::with_capacity(slots.len());
-        for &slot in slots {
+        let mut moving = Vec::with_capacity(chosen.slots.len());
+        for &slot in chosen.slots {
             let Some(from) = self.table.entry(slot).try_hold(slot, &self.overflow) else {
                 continue;
             };
             held.push(slot);
+            // It may be another page by now, and one that repeats a word must not go where an annex
+            // word is kept: what it has there itself is read without a check.
+            if !chosen.from.contains(&from.tier) {
+                continue;
+            }
             let buffer = moving.len();
             match self.read(slot, &mut pages[buffer], scratch) {
                 Ok(_) => moving.push(Moving { slot, from, buffer }),
@@ -391,7 +432,8 @@ impl<S: PageSource> SwapSpace<S> {
     }
 
     /// Keeps a tier's annex word for a page that moves there. From here until the entry names the
-    /// new place, a load that needs the old word fails, and tries again once the move is over.
+    /// new place, a load that needs the old word fails, and tries again once the move is over: only
+    /// pages with a checksum of some kind move.
     pub(crate) fn keep_annex(
         &self,
         slot: Slot,
@@ -416,9 +458,8 @@ impl<S: PageSource> SwapSpace<S> {
         report: &mut MigrateReport,
     ) {
         let after = self.tier(to.tier).bytes(to.location);
-        // If compaction has moved the page meanwhile, this may say 0, and the page is left as it
-        // is.
-        let before = self.tier(page.from.tier).bytes(page.from.location);
+        // Compaction may have moved it since it was read.
+        let before = self.stored_bytes(page.slot).unwrap_or(0);
         if to.tier == TierKind::Recompressed && after >= before {
             self.tier(to.tier).free(&mut [to.location]);
             if self.tier(to.tier).reads(page.from.tier) {

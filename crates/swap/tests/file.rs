@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::io;
+use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
 use common::{MemoryFile, noise, text};
 use memfold_swap::{
-    Corruption, FileKey, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page, ScanPolicy, Scratch,
-    Slot, StoreError, SwapConfig, SwapSpace, TierKind,
+    Corruption, FileBackend, FileKey, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page,
+    ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKind,
 };
 use zsmalloc::HeapSource;
 
@@ -103,6 +104,70 @@ fn pages_go_to_the_file_and_come_back() {
     space.release_bulk(&stored.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
     assert_eq!(tier.usage().used_bytes, 0);
     assert_eq!(space.usage().stored_bytes, 0);
+}
+
+/// A file that does something at its first write.
+struct DuringWrite {
+    file: MemoryFile,
+    act: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+#[derive(Clone)]
+struct Shared(Arc<DuringWrite>);
+
+impl FileBackend for Shared {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.0.file.read_at(offset, buffer)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let act = self.0.act.lock().unwrap().take();
+        act.into_iter().for_each(|act| act());
+        self.0.file.write_at(offset, data)
+    }
+}
+
+/// A page that repeats one word, which is kept in its slot's annex, like what the file needs to know of
+/// a page. It is read without a check.
+#[test]
+fn a_page_that_takes_the_place_of_one_to_be_written_is_not_written() {
+    let backend = Shared(Arc::new(DuringWrite {
+        file: MemoryFile::default(),
+        act: Mutex::default(),
+    }));
+    let key = FileKey::new([7; 32]);
+    let tier = Arc::new(FileTier::new(Box::new(backend.clone()), FILE, &key, 1).unwrap());
+    let space = Arc::new(space(&tier));
+    let mut stored = store(&space, 1..700);
+    // All are to be written at the second scan; while the first of them are, most of the same cluster
+    // are freed.
+    let gone: Vec<_> = stored.drain(100..500).collect();
+    let slots: Vec<Slot> = gone.iter().map(|(slot, _)| *slot).collect();
+    let repeated = Arc::new(Mutex::new(Vec::new()));
+    let page = [0.1_f64.to_ne_bytes(); PAGE_SIZE / 8].concat();
+    let page: Page = page.try_into().unwrap();
+    *backend.0.act.lock().unwrap() = Some(Box::new({
+        let (space, repeated, slots) = (Arc::downgrade(&space), repeated.clone(), slots.clone());
+        move || {
+            let space = space.upgrade().unwrap();
+            space.release_bulk(&slots);
+            let mut scratch = Scratch::new();
+            let again = (0..2000).map(|_| space.store(&page, &mut scratch).unwrap());
+            repeated.lock().unwrap().extend(again);
+        }
+    }));
+    write_back(&space);
+    let repeated = repeated.lock().unwrap();
+    let reused = repeated.iter().filter(|slot| slots.contains(slot)).count();
+    assert!(reused > 30, "only {reused} slots were used again");
+    for slot in repeated.iter() {
+        assert_eq!(space.look_up(*slot).unwrap().0, TierKind::SameFilled);
+        assert!(
+            load(&space, *slot).unwrap() == page,
+            "wrong page from {slot:?}"
+        );
+    }
+    assert_all_right(&space, &stored);
 }
 
 #[test]
