@@ -176,9 +176,10 @@ impl BinState {
         let page = self.take_partial(context.arenas)?;
         let zspage = context.arenas.zspage(page);
         zspage.set_place(Place::Detached);
-        zspage.set_owner(to);
         self.zspages -= 1;
         self.used -= zspage.used();
+        // Last: from here on frees are done under the other bin's lock.
+        zspage.set_owner(to);
         Some(page)
     }
 

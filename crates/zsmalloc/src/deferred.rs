@@ -77,10 +77,18 @@ impl<S: PageSource> Pool<S> {
     /// A word among them that named no stored object. All others were freed.
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
-        self.flush_through(&mut room)
+        let freed = self.flush_through(&mut room);
+        // Others may have taken some.
+        let rings = self
+            .shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref());
+        rings.for_each(Ring::wait_for_takers);
+        freed
     }
 
-    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds.
+    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, but for those that
+    /// others are about to free.
     pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
@@ -108,7 +116,7 @@ impl<S: PageSource> Pool<S> {
         result.map(|()| freed)
     }
 
-    /// Bytes of the slots whose free was deferred and not yet done.
+    /// Bytes of the slots whose free was deferred and not yet begun.
     pub fn deferred_bytes(&self) -> usize {
         let rings = self
             .shards
@@ -117,7 +125,7 @@ impl<S: PageSource> Pool<S> {
         rings.map(Ring::bytes).sum()
     }
 
-    /// Words whose free was deferred and not yet done.
+    /// Words whose free was deferred and not yet begun.
     pub(crate) fn deferred_words(&self) -> usize {
         let rings = self
             .shards
@@ -163,6 +171,7 @@ impl<S: PageSource> Pool<S> {
             Consumer::IfFree => ring.try_take(room, bytes_of),
         };
         let outcome = self.free_words(&mut room[..taken]);
+        ring.dealt_with(taken);
         if outcome.is_err() {
             self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
         }

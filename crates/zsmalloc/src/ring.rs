@@ -4,8 +4,8 @@ use crate::{
     boxed,
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering},
-        lock, try_lock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        lock, pause, try_lock,
     },
     word::ObjectWord,
 };
@@ -30,6 +30,8 @@ pub(crate) struct Ring {
     max_bytes: u64,
     head: HeadLine,
     consumer: Mutex<()>,
+    /// Words that were taken and are not dealt with yet. Grows under `consumer` only.
+    taken: AtomicUsize,
 }
 
 /// On a cache line of its own: the consumer writes it while producers write the tail.
@@ -48,6 +50,7 @@ impl Ring {
             max_bytes: (max_bytes as u64).min(COUNT_MASK),
             head: HeadLine(AtomicU64::new(0)),
             consumer: Mutex::new(()),
+            taken: AtomicUsize::new(0),
         })
     }
 
@@ -96,8 +99,26 @@ impl Ring {
         }
     }
 
+    /// The consumer who took so many words has dealt with them.
+    pub(crate) fn dealt_with(&self, taken: usize) {
+        // Release: who waits for it sees what was done.
+        self.taken.fetch_sub(taken, Ordering::Release);
+    }
+
+    /// Waits until all words that were taken are dealt with.
+    pub(crate) fn wait_for_takers(&self) {
+        // None are taken meanwhile, so this ends.
+        let _consumer = lock(&self.consumer);
+        for times in 0.. {
+            if self.taken.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            pause(times);
+        }
+    }
+
     /// Takes words out until `words` is full or none is left, waiting for another consumer.
-    /// `bytes_of` says what a word stands for.
+    /// `bytes_of` says what a word stands for. [`Ring::dealt_with`] is to follow.
     pub(crate) fn take(
         &self,
         words: &mut [ObjectWord],
@@ -142,6 +163,7 @@ impl Ring {
                 .0
                 .store((head + taken as u64) & COUNT_MASK, Ordering::Release);
             self.tail.fetch_sub(bytes << BYTES_SHIFT, Ordering::AcqRel);
+            self.taken.fetch_add(taken, Ordering::Relaxed);
         }
         taken
     }

@@ -49,7 +49,7 @@ pub struct PoolStats {
     pub spare_pages: usize,
     /// How often a huge page was split to give part of it back.
     pub huge_splits: u64,
-    /// Bytes of slots whose free was deferred and not yet done. They count as used.
+    /// Bytes of slots whose free was deferred and not yet begun. They count as used.
     pub deferred_bytes: usize,
     /// Batches of deferred frees in which a word named no stored object (a double free).
     pub deferred_misuse: u64,

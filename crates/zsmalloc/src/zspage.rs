@@ -122,11 +122,13 @@ impl Zspage {
     }
 
     pub(crate) fn owner(&self) -> usize {
-        self.owner.load(Ordering::Relaxed) as usize
+        // Acquire: whoever frees under this owner's lock sees what was done under the one before.
+        self.owner.load(Ordering::Acquire) as usize
     }
 
+    /// Hands the zspage over, all done under the lock of the owner before.
     pub(crate) fn set_owner(&self, shard: usize) {
-        self.owner.store(shard as u32, Ordering::Relaxed);
+        self.owner.store(shard as u32, Ordering::Release);
     }
 
     pub(crate) fn used(&self) -> usize {
