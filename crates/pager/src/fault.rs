@@ -63,7 +63,7 @@ impl Default for Server {
     fn default() -> Self {
         Server {
             buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
-            scratch: Scratch::new(),
+            scratch: Scratch::for_loads(),
         }
     }
 }

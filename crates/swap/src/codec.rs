@@ -169,10 +169,15 @@ impl ZstdContexts {
             .map_err(|_| Uncompressed::TooLong)
     }
 
-    fn decompress(&mut self, data: &[u8], page: &mut Page) -> bool {
+    /// Makes what decompression needs, if there is memory.
+    pub(crate) fn prepare(&mut self) {
         if self.decompressor.is_none() {
             self.decompressor = DCtx::try_create();
         }
+    }
+
+    fn decompress(&mut self, data: &[u8], page: &mut Page) -> bool {
+        self.prepare();
         let Some(context) = &mut self.decompressor else {
             return false;
         };

@@ -24,6 +24,14 @@ impl Scratch {
         Self::default()
     }
 
+    /// A new scratch that has what loads need already, so that none fails later for want of memory. If
+    /// there is none now, a load that needs it tries again.
+    pub fn for_loads() -> Self {
+        let mut scratch = Self::default();
+        scratch.zstd.prepare();
+        scratch
+    }
+
     /// Where compressed data is put together, and the states of the codecs.
     pub(crate) fn parts(&mut self) -> (&mut [u8; PAGE_SIZE], &mut ZstdContexts) {
         (&mut self.buffer.0, &mut self.zstd)
