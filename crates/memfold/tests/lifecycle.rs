@@ -4,6 +4,7 @@ mod common;
 
 use common::{MIB, PAGE, builder, fill_page, modes};
 use memfold::{Mode, Region};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -121,6 +122,71 @@ fn a_pin_that_outlives_its_region_holds_nothing_up() {
         drop(pin);
         assert_eq!(memfold.stats().pinned_bytes, 0);
     }
+}
+
+/// Where there is no userfaultfd, what is accessed is a block of pages, and so is what stays in memory.
+#[test]
+fn a_pin_counts_what_it_keeps_in_memory() {
+    let _alone = alone();
+    let limit = 2 * MIB as u64;
+    let memfold = builder(Mode::Protection)
+        .resident_limit(limit)
+        .build()
+        .unwrap();
+    let region = memfold.map(6 * MIB).unwrap();
+    let mut pins = Vec::new();
+    let refused = (0..region.len()).step_by(16 * PAGE).find_map(|start| {
+        let pin = region.pin_detached(start..start + 1);
+        pin.map(|pin| pins.push(pin)).err()
+    });
+    assert!(
+        matches!(refused, Some(memfold::Error::TooMuchPinned { .. })),
+        "{refused:?}"
+    );
+    let stats = memfold.stats();
+    assert!(stats.pinned_bytes < limit, "{stats:?}");
+    assert!(stats.resident_bytes < limit, "{stats:?}");
+    pins.clear();
+    assert_eq!(memfold.stats().pinned_bytes, 0);
+}
+
+/// Without userfaultfd a region lies in a file, which a forked child holds open.
+#[test]
+fn a_forked_child_keeps_nothing_of_a_dropped_region() {
+    let _alone = alone();
+    let memfold = builder(Mode::Protection)
+        .limit(64 * MIB as u64)
+        .build()
+        .unwrap();
+    let mut region = memfold.map(8 * MIB).unwrap();
+    fill(&mut region);
+    // SAFETY: the child waits until it is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+    let held = || -> u64 {
+        let files = std::fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+        let paths = files.map(|file| file.unwrap().path());
+        let is_ours = |path: &std::path::PathBuf| {
+            let name = std::fs::read_link(path);
+            name.is_ok_and(|name| name.to_string_lossy().contains("memfd:memfold"))
+        };
+        let sizes = paths.filter(is_ours).map(|path| path.metadata().unwrap());
+        sizes.map(|file| file.blocks() * 512).sum()
+    };
+    let before = held();
+    drop(region);
+    let after = held();
+    // SAFETY: the child is this test's own.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    assert!(before >= 8 * MIB as u64, "{before}");
+    assert_eq!(after, 0);
 }
 
 #[test]

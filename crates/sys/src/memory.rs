@@ -193,9 +193,24 @@ pub(crate) unsafe fn advise(start: NonNull<u8>, length: usize, advice: i32) -> i
     }
 }
 
+/// How large the process may make files (`ulimit -f`), in bytes.
+fn largest_file() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a live structure. It fails for no such limit; then there is none.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    limit.rlim_cur
+}
+
 /// An anonymous file of fixed size for sharing memory with a program, which cannot shrink it
 /// under its reader.
 pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
+    if length as u64 > largest_file() {
+        // Tried, it would end the process by a signal (SIGXFSZ).
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     // SAFETY: a terminated name and flags.
     let fd = unsafe {
         libc::memfd_create(

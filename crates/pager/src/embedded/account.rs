@@ -122,6 +122,11 @@ impl Account {
         self.resident.load(Relaxed) + pages <= self.low.load(Relaxed)
     }
 
+    /// Pages that may be resident.
+    pub fn allowed(&self) -> u64 {
+        self.allowed.load(Relaxed)
+    }
+
     /// Whether `pages` fit far from where reclaim works, so that nothing has to leave for them soon.
     pub fn has_ample(&self, pages: u64) -> bool {
         has_ample_room(

@@ -127,7 +127,18 @@ impl Area {
     pub fn unmap(&self) -> u64 {
         let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         drop(gate.take());
+        if let Some(protected) = &self.protected {
+            protected.empty();
+        }
         self.resident.swap(0, Relaxed)
+    }
+
+    /// The pages that stay in memory if these are to: in blocks, where it is kept in blocks.
+    pub fn kept_with(&self, pages: Range<usize>) -> Range<usize> {
+        match &self.protected {
+            Some(protected) => protected.whole_blocks(pages),
+            None => pages,
+        }
     }
 
     /// Notes a page that became resident.

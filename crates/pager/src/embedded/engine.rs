@@ -306,7 +306,7 @@ impl Shared {
         let cannot_map = || EmbeddedError::system("cannot map a region");
         let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
         let protected = if self.mode == Mode::Protection {
-            Some(Protected::new(&mapping).map_err(cannot_map())?)
+            Some(Protected::new(&mapping, self.account.allowed()).map_err(cannot_map())?)
         } else {
             mapping.make_anonymous(0).map_err(cannot_map())?;
             self.uffd()

@@ -39,8 +39,19 @@ const BUSY: u8 = 3;
 const MOST_BLOCKS: usize = 16 << 10;
 const MOST_BLOCKS_AN_AREA: usize = 4 << 10;
 const SMALLEST_BLOCK: usize = 16;
+/// So many blocks are in memory at once, at least, unless they are of the smallest.
+const LEAST_BLOCKS_ALLOWED: u64 = 16;
 
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
+
+/// How large the blocks of an area are, in pages, where so many are left: small ones of small areas,
+/// and some are kept for others. `None` if they would be a large part of the pages allowed.
+fn block_pages(pages: usize, left: usize, allowed: u64) -> Option<usize> {
+    let most = MOST_BLOCKS_AN_AREA.min(left / 4).max(1);
+    let block = pages.div_ceil(most).next_power_of_two().max(SMALLEST_BLOCK);
+    let fits = block == SMALLEST_BLOCK || block.min(pages) as u64 <= allowed / LEAST_BLOCKS_ALLOWED;
+    fits.then_some(block)
+}
 
 /// What an area of this mode has besides.
 pub struct Protected {
@@ -54,12 +65,19 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// Makes `mapping` a view of a new file.
-    pub fn new(mapping: &Reservation) -> io::Result<Protected> {
+    /// Makes `mapping` a view of a new file, of which so many pages may be in memory.
+    ///
+    /// # Errors
+    /// Among others, if the regions that there are leave no room for blocks that are small beside the
+    /// limit: with a block more than that the others would go, and an access to two never end.
+    pub fn new(mapping: &Reservation, allowed: u64) -> io::Result<Protected> {
         let pages = mapping.length() / PAGE_SIZE;
         let left = MOST_BLOCKS.saturating_sub(BLOCKS.load(Ordering::Relaxed));
-        let most = MOST_BLOCKS_AN_AREA.min(left / 4).max(1);
-        let block_pages = pages.div_ceil(most).next_power_of_two().max(SMALLEST_BLOCK);
+        let block_pages = block_pages(pages, left, allowed).ok_or_else(|| {
+            io::Error::other(
+                "without userfaultfd there is no room for more regions of this size: let there be fewer",
+            )
+        })?;
         let file = sealed_file(mapping.length())?;
         let alias = Mapping::shared(&file, mapping.length())?;
         dont_fork(&alias)?;
@@ -93,6 +111,15 @@ impl Protected {
     /// Pages in a block.
     pub fn block_pages(&self) -> usize {
         self.block_pages
+    }
+
+    /// The blocks that a range of pages touches, as pages.
+    pub fn whole_blocks(&self, pages: Range<usize>) -> Range<usize> {
+        if pages.is_empty() {
+            return pages;
+        }
+        let end = pages.end.next_multiple_of(self.block_pages);
+        pages.start / self.block_pages * self.block_pages..end.min(self.pages)
     }
 
     /// A page of each block that a range of pages touches.
@@ -159,6 +186,13 @@ impl Protected {
         // SAFETY: in the area, which is mapped (its user is in it, or the gate is held). Who loses
         // access faults and waits for the block.
         unsafe { protect(start, pages.len() * PAGE_SIZE, accessible) }
+    }
+
+    /// Gives the file's memory back, once it is mapped nowhere but here. A child that was forked meanwhile
+    /// may hold the file itself open for long.
+    pub fn empty(&self) {
+        // Where it fails, the memory goes with the file.
+        let _ = self.punch(0..self.pages);
     }
 
     fn punch(&self, pages: Range<usize>) -> io::Result<()> {
@@ -400,5 +434,24 @@ impl Shared {
             protected.set(block, is);
         }
         self.refresh_account();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_grow_with_the_area_and_stay_small_beside_the_limit() {
+        let large = 1 << 30;
+        assert_eq!(block_pages(100, MOST_BLOCKS, large), Some(16));
+        assert_eq!(block_pages(1 << 18, MOST_BLOCKS, large), Some(64));
+        // Where few are left.
+        assert_eq!(block_pages(1 << 18, 16, large), Some(1 << 16));
+        assert_eq!(block_pages(1 << 18, 16, 1 << 20), Some(1 << 16));
+        assert_eq!(block_pages(1 << 18, 16, 1 << 19), None);
+        assert_eq!(block_pages(16, 0, 64), Some(16));
+        assert_eq!(block_pages(100, 0, 1 << 11), Some(128));
+        assert_eq!(block_pages(100, 0, 1 << 10), None);
     }
 }

@@ -220,7 +220,7 @@ impl Region {
     /// # Errors
     /// If the range is not in the region, or the limit has no room for it.
     pub fn pin(&self, bytes: Range<usize>) -> Result<Pin, EmbeddedError> {
-        let pages = self.touching(bytes)?;
+        let pages = self.area.kept_with(self.touching(bytes)?);
         let count = pages.len();
         if !self.shared().account.pin(count as u64) {
             return Err(EmbeddedError::TooMuchPinned { pages: count });
