@@ -89,6 +89,10 @@ impl RegionAllocator {
     }
 
     fn allocate_small(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
+        if self.0.memfold.is_inherited() {
+            // What it has are the parent's addresses: here there may be anything.
+            return Err(AllocError);
+        }
         let (index, size) = class_of(small_size(layout));
         let mut state = self.state();
         if state.classes.len() <= index {

@@ -122,6 +122,11 @@ impl Memfold {
         self.0.mode()
     }
 
+    /// Whether this process inherited it by a fork, and so cannot use it.
+    pub fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
+    }
+
     /// Whether the signal handler is the one that the kernel calls now. If not, a handler that was
     /// installed later must pass faults on by [`handle_signal`](crate::handle_signal).
     pub fn is_handler_installed(&self) -> bool {

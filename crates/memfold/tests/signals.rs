@@ -3,9 +3,11 @@
 
 mod common;
 
+use allocator_api2::alloc::{Allocator, Layout};
 use common::{MIB, PAGE, builder, fill_page, verify_page};
 use memfold::{Mode, Region};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::time::Duration;
 
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -227,6 +229,64 @@ fn a_child_makes_its_own(mode: Mode) {
     assert_eq!((region[0], region[PAGE / 2]), (0x5a, 1));
 }
 
+/// As the child of a supervisor does, which wants none of its parent's handlers.
+fn a_child_that_resets_signals_makes_its_own(mode: Mode) {
+    let _parents = builder(mode).limit(64 * MIB as u64).build().unwrap();
+    let status = forked(|| {
+        for signal in 1..32 {
+            // SAFETY: numbers only. It is refused for some.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
+            return 2;
+        };
+        let Ok(mut region) = own.map(MIB) else {
+            return 3;
+        };
+        paged_out(&mut region, 0xa5);
+        i32::from(region[0] != 0xa5)
+    });
+    assert_eq!(status, 0, "{mode:?}: {status:#x}");
+}
+
+/// What it would give are addresses in the parent.
+fn an_inherited_allocator_gives_nothing() {
+    let memfold = builder(Mode::Signal)
+        .limit(64 * MIB as u64)
+        .build()
+        .unwrap();
+    let allocator = memfold.allocator();
+    let layout = Layout::new::<u64>();
+    assert!(allocator.allocate(layout).is_ok());
+    let status = forked(|| i32::from(allocator.allocate(layout).is_ok()));
+    assert_eq!(status, 0, "{status:#x}");
+}
+
+/// Programs close what they do not know. Their memory must not read as zeros then.
+fn closed_descriptors_cost_no_byte(mode: Mode) {
+    let status = forked(|| {
+        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
+            return 2;
+        };
+        let Ok(mut region) = own.map(MIB) else {
+            return 3;
+        };
+        paged_out(&mut region, 0xa5);
+        // The thread that keeps the descriptor has begun by then.
+        std::thread::sleep(Duration::from_millis(50));
+        // SAFETY: numbers only; what is closed is the test harness's, and memfold's. The child ends
+        // before anything is closed once more.
+        unsafe {
+            libc::close_range(3, u32::MAX, 0);
+            libc::alarm(10);
+            let lost = region.iter().any(|byte| !matches!(byte, 0xa5 | 1));
+            libc::_exit(i32::from(lost))
+        }
+    });
+    let ended = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGABRT;
+    assert!(status == 0 || ended, "{mode:?}: {status:#x}");
+}
+
 /// As a jump into any memory that is not code does.
 fn a_jump_into_a_region_ends_the_program(mode: Mode) {
     let status = forked(|| {
@@ -312,7 +372,10 @@ fn faults_live_beside_the_programs_signals() {
         a_small_alternate_stack_is_enough(mode);
         regions_are_not_inherited(mode);
         a_child_makes_its_own(mode);
+        a_child_that_resets_signals_makes_its_own(mode);
+        closed_descriptors_cost_no_byte(mode);
         a_jump_into_a_region_ends_the_program(mode);
     }
+    an_inherited_allocator_gives_nothing();
     a_page_that_cannot_be_accessed_ends_the_program();
 }

@@ -7,6 +7,8 @@ impl Errno {
     pub const ESRCH: Errno = Errno(3);
     /// Not there: an unmapped or hole page.
     pub const ENOENT: Errno = Errno(2);
+    /// No such descriptor.
+    pub const EBADF: Errno = Errno(9);
     /// Not now: an event is pending.
     pub const EAGAIN: Errno = Errno(11);
     /// Out of memory.

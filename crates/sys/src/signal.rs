@@ -56,11 +56,20 @@ pub fn install(signal: i32, handler: Handler) -> io::Result<Previous> {
 
 /// Whether `handler` is what is installed for a signal now.
 pub fn is_installed(signal: i32, handler: Handler) -> bool {
+    installed(signal) == Some(handler as usize)
+}
+
+/// Whether a signal does what it does of itself, or nothing.
+pub fn has_no_handler(signal: i32) -> bool {
+    matches!(installed(signal), Some(libc::SIG_DFL | libc::SIG_IGN))
+}
+
+fn installed(signal: i32) -> Option<usize> {
     let mut now = MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: asks only; the structure is read if it was filled.
     unsafe {
-        libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0
-            && now.assume_init().sa_sigaction == handler as usize
+        let known = libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) == 0;
+        known.then(|| now.assume_init().sa_sigaction)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::futex::WAITERS;
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,6 +38,27 @@ pub fn allowed_cpus() -> Vec<usize> {
         (0..libc::CPU_SETSIZE as usize)
             .filter(|cpu| libc::CPU_ISSET(*cpu, &set))
             .collect()
+    }
+}
+
+/// Gives the calling thread a descriptor table of its own, with nothing in it but this descriptor: what
+/// it is of stays open as long as the thread lives, whatever the rest of the process closes.
+pub fn keep_only(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let kept = descriptor.as_raw_fd() as u32;
+    let close = |first: u32, last: u32, flags: u32| {
+        // SAFETY: numbers only. The first call leaves the others' table for one of this thread's own,
+        // so nobody's descriptors are closed but this thread's.
+        let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    };
+    close(kept + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    match kept.checked_sub(1) {
+        Some(last) => close(0, last, 0),
+        None => Ok(()),
     }
 }
 

@@ -18,8 +18,9 @@ use memfold_sys::PAGE_SIZE;
 use memfold_sys::fork::Owner;
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
+use memfold_sys::thread;
 use memfold_sys::uffd::{self, Uffd};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -202,6 +203,9 @@ impl Engine {
             listens: false,
         };
         engine.start("memfold-reclaim", Shared::reclaim_thread)?;
+        if mode == Mode::Signal {
+            engine.start("memfold-keeper", keep_descriptor)?;
+        }
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
             engine.listens = true;
@@ -231,6 +235,11 @@ impl Engine {
     /// How faults are served.
     pub fn mode(&self) -> Mode {
         self.shared.mode
+    }
+
+    /// Whether it is that of the process which this one was forked by.
+    pub fn is_inherited(&self) -> bool {
+        !self.shared.owner.is_here()
     }
 
     /// The figures now.
@@ -409,6 +418,19 @@ impl Shared {
     }
 }
 
+/// Keeps the userfaultfd open until the engine stops. With the last of its descriptors the kernel ends
+/// what it is for, and missing pages read as zeros; and programs close what they do not know
+/// (`closefrom`). A fault then ends the program instead. (In the other modes it does without this.)
+fn keep_descriptor(shared: &Shared) {
+    if let Some(uffd) = &shared.uffd {
+        // Where it is refused, all is well until somebody closes what is not theirs.
+        let _ = thread::keep_only(uffd.as_fd());
+    }
+    while !shared.stopping.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         if !self.shared.owner.is_here() {
@@ -424,6 +446,9 @@ impl Drop for Engine {
         self.shared.readahead.bell.ring();
         if self.listens {
             listener::stop(&self.shared);
+        }
+        for thread in &self.threads {
+            thread.thread().unpark();
         }
         for thread in self.threads.drain(..) {
             // A thread that panicked has said so.

@@ -454,6 +454,7 @@ fn cannot_copy(partial: Partial) -> ! {
         &partial.errno.to_string(),
         match partial.errno {
             Errno::ENOMEM => "; the system, or the control group, has had no memory for seconds",
+            Errno::EBADF => "; the program has closed memfold's descriptor",
             _ => "; was the region unmapped or changed from outside?",
         },
     ])

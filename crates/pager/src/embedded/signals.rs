@@ -27,7 +27,8 @@ pub fn install(signal: i32) -> io::Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = previous(signal);
-    if place.get().is_none() {
+    // A forked child may have reset all signals, as may whoever had a handler here for a while.
+    if place.get().is_none() || signal::has_no_handler(signal) {
         // A fault of another thread in between finds no previous handler and is tried again.
         let found = signal::install(signal, on_fault)?;
         let _ = place.set(found);
@@ -46,7 +47,7 @@ extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void)
         unsafe {
             // Regions are not executable: a jump into one would be made again for ever.
             let executes = signal == PROTECTED && signal::is_fetch(context);
-            if (executes || !handle_fault(info))
+            if (executes || !serve_fault(info))
                 && let Some(previous) = previous(signal).get()
             {
                 previous.call(signal, info, context);
@@ -65,12 +66,23 @@ struct Fault<'a> {
 /// `true` then, and the handler must return so that the access is made again. `false` if it is not
 /// ours.
 ///
-/// For programs that install a handler of their own after the first engine was made. That handler
-/// must have all signals blocked, or at least those whose handlers touch regions.
+/// For programs that install a handler of their own after the first engine was made.
 ///
 /// # Safety
 /// `info` is what the kernel gave the handler.
 pub unsafe fn handle_fault(info: *const Info) -> bool {
+    // The other handler may leave signals unblocked; one that came now would find the alternate stack
+    // unused, as this thread is on a worker's.
+    let _blocked = signal::block_all();
+    // SAFETY: the caller's promise.
+    signal::keep_errno(|| unsafe { serve_fault(info) })
+}
+
+/// The same with all signals blocked; may change `errno`.
+///
+/// # Safety
+/// As above.
+unsafe fn serve_fault(info: *const Info) -> bool {
     // SAFETY: the caller's promise.
     let Some((number, address)) = (unsafe { signal::fault(info) }) else {
         return false;
