@@ -227,7 +227,7 @@ int memfold_get_stats(const memfold *limit, memfold_stats *stats);
 /*
  Serves the fault that a handler of SIGBUS or SIGSEGV was called for, if it is on a region: 1
  then, and the handler must return. 0 if it is not. For programs that install such a handler after
- the first limit was made; it must block all signals while it runs.
+ the first limit was made. Keeps `errno`, and all signals wait meanwhile.
 
  # Safety
  `info` is what the kernel gave the handler.
