@@ -116,9 +116,17 @@ pub fn keep_from_dumps(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTDUMP)
 }
 
-/// Gives this process its own copy of each page of the range, as a write would.
+/// Gives this process its own copy of each page of the range, as a write would, but of those that cannot be
+/// written: it fails if that is none.
 pub fn break_sharing(start: usize, length: usize) -> Result<(), Errno> {
-    advise(start, length, MADV_POPULATE_WRITE)
+    advise(start, length, MADV_POPULATE_WRITE).or_else(|errno| {
+        // It stops at the first that is write-protected, say, where the others can still be moved.
+        let mut result = Err(errno);
+        for page in (start..start + length).step_by(PAGE_SIZE) {
+            result = result.or(advise(page, PAGE_SIZE, MADV_POPULATE_WRITE));
+        }
+        result
+    })
 }
 
 /// Blocks all signals of the calling thread and returns the old mask.

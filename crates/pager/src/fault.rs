@@ -173,8 +173,11 @@ impl Server {
             return;
         };
         let entry = space.table.entry(page);
-        if entry.replace(PageState::Staged(place), PageState::Returning(place)) {
-            self.bring_back(space, page, place);
+        if entry.replace(PageState::Staged(place), PageState::Returning(place))
+            && self.bring_back(space, page, place) == Served::Retry
+        {
+            // Whoever asked for it meanwhile was told to wait for it, and asks again.
+            wake(space, page, 1);
         }
     }
 

@@ -50,6 +50,8 @@ pub struct BesideForks {
     /// The children so far, each with how many of `after` came before it.
     children: Vec<(Arc<AddressSpace>, usize)>,
     after: Vec<Noted>,
+    /// Something that a child may have is lost.
+    lost: bool,
 }
 
 /// What a child has yet to compare with its own mappings.
@@ -96,8 +98,10 @@ impl BesideForks {
         let mut states = Vec::new();
         if let Change::Unmap(range) = noted.change {
             space.table.visit(range, |page, entry| {
-                if let Some(state) = inherited(space, entry.load()) {
-                    states.push((page, state));
+                match entry.load() {
+                    // Of a parent that is gone already: nobody has it any more.
+                    PageState::Staged(_) | PageState::Returning(_) => self.lost = true,
+                    state => states.extend(inherited(space, state).map(|state| (page, state))),
                 }
                 true
             });
@@ -114,6 +118,7 @@ impl BesideForks {
         if let Some(inheritance) = &mut *lock(&child.inheritance) {
             inheritance.before = copies.collect();
         }
+        child.lost.fetch_or(self.lost, Ordering::Relaxed);
         self.children.push((child.clone(), self.after.len()));
     }
 

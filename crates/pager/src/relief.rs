@@ -98,35 +98,39 @@ impl AddressSpace {
                 ..DropRun::default()
             }
         });
-        let moves = batch.moves.iter().map(|run| {
-            let source = PageRange {
-                start: run.page,
-                end: run.page.plus(u64::from(run.pages)),
-            };
-            let still = self.present(source).ok()?;
+        let sources = batch.moves.iter().map(|run| {
+            let end = run.page.plus(u64::from(run.pages));
+            let start = run.page;
+            self.present(PageRange { start, end }).ok()
+        });
+        let sources = sources.collect::<Option<Vec<_>>>()?;
+        // What is where the pages were may be others then, and these may have left without being moved.
+        // Nobody reads an event while the helper is inside, so this is not over unseen.
+        let changing = self.is_changing();
+        let moves = batch.moves.iter().zip(sources).map(|(run, still)| {
             let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
             let arrived = |step: u32| {
                 run.place
                     .is_some_and(|first| is_staged(StageIndex(first.0 + step)))
             };
-            let is_moved = |step: &u32| !stays(*step) && arrived(*step);
+            let is_moved = |step: &u32| arrived(*step) && (changing || !stays(*step));
             let moved = (0..run.pages).take_while(is_moved).count() as u32;
             // As the helper would have found the page that it came to.
-            let errno = match moved < run.pages {
+            let errno = match moved < run.pages && !changing {
                 true if run.place.is_some() && arrived(moved) => Errno::EEXIST.0,
                 true if run.place.is_some() && !stays(moved) => Errno::ENOENT.0,
                 _ => errno,
             };
-            Some(MoveRun {
+            MoveRun {
                 moved,
                 errno,
                 ..MoveRun::default()
-            })
+            }
         });
         Some(Outcome {
             stale: false,
             drops: drops.collect(),
-            moves: moves.collect::<Option<_>>()?,
+            moves: moves.collect(),
         })
     }
 }
