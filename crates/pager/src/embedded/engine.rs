@@ -203,7 +203,7 @@ impl Engine {
             listens: false,
         };
         engine.start("memfold-reclaim", Shared::reclaim_thread)?;
-        if mode == Mode::Signal {
+        if engine.shared.uffd.is_some() {
             engine.start("memfold-keeper", keep_descriptor)?;
         }
         if mode == Mode::Thread {
@@ -420,7 +420,7 @@ impl Shared {
 
 /// Keeps the userfaultfd open until the engine stops. With the last of its descriptors the kernel ends
 /// what it is for, and missing pages read as zeros; and programs close what they do not know
-/// (`closefrom`). A fault then ends the program instead. (In the other modes it does without this.)
+/// (`closefrom`). A fault then ends the program instead.
 fn keep_descriptor(shared: &Shared) {
     if let Some(uffd) = &shared.uffd {
         // Where it is refused, all is well until somebody closes what is not theirs.
