@@ -165,6 +165,20 @@ fn what_was_dropped_is_zero_and_known_to_be_gone() {
     outcome.assert_limit_held();
 }
 
+/// What a fork shares is copied to be moved out, and a page that is not to be written cannot be.
+#[test]
+fn read_only_pages_keep_no_others_in_memory_after_a_fork() {
+    if !available("barrier", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("barrier", &["barrier.c"], &[])).args(["32", "6"]);
+    let outcome = program.run(Limits::Resident(20 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "barrier ok\n");
+    outcome.assert_limit_held();
+}
+
 /// Known as resident, such a page would be reported as lost once it is dropped.
 #[test]
 fn zeros_are_not_brought_in_where_memory_is_given_up() {
