@@ -5,7 +5,7 @@ mod common;
 
 use allocator_api2::alloc::{Allocator, Layout};
 use common::{MIB, PAGE, builder, fill_page, verify_page};
-use memfold::{Mode, Region};
+use memfold::{Memfold, Mode, Region};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -88,6 +88,19 @@ fn forked(run: impl FnOnce() -> i32) -> i32 {
         assert_eq!(libc::waitpid(child, &mut status, 0), child);
         status
     }
+}
+
+/// For a forked child, which ends where it cannot have one.
+fn own_region(mode: Mode) -> (Memfold, Region) {
+    let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
+        // SAFETY: ends the child without destructors.
+        unsafe { libc::_exit(2) }
+    };
+    let Ok(region) = own.map(MIB) else {
+        // SAFETY: as above.
+        unsafe { libc::_exit(3) }
+    };
+    (own, region)
 }
 
 fn paged_out(region: &mut Region, byte: u8) {
@@ -210,12 +223,7 @@ fn a_child_makes_its_own(mode: Mode) {
     let mut region = memfold.map(MIB).unwrap();
     paged_out(&mut region, 0x5a);
     let status = forked(|| {
-        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
-            return 2;
-        };
-        let Ok(mut region) = own.map(MIB) else {
-            return 3;
-        };
+        let (_own, mut region) = own_region(mode);
         paged_out(&mut region, 0xa5);
         let whole =
             |(index, byte): (usize, &u8)| *byte == if index % PAGE == PAGE / 2 { 1 } else { 0xa5 };
@@ -237,12 +245,7 @@ fn a_child_that_resets_signals_makes_its_own(mode: Mode) {
             // SAFETY: numbers only. It is refused for some.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
-        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
-            return 2;
-        };
-        let Ok(mut region) = own.map(MIB) else {
-            return 3;
-        };
+        let (_own, mut region) = own_region(mode);
         paged_out(&mut region, 0xa5);
         i32::from(region[0] != 0xa5)
     });
@@ -265,12 +268,7 @@ fn an_inherited_allocator_gives_nothing() {
 /// Programs close what they do not know. Their memory must not read as zeros then.
 fn closed_descriptors_cost_no_byte(mode: Mode) {
     let status = forked(|| {
-        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
-            return 2;
-        };
-        let Ok(mut region) = own.map(MIB) else {
-            return 3;
-        };
+        let (_own, mut region) = own_region(mode);
         paged_out(&mut region, 0xa5);
         // The thread that keeps the descriptor has begun by then.
         std::thread::sleep(Duration::from_millis(50));
@@ -290,12 +288,7 @@ fn closed_descriptors_cost_no_byte(mode: Mode) {
 /// As a jump into any memory that is not code does.
 fn a_jump_into_a_region_ends_the_program(mode: Mode) {
     let status = forked(|| {
-        let Ok(own) = builder(mode).limit(64 * MIB as u64).build() else {
-            return 2;
-        };
-        let Ok(mut region) = own.map(MIB) else {
-            return 3;
-        };
+        let (_own, mut region) = own_region(mode);
         // A return, were it code.
         region[0] = 0xc3;
         // SAFETY: none; the test is that this ends the child, by the alarm at the latest.
@@ -323,12 +316,7 @@ fn a_page_that_cannot_be_accessed_ends_the_program() {
     const UFFDIO_WRITEPROTECT: u64 = 0xc018_aa06;
     const MISSING_AND_WRITES: u64 = 1 | 2;
     let status = forked(|| {
-        let Ok(own) = builder(Mode::Signal).limit(64 * MIB as u64).build() else {
-            return 2;
-        };
-        let Ok(mut region) = own.map(MIB) else {
-            return 3;
-        };
+        let (_own, mut region) = own_region(Mode::Signal);
         region[0] = 1;
         let range = [region.as_ptr() as u64, MIB as u64];
         let mut register = Register {

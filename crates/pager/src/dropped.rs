@@ -20,9 +20,9 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    /// Notes what was dropped at `now`, in seconds.
-    pub fn note(&mut self, ranges: &[PageRange], removal: Removal, now: u32) {
-        self.forget_what_is_over(now);
+    /// Notes what was dropped just now.
+    pub fn note(&mut self, ranges: &[PageRange], removal: Removal) {
+        self.forget_what_is_over(removal.seconds);
         if ranges.is_empty() {
             return;
         }
@@ -39,7 +39,7 @@ impl Dropped {
         }
     }
 
-    /// What may be about to go, with the last of the removals.
+    /// What may be about to go at `now`, in seconds, with the last of the removals.
     pub fn lately(&mut self, now: u32) -> Option<(&Regions, Removal)> {
         self.forget_what_is_over(now);
         Some((&self.ranges, self.last?))
@@ -61,14 +61,14 @@ mod tests {
     fn what_was_dropped_is_known_for_a_while() {
         let mut dropped = Dropped::default();
         assert!(dropped.lately(0).is_none());
-        dropped.note(&[range(10, 20)], Removal::new(100, 1), 100);
-        dropped.note(&[range(30, 40)], Removal::new(105, 2), 105);
-        dropped.note(&[], Removal::new(110, 3), 110);
+        dropped.note(&[range(10, 20)], Removal::new(100, 1));
+        dropped.note(&[range(30, 40)], Removal::new(105, 2));
+        dropped.note(&[], Removal::new(110, 3));
         let (ranges, last) = dropped.lately(115).unwrap();
         assert_eq!(ranges.ranges(), [range(10, 20), range(30, 40)]);
         assert_eq!(last, Removal::new(105, 2));
         assert!(dropped.lately(116).is_none());
-        dropped.note(&[range(50, 60)], Removal::new(120, 4), 120);
+        dropped.note(&[range(50, 60)], Removal::new(120, 4));
         let (ranges, _) = dropped.lately(120).unwrap();
         assert_eq!(ranges.ranges(), [range(50, 60)]);
     }
@@ -78,7 +78,7 @@ mod tests {
         let mut dropped = Dropped::default();
         for start in 0..=MOST_RANGES as u64 {
             let part = range(start * 10, start * 10 + 1);
-            dropped.note(&[part], Removal::new(1, 0), 1);
+            dropped.note(&[part], Removal::new(1, 0));
         }
         let (ranges, _) = dropped.lately(1).unwrap();
         assert_eq!(ranges.ranges(), [range(0, MOST_RANGES as u64 * 10 + 1)]);

@@ -31,15 +31,14 @@ impl AddressSpace {
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removals.fetch_add(1, Ordering::Relaxed);
-        let now = self.group().seconds();
-        let removal = Removal::new(now, count);
+        let removal = Removal::new(self.group().seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
         self.table
             .entry(range.start)
             .replace(PageState::Hole, removed);
         let unmanaged = lock(&self.regions).uncovered(range);
-        lock(&self.dropped).note(&unmanaged, removal, now);
+        lock(&self.dropped).note(&unmanaged, removal);
     }
 
     /// Gives up what is kept of a range; every page but holes becomes `after`.

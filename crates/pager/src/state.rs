@@ -53,7 +53,7 @@ pub enum PageState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removal {
     /// When its event was applied, in seconds since the supervisor's start.
-    seconds: u32,
+    pub seconds: u32,
     /// Which it was, of those of that time: as many bits of its address space's count as fit.
     number: u32,
 }

@@ -79,11 +79,7 @@ impl<S: PageSource> Pool<S> {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
         let freed = self.flush_through(&mut room);
         // Others may have taken some.
-        let rings = self
-            .shards
-            .iter()
-            .filter_map(|shard| shard.deferred.as_ref());
-        rings.for_each(Ring::wait_for_takers);
+        self.rings().for_each(Ring::wait_for_takers);
         freed
     }
 
@@ -92,11 +88,7 @@ impl<S: PageSource> Pool<S> {
     pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
-        for ring in self
-            .shards
-            .iter()
-            .filter_map(|shard| shard.deferred.as_ref())
-        {
+        for ring in self.rings() {
             // Not more than were there: others may go on deferring for ever.
             let mut left = ring.len();
             while left > 0 {
@@ -116,22 +108,21 @@ impl<S: PageSource> Pool<S> {
         result.map(|()| freed)
     }
 
+    /// The queues of all shards.
+    fn rings(&self) -> impl Iterator<Item = &Ring> {
+        self.shards
+            .iter()
+            .filter_map(|shard| shard.deferred.as_ref())
+    }
+
     /// Bytes of the slots whose free was deferred and not yet begun.
     pub fn deferred_bytes(&self) -> usize {
-        let rings = self
-            .shards
-            .iter()
-            .filter_map(|shard| shard.deferred.as_ref());
-        rings.map(Ring::bytes).sum()
+        self.rings().map(Ring::bytes).sum()
     }
 
     /// Words whose free was deferred and not yet begun.
     pub(crate) fn deferred_words(&self) -> usize {
-        let rings = self
-            .shards
-            .iter()
-            .filter_map(|shard| shard.deferred.as_ref());
-        rings.map(Ring::len).sum()
+        self.rings().map(Ring::len).sum()
     }
 
     /// Does deferred frees because memory is needed, without waiting for others who do the same.
@@ -146,11 +137,7 @@ impl<S: PageSource> Pool<S> {
     fn drain_some(&self) -> bool {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
         let mut freed = 0;
-        for ring in self
-            .shards
-            .iter()
-            .filter_map(|shard| shard.deferred.as_ref())
-        {
+        for ring in self.rings() {
             if ring.len() > 0 {
                 freed += self.drain(ring, &mut room, Consumer::IfFree).0;
             }

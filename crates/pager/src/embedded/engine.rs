@@ -251,7 +251,7 @@ impl Engine {
     /// Returns when all that was unmapped has been released; at once in a forked child, where
     /// nobody does that.
     pub fn settle(&self) {
-        if !self.shared.owner.is_here() {
+        if self.is_inherited() {
             return;
         }
         while self.shared.unburied.load(Ordering::Acquire) > 0 {
@@ -433,7 +433,7 @@ fn keep_descriptor(shared: &Shared) {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if !self.shared.owner.is_here() {
+        if self.is_inherited() {
             // The threads are the parent's, and their locks as the fork found them.
             for thread in self.threads.drain(..) {
                 std::mem::forget(thread);

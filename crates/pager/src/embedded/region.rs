@@ -63,7 +63,7 @@ impl Region {
 
     /// Whether it was inherited by a fork, and so is not there.
     pub fn is_inherited(&self) -> bool {
-        !self.shared().owner.is_here()
+        self.engine.is_inherited()
     }
 
     fn shared(&self) -> &Shared {
