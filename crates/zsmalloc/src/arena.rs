@@ -10,6 +10,7 @@
 use std::{
     alloc::{Layout, alloc},
     mem::MaybeUninit,
+    ops::Range,
     ptr::NonNull,
 };
 
@@ -31,9 +32,6 @@ pub(crate) const MAX_STRETCH_PAGES: usize = 512;
 
 /// An arena has no more runs than a set has bits.
 const MAX_RUNS: usize = u64::BITS as usize;
-
-/// Pages of a stretch, one bit each.
-pub(crate) type PageBits = [u64; MAX_STRETCH_PAGES / 64];
 
 /// Units of an arena for runs of `run_pages` pages: few, as half an arena of each length waits for
 /// its zspages on average, but such that runs fill them to the last page or nearly so. Of the rare
@@ -62,10 +60,7 @@ impl RunSet {
         self.0.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.bits() == 0
-    }
-
+    #[cfg(test)]
     pub(crate) fn contains(&self, run: usize) -> bool {
         self.bits() & 1 << run != 0
     }
@@ -74,15 +69,15 @@ impl RunSet {
         self.0.store(self.bits() | 1 << run, Ordering::Relaxed);
     }
 
+    pub(crate) fn remove(&self, run: usize) {
+        self.0.store(self.bits() & !(1 << run), Ordering::Relaxed);
+    }
+
     /// Takes the first run.
     pub(crate) fn pop(&self) -> Option<usize> {
         let free = self.bits();
         self.0.store(free & free.wrapping_sub(1), Ordering::Relaxed);
         (free != 0).then(|| free.trailing_zeros() as usize)
-    }
-
-    pub(crate) fn clear(&self) {
-        self.0.store(0, Ordering::Relaxed);
     }
 }
 
@@ -96,6 +91,8 @@ pub(crate) struct Arena {
     index: u32,
     units: u32,
     first: u32,
+    /// The same, counted from the first page of the stretch.
+    offset: u32,
     run_pages: u32,
     /// `ceil(2^16 / run_pages)`: divides any offset inside an arena exactly.
     reciprocal: u32,
@@ -133,6 +130,19 @@ impl Arena {
         self.stretch as usize
     }
 
+    /// The pages of a run, counted from the first of the stretch.
+    pub(crate) fn pages_of(&self, run: usize) -> Range<usize> {
+        let start = self.offset as usize + run * self.run_pages();
+        start..start + self.run_pages()
+    }
+
+    /// The runs of which some page is among these of the stretch.
+    pub(crate) fn runs_at(&self, pages: &Range<usize>) -> Range<usize> {
+        let run_of = |page: usize| page.saturating_sub(self.offset as usize) / self.run_pages();
+        let end = pages.end + self.run_pages() - 1;
+        run_of(pages.start).min(self.runs())..run_of(end).min(self.runs())
+    }
+
     /// The first page of a run.
     pub(crate) fn page_of(&self, run: usize) -> PageNumber {
         PageNumber(self.first + run as u32 * self.run_pages)
@@ -160,25 +170,29 @@ pub(crate) struct Arenas {
     table: Table<AtomicPtr<Arena>>,
     stretches: Table<Stretch>,
     stretch_units: usize,
+    /// Units of a block of a stretch.
+    block_units: usize,
     /// How many stretches were handed out. It may run past their number when the range is full.
     next: AtomicUsize,
-    /// Free pages of stretches that are huge and partly in use.
+    /// Free pages of huge pages that are partly in use.
     spare_pages: AtomicUsize,
     /// Bytes of the records made so far.
     record_bytes: AtomicUsize,
 }
 
 impl Arenas {
-    /// Records for `count` stretches of `stretch_pages` pages (a power of two), none of them in
-    /// use.
-    pub(crate) fn new(count: usize, stretch_pages: usize) -> Option<Self> {
-        debug_assert!(stretch_pages.is_power_of_two());
-        debug_assert!((UNIT_PAGES..=MAX_STRETCH_PAGES).contains(&stretch_pages));
+    /// Records for `count` stretches of `stretch_pages` pages, in blocks of `block_pages`, both
+    /// powers of two. None of them is in use.
+    pub(crate) fn new(count: usize, stretch_pages: usize, block_pages: usize) -> Option<Self> {
+        debug_assert!(stretch_pages.is_power_of_two() && block_pages.is_power_of_two());
+        debug_assert!((block_pages..=MAX_STRETCH_PAGES).contains(&stretch_pages));
+        debug_assert!(block_pages >= UNIT_PAGES);
         let stretch_units = stretch_pages / UNIT_PAGES;
         Some(Self {
             table: Table::new(count * stretch_units)?,
             stretches: Table::new(count)?,
             stretch_units,
+            block_units: block_pages / UNIT_PAGES,
             next: AtomicUsize::new(0),
             spare_pages: AtomicUsize::new(0),
             record_bytes: AtomicUsize::new(0),
@@ -197,6 +211,32 @@ impl Arenas {
     /// Pages of a stretch.
     pub(crate) fn stretch_pages(&self) -> usize {
         self.stretch_units * UNIT_PAGES
+    }
+
+    /// Pages of a block.
+    pub(crate) fn block_pages(&self) -> usize {
+        self.block_units * UNIT_PAGES
+    }
+
+    /// The blocks of a stretch, each as its units.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let length = self.block_units;
+        (0..self.stretch_units)
+            .step_by(length)
+            .map(move |start| start..start + length)
+    }
+
+    /// The blocks that pages of a stretch lie in, and which of the pages are in each.
+    pub(crate) fn blocks_of(
+        &self,
+        pages: &Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
+        let (pages, length) = (pages.clone(), self.block_pages());
+        let first = pages.start - pages.start % length;
+        (first..pages.end).step_by(length).map(move |start| {
+            let units = start / UNIT_PAGES..(start + length) / UNIT_PAGES;
+            (units, pages.start.max(start)..pages.end.min(start + length))
+        })
     }
 
     /// A stretch in use.
@@ -273,7 +313,7 @@ impl Arenas {
     pub(crate) fn add(
         &self,
         stretch: usize,
-        units: std::ops::Range<usize>,
+        units: Range<usize>,
         run_pages: usize,
         owner: usize,
     ) -> Result<&Arena, AllocError> {
@@ -298,6 +338,7 @@ impl Arenas {
             index: index as u32,
             units: units.len() as u32,
             first: (index * UNIT_PAGES) as u32,
+            offset: (units.start * UNIT_PAGES) as u32,
             run_pages: run_pages as u32,
             reciprocal: (1_u32 << 16).div_ceil(run_pages as u32),
             stretch: stretch as u32,
@@ -402,7 +443,7 @@ mod tests {
     #[test]
     fn every_run_is_found_and_nothing_else() {
         for stretch_pages in [16, 64, 512] {
-            let arenas = Arenas::new(32, stretch_pages).unwrap();
+            let arenas = Arenas::new(32, stretch_pages, 16).unwrap();
             let mut starts = std::collections::HashSet::new();
             let mut index = arenas.add_stretch().unwrap();
             for run_pages in 1..=16 {
@@ -429,8 +470,26 @@ mod tests {
     }
 
     #[test]
+    fn the_runs_at_some_pages_are_those_that_meet_them() {
+        let arenas = Arenas::new(16, 512, 16).unwrap();
+        for run_pages in 1..=16 {
+            let index = arenas.add_stretch().unwrap();
+            arenas.stretch(index).set_assigned(20);
+            let arena = arenas.add(index, 13..20, run_pages, 0).unwrap();
+            for start in (0..512).step_by(16) {
+                let pages = start..start + 16;
+                let meets = |&run: &usize| {
+                    let own = arena.pages_of(run);
+                    own.start < pages.end && pages.start < own.end
+                };
+                assert!(arena.runs_at(&pages).eq((0..arena.runs()).filter(meets)));
+            }
+        }
+    }
+
+    #[test]
     fn a_full_range_is_reported() {
-        let arenas = Arenas::new(1, 16).unwrap();
+        let arenas = Arenas::new(1, 16, 16).unwrap();
         assert_eq!(arenas.add_stretch(), Ok(0));
         assert_eq!(arenas.add_stretch(), Err(AllocError::RangeFull));
     }

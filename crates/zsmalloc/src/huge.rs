@@ -1,15 +1,17 @@
-//! Huge pages: filling whole stretches, and splitting them again.
+//! Huge pages: filling whole blocks, and splitting them again.
 //!
-//! A stretch that is filled at once costs the system one fault instead of hundreds, and giving it
-//! back whole costs next to nothing. The price is memory that no zspage uses yet, or any more:
+//! A block that is filled at once costs the system one fault instead of one for each page, and
+//! giving it back whole costs a fraction. The price is memory that no zspage uses yet, or any more:
 //! *spare* pages. They are counted as resident, new zspages take them before anything else, and a
-//! stretch is filled only if there are few of them. Where frees leave many, the sparsest stretches
+//! block is filled only if there are few of them. Where frees leave many, the sparsest huge pages
 //! are split, but not while a burst of frees may empty them.
 
+use std::ops::Range;
+
 use crate::{
+    arena::UNIT_PAGES,
     pool::Pool,
-    release::parts,
-    source::{PageRun, PageSource},
+    source::PageSource,
     sync::{atomic::Ordering, lock},
     zspage::PageNumber,
 };
@@ -22,35 +24,31 @@ const BURST_MILLISECONDS: u64 = 50;
 const SPLITS_AT_ONCE: usize = 4;
 
 impl<S: PageSource> Pool<S> {
-    /// Whether a stretch may be filled by a huge page now.
-    pub(crate) fn may_fill_stretch(&self) -> bool {
+    /// Whether blocks may be filled by huge pages now.
+    pub(crate) fn may_fill(&self) -> bool {
         // Half of the new one, as it is on average until the next.
-        let spare = self.arenas.spare_pages() + self.arenas.stretch_pages() / 2;
+        let spare = self.arenas.spare_pages() + self.arenas.block_pages() / 2;
         self.spare_part > 0
             && spare.saturating_mul(self.spare_part) <= self.resident_pages.load(Ordering::Relaxed)
     }
 
-    /// Fills a stretch that has no memory and is in nobody else's use with a huge page, if one is
-    /// to be had.
-    pub(crate) fn fill_stretch(&self, index: usize) -> bool {
-        let filled = self.source.populate_huge(self.stretch_run(index));
+    /// Fills a block, named by its units, that has no memory and is in nobody else's use, with a
+    /// huge page, if one is to be had.
+    pub(crate) fn fill(&self, stretch: usize, block: &Range<usize>) -> bool {
+        let first = self.arenas.first_page(stretch).0 as usize + block.start * UNIT_PAGES;
+        let run = self.run(PageNumber(first as u32), block.len() * UNIT_PAGES);
+        let filled = self.source.populate_huge(run);
         if filled {
-            self.resident_pages
-                .fetch_add(self.arenas.stretch_pages(), Ordering::Relaxed);
+            self.resident_pages.fetch_add(run.pages, Ordering::Relaxed);
         }
         filled
     }
 
-    /// Pages of the stretches that are huge.
+    /// Pages in huge pages.
     pub(crate) fn huge_pages(&self) -> usize {
-        let huge = |&index: &usize| self.arenas.stretch(index).is_huge();
-        let stretches = (0..self.arenas.stretches_used()).filter(huge).count();
-        stretches * self.arenas.stretch_pages()
-    }
-
-    fn stretch_run(&self, index: usize) -> PageRun {
-        let page = self.arenas.first_page(index);
-        self.run(page, self.arenas.stretch_pages())
+        (0..self.arenas.stretches_used())
+            .map(|index| self.arenas.stretch(index).huge_pages())
+            .sum()
     }
 
     /// Whether more than one page in `part` is spare.
@@ -99,11 +97,11 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// Splits at most `most` stretches with at least `least` spare pages, the sparsest first, as
-    /// long as there is `too_much`. Returns how many pages were given back.
+    /// Splits huge pages with at least `least` spare pages, those with the most first, in at most
+    /// `most` stretches, as long as there is `too_much`. Returns how many pages were given back.
     #[cold]
     fn split_sparsest(&self, too_much: impl Fn() -> bool, least: usize, most: usize) -> usize {
-        let whole = self.arenas.stretch_pages();
+        let whole = self.arenas.block_pages();
         let (mut pages, mut splits) = (0, 0);
         for least in [whole * 3 / 4, whole / 2, whole / 4, least] {
             for index in 0..self.arenas.stretches_used() {
@@ -112,8 +110,9 @@ impl<S: PageSource> Pool<S> {
                 }
                 // A look without the lock: it is taken only where it may be worth it.
                 let stretch = self.arenas.stretch(index);
-                if stretch.keeps_spare() && stretch.warm() >= least {
-                    let given_back = self.split_stretch(index, least);
+                let splits_some = |block| stretch.free(&block).spare >= least;
+                if self.arenas.blocks().any(splits_some) {
+                    let given_back = self.split_in(index, least);
                     pages += given_back;
                     splits += usize::from(given_back > 0);
                 }
@@ -122,8 +121,9 @@ impl<S: PageSource> Pool<S> {
         pages
     }
 
-    /// Splits a stretch of which at least `least` pages are spare, and gives these back.
-    fn split_stretch(&self, index: usize, least: usize) -> usize {
+    /// Splits the huge pages of a stretch of which at least `least` pages are spare, and gives these
+    /// back.
+    fn split_in(&self, index: usize, least: usize) -> usize {
         let Some(owner) = self.arenas.stretch(index).owner() else {
             return 0;
         };
@@ -131,12 +131,12 @@ impl<S: PageSource> Pool<S> {
         let Some(batch) = lock(&shard.runs).take_spare(&self.arenas, index, least) else {
             return 0;
         };
-        if let Some(part) = parts(&batch.pages).next() {
-            let first = self.arenas.first_page(index).0 + part.start as u32;
-            self.source
-                .split_huge(self.run(PageNumber(first), part.len()));
+        let first = self.arenas.first_page(index).0;
+        for page in batch.splits() {
+            let page = PageNumber(first + page as u32);
+            self.source.split_huge(self.run(page, 1));
+            self.huge_splits.fetch_add(1, Ordering::Relaxed);
         }
-        self.huge_splits.fetch_add(1, Ordering::Relaxed);
         self.discard_batches(shard, std::iter::once(&batch))
     }
 }

@@ -15,6 +15,7 @@ mod huge;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod pages;
 mod pool;
 mod release;
 mod relocate;

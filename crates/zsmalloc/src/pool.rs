@@ -51,10 +51,10 @@ pub struct Config {
     pub deferred_bytes: usize,
     /// What part of the pool's memory may be free pages inside huge ones: one in so many. The pool
     /// asks for huge pages, if its source has any, only as long as there is less, half of the new
-    /// one included; so a pool smaller than half as many huge pages has none. Where frees leave more, huge pages are split: by a
-    /// [`Drainer`](crate::Drainer) that has had nothing to do for a while if it is twice as much, by frees if
-    /// it has been an eighth of the pool for a while, and by [`Pool::trim_spare`] and
-    /// [`Pool::trim`].
+    /// one included; so a pool smaller than half as many huge pages has none. Where frees leave
+    /// more, huge pages are split: by a [`Drainer`](crate::Drainer) that has had nothing to do for
+    /// a while if it is twice as much, by frees if it has been an eighth of the pool for a while,
+    /// and by [`Pool::trim_spare`] and [`Pool::trim`].
     /// 0: no huge pages.
     pub spare_part: usize,
 }
@@ -170,13 +170,14 @@ impl<S: PageSource> Pool<S> {
         let has_huge_pages = huge_pages.is_power_of_two()
             && (UNIT_PAGES..=MAX_STRETCH_PAGES).contains(&huge_pages)
             && huge_pages <= capacity_pages / 64;
-        let stretch_pages = if has_huge_pages {
+        // Small pools need at least a few for each length and shard.
+        let stretch_pages = (capacity_pages / 64).clamp(UNIT_PAGES, MAX_STRETCH_PAGES);
+        let block_pages = if has_huge_pages {
             huge_pages
         } else {
-            // Small pools need at least a few for each length and shard.
-            (capacity_pages / 64).clamp(UNIT_PAGES, MAX_STRETCH_PAGES)
+            stretch_pages
         };
-        let arenas = Arenas::new(capacity_pages / stretch_pages, stretch_pages)
+        let arenas = Arenas::new(capacity_pages / stretch_pages, stretch_pages, block_pages)
             .ok_or(PoolError::Metadata)?;
         let classes = ClassTable::try_new(config.max_chain_pages).ok_or(PoolError::Metadata)?;
         let class_count = classes.classes().len();
@@ -341,6 +342,14 @@ impl<S: PageSource> Pool<S> {
         // not reused before the caller's pin is dropped.
         let slot = unsafe { slice::from_raw_parts(slot.as_ptr(), slot.len()) };
         Ok(read(slot))
+    }
+
+    /// How many bytes [`Pool::read`] gives of the object that a word names: those of its class,
+    /// which the word itself says. Whether there is such an object is not looked at. `None` if no
+    /// pool like this one has given out the word.
+    #[inline]
+    pub fn slot_bytes(&self, word: ObjectWord) -> Option<usize> {
+        self.classes().get(word.class()).map(SizeClass::size)
     }
 
     /// Announces this thread as a reader: until the pin is dropped, the place of an object that a

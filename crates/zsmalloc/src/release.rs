@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use crate::{
     PAGE_SIZE,
-    arena::{Arena, Arenas, PageBits},
+    arena::{Arena, Arenas},
     error::AllocError,
     pool::{MAX_SHARDS, Pool, Shard},
-    runs::{Batch, Cold, RunLists, count},
+    runs::{Batch, Cold, RunLists, Taken},
     source::{PageRun, PageSource, SourceError},
     sync::{MutexGuard, atomic::Ordering, lock, try_lock},
     zspage::{Link, PageNumber},
@@ -82,33 +82,13 @@ impl<S: PageSource> Pool<S> {
                 return Ok(page);
             }
         }
-        let cold = lock(own).take_cold(arenas, pages, self.may_fill_stretch());
-        match cold {
-            Some(Cold::Run(page)) => return self.commit(page, pages),
-            Some(Cold::Stretch(index)) => {
-                let filled = self.fill_stretch(index);
-                let mut runs = lock(own);
-                runs.put_stretch(arenas, index, filled);
-                if let Some(page) = runs.take_warm(arenas, pages) {
-                    return Ok(page);
-                }
-                if let Some(Cold::Run(page)) = runs.take_cold(arenas, pages, false) {
-                    drop(runs);
-                    return self.commit(page, pages);
-                }
-            }
-            None => {}
+        // Apart, so that the lock is dropped first.
+        let cold = lock(own).take_cold(arenas, pages, self.may_fill());
+        if let Some(cold) = cold {
+            return self.supply(cold);
         }
-        let found = self.take_elsewhere(shard, |runs| {
-            let warm = runs.take_warm(arenas, pages).map(|page| (page, true));
-            warm.or_else(|| match runs.take_cold(arenas, pages, false)? {
-                Cold::Run(page) => Some((page, false)),
-                Cold::Stretch(_) => unreachable!("a whole stretch was not asked for"),
-            })
-        });
-        match found {
-            Some((page, true)) => Ok(page),
-            Some((page, false)) => self.commit(page, pages),
+        match self.take_elsewhere(shard, |runs| runs.take(arenas, pages, false)) {
+            Some(taken) => self.supply_taken(taken),
             None => self.start_arena(shard, pages),
         }
     }
@@ -123,18 +103,38 @@ impl<S: PageSource> Pool<S> {
             .find_map(|other| take(&mut *try_lock(&self.shards[other].runs)?))
     }
 
-    /// Gets memory for a run that was taken and has none.
-    fn commit(&self, page: PageNumber, pages: usize) -> Result<PageNumber, AllocError> {
-        if let Err(error) = self.source.commit(self.run(page, pages)) {
-            let (arena, run) = self.run_of(page);
-            lock(&self.shards[arena.owner()].runs).put_cold(&self.arenas, arena, run);
+    /// Gets memory for a run that was taken, if it has none.
+    fn supply_taken(&self, taken: Taken) -> Result<PageNumber, AllocError> {
+        match taken {
+            Taken::Warm(page) => Ok(page),
+            Taken::Cold(cold) => self.supply(cold),
+        }
+    }
+
+    /// Gets what memory a run lacks that was taken.
+    fn supply(&self, mut cold: Cold) -> Result<PageNumber, AllocError> {
+        let page = cold.page;
+        let (arena, run) = self.run_of(page);
+        let runs = &self.shards[arena.owner()].runs;
+        if let Some((stretch, blocks)) = cold.filling(&self.arenas) {
+            let filled = blocks.map(|block| block.filter(|block| self.fill(stretch, block)));
+            lock(runs).end_fill(&self.arenas, &mut cold, &filled);
+        }
+        if cold.lacking.is_empty() {
+            return Ok(page);
+        }
+        let first = self.arenas.first_page(arena.stretch()).0 + cold.lacking.start as u32;
+        let lacking = self.run(PageNumber(first), cold.lacking.len());
+        if let Err(error) = self.source.commit(lacking) {
+            lock(runs).put_refused(&self.arenas, arena, run, &cold);
             return Err(error.into());
         }
-        self.resident_pages.fetch_add(pages, Ordering::Relaxed);
+        self.resident_pages
+            .fetch_add(cold.lacking.len(), Ordering::Relaxed);
         Ok(page)
     }
 
-    /// Puts an arena to use for runs of `pages` pages, and takes the first.
+    /// Puts an arena to use for runs of `pages` pages, and takes one.
     fn start_arena(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
         let arenas = &self.arenas;
         let own = &self.shards[shard].runs;
@@ -143,9 +143,8 @@ impl<S: PageSource> Pool<S> {
             Some(begun) => begun,
             None => {
                 let stretch = arenas.add_stretch()?;
-                let huge = self.may_fill_stretch() && self.fill_stretch(stretch);
                 let mut runs = lock(own);
-                runs.open(arenas, stretch, shard, huge);
+                runs.open(arenas, stretch, shard);
                 runs.begin_arena(arenas, pages)
                     .expect("a new stretch has room")
             }
@@ -153,13 +152,13 @@ impl<S: PageSource> Pool<S> {
         // With no lock held: the heap may be slow, or be served by this very pool's owner.
         let place = (stretch, units.start);
         let made = arenas.add(stretch, units, pages, shard);
-        let arena = made.as_ref().ok().copied();
-        let has_memory = lock(own).end_arena(arenas, place, pages, arena);
-        let page = made?.page_of(0);
-        if has_memory {
-            return Ok(page);
-        }
-        self.commit(page, pages)
+        let fill = self.may_fill();
+        let mut runs = lock(own);
+        runs.end_arena(arenas, place, made.as_ref().ok().copied());
+        made?;
+        let taken = runs.take(arenas, pages, fill);
+        drop(runs);
+        self.supply_taken(taken.expect("an arena has a run"))
     }
 
     fn run_of(&self, page: PageNumber) -> (&Arena, usize) {
@@ -181,7 +180,7 @@ impl<S: PageSource> Pool<S> {
                 held = Some((owner, lock(&self.shards[owner].runs)));
             }
             if let Some((_, runs)) = &mut held {
-                runs.put_warm(&self.arenas, arena, run);
+                runs.put_freed(&self.arenas, arena, run);
                 touched[owner] = runs.warm_pages() > self.retained_now();
             }
         }
@@ -217,7 +216,7 @@ impl<S: PageSource> Pool<S> {
     /// for reuse, and free parts of huge pages, unless they are very small. Returns how many pages
     /// that were.
     pub fn trim(&self) -> usize {
-        let least = (self.arenas.stretch_pages() / SPARE_NOT_WORTH_IT).max(1);
+        let least = (self.arenas.block_pages() / SPARE_NOT_WORTH_IT).max(1);
         self.trim_classes(0..self.classes().len()) + self.give_back_spare(least)
     }
 
@@ -294,7 +293,7 @@ impl<S: PageSource> Pool<S> {
             // What could not be given back still has its memory: it is kept for reuse, to be tried
             // again later.
             runs.end_batch(&self.arenas, batch, result.is_ok());
-            pages += count(&batch.pages);
+            pages += batch.pages.count();
         }
         drop(runs);
         if result.is_err() {
@@ -317,7 +316,7 @@ impl<S: PageSource> Pool<S> {
         let mut merged_count = 0;
         for batch in batches {
             let first = self.arenas.first_page(batch.stretch);
-            for part in parts(&batch.pages) {
+            for part in batch.pages.parts() {
                 if merged_count == DISCARD_RUNS {
                     self.discard_merged(&merged)?;
                     merged_count = 0;
@@ -334,38 +333,5 @@ impl<S: PageSource> Pool<S> {
         // SAFETY: the runs lie in the pool's reservation and were taken out of all sets, so no
         // zspage is in them and only this thread knows them.
         unsafe { self.source.discard(merged) }
-    }
-}
-
-/// The runs of ones in a set of pages.
-pub(crate) fn parts(pages: &PageBits) -> impl Iterator<Item = Range<usize>> + '_ {
-    let is_set = |page: &usize| pages[page / 64] & 1 << (page % 64) != 0;
-    let end_of_all = pages.len() * 64;
-    let mut next = 0;
-    std::iter::from_fn(move || {
-        let start = (next..end_of_all).find(is_set)?;
-        let end = (start..end_of_all)
-            .find(|page| !is_set(page))
-            .unwrap_or(end_of_all);
-        next = end;
-        Some(start..end)
-    })
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_set_are_its_runs_of_ones() {
-        let mut pages: PageBits = [0; _];
-        assert_eq!(parts(&pages).next(), None);
-        pages[0] = 0b1101 | 1 << 63;
-        pages[1] = 1;
-        pages[7] = 1 << 63;
-        let found: Vec<_> = parts(&pages).collect();
-        assert_eq!(found, [0..1, 2..4, 63..65, 511..512]);
-        pages = [u64::MAX; _];
-        assert!(parts(&pages).eq(std::iter::once(0..512)));
     }
 }

@@ -1,9 +1,12 @@
 //! The free runs of a shard, and the state of its stretches.
 
+use std::ops::Range;
+
 use crate::{
-    arena::{Arena, Arenas, NOT_LISTED, PageBits},
+    arena::{Arena, Arenas, NOT_LISTED, UNIT_PAGES},
     class::MAX_CHAIN_PAGES,
-    stretch::{self, Stretch},
+    pages::{PageSet, UnitBits},
+    stretch::{self, Free, Stretch},
     sync::atomic::{AtomicU32, Ordering},
     zspage::{NO_LINK, PageNumber},
 };
@@ -49,19 +52,58 @@ impl ArenaLists {
     }
 }
 
-/// A cold run, or a stretch without memory and without a zspage whose cold runs were all taken.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Cold {
-    Run(PageNumber),
-    Stretch(usize),
+/// A run that was free.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Warm(PageNumber),
+    Cold(Cold),
+}
+
+/// One of which a part, or all, has no memory.
+#[derive(Debug)]
+pub(crate) struct Cold {
+    pub(crate) page: PageNumber,
+    stretch: usize,
+    /// The run's pages, counted from the first of the stretch.
+    pages: Range<usize>,
+    /// Those of them that have no memory, and are to get it.
+    pub(crate) lacking: Range<usize>,
+    /// Whether the blocks they lie in are to be filled by huge pages first, if that can be. The
+    /// stretch is busy until [`RunLists::end_fill`].
+    fills: bool,
+}
+
+impl Cold {
+    /// The blocks to be filled by huge pages, if any: the stretch, and the units of each.
+    pub(crate) fn filling(&self, arenas: &Arenas) -> Option<(usize, [Option<Range<usize>>; 2])> {
+        self.fills.then(|| {
+            let mut blocks = arenas.blocks_of(&self.lacking).map(|(block, _)| block);
+            (self.stretch, [blocks.next(), blocks.next()])
+        })
+    }
 }
 
 /// Memory that somebody took out of the sets to give it back.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Batch {
     pub(crate) stretch: usize,
-    pub(crate) pages: PageBits,
-    was_huge: bool,
+    pub(crate) pages: PageSet,
+    /// The units of it that were in huge pages.
+    huge: u32,
+    /// Those of which a part was in use, so that they are to be split: the first unit of each.
+    split: u32,
+}
+
+impl Batch {
+    /// A page that is given back of each huge page that has to be split first, counted from the
+    /// first of the stretch.
+    pub(crate) fn splits(&self) -> impl Iterator<Item = usize> + '_ {
+        let split = |unit: &usize| self.split & 1 << unit != 0;
+        (0..u32::BITS as usize).filter(split).filter_map(|first| {
+            let unit = (first..).find(|&unit| self.pages.unit(unit) != 0)?;
+            Some(unit * UNIT_PAGES + self.pages.unit(unit).trailing_zeros() as usize)
+        })
+    }
 }
 
 /// The free runs of a shard.
@@ -73,7 +115,7 @@ pub(crate) struct RunLists {
     giving: u32,
     /// Stretches that may have room for arenas.
     open: u32,
-    /// Pages that can be given back at once: warm runs, and huge stretches not in use.
+    /// Pages that can be given back at once: see [`Free::giving`].
     warm_pages: usize,
 }
 
@@ -92,28 +134,55 @@ impl RunLists {
         self.warm_pages
     }
 
-    /// Changes a stretch and what is counted of it.
-    fn change(&mut self, arenas: &Arenas, stretch: &Stretch, change: impl FnOnce()) {
-        let shares = || match stretch.keeps_spare() {
-            true => (0, stretch.warm()),
-            false => (stretch.warm(), 0),
-        };
-        let (warm, spare) = shares();
-        change();
-        let (warm_now, spare_now) = shares();
-        self.warm_pages = self.warm_pages + warm_now - warm;
-        arenas.spare_changed(spare, spare_now);
+    /// Counts what became of free pages.
+    fn count(&mut self, arenas: &Arenas, before: Free, after: Free) {
+        self.warm_pages = self.warm_pages + after.giving - before.giving;
+        arenas.spare_changed(before.spare, after.spare);
     }
 
-    /// Takes a run that has memory.
+    /// Marks the pages of a run as used, or as free.
+    fn set_used(&mut self, arenas: &Arenas, stretch: &Stretch, run: &Range<usize>, used: bool) {
+        for (block, part) in arenas.blocks_of(run) {
+            stretch.used.remove(&part);
+            // What is free if the run is, and if it is used.
+            let (free, taken) = if !stretch.resident.contains(&part) {
+                (Free::default(), Free::default())
+            } else if !stretch.is_huge(&block) {
+                (Free::giving(part.len()), Free::default())
+            } else if stretch.is_used(&block) {
+                (Free::spare(part.len()), Free::default())
+            } else {
+                let whole = arenas.block_pages();
+                (Free::giving(whole), Free::spare(whole - part.len()))
+            };
+            if used {
+                stretch.used.insert(&part);
+                self.count(arenas, free, taken);
+            } else {
+                self.count(arenas, taken, free);
+            }
+        }
+    }
+
+    /// Puts a free run into the set that it belongs to.
+    fn put(&mut self, arenas: &Arenas, arena: &Arena, run: usize) {
+        let stretch = arenas.stretch(arena.stretch());
+        let pages = arena.pages_of(run);
+        if stretch.resident.contains(&pages) {
+            arena.warm.insert(run);
+            self.warm.list(arena);
+        } else {
+            arena.cold.insert(run);
+            self.cold.list(arena);
+        }
+    }
+
+    /// Takes a run all of which has memory.
     pub(crate) fn take_warm(&mut self, arenas: &Arenas, pages: usize) -> Option<PageNumber> {
         while let Some(arena) = self.warm.first(arenas, pages) {
             if let Some(run) = arena.warm.pop() {
-                let stretch = arenas.stretch(arena.stretch());
-                self.change(arenas, stretch, || {
-                    stretch.set_warm(stretch.warm() - pages);
-                    stretch.set_used(stretch.used() + pages);
-                });
+                let pages = arena.pages_of(run);
+                self.set_used(arenas, arenas.stretch(arena.stretch()), &pages, true);
                 return Some(arena.page_of(run));
             }
             self.warm.drop_first(arena);
@@ -121,85 +190,115 @@ impl RunLists {
         None
     }
 
-    /// Takes a run that has no memory; or, if `whole` and there is one that lies in a stretch with
-    /// nothing in it, all of that stretch, which is busy then.
-    pub(crate) fn take_cold(&mut self, arenas: &Arenas, pages: usize, whole: bool) -> Option<Cold> {
+    /// Takes a run, best one that has memory; see [`RunLists::take_cold`].
+    pub(crate) fn take(&mut self, arenas: &Arenas, pages: usize, fill: bool) -> Option<Taken> {
+        let warm = self.take_warm(arenas, pages).map(Taken::Warm);
+        warm.or_else(|| self.take_cold(arenas, pages, fill).map(Taken::Cold))
+    }
+
+    /// Takes a run of which some page has no memory; with `fill` as one whose blocks are to be
+    /// filled by huge pages, if they can be.
+    pub(crate) fn take_cold(&mut self, arenas: &Arenas, pages: usize, fill: bool) -> Option<Cold> {
         while let Some(arena) = self.cold.first(arenas, pages) {
-            let index = arena.stretch();
-            let stretch = arenas.stretch(index);
-            let empty = stretch.used() == 0 && stretch.warm() == 0;
-            if whole && empty && !arena.cold.is_empty() && !stretch.is_busy() {
+            let Some(run) = arena.cold.pop() else {
+                self.cold.drop_first(arena);
+                continue;
+            };
+            let stretch = arenas.stretch(arena.stretch());
+            let pages = arena.pages_of(run);
+            let mut cold = Cold {
+                page: arena.page_of(run),
+                stretch: arena.stretch(),
+                lacking: lacking(stretch, &pages),
+                pages,
+                fills: false,
+            };
+            let can_fill = |(block, _)| stretch.is_cold(&block);
+            if fill && !stretch.is_busy() && arenas.blocks_of(&cold.lacking).all(can_fill) {
                 stretch.set_busy(true);
-                arenas.arenas_in(index).for_each(|arena| arena.cold.clear());
-                return Some(Cold::Stretch(index));
+                cold.fills = true;
+                for (block, _) in arenas.blocks_of(&cold.lacking) {
+                    let runs = runs_in(arenas, cold.stretch, &block);
+                    runs.for_each(|(arena, run)| arena.cold.remove(run));
+                }
             }
-            if let Some(run) = arena.cold.pop() {
-                self.change(arenas, stretch, || stretch.set_used(stretch.used() + pages));
-                return Some(Cold::Run(arena.page_of(run)));
+            self.set_used(arenas, stretch, &cold.pages, true);
+            if !cold.fills {
+                stretch.resident.insert(&cold.lacking);
             }
-            self.cold.drop_first(arena);
+            return Some(cold);
         }
         None
     }
 
-    /// Takes a freed run, which has memory.
-    pub(crate) fn put_warm(&mut self, arenas: &Arenas, arena: &Arena, run: usize) {
+    /// Ends what [`RunLists::take_cold`] began with blocks to fill, of which these were `filled`.
+    /// What the run still lacks is to be committed.
+    pub(crate) fn end_fill(
+        &mut self,
+        arenas: &Arenas,
+        cold: &mut Cold,
+        filled: &[Option<Range<usize>>],
+    ) {
+        let stretch = arenas.stretch(cold.stretch);
+        let blocks = arenas.blocks_of(&cold.lacking);
+        for block in filled.iter().flatten() {
+            let before = stretch.free(block);
+            stretch.set_huge(block, true);
+            for unit in block.clone() {
+                stretch.resident.set_unit(unit, UnitBits::MAX);
+            }
+            self.count(arenas, before, stretch.free(block));
+        }
+        cold.lacking = lacking(stretch, &cold.pages);
+        stretch.resident.insert(&cold.lacking);
+        for (block, _) in blocks {
+            self.put_free(arenas, cold.stretch, &block);
+        }
+        cold.fills = false;
+        self.end_busy(arenas, cold.stretch);
+    }
+
+    /// Puts all free runs that lie in a block, at least partly, into the sets they belong to.
+    fn put_free(&mut self, arenas: &Arenas, index: usize, block: &Range<usize>) {
+        let stretch = arenas.stretch(index);
+        for (arena, run) in runs_in(arenas, index, block) {
+            let pages = arena.pages_of(run);
+            if !stretch.used.meets(&pages) {
+                arena.warm.remove(run);
+                arena.cold.remove(run);
+                self.put(arenas, arena, run);
+            }
+        }
+    }
+
+    /// Takes a run that is free again.
+    pub(crate) fn put_freed(&mut self, arenas: &Arenas, arena: &Arena, run: usize) {
         let stretch = arenas.stretch(arena.stretch());
-        arena.warm.insert(run);
-        self.warm.list(arena);
-        self.change(arenas, stretch, || {
-            stretch.set_used(stretch.used() - arena.run_pages());
-            stretch.set_warm(stretch.warm() + arena.run_pages());
-        });
-        if !stretch.keeps_spare() {
+        let pages = arena.pages_of(run);
+        self.set_used(arenas, stretch, &pages, false);
+        self.put(arenas, arena, run);
+        if arenas
+            .blocks_of(&pages)
+            .any(|(block, _)| !stretch.keeps_spare(&block))
+        {
             self.list_giving(arenas, arena.stretch());
         }
     }
 
-    /// Takes a run back that was taken cold and got no memory.
-    pub(crate) fn put_cold(&mut self, arenas: &Arenas, arena: &Arena, run: usize) {
-        let stretch = arenas.stretch(arena.stretch());
-        stretch.set_used(stretch.used() - arena.run_pages());
-        arena.cold.insert(run);
-        self.cold.list(arena);
+    /// Takes a run back that did not get the memory it lacked.
+    pub(crate) fn put_refused(&mut self, arenas: &Arenas, arena: &Arena, run: usize, cold: &Cold) {
+        let stretch = arenas.stretch(cold.stretch);
+        stretch.resident.remove(&cold.lacking);
+        self.put_freed(arenas, arena, run);
     }
 
-    /// Ends what [`RunLists::take_cold`] began with a whole stretch: it was filled by a huge page,
-    /// or not.
-    pub(crate) fn put_stretch(&mut self, arenas: &Arenas, index: usize, huge: bool) {
-        let stretch = arenas.stretch(index);
-        if huge {
-            self.change(arenas, stretch, || {
-                stretch.set_huge(true);
-                stretch.set_warm(arenas.stretch_pages());
-            });
-            // If the run it was filled for is never taken.
-            self.list_giving(arenas, index);
-        }
-        for arena in arenas.arenas_in(index) {
-            self.put_runs(arena, 0..arena.runs(), huge);
-        }
-        stretch.set_busy(false);
-    }
-
-    fn put_runs(&mut self, arena: &Arena, runs: impl Iterator<Item = usize>, warm: bool) {
-        let (set, lists) = match warm {
-            true => (&arena.warm, &mut self.warm),
-            false => (&arena.cold, &mut self.cold),
-        };
-        runs.for_each(|run| set.insert(run));
-        if !set.is_empty() {
-            lists.list(arena);
-        }
-    }
-
-    /// Assigns units of a stretch with room to an arena that is to be made, and takes its first
-    /// run. The stretch is busy until [`RunLists::end_arena`].
+    /// Assigns units of a stretch with room to an arena that is to be made. The stretch is busy
+    /// until [`RunLists::end_arena`].
     pub(crate) fn begin_arena(
         &mut self,
         arenas: &Arenas,
         pages: usize,
-    ) -> Option<(usize, std::ops::Range<usize>)> {
+    ) -> Option<(usize, Range<usize>)> {
         // Those that are full leave the list; a busy one is passed over.
         let mut link = self.open;
         let mut first = true;
@@ -217,12 +316,6 @@ impl RunLists {
                 let end = start + arenas.units_for(stretch, pages);
                 stretch.set_assigned(end);
                 stretch.set_busy(true);
-                self.change(arenas, stretch, || {
-                    stretch.set_used(stretch.used() + pages);
-                    if stretch.is_huge() {
-                        stretch.set_warm(stretch.warm() - pages);
-                    }
-                });
                 return Some((index, start..end));
             } else {
                 first = false;
@@ -233,40 +326,28 @@ impl RunLists {
     }
 
     /// Ends what [`RunLists::begin_arena`] began, which assigned the units from `start` on, with
-    /// the arena, or with none. Returns whether the first run, which is the caller's, has memory.
+    /// the arena, or with none.
     pub(crate) fn end_arena(
         &mut self,
         arenas: &Arenas,
         (index, start): (usize, usize),
-        pages: usize,
         made: Option<&Arena>,
-    ) -> bool {
-        let stretch = arenas.stretch(index);
-        let huge = stretch.is_huge();
+    ) {
         match made {
-            Some(arena) => self.put_runs(arena, 1..arena.runs(), huge),
+            Some(arena) => (0..arena.runs()).for_each(|run| self.put(arenas, arena, run)),
             None => {
-                self.change(arenas, stretch, || {
-                    stretch.set_used(stretch.used() - pages);
-                    if huge {
-                        stretch.set_warm(stretch.warm() + pages);
-                    }
-                });
                 // Nobody else assigned any of a busy one meanwhile.
-                stretch.set_assigned(start);
+                arenas.stretch(index).set_assigned(start);
                 self.list_open(arenas, index);
             }
         }
         self.end_busy(arenas, index);
-        huge
     }
 
-    /// Takes a stretch that was put to use for this shard, and is backed by a huge page or not.
-    pub(crate) fn open(&mut self, arenas: &Arenas, index: usize, shard: usize, huge: bool) {
-        let stretch = arenas.stretch(index);
-        stretch.set_owner(shard);
+    /// Takes a stretch that was put to use for this shard.
+    pub(crate) fn open(&mut self, arenas: &Arenas, index: usize, shard: usize) {
+        arenas.stretch(index).set_owner(shard);
         self.list_open(arenas, index);
-        self.put_stretch(arenas, index, huge);
     }
 
     fn list_open(&mut self, arenas: &Arenas, index: usize) {
@@ -295,15 +376,16 @@ impl RunLists {
                 .next_warm
                 .store(stretch::NOT_LISTED, Ordering::Relaxed);
             // A busy one is listed again by whoever ends that.
-            if !stretch.is_busy() && !stretch.keeps_spare() && stretch.warm() > 0 {
-                return Some(self.take_batch(arenas, index));
+            let giving = |block: &Range<usize>| stretch.free(block).giving > 0;
+            if !stretch.is_busy() && arenas.blocks().any(|block| giving(&block)) {
+                return Some(self.take_batch(arenas, index, giving));
             }
         }
         None
     }
 
-    /// Takes the free memory of a huge stretch of which part is in use, if that is at least `least`
-    /// pages.
+    /// Takes the free memory of the huge pages of a stretch of which part is in use, where that is
+    /// at least `least` pages.
     pub(crate) fn take_spare(
         &mut self,
         arenas: &Arenas,
@@ -311,58 +393,67 @@ impl RunLists {
         least: usize,
     ) -> Option<Batch> {
         let stretch = arenas.stretch(index);
-        let takes = !stretch.is_busy() && stretch.keeps_spare() && stretch.warm() >= least;
-        takes.then(|| self.take_batch(arenas, index))
+        let spare = |block: &Range<usize>| stretch.free(block).spare >= least;
+        let takes = !stretch.is_busy() && arenas.blocks().any(|block| spare(&block));
+        takes.then(|| self.take_batch(arenas, index, spare))
     }
 
-    fn take_batch(&mut self, arenas: &Arenas, index: usize) -> Batch {
+    /// Takes the free memory of some blocks of a stretch.
+    fn take_batch(
+        &mut self,
+        arenas: &Arenas,
+        index: usize,
+        of: impl Fn(&Range<usize>) -> bool,
+    ) -> Batch {
         let stretch = arenas.stretch(index);
-        let was_huge = stretch.is_huge();
-        let first = arenas.first_page(index).0;
-        // All free pages of a huge one have memory, those of no run included.
-        let mut pages: PageBits = [0; _];
-        if was_huge {
-            (0..arenas.stretch_pages()).for_each(|page| pages[page / 64] |= 1 << (page % 64));
-        }
-        for arena in arenas.arenas_in(index) {
-            for run in 0..arena.runs() {
-                if arena.warm.contains(run) != was_huge {
-                    let start = (arena.page_of(run).0 - first) as usize;
-                    (start..start + arena.run_pages())
-                        .for_each(|page| pages[page / 64] ^= 1 << (page % 64));
-                }
-            }
-            arena.warm.clear();
-        }
-        stretch.set_busy(true);
-        self.change(arenas, stretch, || {
-            stretch.set_warm(0);
-            stretch.set_huge(false);
-        });
-        Batch {
+        let mut batch = Batch {
             stretch: index,
-            pages,
-            was_huge,
+            pages: PageSet::EMPTY,
+            huge: 0,
+            split: 0,
+        };
+        stretch.set_busy(true);
+        for block in arenas.blocks().filter(of) {
+            let before = stretch.free(&block);
+            batch.split |= u32::from(stretch.keeps_spare(&block)) << block.start;
+            batch.huge |= u32::from(stretch.is_huge(&block)) << block.start;
+            for unit in block.clone() {
+                let free = stretch.free_in(unit);
+                batch.pages.insert_in(unit, free);
+                stretch
+                    .resident
+                    .set_unit(unit, stretch.resident.unit(unit) & !free);
+            }
+            stretch.set_huge(&block, false);
+            self.count(arenas, before, Free::default());
         }
+        // Nobody takes them before it is known whether they have memory, in part or at all.
+        for (arena, run) in runs_meeting(arenas, &batch) {
+            arena.warm.remove(run);
+            arena.cold.remove(run);
+        }
+        batch
     }
 
     /// Takes back what [`RunLists::take_giving`] or [`RunLists::take_spare`] gave: addresses now,
     /// or, if it could not be given back, memory as before. What was freed meanwhile stays warm.
     pub(crate) fn end_batch(&mut self, arenas: &Arenas, batch: &Batch, discarded: bool) {
         let stretch = arenas.stretch(batch.stretch);
-        let first = arenas.first_page(batch.stretch).0;
-        for arena in arenas.arenas_in(batch.stretch) {
-            let taken = |&run: &usize| {
-                let page = (arena.page_of(run).0 - first) as usize;
-                batch.pages[page / 64] & 1 << (page % 64) != 0
-            };
-            self.put_runs(arena, (0..arena.runs()).filter(taken), !discarded);
-        }
         if !discarded {
-            self.change(arenas, stretch, || {
-                stretch.set_huge(batch.was_huge);
-                stretch.set_warm(stretch.warm() + count(&batch.pages));
-            });
+            for block in arenas.blocks() {
+                let before = stretch.free(&block);
+                for unit in block.clone() {
+                    let back = stretch.resident.unit(unit) | batch.pages.unit(unit);
+                    stretch.resident.set_unit(unit, back);
+                }
+                if batch.huge & 1 << block.start != 0 {
+                    stretch.set_huge(&block, true);
+                }
+                self.count(arenas, before, stretch.free(&block));
+            }
+        }
+        for (arena, run) in runs_meeting(arenas, batch) {
+            self.put(arenas, arena, run);
         }
         self.end_busy(arenas, batch.stretch);
     }
@@ -371,47 +462,46 @@ impl RunLists {
     fn end_busy(&mut self, arenas: &Arenas, index: usize) {
         let stretch = arenas.stretch(index);
         stretch.set_busy(false);
-        if stretch.warm() > 0 && !stretch.keeps_spare() {
+        if arenas.blocks().any(|block| stretch.free(&block).giving > 0) {
             self.list_giving(arenas, index);
         }
     }
 }
 
-/// How many pages are in a set.
-pub(crate) fn count(pages: &PageBits) -> usize {
-    pages.iter().map(|bits| bits.count_ones() as usize).sum()
+/// Which pages of a run have no memory: those in one of the two blocks that it may lie in, or all.
+fn lacking(stretch: &Stretch, run: &Range<usize>) -> Range<usize> {
+    let has = |page: usize| stretch.resident.contains(&(page..page + 1));
+    let start = run.clone().find(|&page| !has(page)).unwrap_or(run.end);
+    let end = (start..run.end).find(|&page| has(page)).unwrap_or(run.end);
+    debug_assert!(
+        (end..run.end).all(has),
+        "a block has memory for a run or has not"
+    );
+    start..end
+}
+
+/// The runs some of whose pages are in a batch.
+fn runs_meeting<'a>(
+    arenas: &'a Arenas,
+    batch: &'a Batch,
+) -> impl Iterator<Item = (&'a Arena, usize)> + use<'a> {
+    arenas
+        .arenas_in(batch.stretch)
+        .flat_map(|arena| (0..arena.runs()).map(move |run| (arena, run)))
+        .filter(|(arena, run)| batch.pages.meets(&arena.pages_of(*run)))
+}
+
+/// The runs that lie in a block of a stretch, at least partly.
+fn runs_in<'a>(
+    arenas: &'a Arenas,
+    stretch: usize,
+    block: &Range<usize>,
+) -> impl Iterator<Item = (&'a Arena, usize)> + use<'a> {
+    let block = block.start * UNIT_PAGES..block.end * UNIT_PAGES;
+    arenas
+        .arenas_in(stretch)
+        .flat_map(move |arena| arena.runs_at(&block).map(move |run| (arena, run)))
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    /// Puts an arena for runs of so many pages into a stretch. Somebody looks for memory to give
-    /// back meanwhile. Returns the arena, whose first run is taken, and what was found.
-    fn make_arena<'a>(
-        runs: &mut RunLists,
-        arenas: &'a Arenas,
-        pages: usize,
-    ) -> (&'a Arena, Option<Batch>) {
-        let (index, units) = runs.begin_arena(arenas, pages).unwrap();
-        let found = runs.take_giving(arenas);
-        let start = units.start;
-        let arena = arenas.add(index, units, pages, 0).unwrap();
-        runs.end_arena(arenas, (index, start), pages, Some(arena));
-        (arena, found)
-    }
-
-    #[test]
-    fn memory_passed_over_while_an_arena_is_made_is_given_back_later() {
-        let arenas = Arenas::new(1, 64).unwrap();
-        let mut runs = RunLists::new();
-        let index = arenas.add_stretch().unwrap();
-        runs.open(&arenas, index, 0, false);
-        let (arena, _) = make_arena(&mut runs, &arenas, 1);
-        runs.put_warm(&arenas, arena, 0);
-        let (_, found) = make_arena(&mut runs, &arenas, 2);
-        assert!(found.is_none(), "a busy stretch is left alone");
-        let found = runs.take_giving(&arenas).expect("it has a warm page");
-        assert_eq!((found.stretch, count(&found.pages)), (index, 1));
-    }
-}
+mod tests;

@@ -65,8 +65,8 @@ pub unsafe trait PageSource: Send + Sync {
     /// memory any more.
     unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize);
 
-    /// Called before a run that was never used, or was discarded, is used. A source may refuse,
-    /// for instance to hold the pool under a limit; the pool then uses no page of the run.
+    /// Called before pages that were never used, or were discarded, are used. A source may refuse,
+    /// for instance to hold the pool under a limit; the pool then uses none of them.
     ///
     /// # Errors
     ///

@@ -1,11 +1,20 @@
-//! Stretches: what the pool's address range is handed out in, and what huge pages back.
+//! Stretches: what the pool's address range is handed out in, and their blocks, which huge pages
+//! back.
 //!
-//! A stretch belongs to one shard, whose arenas lie in it, of any length of zspage. It is as long
-//! as the source's huge page, if the source has any. Its memory comes and goes in small pages, or
-//! all of it at once as one huge page: for that no zspage may be in it. A huge page can be split,
-//! which costs as much as giving back a thousand small ones: done only where much of it is free.
+//! A stretch belongs to one shard, whose arenas lie in it, of any length of zspage. It is cut into
+//! *blocks*, each as long as the source's huge page, if the source has any; otherwise it is one.
+//! The memory of a block comes and goes in small pages, or all of it at once as one huge page: for
+//! that none of its pages may have memory. A huge page can be split, which costs as much as giving
+//! back all of it in small ones: done only where much of it is free.
+//!
+//! Which pages have memory, and which are those of zspages, is known for each. A run that lies in
+//! two blocks may have memory in one of them only.
+
+use std::ops::Range;
 
 use crate::{
+    arena::UNIT_PAGES,
+    pages::{SharedPageSet, UnitBits},
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     table::Zero,
 };
@@ -20,13 +29,14 @@ pub(crate) const NOT_LISTED: u32 = 0;
 pub(crate) struct Stretch {
     /// The shard, plus one; zero before the stretch is in use.
     owner: AtomicU32,
-    /// Pages of its runs that were taken.
-    used: AtomicU32,
-    /// Other pages of it that have memory.
-    warm: AtomicU32,
     /// Units that arenas were given.
     assigned: AtomicU32,
-    huge: AtomicBool,
+    /// Pages of runs that were taken.
+    pub(crate) used: SharedPageSet,
+    /// Pages that have memory, or are about to get it for the run they are of.
+    pub(crate) resident: SharedPageSet,
+    /// Units in huge pages, a bit each.
+    huge: AtomicU32,
     /// Somebody is about to change what backs it, or puts an arena into it; nobody else does
     /// either meanwhile, nor gives back memory of it. Runs come and go.
     busy: AtomicBool,
@@ -42,13 +52,38 @@ unsafe impl Zero for Stretch {
     fn zero() -> Self {
         Self {
             owner: AtomicU32::new(0),
-            used: AtomicU32::new(0),
-            warm: AtomicU32::new(0),
             assigned: AtomicU32::new(0),
-            huge: AtomicBool::new(false),
+            used: SharedPageSet::new(),
+            resident: SharedPageSet::new(),
+            huge: AtomicU32::new(0),
             busy: AtomicBool::new(false),
             next_warm: AtomicU32::new(NOT_LISTED),
             next_open: AtomicU32::new(NOT_LISTED),
+        }
+    }
+}
+
+/// Free pages that have memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Free {
+    /// Those that can be given back as they are: in small pages, or in huge ones not in use.
+    pub(crate) giving: usize,
+    /// The others: those of huge pages of which a part is in use.
+    pub(crate) spare: usize,
+}
+
+impl Free {
+    pub(crate) const fn giving(pages: usize) -> Self {
+        Self {
+            giving: pages,
+            spare: 0,
+        }
+    }
+
+    pub(crate) const fn spare(pages: usize) -> Self {
+        Self {
+            giving: 0,
+            spare: pages,
         }
     }
 }
@@ -61,30 +96,6 @@ impl Stretch {
 
     pub(crate) fn set_owner(&self, shard: usize) {
         self.owner.store(shard as u32 + 1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed) as usize
-    }
-
-    pub(crate) fn set_used(&self, pages: usize) {
-        self.used.store(pages as u32, Ordering::Relaxed);
-    }
-
-    pub(crate) fn warm(&self) -> usize {
-        self.warm.load(Ordering::Relaxed) as usize
-    }
-
-    pub(crate) fn set_warm(&self, pages: usize) {
-        self.warm.store(pages as u32, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_huge(&self) -> bool {
-        self.huge.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_huge(&self, huge: bool) {
-        self.huge.store(huge, Ordering::Relaxed);
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -103,8 +114,53 @@ impl Stretch {
         self.assigned.store(units as u32, Ordering::Relaxed);
     }
 
-    /// Whether a part of it is in use, so that its free pages stay as long as it is huge.
-    pub(crate) fn keeps_spare(&self) -> bool {
-        self.is_huge() && self.used() > 0
+    /// Whether a block, named by its units, lies in a huge page.
+    pub(crate) fn is_huge(&self, block: &Range<usize>) -> bool {
+        self.huge.load(Ordering::Relaxed) & 1 << block.start != 0
+    }
+
+    pub(crate) fn set_huge(&self, block: &Range<usize>, huge: bool) {
+        let units = ((1_u64 << block.len()) - 1) << block.start;
+        let before = self.huge.load(Ordering::Relaxed);
+        let after = match huge {
+            true => before | units as u32,
+            false => before & !(units as u32),
+        };
+        self.huge.store(after, Ordering::Relaxed);
+    }
+
+    /// Pages in huge pages.
+    pub(crate) fn huge_pages(&self) -> usize {
+        self.huge.load(Ordering::Relaxed).count_ones() as usize * UNIT_PAGES
+    }
+
+    /// Whether a page of a block is in use.
+    pub(crate) fn is_used(&self, block: &Range<usize>) -> bool {
+        block.clone().any(|unit| self.used.unit(unit) != 0)
+    }
+
+    /// Whether no page of a block has memory.
+    pub(crate) fn is_cold(&self, block: &Range<usize>) -> bool {
+        block.clone().all(|unit| self.resident.unit(unit) == 0)
+    }
+
+    /// Whether a block's free pages stay as long as it is huge.
+    pub(crate) fn keeps_spare(&self, block: &Range<usize>) -> bool {
+        self.is_huge(block) && self.is_used(block)
+    }
+
+    /// The free pages of a unit that have memory.
+    pub(crate) fn free_in(&self, unit: usize) -> UnitBits {
+        self.resident.unit(unit) & !self.used.unit(unit)
+    }
+
+    /// The free pages of a block that have memory.
+    pub(crate) fn free(&self, block: &Range<usize>) -> Free {
+        let pages = |unit| self.free_in(unit).count_ones() as usize;
+        let pages = block.clone().map(pages).sum();
+        match self.keeps_spare(block) {
+            true => Free::spare(pages),
+            false => Free::giving(pages),
+        }
     }
 }

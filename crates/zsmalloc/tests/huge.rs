@@ -121,6 +121,44 @@ fn where_much_is_free_huge_pages_are_split() {
     free_all(&pool, &kept);
 }
 
+/// Zspages of many lengths lie across them.
+#[test]
+fn those_of_few_pages_serve_a_small_pool() {
+    let source = TestSource::with_huge_pages(16);
+    let pool = Pool::new(source, config(8)).unwrap();
+    let mut random = Random(7);
+    let stored: Vec<_> = (0..3000_u64)
+        .map(|n| {
+            let size = 1 + random.below(PAGE_SIZE);
+            (n, size, pool.store(&[&contents(n, size)]).unwrap())
+        })
+        .collect();
+    let check = |stored: &[(u64, usize, ObjectWord)]| {
+        for &(n, size, word) in stored {
+            pool.read(word, |slot| assert!(slot[..size] == contents(n, size)));
+        }
+        check_stats(&pool, stored.iter().map(|&(_, size, _)| size));
+        let committed = pool.source().committed_pages.load(Ordering::Relaxed) as usize;
+        assert_eq!(committed, pool.stats().resident_pages);
+    };
+    check(&stored);
+    let full = pool.stats();
+    assert!(full.huge_pages > full.resident_pages / 2, "{full}");
+    assert!(full.spare_pages < full.resident_pages / 7, "{full}");
+    let (kept, freed): (Vec<_>, Vec<_>) = stored.into_iter().partition(|(n, ..)| n % 5 == 0);
+    pool.free_bulk(&mut freed.iter().map(|&(_, _, word)| word).collect::<Vec<_>>());
+    pool.trim();
+    check(&kept);
+    let sparse = pool.stats();
+    assert!(
+        sparse.resident_pages == sparse.pages() && sparse.huge_splits > 0,
+        "{sparse}"
+    );
+    pool.free_bulk(&mut kept.iter().map(|&(_, _, word)| word).collect::<Vec<_>>());
+    pool.trim();
+    assert_eq!(pool.stats().resident_pages, 0);
+}
+
 /// New zspages take free pages of huge ones before anything else.
 #[test]
 fn spare_pages_are_used_first() {

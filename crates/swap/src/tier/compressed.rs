@@ -57,11 +57,10 @@ pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]
     }
 }
 
-/// Bytes of the pool that the object at `location` takes.
+/// Bytes of the pool that the object at `location` takes, which its word says.
 pub(super) fn object_bytes<S: PageSource>(pool: &Pool<S>, location: Location) -> u64 {
-    object_at(location)
-        .and_then(|word| pool.try_read(word, |object| object.len() as u64).ok())
-        .unwrap_or(0)
+    let bytes = object_at(location).and_then(|word| pool.slot_bytes(word));
+    bytes.map_or(0, |bytes| bytes as u64)
 }
 
 /// Pages compressed with one codec.

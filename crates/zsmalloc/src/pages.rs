@@ -1,0 +1,146 @@
+//! Sets of pages of a stretch.
+
+use std::{
+    ops::Range,
+    // Always the standard library's: they are guarded by a lock, so there is nothing for loom to see.
+    sync::atomic::{AtomicU16, Ordering::Relaxed},
+};
+
+use crate::arena::{MAX_STRETCH_PAGES, UNIT_PAGES};
+
+const MAX_UNITS: usize = MAX_STRETCH_PAGES / UNIT_PAGES;
+const _: () = assert!(UNIT_PAGES == u16::BITS as usize);
+
+/// A bit for each page of a unit.
+pub(crate) type UnitBits = u16;
+
+/// The bits that pages of a stretch, as many as a run has at most, have in each unit they lie in.
+fn bits_of(pages: &Range<usize>) -> impl Iterator<Item = (usize, UnitBits)> + use<> {
+    debug_assert!(pages.len() <= UNIT_PAGES && pages.end <= MAX_STRETCH_PAGES);
+    let both = ((1_u32 << pages.len()) - 1) << (pages.start % UNIT_PAGES);
+    let unit = pages.start / UNIT_PAGES;
+    let bits = [(unit, both as u16), (unit + 1, (both >> UNIT_PAGES) as u16)];
+    bits.into_iter().filter(|(_, bits)| *bits != 0)
+}
+
+/// Pages of a stretch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageSet([UnitBits; MAX_UNITS]);
+
+impl PageSet {
+    pub(crate) const EMPTY: Self = Self([0; MAX_UNITS]);
+
+    /// The pages of a unit that are in the set.
+    pub(crate) fn unit(&self, unit: usize) -> UnitBits {
+        self.0[unit]
+    }
+
+    pub(crate) fn insert_in(&mut self, unit: usize, pages: UnitBits) {
+        self.0[unit] |= pages;
+    }
+
+    /// Whether one of the pages of a run is in the set.
+    pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
+        bits_of(run).any(|(unit, bits)| self.0[unit] & bits != 0)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.iter().map(|bits| bits.count_ones() as usize).sum()
+    }
+
+    /// What follows one another without a gap, in order.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let contains = |page: &usize| self.0[page / UNIT_PAGES] & 1 << (page % UNIT_PAGES) != 0;
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let start = (next..MAX_STRETCH_PAGES).find(contains)?;
+            next = (start..MAX_STRETCH_PAGES)
+                .find(|page| !contains(page))
+                .unwrap_or(MAX_STRETCH_PAGES);
+            Some(start..next)
+        })
+    }
+}
+
+/// The same, shared, but changed under a lock only.
+#[derive(Debug)]
+pub(crate) struct SharedPageSet([AtomicU16; MAX_UNITS]);
+
+impl SharedPageSet {
+    pub(crate) const fn new() -> Self {
+        Self([const { AtomicU16::new(0) }; MAX_UNITS])
+    }
+
+    /// The pages of a unit that are in the set.
+    pub(crate) fn unit(&self, unit: usize) -> UnitBits {
+        self.0[unit].load(Relaxed)
+    }
+
+    pub(crate) fn set_unit(&self, unit: usize, pages: UnitBits) {
+        self.0[unit].store(pages, Relaxed);
+    }
+
+    /// Takes the pages of a run, or of a part of one, into the set.
+    pub(crate) fn insert(&self, run: &Range<usize>) {
+        bits_of(run).for_each(|(unit, bits)| self.set_unit(unit, self.unit(unit) | bits));
+    }
+
+    /// The reverse of [`SharedPageSet::insert`].
+    pub(crate) fn remove(&self, run: &Range<usize>) {
+        bits_of(run).for_each(|(unit, bits)| self.set_unit(unit, self.unit(unit) & !bits));
+    }
+
+    /// Whether all pages of a run are in the set.
+    pub(crate) fn contains(&self, run: &Range<usize>) -> bool {
+        bits_of(run).all(|(unit, bits)| self.unit(unit) & bits == bits)
+    }
+
+    /// Whether one of the pages of a run is in the set.
+    pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
+        bits_of(run).any(|(unit, bits)| self.unit(unit) & bits != 0)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn set(pages: impl IntoIterator<Item = usize>) -> PageSet {
+        let mut set = PageSet::EMPTY;
+        for page in pages {
+            set.insert_in(page / UNIT_PAGES, 1 << (page % UNIT_PAGES));
+        }
+        set
+    }
+
+    #[test]
+    fn parts_of_a_set_are_what_follows_one_another() {
+        assert_eq!(PageSet::EMPTY.parts().next(), None);
+        let some = set([0, 2, 3, 63, 64, 511]);
+        let found: Vec<_> = some.parts().collect();
+        assert_eq!(found, [0..1, 2..4, 63..65, 511..512]);
+        assert_eq!(some.count(), 6);
+        assert!(set(0..512).parts().eq(std::iter::once(0..512)));
+    }
+
+    #[test]
+    fn runs_lie_in_up_to_two_units() {
+        let shared = SharedPageSet::new();
+        for run in [0..1, 15..31, 16..32, 30..46, 496..512, 40..47] {
+            assert!(!shared.meets(&run) && !shared.contains(&run));
+            shared.insert(&run);
+            let plain = set(run.clone());
+            for page in 0..MAX_STRETCH_PAGES {
+                let page = page..page + 1;
+                assert_eq!(shared.meets(&page), run.contains(&page.start));
+                assert_eq!(plain.meets(&page), run.contains(&page.start));
+            }
+            assert!(shared.contains(&run) && shared.meets(&run));
+            shared.remove(&(run.start..run.start + 1));
+            assert!(!shared.contains(&run));
+            assert_eq!(shared.meets(&run), run.len() > 1);
+            shared.remove(&run);
+            assert!(!shared.meets(&run));
+        }
+    }
+}
