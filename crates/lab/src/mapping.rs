@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use memfold_sys::{
-    huge::{HUGE_PAGE_SIZE, forbid_huge, populate_huge, split_huge},
+    huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, size_to_ask_for, split_huge},
     memory::{self, discard_all},
 };
 use zsmalloc::{PAGE_SIZE, PageRun, PageSource, SourceError};
@@ -12,6 +12,9 @@ use zsmalloc::{PAGE_SIZE, PageRun, PageSource, SourceError};
 /// whenever the system has any, however long that takes: no experiment times it.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Mapping;
+
+/// Keeps those who ask for huge pages apart.
+static HUGE_PAGES: HugePages = HugePages::new();
 
 // SAFETY: a reservation is a fresh anonymous mapping, readable, writable and zero, which stays
 // until `munmap`. Discarded pages read as zero.
@@ -35,12 +38,12 @@ unsafe impl PageSource for Mapping {
     }
 
     fn huge_pages(&self) -> usize {
-        HUGE_PAGE_SIZE / PAGE_SIZE
+        size_to_ask_for() / PAGE_SIZE
     }
 
     fn populate_huge(&self, run: PageRun) -> bool {
         // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
-        unsafe { populate_huge(run.start) }.is_some()
+        unsafe { HUGE_PAGES.populate_now(run.start, run.pages * PAGE_SIZE) }.is_some()
     }
 
     fn split_huge(&self, run: PageRun) {

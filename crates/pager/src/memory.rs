@@ -1,7 +1,7 @@
 //! The pool's memory: reserved mappings of the supervisor's, or of the program's own.
 
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, split_huge};
+use memfold_sys::huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, size_to_ask_for, split_huge};
 use memfold_sys::memory::{Mapping, discard_all};
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -42,13 +42,12 @@ unsafe impl PageSource for MappedSource {
     }
 
     fn huge_pages(&self) -> usize {
-        HUGE_PAGE_SIZE / PAGE_SIZE
+        size_to_ask_for() / PAGE_SIZE
     }
 
     fn populate_huge(&self, run: PageRun) -> bool {
-        debug_assert_eq!(run.pages * PAGE_SIZE, HUGE_PAGE_SIZE);
         // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
-        unsafe { self.huge_pages.populate(run.start) }
+        unsafe { self.huge_pages.populate(run.start, run.pages * PAGE_SIZE) }
     }
 
     fn split_huge(&self, run: PageRun) {

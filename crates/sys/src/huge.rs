@@ -1,14 +1,76 @@
 //! Huge pages: asked for, and split, on purpose only.
+//!
+//! Those of 2 MiB, which a processor maps as one, and where the system may give them those of 64 KiB
+//! and more, which only the kernel knows to be one: to fill and to give back they cost a fraction of
+//! what their small pages would, and they are found where none of 2 MiB is free, or none that the
+//! host of a virtual machine need not find memory for.
 
 use crate::PAGE_SIZE;
 use crate::memory::{advise, discard};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Bytes of a huge page.
+/// Bytes of the largest huge page.
 pub const HUGE_PAGE_SIZE: usize = 2 << 20;
+
+/// Bytes of the smallest that is worth asking for.
+pub const LEAST_HUGE_SIZE: usize = 64 << 10;
+
+const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// Who gets huge pages, all of them or those of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// Everybody, asked for or not.
+    Always,
+    /// Those who ask, with `madvise`.
+    Madvise,
+    /// Of this size those who get any.
+    Inherit,
+    /// Nobody.
+    Never,
+}
+
+impl Setting {
+    /// What the file of a setting says; `None` if there is none such or it is not understood.
+    pub fn read(file: &str) -> Option<Self> {
+        let settings = std::fs::read_to_string(file).ok()?;
+        match settings.split(['[', ']']).nth(1)? {
+            "always" => Some(Self::Always),
+            "madvise" => Some(Self::Madvise),
+            "inherit" => Some(Self::Inherit),
+            "never" => Some(Self::Never),
+            _ => None,
+        }
+    }
+
+    /// The setting for all sizes that have none of their own.
+    pub fn global() -> Option<Self> {
+        Self::read(&format!("{SETTINGS}/enabled"))
+    }
+}
+
+/// The file with the [`Setting`] for huge pages of `size` bytes.
+pub fn setting_of(size: usize) -> String {
+    format!("{SETTINGS}/hugepages-{}kB/enabled", size >> 10)
+}
+
+/// Bytes of the huge pages to ask for: the smallest from 64 KiB on that the system may give to those
+/// who ask, as less of a small one is taken for nothing, otherwise 2 MiB. Reads the settings.
+pub fn size_to_ask_for() -> usize {
+    let may_ask = |size: &usize| match Setting::read(&setting_of(*size)) {
+        Some(Setting::Inherit) => Setting::global() != Some(Setting::Never),
+        setting => matches!(setting, Some(Setting::Always | Setting::Madvise)),
+    };
+    let sizes = std::iter::successors(Some(LEAST_HUGE_SIZE), |size| Some(size * 2));
+    sizes
+        .take_while(|size| *size < HUGE_PAGE_SIZE)
+        .find(may_ask)
+        .unwrap_or(HUGE_PAGE_SIZE)
+}
 
 /// Keeps the system from backing a range with huge pages of its own accord.
 ///
@@ -19,30 +81,31 @@ pub unsafe fn forbid_huge(start: NonNull<u8>, length: usize) -> io::Result<()> {
     unsafe { advise(start, length, libc::MADV_NOHUGEPAGE) }
 }
 
-/// Backs [`HUGE_PAGE_SIZE`] bytes, aligned to that and without memory, with one huge page of zeros,
-/// and says what processor time that took. `None`, and still no memory, if the system has none to
-/// give. The range is left as [`forbid_huge`] does, so that the system never fills it up again once
-/// parts were given back.
+/// Backs `size` bytes, aligned to that and without memory, with one huge page of zeros, and says what
+/// processor time that took. `None`, and still no memory, if the system has none to give. The range
+/// is left as [`forbid_huge`] does, so that the system never fills it up again once parts were given
+/// back.
 ///
 /// # Safety
-/// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it.
-pub unsafe fn populate_huge(start: NonNull<u8>) -> Option<Duration> {
-    debug_assert!(start.addr().get().is_multiple_of(HUGE_PAGE_SIZE));
+/// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it. Nobody populates
+/// another part of it at the same time: the system might give both one page.
+unsafe fn populate_huge(start: NonNull<u8>, size: usize) -> Option<Duration> {
+    debug_assert!(start.addr().get().is_multiple_of(size) && size <= HUGE_PAGE_SIZE);
     let before = thread_time();
     // SAFETY: the caller's promise for all of this; the pages read as zero before and after.
     unsafe {
-        advise(start, HUGE_PAGE_SIZE, libc::MADV_HUGEPAGE).ok()?;
+        advise(start, size, libc::MADV_HUGEPAGE).ok()?;
         start.write_volatile(0);
-        let forbidden = forbid_huge(start, HUGE_PAGE_SIZE).is_ok();
-        // Only the first byte was touched: if the next page is there, it came with it.
-        let mut there = 0_u8;
-        let next = start.add(PAGE_SIZE).as_ptr().cast();
-        let huge = libc::mincore(next, PAGE_SIZE, &raw mut there) == 0 && there & 1 == 1;
-        if huge && forbidden {
+        let forbidden = forbid_huge(start, size).is_ok();
+        // Only the first byte was touched: if all pages are there, they came with it.
+        let mut there = [0_u8; HUGE_PAGE_SIZE / PAGE_SIZE];
+        let known = libc::mincore(start.as_ptr().cast(), size, there.as_mut_ptr()) == 0;
+        let mut pages = there.iter().take(size / PAGE_SIZE);
+        if known && forbidden && pages.all(|page| page & 1 == 1) {
             return Some(thread_time().saturating_sub(before));
         }
         // The range has at most what was touched here; if even this fails, that stays.
-        let _ = discard(start, HUGE_PAGE_SIZE);
+        let _ = discard(start, size);
         None
     }
 }
@@ -66,6 +129,8 @@ fn thread_time() -> Duration {
 /// each time.
 #[derive(Debug, Default)]
 pub struct HugePages {
+    /// Held by whoever asks.
+    asking: Mutex<()>,
     /// Attempts to leave out before the next.
     left_out: AtomicU32,
     /// Attempts that were left out after the last; zero if that went well.
@@ -73,38 +138,61 @@ pub struct HugePages {
 }
 
 impl HugePages {
-    /// As many small pages take as long, at one to two microseconds each.
-    const SLOW: Duration = Duration::from_millis(1);
+    /// More for each small page is slow: of one of 2 MiB, for which small ones cost one to two.
+    const SLOW_PAGE: Duration = Duration::from_micros(2);
+    /// Of smaller ones, which take up to two.
+    const SLOW_PAGE_OF_SMALLER: Duration = Duration::from_micros(5);
     const LONGEST_PAUSE: u32 = 64;
 
     /// None asked for yet.
     pub const fn new() -> Self {
         Self {
+            asking: Mutex::new(()),
             left_out: AtomicU32::new(0),
             pause: AtomicU32::new(0),
         }
     }
 
-    /// Does as [`populate_huge`], unless this attempt is left out. `false`, and still no memory, if
-    /// so or if there is no huge page to be had.
+    /// Backs `size` bytes, aligned to that and without memory, with one huge page of zeros, unless
+    /// this attempt is left out. `false`, and still no memory, if so or if there is none to be had.
+    /// The range is left as [`forbid_huge`] does.
     ///
     /// # Safety
-    /// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it.
-    pub unsafe fn populate(&self, start: NonNull<u8>) -> bool {
-        // SAFETY: the caller's promise.
-        self.attempt(|| unsafe { populate_huge(start) })
+    /// The range lies in one [`Mapping`](crate::memory::Mapping), all of which is populated through
+    /// this value only, and nobody uses it. `size` is a power of two from two pages to
+    /// [`HUGE_PAGE_SIZE`].
+    pub unsafe fn populate(&self, start: NonNull<u8>, size: usize) -> bool {
+        self.attempt(size, || {
+            // SAFETY: the caller's promise.
+            unsafe { self.populate_now(start, size) }
+        })
+    }
+
+    /// Does so whatever it takes, and says how long; for measurements.
+    ///
+    /// # Safety
+    /// As [`HugePages::populate`].
+    pub unsafe fn populate_now(&self, start: NonNull<u8>, size: usize) -> Option<Duration> {
+        let _alone = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's promise; one at a time, as this lock is held.
+        unsafe { populate_huge(start, size) }
     }
 
     /// Makes an attempt if it is time for one. Approximate where threads meet.
-    fn attempt(&self, attempt: impl FnOnce() -> Option<Duration>) -> bool {
+    fn attempt(&self, size: usize, attempt: impl FnOnce() -> Option<Duration>) -> bool {
         let left_out = self.left_out.load(Ordering::Relaxed);
         if left_out > 0 {
             self.left_out.store(left_out - 1, Ordering::Relaxed);
             return false;
         }
         let took = attempt();
+        let slow_page = match size {
+            HUGE_PAGE_SIZE => Self::SLOW_PAGE,
+            _ => Self::SLOW_PAGE_OF_SMALLER,
+        };
+        let slow = slow_page * (size / PAGE_SIZE) as u32;
         let pause = match took {
-            Some(took) if took < Self::SLOW => 0,
+            Some(took) if took < slow => 0,
             _ => (self.pause.load(Ordering::Relaxed) * 4).clamp(1, Self::LONGEST_PAUSE),
         };
         self.pause.store(pause, Ordering::Relaxed);
@@ -153,13 +241,31 @@ mod tests {
         figure.parse().expect("it is a number")
     }
 
-    fn huge_pages_split() -> u64 {
-        let text = std::fs::read_to_string("/proc/vmstat").expect("vmstat can be read");
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("thp_split_page "));
-        let figure = line.and_then(|line| line.split_whitespace().nth(1));
-        figure.map_or(0, |figure| figure.parse().expect("it is a number"))
+    /// How many huge pages of `size` bytes the system has split.
+    fn huge_pages_split(size: usize) -> u64 {
+        let file = setting_of(size).replace("enabled", "stats/split");
+        let text = std::fs::read_to_string(file).expect("the system counts what it splits");
+        text.trim().parse().expect("it is a number")
+    }
+
+    /// Lets the system give huge pages of a size until it is dropped.
+    struct Allowed(String, String);
+
+    impl Allowed {
+        /// `None` if the system has none such, or it is not for this user to say.
+        fn new(size: usize) -> Option<Self> {
+            let file = setting_of(size);
+            let settings = std::fs::read_to_string(&file).ok()?;
+            let chosen = settings.split(['[', ']']).nth(1)?.to_owned();
+            std::fs::write(&file, "madvise").ok()?;
+            Some(Self(file, chosen))
+        }
+    }
+
+    impl Drop for Allowed {
+        fn drop(&mut self) {
+            std::fs::write(&self.0, &self.1).expect("what could be set can be set back");
+        }
     }
 
     /// Two huge pages, aligned, in a mapping of their own.
@@ -176,56 +282,97 @@ mod tests {
 
     #[test]
     fn a_huge_page_comes_whole_and_goes_in_parts() {
+        comes_whole_and_goes_in_parts(HUGE_PAGE_SIZE);
+    }
+
+    #[test]
+    fn so_does_a_small_one_of_them() {
+        let Some(_allowed) = Allowed::new(LEAST_HUGE_SIZE) else {
+            eprintln!("SKIPPED: needs root, and Linux 6.8 for huge pages of 64 KiB");
+            return;
+        };
+        assert_eq!(size_to_ask_for(), LEAST_HUGE_SIZE);
+        comes_whole_and_goes_in_parts(LEAST_HUGE_SIZE);
+    }
+
+    fn comes_whole_and_goes_in_parts(size: usize) {
         let (_mapping, start) = aligned();
+        let pages = HugePages::new();
         // SAFETY: the range is this test's own.
         unsafe {
             forbid_huge(start, 2 * HUGE_PAGE_SIZE).expect("the system knows huge pages");
-            if populate_huge(start).is_none() {
+            if pages.populate_now(start, size).is_none() {
                 assert_eq!(smaps(start, "Rss:"), 0);
                 eprintln!("SKIPPED: this host has no huge page to give");
                 return;
             }
-            assert_eq!(smaps(start, "AnonHugePages:"), 2048);
-            start.write_bytes(7, HUGE_PAGE_SIZE);
-            let splits = huge_pages_split();
+            assert_eq!(smaps(start, "Rss:"), size >> 10);
+            start.write_bytes(7, size);
+            let splits = huge_pages_split(size);
             split_huge(start).expect("a huge page can be split");
-            assert!(huge_pages_split() > splits, "it was only mapped in parts");
+            assert!(
+                huge_pages_split(size) > splits,
+                "it was only mapped in parts"
+            );
             // Every second page goes.
-            let pages = (0..HUGE_PAGE_SIZE / PAGE_SIZE / 2)
-                .map(|pair| (start.add(2 * pair * PAGE_SIZE), PAGE_SIZE));
-            discard_all(pages).expect("memory can be given back");
+            let small = size / PAGE_SIZE;
+            let every_second =
+                (0..small / 2).map(|pair| (start.add(2 * pair * PAGE_SIZE), PAGE_SIZE));
+            discard_all(every_second).expect("memory can be given back");
             assert_eq!(
                 (smaps(start, "Rss:"), smaps(start, "AnonHugePages:")),
-                (1024, 0)
+                (size >> 11, 0)
             );
-            for page in 0..HUGE_PAGE_SIZE / PAGE_SIZE {
+            for page in 0..small {
                 let expected = if page % 2 == 0 { 0 } else { 7 };
                 assert_eq!(start.add(page * PAGE_SIZE + 9).read(), expected);
             }
-            discard(start, HUGE_PAGE_SIZE).expect("memory can be given back");
-            assert!(populate_huge(start).is_some(), "it can be filled again");
+            discard(start, size).expect("memory can be given back");
+            let again = pages.populate_now(start, size);
+            assert!(again.is_some(), "it can be filled again");
             // Locked memory is split too.
-            libc::mlock2(start.as_ptr().cast(), HUGE_PAGE_SIZE, libc::MLOCK_ONFAULT);
+            libc::mlock2(start.as_ptr().cast(), size, libc::MLOCK_ONFAULT);
             split_huge(start).expect("a locked huge page can be split");
-            discard(start, HUGE_PAGE_SIZE / 2).expect("memory can be given back");
-            libc::munlock(start.as_ptr().cast(), HUGE_PAGE_SIZE);
-            assert_eq!(
-                (smaps(start, "Rss:"), smaps(start, "AnonHugePages:")),
-                (1024, 0)
-            );
+            discard(start, size / 2).expect("memory can be given back");
+            libc::munlock(start.as_ptr().cast(), size);
+            assert_eq!(smaps(start, "Rss:"), size >> 11);
         }
     }
 
     #[test]
+    fn settings_are_what_stands_in_brackets() {
+        let file = std::env::temp_dir().join(format!("memfold-huge-{}", std::process::id()));
+        let path = file.to_string_lossy();
+        for (text, setting) in [
+            ("[always] madvise never", Some(Setting::Always)),
+            ("always [madvise] never", Some(Setting::Madvise)),
+            ("always [inherit] madvise never", Some(Setting::Inherit)),
+            ("always inherit madvise [never]", Some(Setting::Never)),
+            ("always [sometimes]", None),
+            ("", None),
+        ] {
+            std::fs::write(&file, text).expect("a file can be written");
+            assert_eq!(Setting::read(&path), setting, "{text}");
+        }
+        std::fs::remove_file(&file).expect("it was written");
+        assert_eq!(Setting::read(&path), None);
+    }
+
+    #[test]
     fn attempts_that_fail_or_are_slow_are_repeated_less_and_less_often() {
-        let fast = Some(Duration::from_micros(100));
-        for bad in [None, Some(Duration::from_millis(2))] {
+        let fast = Some(Duration::from_micros(50));
+        let slow = Some(Duration::from_millis(2));
+        for (size, bad) in [
+            (HUGE_PAGE_SIZE, None),
+            (HUGE_PAGE_SIZE, slow),
+            (LEAST_HUGE_SIZE, slow),
+        ] {
             let pages = HugePages::new();
             let made = |outcome: Option<Duration>, requests: usize| {
                 let mut made = 0;
                 for _ in 0..requests {
                     let before = made;
-                    let given = pages.attempt(|| {
+                    let given = pages.attempt(size, || {
                         made += 1;
                         outcome
                     });

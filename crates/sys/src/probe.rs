@@ -8,6 +8,7 @@
 //! change nothing of the process.
 
 mod cgroup;
+mod huge;
 
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
@@ -120,7 +121,8 @@ pub fn notes() -> Vec<Check> {
         addresses(),
         memory_limit(),
         host_swap(),
-        huge_pages(),
+        huge::programs(),
+        huge::pool(),
     ]
 }
 
@@ -518,17 +520,6 @@ fn host_swap() -> Check {
         areas => format!("the host has {areas} swap areas; memfold works beside them"),
     };
     Check::note("host-swap", found, None)
-}
-
-fn huge_pages() -> Check {
-    let setting = read_line("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
-    let effect = if chosen == "always" {
-        "; they are split when part of one is paged out"
-    } else {
-        ""
-    };
-    Check::note("transparent-huge-pages", format!("{chosen}{effect}"), None)
 }
 
 const CAP_IPC_LOCK: u32 = 14;
