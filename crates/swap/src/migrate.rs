@@ -488,9 +488,6 @@ impl<S: PageSource> SwapSpace<S> {
 
     /// Makes the entry name another tier for the same data.
     fn rename_in_place(&self, page: &Moving, tier: TierKind) {
-        // The data at the place the entry names is not reused while the pin is held, even if
-        // compaction moves it.
-        let _pin = self.pool.pin();
         let from = self.relocate_from(page, |from| Position { tier, ..from });
         let bytes = self.tier(tier).bytes(from.location);
         self.counters.moved((from.tier, bytes), (tier, bytes));

@@ -436,8 +436,6 @@ impl<S: PageSource> SwapSpace<S> {
     /// Bytes of storage that the page in `slot` takes; `None` if the slot holds no page. Another
     /// thread may change it at once.
     pub fn stored_bytes(&self, slot: Slot) -> Option<u64> {
-        // What is at the place that the entry names is not reused meanwhile.
-        let _pin = self.pool.pin();
         let (tier, location) = self.look_up(slot)?;
         Some(self.tier(tier).bytes(location))
     }

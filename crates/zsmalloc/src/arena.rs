@@ -99,7 +99,7 @@ pub(crate) struct Arena {
     /// The stretch it lies in, and the shard whose run lists have its free runs.
     stretch: u32,
     owner: usize,
-    /// Free runs that have memory, and free runs that have none.
+    /// Free runs that have memory, and free runs that lack some or all of it.
     pub(crate) warm: RunSet,
     pub(crate) cold: RunSet,
     pub(crate) next_warm: AtomicU32,
@@ -262,7 +262,7 @@ impl Arenas {
         let end = first + self.stretch(stretch).assigned();
         let mut unit = first;
         std::iter::from_fn(move || {
-            // The last may be in the making: then it has no runs yet.
+            // The last is missing while it is made.
             let arena = (unit < end).then(|| self.arena(unit)).flatten()?;
             unit += arena.units as usize;
             Some(arena)

@@ -2,7 +2,8 @@
 
 use std::{
     ops::Range,
-    // Always the standard library's: they are guarded by a lock, so there is nothing for loom to see.
+    // Always the standard library's: they change under a lock, and who looks without it takes a hint
+    // only, so there is nothing for loom to see.
     sync::atomic::{AtomicU16, Ordering::Relaxed},
 };
 
@@ -62,7 +63,7 @@ impl PageSet {
     }
 }
 
-/// The same, shared, but changed under a lock only.
+/// The same, shared, but changed under a lock only. Without the lock what is read is a hint.
 #[derive(Debug)]
 pub(crate) struct SharedPageSet([AtomicU16; MAX_UNITS]);
 

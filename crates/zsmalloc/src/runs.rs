@@ -88,9 +88,9 @@ impl Cold {
 pub(crate) struct Batch {
     pub(crate) stretch: usize,
     pub(crate) pages: PageSet,
-    /// The units of it that were in huge pages.
+    /// The blocks of it that were huge, each by its first unit.
     huge: u32,
-    /// Those of which a part was in use, so that they are to be split: the first unit of each.
+    /// Those of them of which a part was in use, so that they are to be split.
     split: u32,
 }
 

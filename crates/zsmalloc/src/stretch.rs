@@ -24,7 +24,8 @@ use crate::{
 pub(crate) const END: u32 = u32::MAX;
 pub(crate) const NOT_LISTED: u32 = 0;
 
-/// One stretch. Guarded by the lock of its owner's run lists, so relaxed accesses do.
+/// One stretch. Guarded by the lock of its owner's run lists, so relaxed accesses do; statistics, and
+/// whoever looks whether taking the lock is worth it, read it without.
 #[derive(Debug)]
 pub(crate) struct Stretch {
     /// The shard, plus one; zero before the stretch is in use.
