@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use memfold_sys::thread::{nice, set_nice};
 use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, PageRun, PageSource, Pool, Relocate};
 
 use crate::{
@@ -39,21 +40,59 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Original(Step),
-    Deferred,
-    Bulk,
+    Deferred(Drain),
+    Bulk(Drain),
     /// In bulk, with nobody to give the memory back but the caller.
     BulkAlone,
 }
 
-const VARIANTS: [(&str, Variant); 7] = [
+/// How the drainer's threads stand among all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drain {
+    Normal,
+    /// First of all: [`RAISED`].
+    Raised,
+}
+
+/// The nice value of the first of all threads.
+const RAISED: i32 = -20;
+
+const VARIANTS: [(&str, Variant); 9] = [
     ("pool-lock", Variant::Original(Step::PoolLock)),
     ("pool-lock-kept", Variant::Original(Step::PoolLockKept)),
     ("outside-lock", Variant::Original(Step::OutsideLock)),
     ("class-index", Variant::Original(Step::ClassIndex)),
-    ("deferred", Variant::Deferred),
-    ("bulk", Variant::Bulk),
+    ("deferred", Variant::Deferred(Drain::Normal)),
+    ("deferred-raised", Variant::Deferred(Drain::Raised)),
+    ("bulk", Variant::Bulk(Drain::Normal)),
+    ("bulk-raised", Variant::Bulk(Drain::Raised)),
     ("bulk-alone", Variant::BulkAlone),
 ];
+
+impl Variant {
+    /// What the drainer's thread does first.
+    fn prepare_drainer(self) {
+        if let Variant::Deferred(Drain::Raised) | Variant::Bulk(Drain::Raised) = self {
+            set_nice(RAISED);
+        }
+    }
+
+    /// Whether this user may measure it.
+    fn is_allowed(self) -> bool {
+        let may_raise = || {
+            // In a thread of its own: what is raised cannot always be lowered again.
+            let raised = thread::spawn(move || {
+                self.prepare_drainer();
+                nice() == RAISED
+            });
+            raised.join().unwrap_or(false)
+        };
+        !matches!(
+            self,
+            Self::Deferred(Drain::Raised) | Self::Bulk(Drain::Raised)
+        ) || may_raise()
+    }
+}
 
 /// One experiment's circumstances.
 #[derive(Debug, Clone, Copy)]
@@ -77,11 +116,9 @@ struct Outcome {
 
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("free");
-    let variants = options
-        .list(
-            "variant",
-            "pool-lock,pool-lock-kept,outside-lock,class-index,deferred,bulk,bulk-alone",
-        )
+    let all = VARIANTS.map(|(name, _)| name).join(",");
+    let (variants, refused): (Vec<_>, Vec<_>) = options
+        .list("variant", &all)
         .into_iter()
         .map(|wanted| {
             let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
@@ -89,7 +126,9 @@ pub fn run(options: &Options) -> Result<Report> {
                 .copied()
                 .with_context(|| format!("there is no variant {wanted:?}"))
         })
-        .collect::<Result<Vec<_>>>()?;
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .partition(|(_, variant)| variant.is_allowed());
     let runs = options.number("runs", 5)?.max(1);
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {
@@ -130,6 +169,15 @@ pub fn run(options: &Options) -> Result<Report> {
             );
         }
     }
+    for (name, _) in refused {
+        report.note(format!(
+            "{name} was left out: this user may not give threads the nice value {RAISED} (ulimit -e)."
+        ));
+    }
+    report.note(
+        "deferred-raised, bulk-raised: with the drainer and its helpers first of all threads (nice \
+         -20), so that programs that keep all processors busy do not hold them up.",
+    );
     report.note(
         "pool-lock-kept: as pool-lock, but freed zspages are kept for the next ones, as the kernel's \
          go to its page allocator, instead of being given back with a system call each; its \
@@ -227,7 +275,7 @@ fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
 fn published(variant: Variant) -> serde_json::Value {
     match variant {
         Variant::Original(Step::ClassIndex) => "1.05-1.83x (RPi 4B), 1.19-1.40x (i7-12700)".into(),
-        Variant::Deferred => "2.97-3.47x (64-512 MB)".into(),
+        Variant::Deferred(_) => "2.97-3.47x (64-512 MB)".into(),
         _ => serde_json::Value::Null,
     }
 }
@@ -325,7 +373,7 @@ impl Ours {
         };
         let pool = Arc::new(Pool::new(Mapping, config)?);
         let drainer = with_drainer
-            .then(|| Drainer::spawn(pool.clone()))
+            .then(|| Drainer::spawn_with(pool.clone(), move || variant.prepare_drainer()))
             .transpose()?;
         let words = (0..objects).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
@@ -366,7 +414,7 @@ impl Allocator for Ours {
     }
 
     fn free(&self, numbers: std::ops::Range<usize>) {
-        if self.variant == Variant::Deferred {
+        if let Variant::Deferred(_) = self.variant {
             for number in numbers {
                 if let Some(word) = self.take(number) {
                     self.pool.free_deferred(word);

@@ -137,6 +137,12 @@ pub fn set_standing(thread: u32, standing: Standing) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) == 0 }
 }
 
+/// The calling thread's nice value.
+pub fn nice() -> i32 {
+    // SAFETY: takes numbers and returns one.
+    unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+}
+
 /// Sets the nice value of another process's thread (best effort, as above).
 pub fn set_nice_of(thread: i32, nice: i32) {
     // SAFETY: numbers only.

@@ -410,6 +410,24 @@ fn a_drainer_gives_much_back_with_helpers() {
 }
 
 #[test]
+fn a_drainer_is_prepared_in_its_own_thread_before_it_frees() {
+    let config = Config::with_capacity_pages(1 << 12);
+    let pool = Arc::new(Pool::new(HeapSource::new(), config).unwrap());
+    pool.free_deferred(pool.store(&[b"freed when all is prepared"]).unwrap());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let its_pool = pool.clone();
+    let drainer = Drainer::spawn_with(pool.clone(), move || {
+        let name = thread::current().name().map(str::to_owned);
+        let waiting = its_pool.stats().objects_used();
+        sender.send((name, waiting)).unwrap();
+    });
+    let prepared = receiver.recv().unwrap();
+    assert_eq!(prepared, (Some("zsmalloc-drain".to_owned()), 1));
+    wait_for_memory(&pool, 10);
+    drop(drainer.unwrap());
+}
+
+#[test]
 fn handles_hold_what_a_map_holds() {
     let table = table(2);
     let mut random = Random(11);
