@@ -72,7 +72,7 @@ impl<S: PageSource> Pool<S> {
         self.split_sparsest(|| self.spare_exceeds(part), 1, usize::MAX)
     }
 
-    /// Splits all stretches with `least` spare pages or more. Returns how many pages were given
+    /// Splits all huge pages with `least` spare pages or more. Returns how many pages were given
     /// back.
     pub(crate) fn give_back_spare(&self, least: usize) -> usize {
         self.split_sparsest(|| self.arenas.spare_pages() > 0, least, usize::MAX)
