@@ -70,28 +70,30 @@ const VARIANTS: [(&str, Variant); 9] = [
 ];
 
 impl Variant {
+    /// Whether its drainer is to come first of all threads.
+    fn raises(self) -> bool {
+        matches!(
+            self,
+            Self::Deferred(Drain::Raised) | Self::Bulk(Drain::Raised)
+        )
+    }
+
     /// What the drainer's thread does first.
     fn prepare_drainer(self) {
-        if let Variant::Deferred(Drain::Raised) | Variant::Bulk(Drain::Raised) = self {
+        if self.raises() {
             set_nice(RAISED);
         }
     }
+}
 
-    /// Whether this user may measure it.
-    fn is_allowed(self) -> bool {
-        let may_raise = || {
-            // In a thread of its own: what is raised cannot always be lowered again.
-            let raised = thread::spawn(move || {
-                self.prepare_drainer();
-                nice() == RAISED
-            });
-            raised.join().unwrap_or(false)
-        };
-        !matches!(
-            self,
-            Self::Deferred(Drain::Raised) | Self::Bulk(Drain::Raised)
-        ) || may_raise()
-    }
+/// Whether this user may have threads that come first.
+fn may_raise() -> bool {
+    // In a thread of its own: what is raised cannot always be lowered again.
+    let raised = thread::spawn(|| {
+        set_nice(RAISED);
+        nice() == RAISED
+    });
+    raised.join().unwrap_or(false)
 }
 
 /// One experiment's circumstances.
@@ -128,7 +130,7 @@ pub fn run(options: &Options) -> Result<Report> {
         })
         .collect::<Result<Vec<_>>>()?
         .into_iter()
-        .partition(|(_, variant)| variant.is_allowed());
+        .partition(|(_, variant)| !variant.raises() || may_raise());
     let runs = options.number("runs", 5)?.max(1);
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {

@@ -13,7 +13,6 @@ use crate::{
     pool::Pool,
     source::PageSource,
     sync::{atomic::Ordering, lock},
-    zspage::PageNumber,
 };
 
 /// More spare pages than this part of the pool are too many, whoever looks; but that may be the
@@ -35,8 +34,7 @@ impl<S: PageSource> Pool<S> {
     /// Fills a block, named by its units, that has no memory and is in nobody else's use, with a
     /// huge page, if one is to be had.
     pub(crate) fn fill(&self, stretch: usize, block: &Range<usize>) -> bool {
-        let first = self.arenas.first_page(stretch).0 as usize + block.start * UNIT_PAGES;
-        let run = self.run(PageNumber(first as u32), block.len() * UNIT_PAGES);
+        let run = self.run_in(stretch, &(block.start * UNIT_PAGES..block.end * UNIT_PAGES));
         let filled = self.source.populate_huge(run);
         if filled {
             self.resident_pages.fetch_add(run.pages, Ordering::Relaxed);
@@ -131,10 +129,9 @@ impl<S: PageSource> Pool<S> {
         let Some(batch) = lock(&shard.runs).take_spare(&self.arenas, index, least) else {
             return 0;
         };
-        let first = self.arenas.first_page(index).0;
         for page in batch.splits() {
-            let page = PageNumber(first + page as u32);
-            self.source.split_huge(self.run(page, 1));
+            self.source
+                .split_huge(self.run_in(index, &(page..page + 1)));
             self.huge_splits.fetch_add(1, Ordering::Relaxed);
         }
         self.discard_batches(shard, std::iter::once(&batch))

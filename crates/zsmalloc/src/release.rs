@@ -123,8 +123,7 @@ impl<S: PageSource> Pool<S> {
         if cold.lacking.is_empty() {
             return Ok(page);
         }
-        let first = self.arenas.first_page(arena.stretch()).0 + cold.lacking.start as u32;
-        let lacking = self.run(PageNumber(first), cold.lacking.len());
+        let lacking = self.run_in(arena.stretch(), &cold.lacking);
         if let Err(error) = self.source.commit(lacking) {
             lock(runs).put_refused(&self.arenas, arena, run, &cold);
             return Err(error.into());
@@ -159,6 +158,12 @@ impl<S: PageSource> Pool<S> {
         let taken = runs.take(arenas, pages, fill);
         drop(runs);
         self.supply_taken(taken.expect("an arena has a run"))
+    }
+
+    /// Pages of a stretch, counted from its first.
+    pub(crate) fn run_in(&self, stretch: usize, pages: &Range<usize>) -> PageRun {
+        let first = self.arenas.first_page(stretch).0 + pages.start as u32;
+        self.run(PageNumber(first), pages.len())
     }
 
     fn run_of(&self, page: PageNumber) -> (&Arena, usize) {
@@ -315,14 +320,12 @@ impl<S: PageSource> Pool<S> {
         }; DISCARD_RUNS];
         let mut merged_count = 0;
         for batch in batches {
-            let first = self.arenas.first_page(batch.stretch);
             for part in batch.pages.parts() {
                 if merged_count == DISCARD_RUNS {
                     self.discard_merged(&merged)?;
                     merged_count = 0;
                 }
-                let page = PageNumber(first.0 + part.start as u32);
-                merged[merged_count] = self.run(page, part.len());
+                merged[merged_count] = self.run_in(batch.stretch, &part);
                 merged_count += 1;
             }
         }

@@ -252,23 +252,15 @@ impl RunLists {
         cold.lacking = lacking(stretch, &cold.pages);
         stretch.resident.insert(&cold.lacking);
         for (block, _) in blocks {
-            self.put_free(arenas, cold.stretch, &block);
+            // None that is free is in a set: this one's taker took them out.
+            for (arena, run) in runs_in(arenas, cold.stretch, &block) {
+                if !stretch.used.meets(&arena.pages_of(run)) {
+                    self.put(arenas, arena, run);
+                }
+            }
         }
         cold.fills = false;
         self.end_busy(arenas, cold.stretch);
-    }
-
-    /// Puts all free runs that lie in a block, at least partly, into the sets they belong to.
-    fn put_free(&mut self, arenas: &Arenas, index: usize, block: &Range<usize>) {
-        let stretch = arenas.stretch(index);
-        for (arena, run) in runs_in(arenas, index, block) {
-            let pages = arena.pages_of(run);
-            if !stretch.used.meets(&pages) {
-                arena.warm.remove(run);
-                arena.cold.remove(run);
-                self.put(arenas, arena, run);
-            }
-        }
     }
 
     /// Takes a run that is free again.

@@ -7,9 +7,7 @@ use crate::huge::{HUGE_PAGE_SIZE, LEAST_HUGE_SIZE, Setting, setting_of, size_to_
 pub(super) fn programs() -> Check {
     let found = match Setting::global() {
         Some(Setting::Always) => "always; they are split when part of one is paged out",
-        Some(Setting::Madvise) => "madvise",
-        Some(Setting::Never) => "never",
-        Some(Setting::Inherit) | None => "unknown",
+        setting => setting.map_or("unknown", Setting::word),
     };
     Check::note("transparent-huge-pages", found, None)
 }
