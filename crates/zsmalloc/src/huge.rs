@@ -67,13 +67,22 @@ impl<S: PageSource> Pool<S> {
         if part == 0 || !self.spare_exceeds(part.div_ceil(times)) {
             return 0;
         }
-        self.split_sparsest(|| self.spare_exceeds(part), 1, usize::MAX)
+        self.split_all(|| self.spare_exceeds(part), 1)
     }
 
     /// Splits all huge pages with `least` spare pages or more. Returns how many pages were given
     /// back.
     pub(crate) fn give_back_spare(&self, least: usize) -> usize {
-        self.split_sparsest(|| self.arenas.spare_pages() > 0, least, usize::MAX)
+        self.split_all(|| self.arenas.spare_pages() > 0, least)
+    }
+
+    /// Splits as long as there is `too_much`. Who gave all freed memory back meanwhile passed over
+    /// what was freed in a stretch that was being split: that goes now.
+    fn split_all(&self, too_much: impl Fn() -> bool, least: usize) -> usize {
+        match self.split_sparsest(too_much, least, usize::MAX) {
+            0 => 0,
+            pages => pages + self.discard_all_warm(),
+        }
     }
 
     /// Looks whether there has been much spare memory for some time.

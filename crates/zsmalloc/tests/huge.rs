@@ -2,7 +2,11 @@
 
 mod common;
 
-use std::{sync::Arc, sync::atomic::Ordering, thread, time::Duration};
+use std::{
+    sync::{Arc, Barrier, atomic::Ordering},
+    thread,
+    time::Duration,
+};
 
 use common::{Random, TestSource, check_stats, contents};
 use zsmalloc::{Config, Drainer, HandleTable, ObjectWord, PAGE_SIZE, Pool};
@@ -59,6 +63,25 @@ fn free_all(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
     assert_eq!(pool.stats().resident_pages, 0);
     assert_eq!(pool.stats().huge_pages + pool.stats().spare_pages, 0);
     assert_eq!(pool.source().committed_pages.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn what_is_freed_during_a_split_goes_after_it() {
+    let pool = pool(8);
+    let kept = free_but_every(&pool, store_pages(&pool, 4000), 16);
+    assert!(pool.stats().spare_pages > 0);
+    let barrier = Arc::new(Barrier::new(2));
+    *pool.source().meet_at_split.lock().unwrap() = Some(barrier.clone());
+    thread::scope(|scope| {
+        scope.spawn(|| pool.trim());
+        barrier.wait();
+        free(&pool, &kept);
+        // It cannot give back what lies where the other one splits.
+        pool.trim();
+        assert!(pool.stats().resident_pages > 0);
+        barrier.wait();
+    });
+    assert_eq!(pool.stats().resident_pages, 0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     ptr::NonNull,
     sync::{
-        Mutex,
+        Arc, Barrier, Mutex,
         atomic::{AtomicI64, AtomicUsize, Ordering},
     },
 };
@@ -29,6 +29,8 @@ pub struct TestSource {
     /// Which pages of the reservation lie in huge pages that were not split.
     huge: Mutex<BTreeSet<usize>>,
     pub splits: AtomicUsize,
+    /// The next split meets others here as it begins, and again before it goes on.
+    pub meet_at_split: Mutex<Option<Arc<Barrier>>>,
 }
 
 impl TestSource {
@@ -109,6 +111,11 @@ unsafe impl PageSource for TestSource {
     }
 
     fn split_huge(&self, run: PageRun) {
+        let meeting = self.meet_at_split.lock().unwrap().take();
+        if let Some(barrier) = meeting {
+            barrier.wait();
+            barrier.wait();
+        }
         let page = first_page(&run);
         let mut huge = self.huge();
         let first = huge.range(..=page).next_back().copied();
