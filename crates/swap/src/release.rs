@@ -122,13 +122,15 @@ impl<S: PageSource> SwapSpace<S> {
             if let Released::Last(position) = self.table.entry(slot).release(slot, &self.overflow) {
                 let bytes = self.tier(position.tier).bytes(position.location);
                 stored.add(position.tier, bytes);
-                batch.bytes[position.tier.index()] += bytes;
                 batch.locations[position.tier.index()].push(position.location);
                 freed += 1;
             }
         }
         if freed > 0 {
             self.uncharge(cluster, &stored);
+            for (tier, _, bytes) in stored.tiers() {
+                batch.bytes[tier.index()] += bytes;
+            }
             batch.pages += freed as usize;
             self.allocator.freed(cluster, freed, &mut batch.leaving);
         }

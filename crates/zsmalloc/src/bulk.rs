@@ -7,11 +7,11 @@ use crate::{
     source::PageSource,
     sync::atomic::Ordering,
     word::ObjectWord,
-    zspage::{Link, NO_LINK, UNTOUCHED},
+    zspage::{Link, NO_LINK, UNTOUCHED, Zspage},
 };
 
 impl<S: PageSource> Pool<S> {
-    /// Frees many objects at once, cheaper than one by one: the words are grouped by class, the lock
+    /// Frees many objects at once, cheaper than one by one: the words are sorted by class, the lock
     /// of each bin is taken once for up to a thousand of them, zspages that become empty are
     /// released after all locks are dropped, and their memory is given back in batches: by the
     /// pool's
@@ -42,33 +42,74 @@ impl<S: PageSource> Pool<S> {
 
     /// Frees words, not as one of those that a drainer makes way for.
     pub(crate) fn free_words(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
-        if words.len() > FEW {
-            self.free_by_class(words)
-        } else {
-            self.free_groups(std::iter::once(words))
-        }
-    }
-
-    /// Frees words, a class at a time.
-    #[inline(never)]
-    fn free_by_class(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
-        self.free_groups(Groups::of(words, self.classes().len()))
-    }
-
-    /// Frees groups of words, best of one class each.
-    fn free_groups<'a>(
-        &self,
-        groups: impl Iterator<Item = &'a mut [ObjectWord]>,
-    ) -> Result<(), MisuseError> {
         let mut released = Released::new();
-        let mut result = Ok(());
-        for group in groups {
-            result = result.and(self.free_group(group, &mut released));
-        }
+        let result = if words.len() > FEW {
+            self.free_by_class(words, &mut released)
+        } else {
+            self.free_group(words, &mut released)
+        };
         if !released.is_empty() {
             self.release(released);
         }
         result
+    }
+
+    /// Frees words, a class at a time.
+    #[inline(never)]
+    fn free_by_class(
+        &self,
+        words: &mut [ObjectWord],
+        released: &mut Released,
+    ) -> Result<(), MisuseError> {
+        let mut unsorted = Vec::new();
+        if words.len() > ON_STACK && unsorted.try_reserve_exact(words.len()).is_ok() {
+            unsorted.extend_from_slice(words);
+            return self.free_sorted(words, &unsorted, released);
+        }
+        let mut result = Ok(());
+        for words in words.chunks_mut(ON_STACK) {
+            let mut unsorted = [ObjectWord::PLACEHOLDER; ON_STACK];
+            let unsorted = &mut unsorted[..words.len()];
+            unsorted.copy_from_slice(words);
+            result = result.and(self.free_sorted(words, unsorted, released));
+        }
+        result
+    }
+
+    /// Frees words by class, in the room of `words`, which are the same.
+    fn free_sorted(
+        &self,
+        words: &mut [ObjectWord],
+        unsorted: &[ObjectWord],
+        released: &mut Released,
+    ) -> Result<(), MisuseError> {
+        let classes = self.classes().len();
+        let ends = sort_by_class(unsorted, words, classes);
+        let mut result = Ok(());
+        let (mut start, mut fetched) = (0, 0);
+        for &end in &ends[..=classes] {
+            let end = end as usize;
+            if start < end {
+                fetched = self.fetch_records(words, fetched, end + FETCHED_AHEAD);
+                result = result.and(self.free_group(&mut words[start..end], released));
+            }
+            start = end;
+        }
+        result
+    }
+
+    /// Has the processor fetch the records of the zspages that the words name objects of, from the
+    /// first on up to the second position: looked up one after the other, each would be waited for.
+    /// Returns the position that it got to.
+    fn fetch_records(&self, words: &[ObjectWord], from: usize, to: usize) -> usize {
+        let mut next = from;
+        while next < to.min(words.len()) {
+            if let Ok((_, zspage)) = self.resolve(words[next]) {
+                prefetch(zspage);
+            }
+            next += run_of_one_zspage(&words[next..]);
+        }
+        next
     }
 
     /// Frees words, best of one class.
@@ -120,29 +161,29 @@ impl<S: PageSource> Pool<S> {
         let mut result = Ok(());
         let mut others = 0;
         let mut touched = NO_LINK;
-        for start in (0..words.len()).step_by(LOOKED_UP) {
-            let end = words.len().min(start + LOOKED_UP);
-            // In a row, so that the processor fetches the records of all of them at once.
-            let mut zspages = [None; LOOKED_UP];
-            for (zspage, word) in zspages.iter_mut().zip(&words[start..end]) {
-                *zspage = of_this_bin(*word);
-            }
-            for (position, zspage) in (start..end).zip(zspages) {
-                let word = words[position];
-                let Some(zspage) = zspage else {
-                    words[others] = word;
-                    others += 1;
-                    continue;
-                };
-                if !zspage.free_slot(word.index()) {
+        let mut start = 0;
+        while start < words.len() {
+            let first = words[start];
+            let end = start + run_of_one_zspage(&words[start..]);
+            let run = start..end;
+            start = end;
+            let Some(zspage) = of_this_bin(first) else {
+                words.copy_within(run.clone(), others);
+                others += run.len();
+                continue;
+            };
+            for &word in &words[run] {
+                if word.index() >= context.class.objects() {
+                    result = result.and(Err(MisuseError::Foreign(word)));
+                } else if zspage.free_slot(word.index()) {
+                    bin.count_free(zspage);
+                } else {
                     result = result.and(Err(MisuseError::NotStored(word)));
-                    continue;
                 }
-                bin.count_free(zspage);
-                if zspage.next_touched.load(Ordering::Relaxed) == UNTOUCHED {
-                    zspage.next_touched.store(touched, Ordering::Relaxed);
-                    touched = word.page().0;
-                }
+            }
+            if zspage.next_touched.load(Ordering::Relaxed) == UNTOUCHED {
+                zspage.next_touched.store(touched, Ordering::Relaxed);
+                touched = first.page().0;
             }
         }
         // Each zspage once, however many of its objects went.
@@ -161,73 +202,63 @@ impl<S: PageSource> Pool<S> {
 /// So few words are freed as they come: grouping them costs more than looking at them repeatedly.
 const FEW: usize = 16;
 
-/// The records of so many words are looked up before the first of them changes.
-const LOOKED_UP: usize = 16;
-
 /// A store of the same class waits no longer than so many frees take.
 const MOST_UNDER_LOCK: usize = 1024;
 
-/// Sorts `words` by class, in place and in two passes, and returns where each class ends; those of
-/// `classes` and above, which no pool has given out, come last, as one. (This is the "American
-/// flag" sort. Inside a class the order does not matter: what is looked up is a cache line a
-/// zspage.)
-fn group_by_class(words: &mut [ObjectWord], classes: usize) -> [usize; MAX_GROUPS] {
-    let group = |word: ObjectWord| word.class().min(classes);
-    let mut next = [0; MAX_GROUPS];
-    for word in &*words {
-        next[group(*word)] += 1;
+/// So many words are sorted without memory from the heap: freeing must not need any, and is done in
+/// signal handlers.
+const ON_STACK: usize = 1024;
+
+/// So many words ahead records are fetched: long enough before they are needed, and not so long that
+/// the cache has dropped them.
+const FETCHED_AHEAD: usize = 1024;
+
+/// Has the processor fetch a record that will be needed soon.
+fn prefetch(record: &Zspage) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; it reads nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(record).cast()) }
     }
-    let mut ends = [0; MAX_GROUPS];
-    let mut start = 0;
-    for (next, end) in next.iter_mut().zip(&mut ends).take(classes + 1) {
-        *end = start + *next;
-        *next = start;
-        start = *end;
-    }
-    for here in 0..=classes {
-        while next[here] < ends[here] {
-            let position = next[here];
-            let home = group(words[position]);
-            words.swap(position, next[home]);
-            next[home] += 1;
-        }
-    }
-    ends
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = record;
+}
+
+/// How many of `words`, from the first on, name objects of the same zspage.
+fn run_of_one_zspage(words: &[ObjectWord]) -> usize {
+    let other = |word: &ObjectWord| !word.is_beside(words[0]);
+    words.iter().position(other).unwrap_or(words.len())
 }
 
 const MAX_GROUPS: usize = ObjectWord::MAX_CLASSES + 1;
 
-/// Words by class, those of each in turn.
-struct Groups<'a> {
-    rest: &'a mut [ObjectWord],
-    ends: [usize; MAX_GROUPS],
-    start: usize,
-    class: usize,
+/// Sorts words by class, each class in the order it was in, so that those of one zspage, which were
+/// mostly stored one after the other, stay together. Returns where each class ends; those of
+/// `classes` and above, which no pool has given out, come last, as one.
+fn sort_by_class(
+    unsorted: &[ObjectWord],
+    sorted: &mut [ObjectWord],
     classes: usize,
-}
-
-impl<'a> Groups<'a> {
-    fn of(words: &'a mut [ObjectWord], classes: usize) -> Self {
-        Self {
-            ends: group_by_class(words, classes),
-            rest: words,
-            start: 0,
-            class: 0,
-            classes,
-        }
+) -> [u32; MAX_GROUPS] {
+    let group = |word: ObjectWord| word.class().min(classes);
+    let mut next = [0; MAX_GROUPS];
+    for &word in unsorted {
+        next[group(word)] += 1;
     }
-}
-
-impl<'a> Iterator for Groups<'a> {
-    type Item = &'a mut [ObjectWord];
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let end = *self.ends[..=self.classes].get(self.class)?;
-        let (group, rest) = std::mem::take(&mut self.rest).split_at_mut(end - self.start);
-        (self.rest, self.start) = (rest, end);
-        self.class += 1;
-        Some(group)
+    let mut start = 0;
+    for next in &mut next[..=classes] {
+        let count = *next;
+        *next = start;
+        start += count;
     }
+    for &word in unsorted {
+        let next = &mut next[group(word)];
+        sorted[*next as usize] = word;
+        *next += 1;
+    }
+    // Where the next word of a class would go is where the class ends.
+    next
 }
 
 #[cfg(all(test, not(loom)))]
@@ -236,25 +267,34 @@ mod tests {
     use crate::zspage::PageNumber;
 
     #[test]
-    fn words_are_grouped_by_class() {
+    fn words_are_sorted_by_class() {
         let foreign = ObjectWord::MAX_CLASSES - 1;
-        let mut words: Vec<ObjectWord> = (0..5000_usize)
+        let unsorted: Vec<ObjectWord> = (0..5000_usize)
             .map(|n| {
                 let class = [n * n % 250, 0, foreign][n % 3];
                 ObjectWord::new(class, PageNumber(n as u32), n % 256)
             })
             .collect();
-        let mut sorted = words.clone();
-        sorted.sort_unstable();
-        let ends = group_by_class(&mut words, 250);
+        let mut sorted = unsorted.clone();
+        let ends = sort_by_class(&unsorted, &mut sorted, 250);
         let mut start = 0;
-        for (class, &end) in ends[..250].iter().enumerate() {
-            assert!(words[start..end].iter().all(|word| word.class() == class));
+        for (class, &end) in ends[..=250].iter().enumerate() {
+            let end = end as usize;
+            let of_class = |word: &&ObjectWord| word.class().min(250) == class;
+            let expected: Vec<_> = unsorted.iter().filter(of_class).copied().collect();
+            assert_eq!(sorted[start..end], expected);
             start = end;
         }
-        assert!(words[start..].iter().all(|word| word.class() == foreign));
-        assert_eq!(ends[250], words.len());
-        words.sort_unstable();
-        assert!(words == sorted);
+        assert_eq!(start, sorted.len());
+    }
+
+    #[test]
+    fn runs_end_where_the_zspage_does() {
+        let word = |class, page, index| ObjectWord::new(class, PageNumber(page), index);
+        let words = [word(3, 7, 0), word(3, 7, 255), word(3, 8, 1), word(4, 8, 1)];
+        assert_eq!(run_of_one_zspage(&words), 2);
+        assert_eq!(run_of_one_zspage(&words[2..]), 1);
+        assert_eq!(run_of_one_zspage(&words[3..]), 1);
+        assert_eq!(run_of_one_zspage(&[]), 0);
     }
 }

@@ -15,13 +15,18 @@ const _: () = assert!(UNIT_PAGES == u16::BITS as usize);
 /// A bit for each page of a unit.
 pub(crate) type UnitBits = u16;
 
-/// The bits that pages of a stretch, as many as a run has at most, have in each unit they lie in.
-fn bits_of(pages: &Range<usize>) -> impl Iterator<Item = (usize, UnitBits)> + use<> {
-    debug_assert!(pages.len() <= UNIT_PAGES && pages.end <= MAX_STRETCH_PAGES);
-    let both = ((1_u32 << pages.len()) - 1) << (pages.start % UNIT_PAGES);
-    let unit = pages.start / UNIT_PAGES;
-    let bits = [(unit, both as u16), (unit + 1, (both >> UNIT_PAGES) as u16)];
-    bits.into_iter().filter(|(_, bits)| *bits != 0)
+/// Where a run lies, which has no more pages than a unit: its first unit, and its bits in that and
+/// the next.
+fn bits_of(run: &Range<usize>) -> (usize, u32) {
+    debug_assert!(run.len() <= UNIT_PAGES && run.end <= MAX_STRETCH_PAGES);
+    let bits = ((1_u32 << run.len()) - 1) << (run.start % UNIT_PAGES);
+    (run.start / UNIT_PAGES, bits)
+}
+
+/// The bits of a unit and of the next, as far as there are such.
+fn two(unit: usize, of: impl Fn(usize) -> UnitBits) -> u32 {
+    let of = |unit| u32::from(if unit < MAX_UNITS { of(unit) } else { 0 });
+    of(unit) | of(unit + 1) << UNIT_PAGES
 }
 
 /// Pages of a stretch.
@@ -42,7 +47,8 @@ impl PageSet {
 
     /// Whether one of the pages of a run is in the set.
     pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
-        bits_of(run).any(|(unit, bits)| self.0[unit] & bits != 0)
+        let (unit, bits) = bits_of(run);
+        two(unit, |unit| self.unit(unit)) & bits != 0
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -51,15 +57,26 @@ impl PageSet {
 
     /// What follows one another without a gap, in order.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let contains = |page: &usize| self.0[page / UNIT_PAGES] & 1 << (page % UNIT_PAGES) != 0;
         let mut next = 0;
         std::iter::from_fn(move || {
-            let start = (next..MAX_STRETCH_PAGES).find(contains)?;
-            next = (start..MAX_STRETCH_PAGES)
-                .find(|page| !contains(page))
-                .unwrap_or(MAX_STRETCH_PAGES);
+            let start = self.find(next, true)?;
+            next = self.find(start, false).unwrap_or(MAX_STRETCH_PAGES);
             Some(start..next)
         })
+    }
+
+    /// The first page from `from` on that is in the set, or that is not.
+    fn find(&self, from: usize, contained: bool) -> Option<usize> {
+        let flip = if contained { 0 } else { UnitBits::MAX };
+        let mut ahead = UnitBits::MAX << (from % UNIT_PAGES);
+        for unit in from / UNIT_PAGES..MAX_UNITS {
+            let found = (self.unit(unit) ^ flip) & ahead;
+            if found != 0 {
+                return Some(unit * UNIT_PAGES + found.trailing_zeros() as usize);
+            }
+            ahead = UnitBits::MAX;
+        }
+        None
     }
 }
 
@@ -83,22 +100,34 @@ impl SharedPageSet {
 
     /// Takes the pages of a run, or of a part of one, into the set.
     pub(crate) fn insert(&self, run: &Range<usize>) {
-        bits_of(run).for_each(|(unit, bits)| self.set_unit(unit, self.unit(unit) | bits));
+        self.change(run, |pages, bits| pages | bits);
     }
 
     /// The reverse of [`SharedPageSet::insert`].
     pub(crate) fn remove(&self, run: &Range<usize>) {
-        bits_of(run).for_each(|(unit, bits)| self.set_unit(unit, self.unit(unit) & !bits));
+        self.change(run, |pages, bits| pages & !bits);
     }
 
     /// Whether all pages of a run are in the set.
     pub(crate) fn contains(&self, run: &Range<usize>) -> bool {
-        bits_of(run).all(|(unit, bits)| self.unit(unit) & bits == bits)
+        let (unit, bits) = bits_of(run);
+        two(unit, |unit| self.unit(unit)) & bits == bits
     }
 
     /// Whether one of the pages of a run is in the set.
     pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
-        bits_of(run).any(|(unit, bits)| self.unit(unit) & bits != 0)
+        let (unit, bits) = bits_of(run);
+        two(unit, |unit| self.unit(unit)) & bits != 0
+    }
+
+    fn change(&self, run: &Range<usize>, to: impl Fn(UnitBits, UnitBits) -> UnitBits) {
+        let (first, both) = bits_of(run);
+        for (unit, bits) in [(first, both), (first + 1, both >> UNIT_PAGES)] {
+            let bits = bits as UnitBits;
+            if bits != 0 {
+                self.set_unit(unit, to(self.unit(unit), bits));
+            }
+        }
     }
 }
 

@@ -65,6 +65,11 @@ impl ObjectWord {
         PageNumber((self.get() >> INDEX_BITS) as u32)
     }
 
+    /// Whether both words name objects of the same zspage.
+    pub(crate) fn is_beside(self, other: Self) -> bool {
+        (self.get() ^ other.get()) >> INDEX_BITS == 0
+    }
+
     pub(crate) fn index(self) -> usize {
         (self.get() & (Self::MAX_OBJECTS as u64 - 1)) as usize
     }

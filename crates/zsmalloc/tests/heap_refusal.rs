@@ -154,6 +154,22 @@ fn a_pool_without_records_loses_nothing() {
 }
 
 #[test]
+fn many_words_are_freed_without_memory() {
+    let pool = Pool::new(HeapSource::new(), config()).unwrap();
+    let bytes = |n: usize| contents(n as u64, 1 + n * 997 % PAGE_SIZE);
+    for allocations in 0..3 {
+        let kept = pool.store(&[&bytes(7)]).unwrap();
+        let mut words: Vec<_> = (0..5000)
+            .map(|n| pool.store(&[&bytes(n)]).unwrap())
+            .collect();
+        with_allocations(allocations, || pool.free_bulk(&mut words));
+        common::check_stats(&pool, [bytes(7).len()].into_iter());
+        pool.read(kept, |slot| assert!(slot.starts_with(&bytes(7))));
+        pool.free(kept);
+    }
+}
+
+#[test]
 fn a_handle_table_without_records_loses_nothing() {
     for allocations in 0.. {
         let table = HandleTable::new(HeapSource::new(), config()).unwrap();

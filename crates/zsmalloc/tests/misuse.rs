@@ -79,6 +79,27 @@ fn a_bulk_free_frees_the_good_words_and_reports_the_bad_one() {
 }
 
 #[test]
+fn a_bad_word_among_good_ones_of_its_zspage_does_no_damage() {
+    let pool = pool();
+    let bytes = |n| contents(n, 700);
+    for at in [0, 1, 20, 39] {
+        let mut words: Vec<ObjectWord> =
+            (0..40).map(|n| pool.store(&[&bytes(n)]).unwrap()).collect();
+        // No zspage of this class has so many objects.
+        let bad = ObjectWord::from_raw(words[at].get() | 0xff).unwrap();
+        words.insert(at, bad);
+        assert!(pool.try_free_bulk(&mut words).is_err());
+        assert_eq!(pool.stats().objects_used(), 0);
+        let again: Vec<ObjectWord> = (0..40).map(|n| pool.store(&[&bytes(n)]).unwrap()).collect();
+        for (n, &word) in again.iter().enumerate() {
+            pool.read(word, |slot| assert_eq!(slot[..700], bytes(n as u64)));
+        }
+        again.into_iter().for_each(|word| pool.free(word));
+        assert_eq!(pool.stats().objects_used(), 0);
+    }
+}
+
+#[test]
 fn made_up_words_do_no_damage() {
     let pool = pool();
     let stored: Vec<(ObjectWord, Vec<u8>)> = (0..300)
