@@ -16,12 +16,13 @@ use crate::memory::MappedSource;
 use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::fork::Owner;
+use memfold_sys::futex;
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Uffd};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
@@ -49,8 +50,9 @@ pub(crate) struct Shared {
     /// Held by the listener while it serves a fault: who waited for that one may run on before it
     /// has put in all that it brings, and unmap the region.
     pub(super) listening: Mutex<()>,
-    /// How many areas are unmapped and not released, those being released included.
-    pub(super) unburied: AtomicUsize,
+    /// How many areas are unmapped and not released, those being released included. Who waits for
+    /// it is woken when there is none.
+    pub(super) unburied: AtomicU32,
     pub(super) spent: Mutex<Vec<Slot>>,
     pub(super) reclaim_bell: Bell,
     pub(super) readahead: Readahead,
@@ -178,7 +180,7 @@ impl Engine {
             hand: Mutex::default(),
             graveyard: Mutex::default(),
             listening: Mutex::default(),
-            unburied: AtomicUsize::new(0),
+            unburied: AtomicU32::new(0),
             spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
             reclaim_bell: Bell::default(),
             readahead: Readahead::new(config.readahead && mode != Mode::Protection),
@@ -254,9 +256,14 @@ impl Engine {
         if self.is_inherited() {
             return;
         }
-        while self.shared.unburied.load(Ordering::Acquire) > 0 {
+        loop {
+            let unburied = self.shared.unburied.load(Ordering::Acquire);
+            if unburied == 0 {
+                break;
+            }
             self.shared.reclaim_bell.ring();
-            std::thread::sleep(std::time::Duration::from_micros(50));
+            // Any outcome is one to look again by.
+            let _ = futex::wait(&self.shared.unburied, unburied, None);
         }
         let _blocked = block_all();
         self.shared.release_spent();

@@ -9,6 +9,7 @@ use super::worker::{self, BATCH, Worker};
 use crate::stage::StageIndex;
 use crate::state::PageState;
 use memfold_swap::{Page, SlotRanges};
+use memfold_sys::futex;
 use memfold_sys::memory::discard;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::collections::VecDeque;
@@ -347,7 +348,9 @@ impl Shared {
             if Arc::strong_count(&area) == 1 {
                 self.release_area(&area);
                 drop(area);
-                self.unburied.fetch_sub(1, Ordering::Release);
+                if self.unburied.fetch_sub(1, Ordering::Release) == 1 {
+                    futex::wake(&self.unburied, u32::MAX >> 1);
+                }
             } else {
                 left.push(area);
             }
