@@ -1,8 +1,9 @@
 //! One program's memory: its page states, what is managed of it, and the way to its helper.
 //!
-//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`, `windows`,
-//! `thread_ends`. The reclaimer's and the handlers' own locks are leaves. Nobody holds `mover`,
-//! `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or for the helper.
+//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`,
+//! `windows`, `thread_ends`. `claims_left`, the reclaimer's and the handlers' own locks are leaves.
+//! Nobody holds `mover`, `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or
+//! for the helper.
 
 use crate::dropped::Dropped;
 use crate::fork::Inheritance;
@@ -80,6 +81,8 @@ pub struct AddressSpace {
     pub windows: Mutex<Windows>,
     /// Changes that were read and wait for others; locked only inside the gate.
     pub changes: Mutex<Changes>,
+    /// Claims of faults that found the program gone.
+    claims_left: Mutex<Vec<(VirtualPage, Slot)>>,
     attached: OnceLock<Attached>,
     /// The process of a child that has no helper yet, or never will.
     seen: OnceLock<Inspector>,
@@ -186,6 +189,7 @@ impl AddressSpace {
             mover: Mutex::new(mover),
             windows: Mutex::default(),
             changes: Mutex::default(),
+            claims_left: Mutex::default(),
             attached: OnceLock::new(),
             seen: OnceLock::new(),
             inheritance: Mutex::default(),
@@ -498,9 +502,21 @@ impl AddressSpace {
         }
     }
 
+    /// Leaves claims to the end of the address space. For who may not touch its pages any more, as it
+    /// is gone: an event may just be taking them.
+    pub fn leave_claims(&self, pages: &[(VirtualPage, Slot)]) {
+        lock(&self.claims_left).extend_from_slice(pages);
+    }
+
     /// Takes all slots out of the table. For an address space that is no more.
     fn take_slots(&self) -> SlotRanges {
         let mut slots = SlotRanges::new();
+        for (page, slot) in lock(&self.claims_left).drain(..) {
+            // A claim has one count, whether the table still says so or an event took the page.
+            let entry = self.table.entry(page);
+            entry.replace(PageState::Filling(slot), PageState::Hole);
+            slots.push(slot);
+        }
         self.table.visit(PageTable::everything(), |_, entry| {
             if let PageState::Swapped(slot) | PageState::Filling(slot) = entry.take(PageState::Hole)
             {

@@ -102,8 +102,9 @@ impl Server {
     /// Loads claimed pages and copies them in.
     pub fn swap_in(&mut self, space: &AddressSpace, claim: &Claim) -> Served {
         let loaded = self.load(space, claim);
-        // Without the gate the address space is gone, and the claims go with its table.
         let Ok(gate) = space.shared() else {
+            // The address space is gone, and somebody may be changing its table.
+            space.leave_claims(&claim.pages);
             return Served::Done;
         };
         let mut filling = Filling {

@@ -18,7 +18,8 @@ impl<S: PageSource> Pool<S> {
     /// [`Drainer`](crate::Drainer), if it has one, as far as
     /// [`Config::deferred_bytes`](crate::Config::deferred_bytes) lets memory wait for that.
     ///
-    /// `words` is room to work in: what it holds afterwards is of no use.
+    /// `words` is room to work in: what it holds afterwards is of no use. More than a thousand words
+    /// are freed faster with as much memory from the heap; up to 1024 need none.
     ///
     /// # Panics
     ///
@@ -62,7 +63,9 @@ impl<S: PageSource> Pool<S> {
         released: &mut Released,
     ) -> Result<(), MisuseError> {
         let mut unsorted = Vec::new();
-        if words.len() > ON_STACK && unsorted.try_reserve_exact(words.len()).is_ok() {
+        // Positions are 32 bits wide.
+        let from_heap = ON_STACK + 1..=u32::MAX as usize;
+        if from_heap.contains(&words.len()) && unsorted.try_reserve_exact(words.len()).is_ok() {
             unsorted.extend_from_slice(words);
             return self.free_sorted(words, &unsorted, released);
         }
@@ -88,12 +91,12 @@ impl<S: PageSource> Pool<S> {
         let mut result = Ok(());
         let (mut start, mut fetched) = (0, 0);
         for &end in &ends[..=classes] {
-            let end = end as usize;
-            if start < end {
-                fetched = self.fetch_records(words, fetched, end + FETCHED_AHEAD);
-                result = result.and(self.free_group(&mut words[start..end], released));
+            while start < end as usize {
+                let next = (end as usize).min(start + MOST_UNDER_LOCK);
+                fetched = self.fetch_records(words, fetched, next + FETCHED_AHEAD);
+                result = result.and(self.free_group(&mut words[start..next], released));
+                start = next;
             }
-            start = end;
         }
         result
     }
@@ -112,19 +115,17 @@ impl<S: PageSource> Pool<S> {
         next
     }
 
-    /// Frees words, best of one class.
+    /// Frees words, best of one class, and few enough to hold a lock for all of them.
     fn free_group(
         &self,
-        words: &mut [ObjectWord],
+        mut words: &mut [ObjectWord],
         released: &mut Released,
     ) -> Result<(), MisuseError> {
         let mut result = Ok(());
-        for mut words in words.chunks_mut(MOST_UNDER_LOCK) {
-            while let Some(&first) = words.first() {
-                let (others, outcome) = self.free_of_one_bin(first, words, released);
-                result = result.and(outcome);
-                words = &mut words[..others];
-            }
+        while let Some(&first) = words.first() {
+            let (others, outcome) = self.free_of_one_bin(first, words, released);
+            result = result.and(outcome);
+            words = &mut words[..others];
         }
         result
     }
@@ -172,6 +173,7 @@ impl<S: PageSource> Pool<S> {
                 others += run.len();
                 continue;
             };
+            let used = zspage.used();
             for &word in &words[run] {
                 if word.index() >= context.class.objects() {
                     result = result.and(Err(MisuseError::Foreign(word)));
@@ -181,7 +183,8 @@ impl<S: PageSource> Pool<S> {
                     result = result.and(Err(MisuseError::NotStored(word)));
                 }
             }
-            if zspage.next_touched.load(Ordering::Relaxed) == UNTOUCHED {
+            let freed_some = zspage.used() < used;
+            if freed_some && zspage.next_touched.load(Ordering::Relaxed) == UNTOUCHED {
                 zspage.next_touched.store(touched, Ordering::Relaxed);
                 touched = first.page().0;
             }
@@ -199,14 +202,14 @@ impl<S: PageSource> Pool<S> {
     }
 }
 
-/// So few words are freed as they come: grouping them costs more than looking at them repeatedly.
+/// So few words are freed as they come: sorting them costs more than looking at them repeatedly.
 const FEW: usize = 16;
 
 /// A store of the same class waits no longer than so many frees take.
 const MOST_UNDER_LOCK: usize = 1024;
 
-/// So many words are sorted without memory from the heap: freeing must not need any, and is done in
-/// signal handlers.
+/// Up to so many words are sorted without memory from the heap, so that they can be freed in a signal
+/// handler. More are sorted so many at a time where there is no memory, which freeing must not need.
 const ON_STACK: usize = 1024;
 
 /// So many words ahead records are fetched: long enough before they are needed, and not so long that

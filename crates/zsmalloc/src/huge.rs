@@ -67,22 +67,13 @@ impl<S: PageSource> Pool<S> {
         if part == 0 || !self.spare_exceeds(part.div_ceil(times)) {
             return 0;
         }
-        self.split_all(|| self.spare_exceeds(part), 1)
+        self.split_sparsest(|| self.spare_exceeds(part), 1, usize::MAX)
     }
 
     /// Splits all huge pages with `least` spare pages or more. Returns how many pages were given
     /// back.
     pub(crate) fn give_back_spare(&self, least: usize) -> usize {
-        self.split_all(|| self.arenas.spare_pages() > 0, least)
-    }
-
-    /// Splits as long as there is `too_much`. Who gave all freed memory back meanwhile passed over
-    /// what was freed in a stretch that was being split: that goes now.
-    fn split_all(&self, too_much: impl Fn() -> bool, least: usize) -> usize {
-        match self.split_sparsest(too_much, least, usize::MAX) {
-            0 => 0,
-            pages => pages + self.discard_all_warm(),
-        }
+        self.split_sparsest(|| self.arenas.spare_pages() > 0, least, usize::MAX)
     }
 
     /// Looks whether there has been much spare memory for some time.
@@ -143,6 +134,16 @@ impl<S: PageSource> Pool<S> {
                 .split_huge(self.run_in(index, &(page..page + 1)));
             self.huge_splits.fetch_add(1, Ordering::Relaxed);
         }
-        self.discard_batches(shard, std::iter::once(&batch))
+        let mut pages = self.discard_batches(shard, std::iter::once(&batch));
+        let mut last = pages;
+        while last > 0 {
+            // Whoever gave all freed memory back meanwhile passed over what was busy.
+            let passed_over = lock(&shard.runs).take_giving_in(&self.arenas, index);
+            last = passed_over.map_or(0, |batch| {
+                self.discard_batches(shard, std::iter::once(&batch))
+            });
+            pages += last;
+        }
+        pages
     }
 }

@@ -368,12 +368,19 @@ impl RunLists {
                 .next_warm
                 .store(stretch::NOT_LISTED, Ordering::Relaxed);
             // A busy one is listed again by whoever ends that.
-            let giving = |block: &Range<usize>| stretch.free(block).giving > 0;
-            if !stretch.is_busy() && arenas.blocks().any(|block| giving(&block)) {
-                return Some(self.take_batch(arenas, index, giving));
+            if let Some(batch) = self.take_giving_in(arenas, index) {
+                return Some(batch);
             }
         }
         None
+    }
+
+    /// The same of one stretch. It stays listed, if it is.
+    pub(crate) fn take_giving_in(&mut self, arenas: &Arenas, index: usize) -> Option<Batch> {
+        let stretch = arenas.stretch(index);
+        let giving = |block: &Range<usize>| stretch.free(block).giving > 0;
+        let gives = !stretch.is_busy() && arenas.blocks().any(|block| giving(&block));
+        gives.then(|| self.take_batch(arenas, index, giving))
     }
 
     /// Takes the free memory of the huge pages of a stretch of which part is in use, where that is

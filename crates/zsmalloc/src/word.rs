@@ -13,7 +13,7 @@ const CLASS_BITS: u32 = 10;
 /// A word is all an owner keeps. It is never zero and takes [`ObjectWord::BITS`] bits, so owners
 /// can pack it with bits of their own. With the class in the word a free finds the lock it needs
 /// without reading shared memory first (an idea from W. Hao's zsmalloc series of April 2026), and
-/// [`Pool::free_bulk`](crate::Pool::free_bulk) groups words by it.
+/// [`Pool::free_bulk`](crate::Pool::free_bulk) sorts words by it.
 ///
 /// The length of the object is not in the word: the owner keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -344,20 +344,22 @@ impl Shared {
             return false;
         }
         let mut left = Vec::new();
+        let mut buried = 0;
         for area in dead {
             if Arc::strong_count(&area) == 1 {
                 self.release_area(&area);
-                drop(area);
-                if self.unburied.fetch_sub(1, Ordering::Release) == 1 {
-                    futex::wake(&self.unburied, u32::MAX >> 1);
-                }
+                buried += 1;
             } else {
                 left.push(area);
             }
         }
         let again = !left.is_empty();
         lock(&self.graveyard).extend(left);
+        // Before anybody who waits for it looks.
         self.refresh_account();
+        if buried > 0 && self.unburied.fetch_sub(buried, Ordering::Release) == buried {
+            futex::wake(&self.unburied, u32::MAX >> 1);
+        }
         again
     }
 
