@@ -190,7 +190,7 @@ impl Helper {
             // SAFETY: between `posted` and `done` the command is the helper's alone.
             self.execute(unsafe { &mut *channel.command() }, posted);
             done = posted;
-            futex::wake(&channel.done, i32::MAX as u32);
+            futex::wake_all(&channel.done);
         }
     }
 

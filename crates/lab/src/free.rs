@@ -5,6 +5,7 @@
 //! Every thread frees a part of its own ("a process").
 
 use std::{
+    cell::LazyCell,
     ptr::NonNull,
     sync::{
         Arc, Barrier,
@@ -119,6 +120,7 @@ struct Outcome {
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("free");
     let all = VARIANTS.map(|(name, _)| name).join(",");
+    let may_raise = LazyCell::new(may_raise);
     let (variants, refused): (Vec<_>, Vec<_>) = options
         .list("variant", &all)
         .into_iter()
@@ -130,7 +132,7 @@ pub fn run(options: &Options) -> Result<Report> {
         })
         .collect::<Result<Vec<_>>>()?
         .into_iter()
-        .partition(|(_, variant)| !variant.raises() || may_raise());
+        .partition(|(_, variant)| !variant.raises() || *may_raise);
     let runs = options.number("runs", 5)?.max(1);
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {
@@ -176,10 +178,10 @@ pub fn run(options: &Options) -> Result<Report> {
             "{name} was left out: this user may not give threads the nice value {RAISED} (ulimit -e)."
         ));
     }
-    report.note(
+    report.note(format!(
         "deferred-raised, bulk-raised: with the drainer and its helpers first of all threads (nice \
-         -20), so that programs that keep all processors busy do not hold them up.",
-    );
+         {RAISED}), so that programs that keep all processors busy do not hold them up."
+    ));
     report.note(
         "pool-lock-kept: as pool-lock, but freed zspages are kept for the next ones, as the kernel's \
          go to its page allocator, instead of being given back with a system call each; its \

@@ -58,3 +58,9 @@ pub fn wake(word: &AtomicU32, count: u32) -> usize {
     };
     Errno::result(result).unwrap_or(0)
 }
+
+/// Wakes all waiters.
+pub fn wake_all(word: &AtomicU32) {
+    // The kernel takes the count as signed.
+    wake(word, i32::MAX as u32);
+}

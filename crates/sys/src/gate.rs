@@ -171,7 +171,7 @@ impl Gate {
         // SeqCst on both sides: either the waiter sees the new state, or this sees the waiter.
         self.turn.fetch_add(1, Ordering::SeqCst);
         if self.waiters.load(Ordering::SeqCst) != 0 {
-            futex::wake(&self.turn, u32::MAX >> 1);
+            futex::wake_all(&self.turn);
         }
     }
 

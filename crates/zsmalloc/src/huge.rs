@@ -134,15 +134,15 @@ impl<S: PageSource> Pool<S> {
                 .split_huge(self.run_in(index, &(page..page + 1)));
             self.huge_splits.fetch_add(1, Ordering::Relaxed);
         }
-        let mut pages = self.discard_batches(shard, std::iter::once(&batch));
-        let mut last = pages;
-        while last > 0 {
+        let (mut pages, mut next) = (0, Some(batch));
+        while let Some(batch) = next {
+            let given_back = self.discard_batches(shard, std::iter::once(&batch));
+            if given_back == 0 {
+                break;
+            }
+            pages += given_back;
             // Whoever gave all freed memory back meanwhile passed over what was busy.
-            let passed_over = lock(&shard.runs).take_giving_in(&self.arenas, index);
-            last = passed_over.map_or(0, |batch| {
-                self.discard_batches(shard, std::iter::once(&batch))
-            });
-            pages += last;
+            next = lock(&shard.runs).take_giving_in(&self.arenas, index);
         }
         pages
     }

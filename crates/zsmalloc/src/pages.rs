@@ -23,10 +23,11 @@ fn bits_of(run: &Range<usize>) -> (usize, u32) {
     (run.start / UNIT_PAGES, bits)
 }
 
-/// The bits of a unit and of the next, as far as there are such.
-fn two(unit: usize, of: impl Fn(usize) -> UnitBits) -> u32 {
-    let of = |unit| u32::from(if unit < MAX_UNITS { of(unit) } else { 0 });
-    of(unit) | of(unit + 1) << UNIT_PAGES
+/// Which pages of a run are in a set of which this gives the units, as bits.
+fn found_of(run: &Range<usize>, unit_bits: impl Fn(usize) -> UnitBits) -> u32 {
+    let (unit, bits) = bits_of(run);
+    let of = |unit| u32::from(if unit < MAX_UNITS { unit_bits(unit) } else { 0 });
+    (of(unit) | of(unit + 1) << UNIT_PAGES) & bits
 }
 
 /// Pages of a stretch.
@@ -47,8 +48,7 @@ impl PageSet {
 
     /// Whether one of the pages of a run is in the set.
     pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
-        let (unit, bits) = bits_of(run);
-        two(unit, |unit| self.unit(unit)) & bits != 0
+        found_of(run, |unit| self.unit(unit)) != 0
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -110,14 +110,12 @@ impl SharedPageSet {
 
     /// Whether all pages of a run are in the set.
     pub(crate) fn contains(&self, run: &Range<usize>) -> bool {
-        let (unit, bits) = bits_of(run);
-        two(unit, |unit| self.unit(unit)) & bits == bits
+        found_of(run, |unit| self.unit(unit)).count_ones() as usize == run.len()
     }
 
     /// Whether one of the pages of a run is in the set.
     pub(crate) fn meets(&self, run: &Range<usize>) -> bool {
-        let (unit, bits) = bits_of(run);
-        two(unit, |unit| self.unit(unit)) & bits != 0
+        found_of(run, |unit| self.unit(unit)) != 0
     }
 
     fn change(&self, run: &Range<usize>, to: impl Fn(UnitBits, UnitBits) -> UnitBits) {

@@ -379,8 +379,7 @@ impl RunLists {
     pub(crate) fn take_giving_in(&mut self, arenas: &Arenas, index: usize) -> Option<Batch> {
         let stretch = arenas.stretch(index);
         let giving = |block: &Range<usize>| stretch.free(block).giving > 0;
-        let gives = !stretch.is_busy() && arenas.blocks().any(|block| giving(&block));
-        gives.then(|| self.take_batch(arenas, index, giving))
+        self.take_batch(arenas, index, giving)
     }
 
     /// Takes the free memory of the huge pages of a stretch of which part is in use, where that is
@@ -393,18 +392,21 @@ impl RunLists {
     ) -> Option<Batch> {
         let stretch = arenas.stretch(index);
         let spare = |block: &Range<usize>| stretch.free(block).spare >= least;
-        let takes = !stretch.is_busy() && arenas.blocks().any(|block| spare(&block));
-        takes.then(|| self.take_batch(arenas, index, spare))
+        self.take_batch(arenas, index, spare)
     }
 
-    /// Takes the free memory of some blocks of a stretch.
+    /// Takes the free memory of some blocks of a stretch; none if there is no such block, or the
+    /// stretch is busy.
     fn take_batch(
         &mut self,
         arenas: &Arenas,
         index: usize,
         of: impl Fn(&Range<usize>) -> bool,
-    ) -> Batch {
+    ) -> Option<Batch> {
         let stretch = arenas.stretch(index);
+        if stretch.is_busy() || !arenas.blocks().any(|block| of(&block)) {
+            return None;
+        }
         let mut batch = Batch {
             stretch: index,
             pages: PageSet::EMPTY,
@@ -431,7 +433,7 @@ impl RunLists {
             arena.warm.remove(run);
             arena.cold.remove(run);
         }
-        batch
+        Some(batch)
     }
 
     /// Takes back what [`RunLists::take_giving`] or [`RunLists::take_spare`] gave: addresses now,

@@ -358,7 +358,7 @@ impl Shared {
         // Before anybody who waits for it looks.
         self.refresh_account();
         if buried > 0 && self.unburied.fetch_sub(buried, Ordering::Release) == buried {
-            futex::wake(&self.unburied, u32::MAX >> 1);
+            futex::wake_all(&self.unburied);
         }
         again
     }
