@@ -136,7 +136,6 @@ impl Reclaimer {
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
-            self.group.release_spare();
             let progress = match self.choose() {
                 Some(space) => self.round(&space, resident - marks.stop),
                 None => Progress::default(),
@@ -297,6 +296,7 @@ impl Reclaimer {
         let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
         let group = self.group.clone();
         let making_way = group.standing.make_way();
+        group.release_spare();
         let stored = self.read_and_store(space, attached, &mut kin);
         drop(making_way);
         kin.release(&self.group);

@@ -64,12 +64,11 @@ impl ReclaimerStanding {
     fn settle(&self, thread: u32) {
         loop {
             let pressed = self.pressed.load(Ordering::SeqCst);
-            let standing = if pressed {
-                Standing::Equal
+            if pressed {
+                thread::set_standing(thread, Standing::Equal);
             } else {
-                Standing::Behind
-            };
-            thread::set_standing(thread, standing);
+                thread::step_behind();
+            }
             // Whoever pressed before this look may have done so before that call, which undid it;
             // whoever does afterwards has the last word.
             if self.pressed.load(Ordering::SeqCst) == pressed {

@@ -100,13 +100,45 @@ pub enum Standing {
     Before,
 }
 
+impl Standing {
+    const fn nice(self) -> i32 {
+        match self {
+            Self::Behind => 10,
+            Self::Equal => 0,
+            Self::Before => -10,
+        }
+    }
+
+    const fn turn(self) -> Duration {
+        match self {
+            Self::Behind => LONG_TURN,
+            Self::Equal | Self::Before => SHORT_TURN,
+        }
+    }
+}
+
+/// The shortest and nearly the longest that the kernel grants.
+const SHORT_TURN: Duration = Duration::from_micros(100);
+const LONG_TURN: Duration = Duration::from_millis(20);
+
 /// Puts a thread of this process where it is to stand, and says whether that went well: to rise needs
 /// a privilege. (Kernels before 6.12 know nothing of the length of turns. To later ones, who wakes up
 /// interrupts at once who has longer turns than itself; another only at the end of a tick.)
 pub fn set_standing(thread: u32, standing: Standing) -> bool {
-    /// The shortest and nearly the longest that the kernel grants.
-    const SHORT: Duration = Duration::from_micros(100);
-    const LONG: Duration = Duration::from_millis(20);
+    set_schedule(thread, standing.nice(), standing.turn())
+}
+
+/// Puts the calling thread behind the others, and lets those go on that it interrupted: by itself, the
+/// kernel only looks who is next when somebody else wakes up, or at the end of a tick.
+pub fn step_behind() {
+    let thread = current_id();
+    // What is left of the turn is lost to who yields, and a long one would be missed for long.
+    set_schedule(thread, Standing::Behind.nice(), SHORT_TURN);
+    std::thread::yield_now();
+    set_standing(thread, Standing::Behind);
+}
+
+fn set_schedule(thread: u32, nice: i32, turn: Duration) -> bool {
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -118,11 +150,6 @@ pub fn set_standing(thread: u32, standing: Standing) -> bool {
         deadline: u64,
         period: u64,
     }
-    let (nice, turn) = match standing {
-        Standing::Behind => (10, LONG),
-        Standing::Equal => (0, SHORT),
-        Standing::Before => (-10, SHORT),
-    };
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
         policy: libc::SCHED_OTHER as u32,
