@@ -2,8 +2,11 @@
 //! and the sampler must see memory.
 
 use crate::support::{Limits, MIB, Program, alone, available, compiled, descendants};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::time::Duration;
 
 /// Start of the largest private anonymous mapping of a process, and its length.
 fn largest_mapping(process: i32) -> (u64, u64) {
@@ -17,6 +20,12 @@ fn largest_mapping(process: i32) -> (u64, u64) {
         })
         .max_by_key(|&(_, length)| length)
         .expect("an anonymous mapping")
+}
+
+fn is_stopped(process: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
+    let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
+    fields.starts_with('T')
 }
 
 #[test]
@@ -39,6 +48,12 @@ fn a_verifying_program_notices_one_wrong_byte() {
         .write(true)
         .open(format!("/proc/{}/mem", running.root()))
         .expect("its memory");
+    // It ends at the first wrong byte that it finds.
+    let stopped = Pid::from_raw(running.root());
+    kill(stopped, Signal::SIGSTOP).expect("it is stopped");
+    while !is_stopped(running.root()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     // A few bytes, because a page may just be about to be rewritten.
     for page in [100, 700, 1300, 1900] {
         let mut byte = [0];
@@ -48,6 +63,7 @@ fn a_verifying_program_notices_one_wrong_byte() {
         memory.seek(place).expect("seek");
         memory.write_all(&[byte[0] ^ 0x10]).expect("write");
     }
+    kill(stopped, Signal::SIGCONT).expect("it goes on");
     let outcome = running.wait();
     assert_eq!(outcome.code(), 1, "{}", outcome.text());
     assert!(outcome.text().contains("MISMATCH"), "{}", outcome.text());
