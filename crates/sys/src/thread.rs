@@ -121,6 +121,9 @@ impl Standing {
 const SHORT_TURN: Duration = Duration::from_micros(100);
 const LONG_TURN: Duration = Duration::from_millis(20);
 
+/// To the scheduler's calls: the calling thread.
+const CALLER: u32 = 0;
+
 /// Puts a thread of this process where it is to stand, and says whether that went well: to rise needs
 /// a privilege. (Kernels before 6.12 know nothing of the length of turns. To later ones, who wakes up
 /// interrupts at once who has longer turns than itself; another only at the end of a tick.)
@@ -131,11 +134,10 @@ pub fn set_standing(thread: u32, standing: Standing) -> bool {
 /// Puts the calling thread behind the others, and lets those go on that it interrupted: by itself, the
 /// kernel only looks who is next when somebody else wakes up, or at the end of a tick.
 pub fn step_behind() {
-    let thread = current_id();
     // What is left of the turn is lost to who yields, and a long one would be missed for long.
-    set_schedule(thread, Standing::Behind.nice(), SHORT_TURN);
+    set_schedule(CALLER, Standing::Behind.nice(), SHORT_TURN);
     std::thread::yield_now();
-    set_standing(thread, Standing::Behind);
+    set_standing(CALLER, Standing::Behind);
 }
 
 fn set_schedule(thread: u32, nice: i32, turn: Duration) -> bool {

@@ -1,7 +1,7 @@
 //! The tests' own instruments: programs that verify memory must notice a wrong byte,
 //! and the sampler must see memory.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, descendants};
+use crate::support::{Limits, MIB, Program, alone, available, compiled, descendants, is_stopped};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, OpenOptions};
@@ -20,12 +20,6 @@ fn largest_mapping(process: i32) -> (u64, u64) {
         })
         .max_by_key(|&(_, length)| length)
         .expect("an anonymous mapping")
-}
-
-fn is_stopped(process: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it is there");
-    let (_, fields) = stat.rsplit_once(") ").expect("the name is in brackets");
-    fields.starts_with('T')
 }
 
 #[test]

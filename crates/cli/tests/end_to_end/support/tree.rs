@@ -98,12 +98,23 @@ pub fn is_alive(process: i32) -> bool {
     start_time(process).is_some()
 }
 
-fn start_time(process: i32) -> Option<u64> {
+/// Whether a process is stopped.
+pub fn is_stopped(process: i32) -> bool {
+    stat(process).is_some_and(|fields| fields[0] == "T")
+}
+
+/// What `/proc/PID/stat` tells behind the name, which may hold spaces: first the state.
+fn stat(process: i32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Fields after the name, which may hold spaces: the 18th of them is how many threads there are,
-    // the 20th the start time. A main thread that ended before the others shows as a zombie, too.
-    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-    if fields[0] == "Z" && *fields.get(17)? == "1" {
+    let fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some(fields.map(str::to_owned).collect())
+}
+
+fn start_time(process: i32) -> Option<u64> {
+    let fields = stat(process)?;
+    // The 18th is how many threads there are, the 20th the start time. A main thread that ended
+    // before the others shows as a zombie, too.
+    if fields[0] == "Z" && fields.get(17)? == "1" {
         return None;
     }
     fields.get(19)?.parse().ok()
@@ -163,10 +174,9 @@ enum MemoryOwner {
 fn memory_owner(process: i32) -> Option<MemoryOwner> {
     const FORKED_WITHOUT_EXEC: u64 = 0x40;
     const KCMP_VM: i32 = 1;
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let parent: i32 = fields.nth(1)?.parse().ok()?;
-    let flags: u64 = fields.nth(4)?.parse().ok()?;
+    let fields = stat(process)?;
+    let parent: i32 = fields.get(1)?.parse().ok()?;
+    let flags: u64 = fields.get(6)?.parse().ok()?;
     if flags & FORKED_WITHOUT_EXEC == 0 {
         return Some(MemoryOwner::ItselfAfterExec);
     }
