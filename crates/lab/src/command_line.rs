@@ -42,7 +42,8 @@ Examples:
 
 const REPORT_NOTES: &str = "\
 Writes DIR/index.html, which loads nothing from elsewhere, its plots as SVG and every run as JSON.
-Without --runs, the long workloads are run three times and the others five times.
+Without --runs, the long workloads are run three times and the others five times; for the table of
+the README five times, Redis fifteen times, as its rounds vary most.
 
 Examples:
   sudo memfold-lab report --out report --scale 0.2

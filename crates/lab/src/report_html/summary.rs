@@ -1,6 +1,6 @@
 //! The table of the project's README: real programs and single operations, in Markdown.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use serde_json::Value;
 
@@ -129,6 +129,13 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     for note in notes {
         let _ = writeln!(text, "{note}.");
     }
+    for (workload, contestant, times) in killed(all) {
+        let _ = writeln!(
+            text,
+            "Under {contestant} the kernel killed {workload} {times} times for want of memory, although \
+             swap was free; those runs were repeated."
+        );
+    }
     let names = COLUMNS.map(|(_, name)| name).join(" | ");
     let _ = writeln!(text, "\n| case | {names} | memfold is better by | runs |");
     let _ = writeln!(text, "|---|{}---|---|", "---:|".repeat(COLUMNS.len()));
@@ -136,6 +143,17 @@ pub fn markdown(all: &Experiments) -> Option<String> {
         text += &row;
     }
     Some(text)
+}
+
+/// Workloads, contestants, and how many runs of the one under the other the kernel killed.
+fn killed(all: &Experiments) -> BTreeSet<(&str, &str, u64)> {
+    all.rows("kernel")
+        .filter_map(|row| {
+            let times = row["killed"].as_u64().filter(|times| *times > 0)?;
+            let workload = row["workload"].as_str()?;
+            Some((workload, row["contestant"].as_str()?, times))
+        })
+        .collect()
 }
 
 /// One row, if it was measured.
@@ -251,7 +269,7 @@ mod tests {
         let row = |contestant: &str, value: f64, values: [f64; 2]| {
             json!({ "contestant": contestant, "workload": "cpython", "processes": 1,
                 "data": null, "megabytes": 178, "resident_megabytes": 30, "metric": "seconds",
-                "value": value, "unit": "s", "runs": 2, "values": values })
+                "killed": if contestant == "memfold" { 0 } else { 7 }, "value": value, "unit": "s", "runs": 2, "values": values })
         };
         let rows = vec![
             row("zram:lz4", 4.0, [3.9, 4.1]),
@@ -265,5 +283,8 @@ mod tests {
             table.contains("commit abc") && table.contains("with lzo here."),
             "{table}"
         );
+        let killed = "Under zram:lz4 the kernel killed cpython 7 times";
+        assert_eq!(table.matches(killed).count(), 1, "{table}");
+        assert_eq!(table.matches("the kernel killed").count(), 1, "{table}");
     }
 }
