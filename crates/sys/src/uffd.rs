@@ -167,9 +167,9 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
     }
 }
 
-/// Whether nothing is in memory at an address of the calling process. A page that cannot be asked
+/// Whether something is in memory at an address of the calling process. A page that cannot be asked
 /// for is taken for missing: it was unmapped, or the question is forbidden.
-fn is_missing(address: u64) -> bool {
+fn is_present(address: u64) -> bool {
     let mut present = 0u8;
     // SAFETY: asks about one page; the kernel writes one byte.
     let result = unsafe {
@@ -185,7 +185,7 @@ fn is_missing(address: u64) -> bool {
             ],
         )
     };
-    Errno::result(result).is_err() || present & 1 == 0
+    Errno::result(result).is_ok() && present & 1 != 0
 }
 
 /// Opens [`DEVICE`], close-on-exec.
@@ -342,26 +342,36 @@ impl Uffd {
     }
 
     /// Moves present pages to missing ones of the same process, without waking anybody.
-    /// Works only from inside that process.
+    /// Works only from inside that process. Nothing is at `target` before, or what is there is nobody's.
     ///
-    /// `EEXIST` means what it says: nothing was moved. The kernel's own does not. Since it moves
-    /// neighbours at once (Linux 6.18), it tries a page again whose entry in the page table changed
-    /// under it (touched for the first time in a while, or a write allowed), moves it, forgets that it
-    /// did, and finds its target taken. Believed, that would be a page lost: whoever touched it next
-    /// would be given zeros. So the source is looked at.
+    /// An error of which nothing was `done` means what it says: nothing was moved. The kernel's own does not.
+    /// Since it moves neighbours at once (Linux 6.18), it tries pages again whose entries in the page table
+    /// changed under it (touched for the first time in a while, or a write allowed), moves them, forgets that
+    /// it did, and finds the target of the first taken. It says `EEXIST` then; or that it moved those before
+    /// them, if there were any, and `EEXIST` to the next try. If mappings change by then, it says `EAGAIN`
+    /// without a look. Believed, that would be pages lost: whoever touched them next would be given zeros.
+    /// So it is looked which pages arrived.
     pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
         let mut argument = [target, source, length, MODE_DONTWAKE, 0];
         let result = ioctl(self.0, IOC_MOVE, &mut argument);
-        match outcome(result, argument[4], length) {
-            Err(Partial {
-                done: 0,
-                errno: Errno::EEXIST,
-            }) if is_missing(source) => {
-                let page = crate::PAGE_SIZE as u64;
-                // The next try tells of the others.
-                outcome(Ok(()), page, length)
-            }
-            result => result,
+        let result = outcome(result, argument[4], length);
+        let Err(Partial { done: 0, errno }) = result else {
+            return result;
+        };
+        let page = crate::PAGE_SIZE as u64;
+        let has_arrived = |step: &u64| {
+            let is_there = *step == 0 && errno == Errno::EEXIST || is_present(target + step);
+            // Where mappings change, another page may be at its place by now, or none anyway.
+            is_there && (errno == Errno::EAGAIN || !is_present(source + step))
+        };
+        match (0..length)
+            .step_by(crate::PAGE_SIZE)
+            .take_while(has_arrived)
+            .count() as u64
+        {
+            0 => result,
+            // The next try tells of the others.
+            pages => outcome(Ok(()), pages * page, length),
         }
     }
 

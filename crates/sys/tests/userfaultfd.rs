@@ -1,7 +1,9 @@
 //! What the kernel answers about pages and mappings, told as it is.
 #![cfg(feature = "std")]
 
-use memfold_sys::uffd::{FEATURE_MOVE, FEATURE_WRITE_PROTECT, Partial, Uffd};
+use memfold_sys::uffd::{
+    FEATURE_EVENT_REMOVE, FEATURE_MOVE, FEATURE_WRITE_PROTECT, Message, Partial, Uffd,
+};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -83,8 +85,8 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// Moves a run of pages as memfold does, trying again where a try was partial.
-fn move_run(uffd: Uffd, target: u64, source: u64, pages: usize) {
+/// Moves a run of pages as memfold does, until it is refused, as mappings change: tells how many.
+fn try_run(uffd: Uffd, target: u64, source: u64, pages: usize) -> usize {
     let length = (pages * PAGE_SIZE) as u64;
     let mut done = 0;
     while done < length {
@@ -93,9 +95,23 @@ fn move_run(uffd: Uffd, target: u64, source: u64, pages: usize) {
             Err(Partial {
                 done: step,
                 errno: Errno::EAGAIN,
-            }) => done += step,
+            }) if step > 0 => done += step,
+            Err(Partial {
+                errno: Errno::EAGAIN,
+                ..
+            }) => break,
             Err(partial) => panic!("after {done} bytes of {length}: {partial:?}"),
         }
+    }
+    done as usize / PAGE_SIZE
+}
+
+/// The same, again and again until all are moved.
+fn move_run(uffd: Uffd, target: u64, source: u64, pages: usize) {
+    let mut moved = 0;
+    while moved < pages {
+        let step = (moved * PAGE_SIZE) as u64;
+        moved += try_run(uffd, target + step, source + step, pages - moved);
     }
 }
 
@@ -141,6 +157,75 @@ fn pages_that_change_while_they_are_moved_are_not_lost() {
             rounds += 1;
         }
     });
+}
+
+#[test]
+fn a_move_that_is_refused_tells_what_it_moved_before() {
+    let features = FEATURE_MOVE | FEATURE_WRITE_PROTECT | FEATURE_EVENT_REMOVE;
+    let Some((uffd, _owner)) = open(features) else {
+        return;
+    };
+    let (home, away, other) = (Memory::map(), Memory::map(), Memory::map());
+    for page in 0..PAGES {
+        // SAFETY: the page is mapped, and not registered yet.
+        unsafe { home.word(page).write_volatile(page as u64 + 1) };
+    }
+    for memory in [&home, &away, &other] {
+        uffd.register_protectable(memory.address(0), LENGTH)
+            .expect("new memory can be registered");
+    }
+    let (start, dropped) = (home.address(0), other.address(0));
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                // Refused while mappings change.
+                let _ = uffd.protect(start, LENGTH);
+                let _ = uffd.unprotect(start, LENGTH);
+            }
+        });
+        let dropper = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_micros(40));
+                // SAFETY: drops what nobody reads. Waits until the event was read, and moves are refused
+                // meanwhile.
+                unsafe { libc::madvise(dropped as *mut _, LENGTH as usize, libc::MADV_DONTNEED) };
+            }
+        });
+        scope.spawn(move || {
+            while !dropper.is_finished() {
+                std::thread::yield_now();
+                let mut messages = [Message::default(); 4];
+                uffd.read(&mut messages).expect("it can be read");
+            }
+        });
+        let _at_end = AtEnd(&over);
+        let end = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < end {
+            for first in (0..PAGES).step_by(16) {
+                let (target, source) = (away.address(first), home.address(first));
+                let moved = try_run(uffd, target, source, 16);
+                let left = first + moved..first + 16;
+                for page in left.clone() {
+                    assert!(!is_present(away.word(page)), "{page} of {first}.. {moved}");
+                }
+                if !left.is_empty() {
+                    let (target, source) = (away.address(left.start), home.address(left.start));
+                    move_run(uffd, target, source, left.len());
+                }
+                move_run(uffd, home.address(first), away.address(first), 16);
+            }
+        }
+    });
+}
+
+/// Whether there is memory at an address.
+fn is_present(word: *mut u64) -> bool {
+    let mut present = 0;
+    // SAFETY: asks about a mapped page; one byte is written.
+    let result = unsafe { libc::mincore(word.cast(), PAGE_SIZE, &raw mut present) };
+    assert_eq!(result, 0, "a mapped page can be asked for");
+    present & 1 != 0
 }
 
 #[test]
