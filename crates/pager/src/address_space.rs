@@ -378,12 +378,6 @@ impl AddressSpace {
         asked.is_err_and(|partial| partial.errno == Errno::EAGAIN)
     }
 
-    /// Whether all of a range lies in one registered mapping, and no change is under way.
-    pub fn is_registered(&self, range: PageRange) -> bool {
-        self.uffd()
-            .is_registered(range.start.address(), bytes(range.pages()))
-    }
-
     /// Enters the gate to change pages. Only the supervisor's own threads keep others waiting
     /// here, and those of a damaged gate.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {

@@ -9,7 +9,7 @@
 use crate::address_space::{AddressSpace, Exclusive};
 use crate::group::lock;
 use crate::moment::{Mapped, Noted, Own, seen};
-use crate::mover::Mover;
+use crate::mover::{Mover, bytes};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
@@ -399,7 +399,10 @@ impl AddressSpace {
     /// a managed range is more than one mapping.
     fn has_all_that_is_managed(&self) -> bool {
         let ranges = lock(&self.regions).ranges().to_vec();
-        ranges.iter().all(|range| self.is_registered(*range))
+        ranges.iter().all(|range| {
+            self.uffd()
+                .is_registered(range.start.address(), bytes(range.pages()))
+        })
     }
 
     /// Compares what a child inherited with its own mappings; once, while it stands still.

@@ -11,7 +11,7 @@ use crate::address_space::{AddressSpace, Changes, Exclusive};
 use crate::fault::{Fault, Served, Server, wake};
 use crate::fork::{BesideForks, Stash};
 use crate::group::{Group, lock};
-use crate::order::{Arrivals, Change};
+use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
 use crate::sentinel::Sentinel;
 use crate::shortage::{self, patiently};
@@ -248,7 +248,6 @@ impl Handlers {
         };
         space.begin_events(gate);
         let mut beside = BesideForks::default();
-        let mut arrivals = Arrivals::default();
         if changes.order.has_fork() {
             space.store_staged(gate, messages.stash.take());
         }
@@ -259,17 +258,11 @@ impl Handlers {
             }
             match change {
                 None => break,
-                Some(Change::Unmap(range)) => {
-                    let is_mapped = |part| quiet && space.is_registered(part);
-                    for part in arrivals.gone(range, is_mapped) {
-                        space.apply_unmap(gate, part);
-                    }
-                }
+                Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
                     // Unless it is quiet, the echo of a move may be yet to come.
                     space.apply_remap(gate, from, to, stays && quiet);
-                    arrivals.note(from.moved(from.start, to));
                 }
                 Some(Change::Fork(number)) => {
                     if let Some((uffd, _under_way)) = changes.forks.remove(&number) {

@@ -168,31 +168,6 @@ impl Order {
     }
 }
 
-/// Where moves went that are applied together with others' changes.
-///
-/// A move to where nothing was managed is possible at once, though an unmapping that was read behind it may
-/// be of what lay there before: that of a range of which only another part was managed.
-#[derive(Debug, Default)]
-pub struct Arrivals(Regions);
-
-impl Arrivals {
-    /// A move was applied.
-    pub fn note(&mut self, target: PageRange) {
-        self.0.add(target);
-    }
-
-    /// What is gone by an unmapping: not where something moved to since, which `is_mapped` tells.
-    pub fn gone(&self, range: PageRange, is_mapped: impl Fn(PageRange) -> bool) -> Vec<PageRange> {
-        let mut later = Regions::default();
-        let arrived = self.0.covered(range);
-        arrived
-            .into_iter()
-            .filter(|part| is_mapped(*part))
-            .for_each(|part| later.add(part));
-        later.uncovered(range)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,23 +234,6 @@ mod tests {
             apply(vec![(100, 'a'), (200, 'b')], &changes),
             [(100, 'b'), (300, 'a')]
         );
-    }
-
-    #[test]
-    fn what_moved_to_where_something_was_unmapped_is_not_gone() {
-        let mut arrivals = Arrivals::default();
-        let unmapped = range(100, 200);
-        assert_eq!(arrivals.gone(unmapped, |_| true), [unmapped]);
-        arrivals.note(range(140, 150));
-        arrivals.note(range(190, 210));
-        let is_mapped = |part: PageRange| {
-            assert!([range(140, 150), range(190, 200)].contains(&part));
-            part.start.0 == 140
-        };
-        let parts = [range(100, 140), range(150, 200)];
-        assert_eq!(arrivals.gone(unmapped, is_mapped), parts);
-        assert_eq!(arrivals.gone(unmapped, |_| false), [unmapped]);
-        assert!(arrivals.gone(range(142, 144), |_| true).is_empty());
     }
 
     #[test]
