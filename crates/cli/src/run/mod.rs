@@ -96,13 +96,15 @@ fn supervise(
             Failure::own(format!("cannot listen in {}: {error}", folder.display()))
         })
     };
+    // Before the program starts: who sees it may ask for its figures.
+    let (server, commands) = (listen(live::SOCKET)?, listen(swapoff::SOCKET)?);
     let preload = supervisor.preload_path();
     let program = process::start(&arguments.program, preload, signals, original)?;
     let watch = Watch {
         supervisor,
         signals,
-        server: listen(live::SOCKET)?,
-        commands: listen(swapoff::SOCKET)?,
+        server,
+        commands,
         program,
         command: command_line(&arguments.program),
     };
