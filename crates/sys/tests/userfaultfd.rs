@@ -85,6 +85,33 @@ impl Drop for AtEnd<'_> {
     }
 }
 
+/// Registered memory, each page of the first with its own word in it, the others empty.
+fn filled_and_registered<const N: usize>(uffd: Uffd) -> [Memory; N] {
+    let all = std::array::from_fn(|_| Memory::map());
+    for page in 0..PAGES {
+        // SAFETY: the page is mapped, and not registered yet.
+        unsafe { all[0].word(page).write_volatile(page as u64 + 1) };
+    }
+    for memory in &all {
+        uffd.register_protectable(memory.address(0), LENGTH)
+            .expect("new memory can be registered");
+    }
+    all
+}
+
+/// Changes the entries of the pages there are, until it is over.
+fn keep_changing(uffd: Uffd, start: u64, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        for changed in [uffd.protect(start, LENGTH), uffd.unprotect(start, LENGTH)] {
+            // Refused while mappings change.
+            assert!(
+                matches!(changed, Ok(()) | Err(Errno::EAGAIN)),
+                "{changed:?}"
+            );
+        }
+    }
+}
+
 /// Moves a run of pages as memfold does, until it is refused, as mappings change: tells how many.
 fn try_run(uffd: Uffd, target: u64, source: u64, pages: usize) -> usize {
     let length = (pages * PAGE_SIZE) as u64;
@@ -120,25 +147,11 @@ fn pages_that_change_while_they_are_moved_are_not_lost() {
     let Some((uffd, _owner)) = open(FEATURE_MOVE | FEATURE_WRITE_PROTECT) else {
         return;
     };
-    let (home, away) = (Memory::map(), Memory::map());
-    for page in 0..PAGES {
-        // SAFETY: the page is mapped, and not registered yet.
-        unsafe { home.word(page).write_volatile(page as u64 + 1) };
-    }
-    for memory in [&home, &away] {
-        uffd.register_protectable(memory.address(0), LENGTH)
-            .expect("new memory can be registered");
-    }
+    let [home, away] = filled_and_registered(uffd);
     let start = home.address(0);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                // What is not there is left alone.
-                uffd.protect(start, LENGTH).expect("all is registered");
-                uffd.unprotect(start, LENGTH).expect("all is registered");
-            }
-        });
+        scope.spawn(|| keep_changing(uffd, start, &over));
         let _at_end = AtEnd(&over);
         let end = Instant::now() + Duration::from_secs(2);
         let mut rounds = 0;
@@ -165,25 +178,11 @@ fn a_move_that_is_refused_tells_what_it_moved_before() {
     let Some((uffd, _owner)) = open(features) else {
         return;
     };
-    let (home, away, other) = (Memory::map(), Memory::map(), Memory::map());
-    for page in 0..PAGES {
-        // SAFETY: the page is mapped, and not registered yet.
-        unsafe { home.word(page).write_volatile(page as u64 + 1) };
-    }
-    for memory in [&home, &away, &other] {
-        uffd.register_protectable(memory.address(0), LENGTH)
-            .expect("new memory can be registered");
-    }
+    let [home, away, other] = filled_and_registered(uffd);
     let (start, dropped) = (home.address(0), other.address(0));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !over.load(Ordering::Relaxed) {
-                // Refused while mappings change.
-                let _ = uffd.protect(start, LENGTH);
-                let _ = uffd.unprotect(start, LENGTH);
-            }
-        });
+        scope.spawn(|| keep_changing(uffd, start, &over));
         let dropper = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_micros(40));

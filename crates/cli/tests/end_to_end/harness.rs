@@ -1,12 +1,13 @@
 //! The tests' own instruments: programs that verify memory must notice a wrong byte,
 //! and the sampler must see memory.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, descendants, is_stopped};
+use crate::support::{
+    Limits, MIB, Program, alone, available, compiled, descendants, wait_until_stopped,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::time::Duration;
 
 /// Start of the largest private anonymous mapping of a process, and its length.
 fn largest_mapping(process: i32) -> (u64, u64) {
@@ -45,9 +46,7 @@ fn a_verifying_program_notices_one_wrong_byte() {
     // It ends at the first wrong byte that it finds.
     let stopped = Pid::from_raw(running.root());
     kill(stopped, Signal::SIGSTOP).expect("it is stopped");
-    while !is_stopped(running.root()) {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until_stopped(running.root());
     // A few bytes, because a page may just be about to be rewritten.
     for page in [100, 700, 1300, 1900] {
         let mut byte = [0];

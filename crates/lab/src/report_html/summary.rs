@@ -269,7 +269,8 @@ mod tests {
         let row = |contestant: &str, value: f64, values: [f64; 2]| {
             json!({ "contestant": contestant, "workload": "cpython", "processes": 1,
                 "data": null, "megabytes": 178, "resident_megabytes": 30, "metric": "seconds",
-                "killed": if contestant == "memfold" { 0 } else { 7 }, "value": value, "unit": "s", "runs": 2, "values": values })
+                "killed": if contestant == "memfold" { 0 } else { 7 },
+                "value": value, "unit": "s", "runs": 2, "values": values })
         };
         let rows = vec![
             row("zram:lz4", 4.0, [3.9, 4.1]),

@@ -7,7 +7,7 @@ mod tree;
 
 pub use redis_client::RedisClient;
 pub use run::{Limits, Outcome, Program, Running};
-pub use tree::{descendants, is_alive, is_stopped};
+pub use tree::{descendants, is_alive, wait_until_stopped};
 
 use std::collections::HashMap;
 use std::io::Write;

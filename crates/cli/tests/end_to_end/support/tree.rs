@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// What a run holds at one moment, in bytes of anonymous memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,9 +100,18 @@ pub fn is_alive(process: i32) -> bool {
     start_time(process).is_some()
 }
 
-/// Whether a process is stopped.
-pub fn is_stopped(process: i32) -> bool {
-    stat(process).is_some_and(|fields| fields[0] == "T")
+/// Waits until a process that was sent `SIGSTOP` has stopped.
+pub fn wait_until_stopped(process: i32) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let state = stat(process).map(|fields| fields[0].clone());
+        match state.as_deref() {
+            Some("T") => return,
+            None | Some("Z") => panic!("process {process} ended before it stopped"),
+            Some(_) if Instant::now() > deadline => panic!("process {process} does not stop"),
+            Some(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 /// What `/proc/PID/stat` tells behind the name, which may hold spaces: first the state.
