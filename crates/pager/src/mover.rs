@@ -6,11 +6,13 @@
 use crate::address_space::{AddressSpace, Shared};
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
+use crate::regions::Regions;
 use crate::stage::StageIndex;
 use crate::state::PageState;
 use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::port::{Outcome, Port, SharedChannel};
 use memfold_sys::{Errno, PAGE_SIZE};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -90,13 +92,24 @@ impl Mover {
 
 impl AddressSpace {
     /// Where a place of the stage lies in the program.
+    pub fn stage_page(&self, place: StageIndex) -> VirtualPage {
+        self.stage().start.plus(u64::from(place.0))
+    }
+
+    /// The same as an address.
     pub fn stage_address(&self, place: StageIndex) -> u64 {
-        let stage = self
-            .attached()
-            .expect("only attached spaces stage pages")
-            .arena
-            .stage;
-        stage.start.plus(u64::from(place.0)).address()
+        self.stage_page(place).address()
+    }
+
+    fn stage(&self) -> PageRange {
+        let attached = self.attached();
+        let attached = attached.expect("only attached spaces stage pages");
+        attached.arena.stage
+    }
+
+    /// The pages of the stage that are in memory.
+    pub fn in_stage(&self) -> io::Result<Regions> {
+        self.present(self.stage())
     }
 
     /// The place of the stage that lies at a page, if one does.
@@ -159,18 +172,48 @@ impl AddressSpace {
     pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome) -> Settled {
         let mut settled = Settled::default();
         self.settle_drops(batch, outcome, &mut settled);
+        let is_unsure = |result: &MoveRun| Errno(result.errno) == Errno::EAGAIN;
+        let in_stage = match outcome.moves.iter().any(is_unsure) {
+            // Where it cannot be seen, the program has ended: nobody will touch a page.
+            true => self.in_stage().unwrap_or_default(),
+            false => Regions::default(),
+        };
         for (index, run) in batch.moves.iter().enumerate() {
             let result = outcome.moves.get(index);
             match run.place {
-                Some(place) => {
-                    let result = result.filter(|_| !outcome.stale);
-                    self.settle_move(run, place, result, &mut settled);
+                Some(first) => {
+                    let result = result.filter(|_| !outcome.stale).map(|result| MoveRun {
+                        moved: self.count_moved(run, first, result, &in_stage),
+                        ..*result
+                    });
+                    self.settle_move(run, first, result, &mut settled);
                 }
                 None => settled.unshared += self.settle_unshare(run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
         settled
+    }
+
+    /// How many pages of a run, from its front, were moved to their places.
+    fn count_moved(
+        &self,
+        run: &Run,
+        first: StageIndex,
+        result: &MoveRun,
+        in_stage: &Regions,
+    ) -> u32 {
+        let moved = result.moved.min(run.pages);
+        if Errno(result.errno) != Errno::EAGAIN {
+            return moved;
+        }
+        // It says that without a look at the pages, which an earlier try may have moved and forgotten:
+        // see `Uffd::move_pages`.
+        let has_arrived = |step: &u32| {
+            let place = StageIndex(first.0 + step);
+            in_stage.containing(self.stage_page(place)).is_some()
+        };
+        moved + (moved..run.pages).take_while(has_arrived).count() as u32
     }
 
     fn settle_drops(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {
@@ -244,10 +287,10 @@ impl AddressSpace {
         &self,
         run: &Run,
         first: StageIndex,
-        result: Option<&MoveRun>,
+        result: Option<MoveRun>,
         settled: &mut Settled,
     ) {
-        let moved = result.map_or(0, |result| result.moved.min(run.pages));
+        let moved = result.map_or(0, |result| result.moved);
         let errno = result.map_or(Errno::EAGAIN, |result| Errno(result.errno));
         let mut stage = lock(&self.stage);
         for step in 0..run.pages {

@@ -16,10 +16,10 @@
 //!
 //! The helper gets no other command until it has done this one; then the stage is registered again.
 
-use crate::address_space::{AddressSpace, Attached};
+use crate::address_space::AddressSpace;
 use crate::group::lock;
 use crate::mover::{Batch, Mover, bytes};
-use crate::page::{PageRange, VirtualPage};
+use crate::page::PageRange;
 use crate::stage::StageIndex;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
@@ -47,10 +47,7 @@ impl AddressSpace {
             return false;
         }
         mover.closed = true;
-        let looked = mover
-            .batch
-            .as_ref()
-            .and_then(|batch| self.look(attached, batch));
+        let looked = mover.batch.as_ref().and_then(|batch| self.look(batch));
         let (Some(outcome), true) = (looked, self.channel.gate().relieve_helper()) else {
             // It went on, and what it could not move stays where it is.
             self.reopen_stage(&mut mover);
@@ -84,12 +81,9 @@ impl AddressSpace {
     }
 
     /// What became of a command, by what is in memory. `None` if that cannot be seen.
-    fn look(&self, attached: &Attached, batch: &Batch) -> Option<Outcome> {
-        let staged = self.present(attached.arena.stage).ok()?;
-        let is_staged = |place: StageIndex| {
-            let page = VirtualPage::containing(self.stage_address(place));
-            staged.containing(page).is_some()
-        };
+    fn look(&self, batch: &Batch) -> Option<Outcome> {
+        let in_stage = self.in_stage().ok()?;
+        let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
         let errno = Errno::EAGAIN.0;
         let drops = batch.drops.iter().map(|(first, pages)| {
             let left = (0..*pages).any(|step| is_staged(StageIndex(first.0 + step)));

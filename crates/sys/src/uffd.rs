@@ -167,6 +167,25 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
     }
 }
 
+/// Bytes, from the front, that a move put at its target before it refused with `errno`.
+fn arrived(target: u64, source: u64, length: u64, errno: Errno) -> u64 {
+    let has_arrived = |step: &u64| {
+        let is_there = *step == 0 && errno == Errno::EEXIST || is_present(target + step);
+        // Where mappings change, another page may be at its place by now, or none anyway.
+        is_there && (errno == Errno::EAGAIN || !is_present(source + step))
+    };
+    let steps = (0..length).step_by(crate::PAGE_SIZE);
+    steps.take_while(has_arrived).count() as u64 * crate::PAGE_SIZE as u64
+}
+
+/// What to say of a refused move, of which this much had arrived. The next try tells of the rest.
+fn told(arrived: u64, length: u64, refused: Partial) -> Result<(), Partial> {
+    match arrived {
+        0 => Err(refused),
+        _ => outcome(Ok(()), arrived, length),
+    }
+}
+
 /// Whether something is in memory at an address of the calling process. A page that cannot be asked
 /// for is taken for missing: it was unmapped, or the question is forbidden.
 fn is_present(address: u64) -> bool {
@@ -351,28 +370,33 @@ impl Uffd {
     /// them, if there were any, and `EEXIST` to the next try. If mappings change by then, it says `EAGAIN`
     /// without a look. Believed, that would be pages lost: whoever touched them next would be given zeros.
     /// So it is looked which pages arrived.
+    ///
+    /// What `EAGAIN` says of pages that the host has swapped out by then is not to be relied on: the look
+    /// finds none. Who can see the page table asks it, too.
     pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
+        let refused = match self.try_move(target, source, length) {
+            Err(refused) if refused.done == 0 => refused,
+            moved => return moved,
+        };
+        let bytes = arrived(target, source, length, refused.errno);
+        if bytes > 0 || refused.errno != Errno::EEXIST {
+            return told(bytes, length, refused);
+        }
+        // Something is at the source. Whether it is what was there before is not sure: mappings may have
+        // begun to change since the answer, and the page may be one that came after. Only then this says
+        // `EAGAIN`, and else nothing had changed when it was looked.
+        let again = match self.try_move(target, source, length) {
+            Err(again) if again.done == 0 => again,
+            moved => return moved,
+        };
+        let bytes = arrived(target, source, length, again.errno);
+        told(bytes, length, again)
+    }
+
+    fn try_move(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
         let mut argument = [target, source, length, MODE_DONTWAKE, 0];
         let result = ioctl(self.0, IOC_MOVE, &mut argument);
-        let result = outcome(result, argument[4], length);
-        let Err(Partial { done: 0, errno }) = result else {
-            return result;
-        };
-        let page = crate::PAGE_SIZE as u64;
-        let has_arrived = |step: &u64| {
-            let is_there = *step == 0 && errno == Errno::EEXIST || is_present(target + step);
-            // Where mappings change, another page may be at its place by now, or none anyway.
-            is_there && (errno == Errno::EAGAIN || !is_present(source + step))
-        };
-        match (0..length)
-            .step_by(crate::PAGE_SIZE)
-            .take_while(has_arrived)
-            .count() as u64
-        {
-            0 => result,
-            // The next try tells of the others.
-            pages => outcome(Ok(()), pages * page, length),
-        }
+        outcome(result, argument[4], length)
     }
 
     /// Reads messages; `Ok(0)` when there are none.
