@@ -30,6 +30,26 @@ pub struct Run {
     pub place: Option<StageIndex>,
 }
 
+impl Run {
+    /// Adds to a result the pages that lie at their places though it was not told that they were moved.
+    /// `EAGAIN`, and `ENOENT` where a mapping left, come without a look at the pages, which an earlier try
+    /// may have moved and forgotten; see [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
+    fn count_forgotten(&self, result: &mut MoveRun, mut is_staged: impl FnMut(StageIndex) -> bool) {
+        let unseen = [Errno::EAGAIN, Errno::ENOENT].contains(&Errno(result.errno));
+        let (Some(first), true) = (self.place, unseen) else {
+            return;
+        };
+        let rest = result.moved..self.pages;
+        let forgotten = rest.take_while(|step| is_staged(StageIndex(first.0 + step)));
+        let forgotten = forgotten.count() as u32;
+        if forgotten > 0 {
+            result.moved += forgotten;
+            // The error was that of the first of these: nothing is known of the page behind them.
+            result.errno = Errno::EAGAIN.0;
+        }
+    }
+}
+
 /// What was posted and is not settled yet.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -164,29 +184,21 @@ impl AddressSpace {
         }
         let batch = mover.batch.as_ref()?;
         let (drops, moves) = (batch.drops.len(), batch.moves.len());
-        let outcome = mover.port.outcome(drops, moves)?;
+        let mut outcome = mover.port.outcome(drops, moves)?;
         let batch = mover.batch.take()?;
+        self.count_forgotten(&batch, &mut outcome);
         Some(self.settle_batch(&batch, &outcome))
     }
 
     pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome) -> Settled {
         let mut settled = Settled::default();
         self.settle_drops(batch, outcome, &mut settled);
-        let is_unsure = |result: &MoveRun| Errno(result.errno) == Errno::EAGAIN;
-        let in_stage = match outcome.moves.iter().any(is_unsure) {
-            // Where it cannot be seen, the program has ended: nobody will touch a page.
-            true => self.in_stage().unwrap_or_default(),
-            false => Regions::default(),
-        };
         for (index, run) in batch.moves.iter().enumerate() {
             let result = outcome.moves.get(index);
             match run.place {
-                Some(first) => {
-                    let result = result.filter(|_| !outcome.stale).map(|result| MoveRun {
-                        moved: self.count_moved(run, first, result, &in_stage),
-                        ..*result
-                    });
-                    self.settle_move(run, first, result, &mut settled);
+                Some(place) => {
+                    let result = result.filter(|_| !outcome.stale);
+                    self.settle_move(run, place, result, &mut settled);
                 }
                 None => settled.unshared += self.settle_unshare(run, result),
             }
@@ -195,25 +207,24 @@ impl AddressSpace {
         settled
     }
 
-    /// How many pages of a run, from its front, were moved to their places.
-    fn count_moved(
-        &self,
-        run: &Run,
-        first: StageIndex,
-        result: &MoveRun,
-        in_stage: &Regions,
-    ) -> u32 {
-        let moved = result.moved.min(run.pages);
-        if Errno(result.errno) != Errno::EAGAIN {
-            return moved;
+    /// Adds the pages that the helper moved and was not told of, where it could not look.
+    fn count_forgotten(&self, batch: &Batch, outcome: &mut Outcome) {
+        if outcome.stale {
+            return;
         }
-        // It says that without a look at the pages, which an earlier try may have moved and forgotten:
-        // see `Uffd::move_pages`.
-        let has_arrived = |step: &u32| {
-            let place = StageIndex(first.0 + step);
+        let mut in_stage = None;
+        let mut is_staged = |place| {
+            let in_stage = in_stage.get_or_insert_with(|| {
+                self.in_stage().unwrap_or_else(|error| {
+                    log::debug!("what was moved is as the helper says, unseen: {error}");
+                    Regions::default()
+                })
+            });
             in_stage.containing(self.stage_page(place)).is_some()
         };
-        moved + (moved..run.pages).take_while(has_arrived).count() as u32
+        for (run, result) in batch.moves.iter().zip(&mut outcome.moves) {
+            run.count_forgotten(result, &mut is_staged);
+        }
     }
 
     fn settle_drops(&self, batch: &Batch, outcome: &Outcome, settled: &mut Settled) {
@@ -287,10 +298,10 @@ impl AddressSpace {
         &self,
         run: &Run,
         first: StageIndex,
-        result: Option<MoveRun>,
+        result: Option<&MoveRun>,
         settled: &mut Settled,
     ) {
-        let moved = result.map_or(0, |result| result.moved);
+        let moved = result.map_or(0, |result| result.moved.min(run.pages));
         let errno = result.map_or(Errno::EAGAIN, |result| Errno(result.errno));
         let mut stage = lock(&self.stage);
         for step in 0..run.pages {
@@ -338,4 +349,44 @@ impl AddressSpace {
 /// Pages in bytes.
 pub fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is made of a result for a run of 8 pages, of which these are in the stage.
+    fn counted(moved: u32, errno: Errno, staged: [u32; 3]) -> (u32, Errno) {
+        let run = Run {
+            page: VirtualPage(7),
+            pages: 8,
+            place: Some(StageIndex(100)),
+        };
+        let mut result = MoveRun {
+            moved,
+            errno: errno.0,
+            ..MoveRun::default()
+        };
+        run.count_forgotten(&mut result, |place| staged.contains(&(place.0 - 100)));
+        (result.moved, Errno(result.errno))
+    }
+
+    #[test]
+    fn what_arrived_unseen_is_counted() {
+        for errno in [Errno::EAGAIN, Errno::ENOENT] {
+            assert_eq!(counted(0, errno, [0, 1, 5]), (2, Errno::EAGAIN));
+            assert_eq!(counted(5, errno, [5, 6, 7]), (8, Errno::EAGAIN));
+            // What lies behind a gap is somebody else's, and what is known already is not looked at.
+            assert_eq!(counted(0, errno, [1, 2, 3]), (0, errno));
+            assert_eq!(counted(4, errno, [0, 1, 2]), (4, errno));
+            assert_eq!(counted(u32::MAX, errno, [0, 1, 2]), (u32::MAX, errno));
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_saw_is_as_it_says() {
+        for errno in [Errno::EEXIST, Errno::EBUSY, Errno(0)] {
+            assert_eq!(counted(3, errno, [3, 4, 5]), (3, errno));
+        }
+    }
 }

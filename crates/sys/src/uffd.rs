@@ -167,12 +167,18 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
     }
 }
 
+/// Whether a move may have refused without a look at the pages: mappings change, or had changed just
+/// before. (To miss a page is `ENOENT`, too, but comes after its target was seen to be empty.)
+fn is_unseen(errno: Errno) -> bool {
+    errno == Errno::EAGAIN || errno == Errno::ENOENT
+}
+
 /// Bytes, from the front, that a move put at its target before it refused with `errno`.
 fn arrived(target: u64, source: u64, length: u64, errno: Errno) -> u64 {
     let has_arrived = |step: &u64| {
         let is_there = *step == 0 && errno == Errno::EEXIST || is_present(target + step);
         // Where mappings change, another page may be at its place by now, or none anyway.
-        is_there && (errno == Errno::EAGAIN || !is_present(source + step))
+        is_there && (is_unseen(errno) || !is_present(source + step))
     };
     let steps = (0..length).step_by(crate::PAGE_SIZE);
     steps.take_while(has_arrived).count() as u64 * crate::PAGE_SIZE as u64
@@ -371,8 +377,8 @@ impl Uffd {
     /// without a look. Believed, that would be pages lost: whoever touched them next would be given zeros.
     /// So it is looked which pages arrived.
     ///
-    /// What `EAGAIN` says of pages that the host has swapped out by then is not to be relied on: the look
-    /// finds none. Who can see the page table asks it, too.
+    /// After `EAGAIN` and `ENOENT` the look misses pages that the host has swapped out by then: who can see
+    /// the page table is to ask it, too.
     pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
         let refused = match self.try_move(target, source, length) {
             Err(refused) if refused.done == 0 => refused,
@@ -389,6 +395,9 @@ impl Uffd {
             Err(again) if again.done == 0 => again,
             moved => return moved,
         };
+        if !is_unseen(again.errno) {
+            return Err(again);
+        }
         let bytes = arrived(target, source, length, again.errno);
         told(bytes, length, again)
     }
