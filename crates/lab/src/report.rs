@@ -52,6 +52,13 @@ impl Samples {
         }
     }
 
+    /// The medians of this and of another, of the rounds that both have taken part in.
+    pub fn medians_beside(&self, other: &Self) -> (f64, f64) {
+        let rounds = self.0.len().min(other.0.len());
+        let of = |samples: &Self| Self(samples.0[..rounds].to_vec()).median();
+        (of(self), of(other))
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

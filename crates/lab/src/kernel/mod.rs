@@ -39,8 +39,11 @@ pub const OPTIONS: &[&str] = &[
 ];
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
 /// The kernel now and then kills a program in a cgroup that is small against it, although swap is
-/// free. Such a run is counted and repeated, but not for ever.
+/// free. Such a run is counted and repeated, but not for ever: so often in a row at first, and
 const KILLS_ALLOWED: usize = 5;
+/// so often where a run has ended well before. (Only the last rounds may lack a contestant, as the
+/// runs of a round are compared.)
+const KILLS_ALLOWED_LATER: usize = 20;
 
 /// One run's figures, and how many runs before it the kernel killed.
 struct Run {
@@ -182,8 +185,12 @@ impl Suite {
                 if given_up.contains(&contestant.to_string()) {
                     continue;
                 }
+                let kills_allowed = match runs.is_empty() {
+                    true => KILLS_ALLOWED,
+                    false => KILLS_ALLOWED_LATER,
+                };
                 let run = self
-                    .run_once(case, contestant)
+                    .run_once(case, contestant, kills_allowed)
                     .with_context(|| format!("{} under {contestant}", case.workload))?;
                 match run {
                     Some(run) => {
@@ -193,23 +200,26 @@ impl Suite {
                     None => {
                         progress.left_out(rounds - round + 1);
                         given_up.push(contestant.to_string());
+                        report.note(format!(
+                            "GIVEN UP {}, {} MB, in round {round}: under {contestant} the kernel killed \
+                             it {kills_allowed} times in a row for want of memory, although swap was free",
+                            case.workload, case.megabytes
+                        ));
                     }
                 }
             }
-        }
-        for name in given_up {
-            report.note(format!(
-                "GIVEN UP {}, {} MB: under {name} the kernel killed it {KILLS_ALLOWED} times in a \
-                 row for want of memory, although swap was free",
-                case.workload, case.megabytes
-            ));
         }
         Ok(results)
     }
 
     /// One run that counts; none if the kernel killed each of several.
-    fn run_once(&mut self, case: &Case, contestant: &Contestant) -> Result<Option<Run>> {
-        for killed_before in 0..KILLS_ALLOWED {
+    fn run_once(
+        &mut self,
+        case: &Case,
+        contestant: &Contestant,
+        kills_allowed: usize,
+    ) -> Result<Option<Run>> {
+        for killed_before in 0..kills_allowed {
             let bytes = case.swap_bytes();
             let session = Session::start(contestant, case.allowance, bytes, &self.setting)?;
             match self.run_in(case, contestant, &session) {
@@ -337,7 +347,10 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
             let ratio = reference
                 .map(|(_, runs)| samples(runs, metric.name))
                 .filter(|samples| !samples.is_empty())
-                .map(|samples| rounded(metric.times_better(measured.median(), samples.median())))
+                .map(|samples| {
+                    let (ours, theirs) = measured.medians_beside(&samples);
+                    rounded(metric.times_better(ours, theirs))
+                })
                 .filter(|ratio| ratio.is_finite());
             let resident = match case.allowance {
                 Allowance::Resident(megabytes) if **contestant != Contestant::Native => {

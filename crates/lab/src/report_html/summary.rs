@@ -10,6 +10,7 @@ use super::{
     source::Experiments,
 };
 use crate::kernel::find_metric;
+use crate::report::Samples;
 
 /// The contestants, in the order of the columns, and what they are called.
 const COLUMNS: [(&str, &str); 4] = [
@@ -178,14 +179,12 @@ fn line(all: &Experiments, (workload, metric, what): (&str, &str, &str)) -> Opti
     } else {
         of("zram:lz4")
     };
-    let better = reference.map_or("–".to_owned(), |reference| {
-        better(ours, reference, metric)
-    });
+    let (better, runs) = match reference {
+        Some(reference) => better(ours, reference, metric),
+        None => ("–".to_owned(), ours["runs"].as_u64().unwrap_or(0) as usize),
+    };
     let cells = cells.join(" | ");
-    Some(format!(
-        "| {what} | {cells} | {better} | {} |\n",
-        ours["runs"]
-    ))
+    Some(format!("| {what} | {cells} | {better} | {runs} |\n"))
 }
 
 fn figure(row: &Value) -> String {
@@ -200,27 +199,35 @@ fn figure(row: &Value) -> String {
     }
 }
 
-/// The ratio of the medians, and the least and the most of those of single rounds.
-fn better(ours: &Value, reference: &Value, metric: &str) -> String {
-    let times_better = |ours: &Value, reference: &Value| {
-        let (ours, reference) = (ours.as_f64()?, reference.as_f64()?);
-        let metric = find_metric(metric)?;
-        Some(metric.times_better(ours, reference)).filter(|ratio| ratio.is_finite())
+/// The ratio of the medians, and the least and the most of those of single rounds; with the number of
+/// rounds that both have taken part in.
+fn better(ours: &Value, reference: &Value, metric: &str) -> (String, usize) {
+    let samples = |row: &Value| {
+        let mut samples = Samples::new();
+        let values = row["values"].as_array().into_iter().flatten();
+        values
+            .filter_map(Value::as_f64)
+            .for_each(|value| samples.push(value));
+        samples
     };
-    let Some(ratio) = times_better(&ours["value"], &reference["value"]) else {
-        return "–".to_owned();
-    };
-    let values = |row: &Value| row["values"].as_array().cloned().unwrap_or_default();
-    let rounds = values(ours).into_iter().zip(values(reference));
-    let rounds: Vec<f64> = rounds
-        .filter_map(|(ours, reference)| times_better(&ours, &reference))
+    let (ours, reference) = (samples(ours), samples(reference));
+    let metric = find_metric(metric).expect("the table's rows name metrics that there are");
+    let (our_median, their_median) = ours.medians_beside(&reference);
+    let ratio = metric.times_better(our_median, their_median);
+    let pairs = ours.values().into_iter().zip(reference.values());
+    let rounds: Vec<f64> = pairs
+        .map(|(ours, theirs)| metric.times_better(ours, theirs))
         .collect();
+    if !ratio.is_finite() {
+        return ("–".to_owned(), rounds.len());
+    }
     if rounds.len() < 2 {
-        return times(ratio);
+        return (times(ratio), rounds.len());
     }
     let least = rounds.iter().copied().fold(f64::INFINITY, f64::min);
     let most = rounds.iter().copied().fold(0.0, f64::max);
-    format!("{} ({} to {})", times(ratio), bare(least), bare(most))
+    let text = format!("{} ({} to {})", times(ratio), bare(least), bare(most));
+    (text, rounds.len())
 }
 
 fn bare(ratio: f64) -> String {
@@ -266,15 +273,16 @@ mod tests {
 
     #[test]
     fn what_is_lost_stays_in() {
-        let row = |contestant: &str, value: f64, values: [f64; 2]| {
+        let row = |contestant: &str, value: f64, values: &[f64]| {
             json!({ "contestant": contestant, "workload": "cpython", "processes": 1,
                 "data": null, "megabytes": 178, "resident_megabytes": 30, "metric": "seconds",
                 "killed": if contestant == "memfold" { 0 } else { 7 },
-                "value": value, "unit": "s", "runs": 2, "values": values })
+                "value": value, "unit": "s", "runs": values.len(), "values": values })
         };
+        // The third round was the kernel's last.
         let rows = vec![
-            row("zram:lz4", 4.0, [3.9, 4.1]),
-            row("memfold", 5.0, [5.2, 4.8]),
+            row("zram:lz4", 4.0, &[3.9, 4.1]),
+            row("memfold", 5.0, &[5.2, 4.8, 5.0]),
         ];
         let table = markdown(&kernel(rows)).unwrap();
         let wanted = "| CPython building and hashing 178 MB, 30 MB resident | – | 4.00 s | – \
