@@ -84,6 +84,8 @@ pub struct Group {
     pub warned_file: AtomicBool,
     /// Milliseconds since the start: until then the file is left alone.
     pub file_paused_until: AtomicU64,
+    /// Held by who gives up the file; locked before all others.
+    pub swapping_off: Mutex<()>,
 }
 
 /// Makes a thread look at once that otherwise looks now and then.
@@ -165,6 +167,7 @@ impl Group {
             warned_zeroed: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
+            swapping_off: Mutex::default(),
         }
     }
 

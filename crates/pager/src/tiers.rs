@@ -9,7 +9,7 @@
 //!
 //! Beside that, pages that stay cold for long are compressed again, then written to the file.
 
-use crate::group::Group;
+use crate::group::{Group, lock};
 use memfold_swap::{
     FileKey, FileTier, MAX_AGE, MigrateReport, NewError, ScanPolicy, Scratch, StoreError, TierKind,
 };
@@ -186,6 +186,8 @@ impl Group {
     /// or those that are still there if they do not fit into the limit: the file then stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         let file = self.file.as_ref().ok_or(SwapOffError::NoFile)?;
+        // One that comes to nothing uses the file again, whatever another was told meanwhile.
+        let _alone = lock(&self.swapping_off);
         let before = self.swap.pages_in(TierKind::File);
         file.set_closed(true);
         let mut scratch = Scratch::new();
