@@ -17,7 +17,7 @@ use crate::shared_pages::ForkUnderWay;
 use crate::sharing::Family;
 use crate::shortage::{self, is_shortage};
 use crate::stage::Stage;
-use crate::state::PageState;
+use crate::state::{ClaimNumber, PageState};
 use crate::table::PageTable;
 use crate::waited::Waited;
 use crate::window::Windows;
@@ -82,7 +82,9 @@ pub struct AddressSpace {
     /// Changes that were read and wait for others; locked only inside the gate.
     pub changes: Mutex<Changes>,
     /// Claims of faults that found the program gone.
-    claims_left: Mutex<Vec<(VirtualPage, Slot)>>,
+    claims_left: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
+    /// How many claims faults have made.
+    pub claims: AtomicU32,
     attached: OnceLock<Attached>,
     /// The process of a child that has no helper yet, or never will.
     seen: OnceLock<Inspector>,
@@ -190,6 +192,7 @@ impl AddressSpace {
             windows: Mutex::default(),
             changes: Mutex::default(),
             claims_left: Mutex::default(),
+            claims: AtomicU32::new(0),
             attached: OnceLock::new(),
             seen: OnceLock::new(),
             inheritance: Mutex::default(),
@@ -504,21 +507,23 @@ impl AddressSpace {
 
     /// Leaves claims to the end of the address space. For who may not touch its pages any more, as it
     /// is gone: an event may just be taking them.
-    pub fn leave_claims(&self, pages: &[(VirtualPage, Slot)]) {
-        lock(&self.claims_left).extend_from_slice(pages);
+    pub fn leave_claims(&self, pages: &[(VirtualPage, Slot)], number: ClaimNumber) {
+        let claimed = pages.iter().map(|(page, slot)| (*page, *slot, number));
+        lock(&self.claims_left).extend(claimed);
     }
 
     /// Takes all slots out of the table. For an address space that is no more.
     fn take_slots(&self) -> SlotRanges {
         let mut slots = SlotRanges::new();
-        for (page, slot) in lock(&self.claims_left).drain(..) {
+        for (page, slot, number) in lock(&self.claims_left).drain(..) {
             // A claim has one count, whether the table still says so or an event took the page.
             let entry = self.table.entry(page);
-            entry.replace(PageState::Filling(slot), PageState::Hole);
+            entry.replace(PageState::Filling(slot, number), PageState::Hole);
             slots.push(slot);
         }
         self.table.visit(PageTable::everything(), |_, entry| {
-            if let PageState::Swapped(slot) | PageState::Filling(slot) = entry.take(PageState::Hole)
+            if let PageState::Swapped(slot) | PageState::Filling(slot, _) =
+                entry.take(PageState::Hole)
             {
                 slots.push(slot);
             }

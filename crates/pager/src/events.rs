@@ -52,7 +52,7 @@ impl AddressSpace {
                 PageState::Resident { .. }
                 | PageState::Moving(_)
                 | PageState::Removed(_)
-                | PageState::Filling(_) => {}
+                | PageState::Filling(..) => {}
                 PageState::Staged(place) | PageState::Returning(place) => stage.retire(place),
                 PageState::Swapped(slot) => slots.push(slot),
                 PageState::Clearing => unreachable!("pages are cleared inside the gate"),
@@ -87,7 +87,7 @@ impl AddressSpace {
                 // Planned, and stale since this event: it stays in the program.
                 PageState::Moving(_) => PageState::RESIDENT,
                 // The claim is void; the fault releases its own count of the slot.
-                PageState::Filling(slot) => {
+                PageState::Filling(slot, _) => {
                     self.must_duplicate(slot);
                     PageState::Swapped(slot)
                 }

@@ -119,7 +119,7 @@ impl Server {
                     }
                 }
                 // Whoever has it wakes the thread.
-                PageState::Returning(_) | PageState::Filling(_) | PageState::Clearing => {
+                PageState::Returning(_) | PageState::Filling(..) | PageState::Clearing => {
                     return Served::Done;
                 }
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {

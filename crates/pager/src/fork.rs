@@ -162,7 +162,7 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
         }),
         // Of a batch, the pages are still in the parent's memory: it is stale.
         PageState::Moving(_) => Some(SHARED),
-        PageState::Swapped(slot) | PageState::Filling(slot) => {
+        PageState::Swapped(slot) | PageState::Filling(slot, _) => {
             space.must_duplicate(slot);
             Some(PageState::Swapped(slot))
         }

@@ -42,8 +42,8 @@ pub enum PageState {
     Returning(StageIndex),
     /// In the swap space. The entry owns one count of the slot.
     Swapped(Slot),
-    /// In the swap space, being copied in by a fault, which owns the count.
-    Filling(Slot),
+    /// In the swap space, being copied in by the fault of this claim, which owns the count.
+    Filling(Slot, ClaimNumber),
     /// A fault found it missing and fills it with zeros. The claim keeps reclaim away: a fault
     /// that was read late must not put zeros where a page was moved out just now.
     Clearing,
@@ -68,6 +68,18 @@ impl Removal {
     /// Whether the kernel has dropped the pages by now.
     pub fn is_over(self, now: u32) -> bool {
         now.saturating_sub(self.seconds) > REMOVED_GRACE
+    }
+}
+
+/// Tells a fault's claim of a page from one that another makes later, which may be of the same slot: a
+/// page that moved to another address and back is as it was. Comes again after 16 million claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClaimNumber(u32);
+
+impl ClaimNumber {
+    /// The one that `count` others came before.
+    pub fn new(count: u32) -> ClaimNumber {
+        ClaimNumber(count & (u32::MAX >> (NUMBER - 32)))
     }
 }
 
@@ -130,7 +142,7 @@ impl PageState {
             PageState::Staged(index) => with(4, index.0),
             PageState::Returning(index) => with(5, index.0),
             PageState::Swapped(slot) => with(6, slot.raw()),
-            PageState::Filling(slot) => with(7, slot.raw()),
+            PageState::Filling(slot, claim) => with(7, slot.raw()) | u64::from(claim.0) << NUMBER,
             PageState::Clearing => 8,
         }
     }
@@ -151,7 +163,10 @@ impl PageState {
             4 => PageState::Staged(StageIndex(payload)),
             5 => PageState::Returning(StageIndex(payload)),
             6 => PageState::Swapped(Slot::from_raw(payload)),
-            7 => PageState::Filling(Slot::from_raw(payload)),
+            7 => PageState::Filling(
+                Slot::from_raw(payload),
+                ClaimNumber((word >> NUMBER) as u32),
+            ),
             8 => PageState::Clearing,
             tag => unreachable!("page state with tag {tag}"),
         }
@@ -226,7 +241,8 @@ mod tests {
             PageState::Staged(index),
             PageState::Returning(index),
             PageState::Swapped(slot),
-            PageState::Filling(slot),
+            PageState::Filling(slot, ClaimNumber::default()),
+            PageState::Filling(slot, ClaimNumber::new(u32::MAX)),
             PageState::Clearing,
         ] {
             assert_eq!(PageState::unpack(state.pack()), state);

@@ -5,7 +5,7 @@ use crate::density::{BLOCK, Density, has_ample_room};
 use crate::fault::{Served, Server, after_failure, copy, stop_program, wake};
 use crate::group::{Watermarks, lock};
 use crate::page::{PageRange, VirtualPage};
-use crate::state::PageState;
+use crate::state::{ClaimNumber, PageState};
 use memfold_swap::{Page, Slot};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -20,17 +20,19 @@ pub struct Claim {
     pages: Vec<(VirtualPage, Slot)>,
     /// Which of them the fault was on.
     asked: usize,
+    number: ClaimNumber,
 }
 
 impl Claim {
     /// Claims the page and, as the windows advise, some around it. `None` if the page is not
     /// swapped out any more. The gate is held shared.
     pub fn make(space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
+        let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let take = |page: VirtualPage| {
             let entry = space.table.entry(page);
             match entry.load() {
                 state @ PageState::Swapped(slot)
-                    if entry.replace(state, PageState::Filling(slot)) =>
+                    if entry.replace(state, PageState::Filling(slot, number)) =>
                 {
                     Some((page, slot))
                 }
@@ -54,7 +56,11 @@ impl Claim {
         let asked = pages.len();
         pages.push(asked_for);
         pages.extend((page.0 + 1..range.end.0).filter_map(|number| take(VirtualPage(number))));
-        Some(Claim { pages, asked })
+        Some(Claim {
+            pages,
+            asked,
+            number,
+        })
     }
 
     fn page(&self, index: usize) -> VirtualPage {
@@ -63,6 +69,11 @@ impl Claim {
 
     fn slot(&self, index: usize) -> Slot {
         self.pages[index].1
+    }
+
+    /// The state of a page as long as it is claimed.
+    fn state(&self, index: usize) -> PageState {
+        PageState::Filling(self.slot(index), self.number)
     }
 }
 
@@ -104,7 +115,7 @@ impl Server {
         let loaded = self.load(space, claim);
         let Ok(gate) = space.shared() else {
             // The address space is gone, and somebody may be changing its table.
-            space.leave_claims(&claim.pages);
+            space.leave_claims(&claim.pages, claim.number);
             return Served::Done;
         };
         let mut filling = Filling {
@@ -167,7 +178,7 @@ struct Filling<'a> {
 impl Filling<'_> {
     fn is_ours(&self, index: usize) -> bool {
         let entry = self.space.table.entry(self.claim.page(index));
-        entry.load() == PageState::Filling(self.claim.slot(index))
+        entry.load() == self.claim.state(index)
     }
 
     /// Copies in what is still claimed of a range of indices; stops at what cannot be helped here.
@@ -233,7 +244,7 @@ impl Filling<'_> {
             PageState::RESIDENT
         };
         let entry = self.space.table.entry(page);
-        entry.replace(PageState::Filling(self.claim.slot(index)), state);
+        entry.replace(self.claim.state(index), state);
         self.close(index);
     }
 
@@ -250,7 +261,7 @@ impl Filling<'_> {
             }
             let (page, slot) = self.claim.pages[index];
             let entry = self.space.table.entry(page);
-            if !entry.replace(PageState::Filling(slot), PageState::Swapped(slot)) {
+            if !entry.replace(self.claim.state(index), PageState::Swapped(slot)) {
                 self.spare.push(slot);
             }
             // Whoever faulted on it meanwhile was told to wait for it.

@@ -7,7 +7,7 @@ use super::streams::Advice;
 use super::worker::{Claim, WINDOW, Worker};
 use crate::density::{BLOCK, Density};
 use crate::stage::StageIndex;
-use crate::state::PageState;
+use crate::state::{ClaimNumber, PageState};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
 use memfold_sys::signal::die;
@@ -41,6 +41,12 @@ pub(super) enum Cause {
     Fault,
     /// A thread goes on sooner with them.
     Advice,
+}
+
+/// The state of a claimed page. Claims need no numbers here: pages stay where they are, and nobody else
+/// changes a page that is claimed.
+fn filling(slot: Slot) -> PageState {
+    PageState::Filling(slot, ClaimNumber::default())
 }
 
 /// Waits a little for what another thread is about to finish, longer each time.
@@ -111,9 +117,9 @@ impl Shared {
                         return;
                     }
                 }
-                PageState::Filling(_) if turn == 0 => self.help(area, address, thread, worker),
+                PageState::Filling(..) if turn == 0 => self.help(area, address, thread, worker),
                 PageState::Moving(_)
-                | PageState::Filling(_)
+                | PageState::Filling(..)
                 | PageState::Returning(_)
                 | PageState::Clearing => pause(turn),
             }
@@ -233,7 +239,7 @@ impl Shared {
             let entry = &entries[page];
             let state = entry.load();
             match state {
-                PageState::Swapped(slot) if entry.replace(state, PageState::Filling(slot)) => {
+                PageState::Swapped(slot) if entry.replace(state, filling(slot)) => {
                     worker.claims.push(Claim { page, slot });
                 }
                 _ if cause == Cause::Fault && worker.claims.is_empty() => return,
@@ -256,10 +262,8 @@ impl Shared {
                 }
                 Err(error) if cause == Cause::Fault && index == 0 => unreadable(&error),
                 Err(_) => {
-                    area.entries()[claim.page].replace(
-                        PageState::Filling(claim.slot),
-                        PageState::Swapped(claim.slot),
-                    );
+                    area.entries()[claim.page]
+                        .replace(filling(claim.slot), PageState::Swapped(claim.slot));
                     self.account.release(1);
                 }
             }
@@ -283,7 +287,7 @@ impl Shared {
             for claim in &worker.claims[start..start + run] {
                 // Counted first: who moves it out takes it off the count.
                 area.arrived(claim.page);
-                entries[claim.page].replace(PageState::Filling(claim.slot), PageState::FRESH);
+                entries[claim.page].replace(filling(claim.slot), PageState::FRESH);
             }
             start += run;
         }
