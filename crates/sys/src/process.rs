@@ -7,6 +7,18 @@ pub use inspector::{Inspector, Sizes};
 pub use mappings::{InheritedRange, VirtualMemoryArea};
 
 use std::collections::VecDeque;
+use std::io;
+
+/// What a file of `/proc` says. The names of files and threads in it may be of any bytes; those that are
+/// no UTF-8 are shown as if by `�`.
+///
+/// # Errors
+/// If it cannot be read: what it tells of is gone, most likely.
+pub fn proc_text(path: &str) -> io::Result<String> {
+    let bytes = std::fs::read(path)?;
+    Ok(String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
 
 /// This process's number.
 pub fn own_id() -> i32 {
@@ -47,23 +59,29 @@ pub fn thread_by_own_number(pid: i32, number: u64) -> Option<i32> {
     same.or_else(|| threads(pid).into_iter().find(knows_itself))
 }
 
-/// The processes below `ancestor` whose main thread knows itself by `number`: several if there are
+/// The processes below `ancestor` of which a thread knows itself by `number`: several if there are
 /// pid namespaces. The likeliest comes first, and may come again.
 pub fn processes_by_own_number(ancestor: i32, number: u64) -> impl Iterator<Item = i32> {
-    let knows_itself = move |pid: &i32| own_number(&format!("/proc/{pid}")) == Some(number);
-    let same = i32::try_from(number).ok();
-    let same = same.filter(|pid| knows_itself(pid) && descends_from(*pid, ancestor));
+    let has_thread = move |pid: &i32| thread_by_own_number(*pid, number).is_some();
+    let same = i32::try_from(number).ok().and_then(process_of);
+    let same = same.filter(|pid| has_thread(pid) && descends_from(*pid, ancestor));
     let mut below = VecDeque::from([ancestor]);
     let all = std::iter::from_fn(move || {
         let pid = below.pop_front()?;
         below.extend(children(pid));
         Some(pid)
     });
-    same.into_iter().chain(all.filter(knows_itself))
+    same.into_iter().chain(all.filter(has_thread))
+}
+
+/// The process that a thread belongs to.
+fn process_of(thread: i32) -> Option<i32> {
+    let status = proc_text(&format!("/proc/{thread}/status")).ok()?;
+    named_field(&status, "Tgid")?.parse().ok()
 }
 
 fn own_number(folder: &str) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("{folder}/status")).ok()?;
+    let status = proc_text(&format!("{folder}/status")).ok()?;
     let numbers = named_field(&status, "NSpid")?;
     numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
@@ -77,9 +95,9 @@ fn threads(pid: i32) -> Vec<i32> {
 }
 
 fn children(pid: i32) -> Vec<i32> {
-    let lists = threads(pid).into_iter().filter_map(|thread| {
-        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).ok()
-    });
+    let lists = threads(pid)
+        .into_iter()
+        .filter_map(|thread| proc_text(&format!("/proc/{pid}/task/{thread}/children")).ok());
     lists
         .flat_map(|list| {
             list.split_ascii_whitespace()
@@ -116,7 +134,7 @@ fn walk(ancestor: i32) -> Vec<i32> {
 }
 
 fn stat(pid: i32) -> Option<String> {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()
+    proc_text(&format!("/proc/{pid}/stat")).ok()
 }
 
 /// The parent of a process.

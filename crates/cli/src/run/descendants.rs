@@ -5,7 +5,7 @@
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
 use super::unmanaged::{self, Reason};
-use memfold_sys::process;
+use memfold_sys::process::{self, proc_text};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -127,7 +127,7 @@ pub fn contains(bytes: &[u8], needle: &[u8]) -> bool {
 }
 
 fn name_of(pid: i32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = proc_text(&format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().to_owned()
 }
 

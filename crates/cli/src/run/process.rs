@@ -3,6 +3,7 @@
 use super::signals::Signals;
 use crate::failure::{self, Failure};
 use memfold_sys::probe;
+use memfold_sys::process::proc_text;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
@@ -73,7 +74,7 @@ pub fn harden() -> Result<Original, Failure> {
 /// Whether the host could swap anonymous memory out.
 fn has_swap() -> bool {
     // One line of headings, and one a device.
-    std::fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1)
+    proc_text("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1)
 }
 
 /// Starts the program with the preload library in front of its `LD_PRELOAD`. It gets memfold's

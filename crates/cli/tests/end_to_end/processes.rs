@@ -53,6 +53,20 @@ fn a_program_that_outlives_its_parent_is_still_served() {
     );
 }
 
+#[test]
+fn names_may_be_of_any_bytes() {
+    if !available("names", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("names", &["names.c"], &[])).arg("48");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "names ok\n");
+    outcome.assert_swapped(48 * MIB);
+    outcome.assert_limit_held();
+}
+
 /// How many descriptors a process has, but for those it opens for a moment.
 fn descriptors(process: i32) -> usize {
     let count = || {

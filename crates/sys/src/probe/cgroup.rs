@@ -1,6 +1,6 @@
 //! How much memory the host and the enclosing cgroups allow this process.
 
-use crate::process::named_bytes;
+use crate::process::{named_bytes, proc_text};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -75,8 +75,8 @@ pub struct Hierarchy {
 /// The mounted cgroup hierarchies that have, or in version 2 may have, a memory controller.
 #[must_use]
 pub fn memory_hierarchies() -> Vec<Hierarchy> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = proc_text("/proc/self/mountinfo").unwrap_or_default();
+    let cgroups = proc_text("/proc/self/cgroup").unwrap_or_default();
     hierarchies(&mounts, &cgroups)
 }
 

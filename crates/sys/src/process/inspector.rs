@@ -1,6 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{named_bytes, named_field, stat_field};
+use super::{named_bytes, named_field, proc_text, stat_field};
 use crate::PAGE_SIZE;
 use std::fs::File;
 use std::io::{self, Read};
@@ -111,12 +111,12 @@ impl Inspector {
     }
 
     fn thread_state(&self) -> Option<char> {
-        stat_field(&std::fs::read_to_string(self.path("stat")).ok()?, 3)
+        stat_field(&proc_text(&self.path("stat")).ok()?, 3)
     }
 
     /// The process that traces the thread by which this one is looked at.
     pub fn tracer(&self) -> Option<i32> {
-        let text = std::fs::read_to_string(self.path("status")).ok()?;
+        let text = proc_text(&self.path("status")).ok()?;
         let tracer = named_field(&text, "TracerPid")?.parse().ok();
         tracer.filter(|tracer| *tracer != 0)
     }
@@ -124,7 +124,7 @@ impl Inspector {
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
     /// kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
-        let text = std::fs::read_to_string(self.path("smaps_rollup"))?;
+        let text = proc_text(&self.path("smaps_rollup"))?;
         named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
@@ -190,7 +190,7 @@ impl Inspector {
         let mut buffer = [0u8; 1024];
         let path = format!("/proc/{}/task/{thread}/stat", self.pid);
         let length = File::open(path).ok()?.read(&mut buffer).ok()?;
-        stat_field(std::str::from_utf8(&buffer[..length]).ok()?, 39)
+        stat_field(&String::from_utf8_lossy(&buffer[..length]), 39)
     }
 
     /// A descriptor of the process (a pidfd).
@@ -221,7 +221,49 @@ impl Inspector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::own_id;
+    use crate::process::{living_since, own_id, processes_by_own_number, thread_by_own_number};
+
+    /// Whatever the names of threads and mapped files are.
+    #[test]
+    fn names_of_any_bytes_are_read_over() {
+        use std::os::unix::ffi::OsStrExt;
+        let path = std::env::temp_dir().join(std::ffi::OsStr::from_bytes(b"memfold \xff) Z ("));
+        std::fs::write(&path, [0; PAGE_SIZE]).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::thread::spawn(move || {
+            // SAFETY: names the calling thread, and maps a file at an address of the kernel's choice.
+            let (thread, mapped) = unsafe {
+                assert_eq!(libc::prctl(libc::PR_SET_NAME, c"\xff) Z (\xc3".as_ptr()), 0);
+                let (null, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+                let access = libc::PROT_READ;
+                (
+                    libc::gettid(),
+                    libc::mmap(null, PAGE_SIZE, access, libc::MAP_PRIVATE, fd, 0),
+                )
+            };
+            let start = mapped as u64;
+            let inspector = Inspector::open(own_id(), thread).unwrap();
+            assert!(!inspector.stands_still());
+            assert_eq!(inspector.tracer(), None);
+            assert!(inspector.last_cpu(thread as u32).is_some());
+            let areas = inspector.areas().unwrap();
+            assert!(
+                areas
+                    .iter()
+                    .any(|area| area.start == start && !area.movable)
+            );
+            assert!(inspector.inherited_ranges().is_ok());
+            assert_eq!(thread_by_own_number(own_id(), thread as u64), Some(thread));
+            assert!(living_since(thread).is_some());
+            let mut processes = processes_by_own_number(own_id(), thread as u64);
+            assert_eq!(processes.next(), Some(own_id()));
+            // SAFETY: mapped above, for this alone.
+            unsafe { libc::munmap(mapped, PAGE_SIZE) };
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn own_memory_is_seen() {

@@ -1,8 +1,8 @@
 //! What another process maps, and which pages of that are in memory.
 
-use super::Inspector;
+use super::{Inspector, proc_text};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsRawFd;
 
 /// One mapping of a process, from `/proc/PID/maps`.
@@ -57,8 +57,7 @@ impl VirtualMemoryArea {
 impl Inspector {
     /// All mappings, in address order.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        let mut text = String::new();
-        File::open(self.path("maps"))?.read_to_string(&mut text)?;
+        let text = proc_text(&self.path("maps"))?;
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
@@ -90,7 +89,7 @@ impl Inspector {
     /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
     /// kernel walks the page tables.
     pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
-        let text = std::fs::read_to_string(self.path("smaps"))?;
+        let text = proc_text(&self.path("smaps"))?;
         let mut area = None;
         let mut ranges = Vec::new();
         for line in text.lines() {

@@ -116,7 +116,9 @@ pub fn wait_until_stopped(process: i32) {
 
 /// What `/proc/PID/stat` tells behind the name, which may hold spaces: first the state.
 fn stat(process: i32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name may be of any bytes.
+    let stat = fs::read(format!("/proc/{process}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
     let fields = stat.rsplit_once(") ")?.1.split(' ');
     Some(fields.map(str::to_owned).collect())
 }
