@@ -180,12 +180,16 @@ fn channel() -> Option<&'static Channel> {
 
 /// Called in a forked child before anything of the program's runs there.
 extern "C" fn child() {
+    let beacon = BEACON.load(Ordering::Relaxed);
     if system::is_filtered() {
         // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
-        // child's faults all the same; its pages are not moved out.
+        // child's faults all the same; its pages are not moved out. It makes itself known, which takes
+        // no system call, before it has threads or children or changes its mappings.
+        if beacon != 0 && look(beacon) == LOST {
+            helper::fail_lost();
+        }
         return;
     }
-    let beacon = BEACON.load(Ordering::Relaxed);
     if beacon == 0 {
         start(0, None);
         return;
@@ -207,14 +211,20 @@ extern "C" fn child() {
 
 /// Asks the supervisor for the number of this forked child's address space: 0 if nothing was managed.
 fn ask(beacon: usize) -> u64 {
+    let number = look(beacon);
+    // Missing again, for who asks next.
+    let _ = system::drop_pages(beacon, PAGE_SIZE);
+    number
+}
+
+/// The same, by a touch alone.
+fn look(beacon: usize) -> u64 {
     // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
     // registered, the read faults and the supervisor fills it.
     let number = unsafe { core::ptr::read_volatile(beacon as *const u64) };
     if number == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
         helper::fail_orphaned();
     }
-    // Missing again, for who asks next.
-    let _ = system::drop_pages(beacon, PAGE_SIZE);
     number
 }
 
