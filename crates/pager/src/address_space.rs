@@ -104,6 +104,8 @@ pub struct AddressSpace {
     pub lost: AtomicBool,
     /// The program was killed as it cannot be served any more.
     stopped: AtomicBool,
+    /// It was to be killed and could not be found.
+    not_stopped: AtomicBool,
     /// For an address space made by a fork: the page in which the child looks for its number.
     beacon: Option<VirtualPage>,
     /// What the program is charged for, below the whole run. Its resident pages are what the kernel
@@ -202,6 +204,7 @@ impl AddressSpace {
             dropped: Mutex::default(),
             lost: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
+            not_stopped: AtomicBool::new(false),
             beacon: None,
             charges: group.swap.new_group(group.swap.root_group()),
             thread_ends: Mutex::new(Arc::from([])),
@@ -318,7 +321,9 @@ impl AddressSpace {
             // The governor alone gets here.
             Ok(guarded) => drop(self.guarded.set(guarded)),
             Err(error) if is_shortage(&error) && self.born.elapsed() < shortage::PATIENCE => {}
-            Err(error) => self.stop_program(&format!("it cannot be guarded: {error}")),
+            Err(error) => {
+                self.stop_program(&format!("it cannot be guarded: {error}"));
+            }
         }
     }
 
@@ -406,16 +411,21 @@ impl AddressSpace {
         Ok(Exclusive(self))
     }
 
-    /// Kills the program, which cannot be served any more, and says why.
-    pub fn stop_program(&self, why: &str) {
-        if self.stopped.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        log::error!("a program is stopped: {why}");
-        if let Some(inspector) = self.inspector() {
+    /// Kills the program, which cannot be served any more, and says why. `false` if its process is not
+    /// known: it may be by the next time.
+    pub fn stop_program(&self, why: &str) -> bool {
+        let Some(inspector) = self.inspector() else {
+            if !self.not_stopped.swap(true, Ordering::Relaxed) {
+                log::error!("a program is to be stopped, but is not found: {why}");
+            }
+            return false;
+        };
+        if !self.stopped.swap(true, Ordering::Relaxed) {
+            log::error!("a program is stopped: {why}");
             // Fails only if it is gone.
             let _ = inspector.kill(9);
         }
+        true
     }
 
     /// Whether the clock hand went over a page just now: if it is asked for again, then soon after it
@@ -537,6 +547,13 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
         self.leave();
+        for (uffd, _) in lock(&self.changes).forks.drain().map(|(_, fork)| fork) {
+            // Closed, it would let the child read zeros.
+            log::error!(
+                "a forked program stands still: its parent ended before the fork could be read in order"
+            );
+            std::mem::forget(uffd);
+        }
         self.set_resident_pages(0);
         self.charges.set(Charge::Staged, 0);
         let mut slots = self.take_slots();

@@ -96,7 +96,8 @@ impl Governor {
                 space.guard();
             }
             if space.set_aside.swap(false, Ordering::Relaxed) {
-                self.listen(space);
+                // Where that failed before it was said, and it is tried again at the next tick.
+                let _ = self.handlers.listen(space);
             } else {
                 self.handlers.remind(space);
             }

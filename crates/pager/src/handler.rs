@@ -115,7 +115,8 @@ impl Handlers {
         Ok(())
     }
 
-    /// Listens to an address space, at first where its main thread ran last.
+    /// Listens to an address space, at first where its main thread ran last. Where that fails, the
+    /// governor tries again.
     pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
         let cpu = space
             .attached()
@@ -123,7 +124,11 @@ impl Handlers {
         let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
         let mut armed = lock(&space.armed);
         if armed.listening.is_empty() {
-            self.epolls[number].add_arrivals(space.uffd_descriptor().as_fd(), space.id)?;
+            let descriptor = space.uffd_descriptor().as_fd();
+            if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
+                space.set_aside.store(true, Ordering::Relaxed);
+                return Err(error);
+            }
             armed.listening.push((number, 0));
         }
         Ok(())
@@ -208,7 +213,10 @@ impl Handlers {
             let faults = messages.faults.into_iter().chain(again);
             for (index, (fault, thread)) in faults.enumerate() {
                 let began = Instant::now();
-                space.meet(Some(thread));
+                if !space.meet(Some(thread)) {
+                    // It waits, for ever.
+                    continue;
+                }
                 let admission = space.admission_of(thread);
                 if server.serve(space, fault, admission) == Served::Retry {
                     retries.push((fault, thread));

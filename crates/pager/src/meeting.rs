@@ -23,10 +23,11 @@ const SEARCHES: u32 = 3;
 
 impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
-    /// thread calls itself, and makes its page states those of its mappings.
-    pub fn meet(&self, thread: Option<u32>) {
+    /// thread calls itself, and makes its page states those of its mappings. `false` if it must not be
+    /// served: part of its memory is lost, and it cannot be stopped otherwise.
+    pub fn meet(&self, thread: Option<u32>) -> bool {
         if lock(&self.inheritance).is_none() {
-            return;
+            return true;
         }
         if self.inspector().is_none()
             && let (Some(thread), Some(beacon)) = (thread, self.beacon())
@@ -39,12 +40,12 @@ impl AddressSpace {
                 self.set_seen(inspector);
             }
         }
-        if self.lost.load(Ordering::Relaxed) {
-            self.stop_program(
-                "its parent ended while it forked, and part of its memory went with it",
-            );
+        const LOST: &str = "its parent ended while it forked, and part of its memory went with it";
+        if self.lost.load(Ordering::Relaxed) && !self.stop_program(LOST) {
+            return false;
         }
         self.reconcile();
+        true
     }
 
     /// What a child reads in its beacon.
