@@ -83,7 +83,7 @@ pub struct AddressSpace {
     pub changes: Mutex<Changes>,
     /// Claims of faults that found the program gone.
     claims_left: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
-    /// How many claims faults have made.
+    /// How many claims faults have tried to make.
     pub claims: AtomicU32,
     attached: OnceLock<Attached>,
     /// The process of a child that has no helper yet, or never will.
@@ -124,8 +124,11 @@ pub struct AddressSpace {
     pub detached: AtomicBool,
     /// The program has gone, or executes another one.
     left: AtomicBool,
-    /// No handler listens, as the gate could not be had: the governor lets them try again.
+    /// No handler listens, as the gate could not be had, or as that failed: the governor lets them try
+    /// again.
     pub set_aside: AtomicBool,
+    /// That it failed was said.
+    pub said_unheard: AtomicBool,
     pub halt: Halt,
     /// The kernel said that the address space is no more.
     dead: AtomicBool,
@@ -215,6 +218,7 @@ impl AddressSpace {
             detached: AtomicBool::new(true),
             left: AtomicBool::new(false),
             set_aside: AtomicBool::new(false),
+            said_unheard: AtomicBool::new(false),
             halt: Halt::default(),
             dead: AtomicBool::new(false),
             look_again: AtomicBool::new(false),
@@ -412,7 +416,7 @@ impl AddressSpace {
     }
 
     /// Kills the program, which cannot be served any more, and says why. `false` if its process is not
-    /// known: it may be by the next time.
+    /// known; it may be by its next fault.
     pub fn stop_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
             if !self.not_stopped.swap(true, Ordering::Relaxed) {

@@ -96,7 +96,7 @@ impl Governor {
                 space.guard();
             }
             if space.set_aside.swap(false, Ordering::Relaxed) {
-                // Where that failed before it was said, and it is tried again at the next tick.
+                // Where that fails it is tried again at the next tick.
                 let _ = self.handlers.listen(space);
             } else {
                 self.handlers.remind(space);
@@ -145,12 +145,6 @@ impl Governor {
         }
     }
 
-    fn listen(&self, space: &AddressSpace) {
-        if let Err(error) = self.handlers.listen(space) {
-            log::warn!("a program's faults cannot be listened to: {error}");
-        }
-    }
-
     /// Registers the mappings of a program that are not yet, whole, and notes what is resident.
     fn take_over(&mut self, space: &Arc<AddressSpace>) {
         let Some(attached) = space.attached() else {
@@ -182,7 +176,7 @@ impl Governor {
         drop(gate);
         for child in &messages.children {
             // Reported by the handler's next read otherwise; here it is this thread's to do.
-            self.listen(child);
+            let _ = self.handlers.listen(child);
         }
         for (fault, thread) in messages.faults {
             let admission = space.admission_of(thread);

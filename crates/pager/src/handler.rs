@@ -115,8 +115,8 @@ impl Handlers {
         Ok(())
     }
 
-    /// Listens to an address space, at first where its main thread ran last. Where that fails, the
-    /// governor tries again.
+    /// Listens to an address space, at first where its main thread ran last. Where that fails it is said
+    /// once, and the governor tries again if the space is one of the group's.
     pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
         let cpu = space
             .attached()
@@ -127,6 +127,9 @@ impl Handlers {
             let descriptor = space.uffd_descriptor().as_fd();
             if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
                 space.set_aside.store(true, Ordering::Relaxed);
+                if !space.said_unheard.swap(true, Ordering::Relaxed) {
+                    log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
+                }
                 return Err(error);
             }
             armed.listening.push((number, 0));
@@ -203,7 +206,7 @@ impl Handlers {
             let messages = self.read_messages(space, &gate);
             drop(gate);
             for child in &messages.children {
-                self.welcome_child(child);
+                let _ = self.listen(child);
             }
             if messages.faults.is_empty() && retries.is_empty() {
                 return;
@@ -213,8 +216,8 @@ impl Handlers {
             let faults = messages.faults.into_iter().chain(again);
             for (index, (fault, thread)) in faults.enumerate() {
                 let began = Instant::now();
-                if !space.meet(Some(thread)) {
-                    // It waits, for ever.
+                if !space.meet(Some(thread)) && !space.asks_for_number(fault.page) {
+                    // It waits. (In the beacon it reads itself what became of it.)
                     continue;
                 }
                 let admission = space.admission_of(thread);
@@ -299,12 +302,6 @@ impl Handlers {
                 std::mem::forget(uffd);
                 None
             }
-        }
-    }
-
-    fn welcome_child(&self, child: &Arc<AddressSpace>) {
-        if let Err(error) = self.listen(child) {
-            log::warn!("a forked program's faults cannot be listened to: {error}");
         }
     }
 

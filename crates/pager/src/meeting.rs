@@ -14,7 +14,7 @@ use crate::group::lock;
 use crate::page::VirtualPage;
 use crate::shortage::patiently;
 use memfold_sys::hello::LOST;
-use memfold_sys::process::{Inspector, own_id, processes_by_own_number};
+use memfold_sys::process::{Inspector, own_id, processes_by_own_number, thread_by_own_number};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering;
 
@@ -23,8 +23,8 @@ const SEARCHES: u32 = 3;
 
 impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
-    /// thread calls itself, and makes its page states those of its mappings. `false` if it must not be
-    /// served: part of its memory is lost, and it cannot be stopped otherwise.
+    /// thread calls itself, and makes its page states those of its mappings. `false` if nothing but its
+    /// beacon may be served: part of its memory is lost, and its process was not found, to be stopped.
     pub fn meet(&self, thread: Option<u32>) -> bool {
         if lock(&self.inheritance).is_none() {
             return true;
@@ -73,7 +73,14 @@ impl AddressSpace {
         }
         processes_by_own_number(own_id(), thread.into())
             .filter(|pid| !self.is_known(*pid))
-            .filter_map(|pid| Inspector::open(pid, pid).ok())
+            .filter_map(|pid| {
+                // The main thread may have ended before others.
+                let by_other = || {
+                    let other = thread_by_own_number(pid, thread.into())?;
+                    Inspector::open(pid, other).ok()
+                };
+                Inspector::open(pid, pid).ok().or_else(by_other)
+            })
             .find(|inspector| shows(inspector, beacon, &shown))
     }
 

@@ -105,6 +105,27 @@ fn the_supervisors_death_ends_children_and_grandchildren() {
 }
 
 #[test]
+fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
+    if !available("supervisor of a filtered child killed", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("quiet", &["quiet.c"], &[])).arg("48");
+    let mut running = program.start(Limits::Resident(16 * MIB));
+    running.wait_for_output(1);
+    // It has no helper, which would end it: until it is guarded.
+    std::thread::sleep(Duration::from_secs(1));
+    let processes = running.processes();
+    assert!(
+        processes.len() >= 3,
+        "supervisor, program and child: {processes:?}"
+    );
+    send(Signal::SIGKILL, running.root());
+    must_end(&mut running, &processes, Duration::from_secs(2));
+    running.wait();
+}
+
+#[test]
 fn the_programs_death_ends_memfold_and_leaves_nothing() {
     if !available("program killed", &["cc"]) {
         return;
