@@ -10,6 +10,7 @@
 mod cgroup;
 mod huge;
 
+use crate::process::proc_text;
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
     FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd, open_device,
@@ -511,10 +512,7 @@ fn memory_limit() -> Check {
 }
 
 fn host_swap() -> Check {
-    let areas = fs::read_to_string("/proc/swaps")
-        .unwrap_or_default()
-        .lines()
-        .count();
+    let areas = proc_text("/proc/swaps").unwrap_or_default().lines().count();
     let found = match areas.saturating_sub(1) {
         0 => "the host has no swap".to_owned(),
         areas => format!("the host has {areas} swap areas; memfold works beside them"),

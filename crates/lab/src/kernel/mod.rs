@@ -39,10 +39,11 @@ pub const OPTIONS: &[&str] = &[
 ];
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
 /// The kernel now and then kills a program in a cgroup that is small against it, although swap is
-/// free. Such a run is counted and repeated, but not for ever: so often in a row at first, and
+/// free. Such a run is counted and repeated, but not for ever: so often in a row before the first that
+/// ends well.
 const KILLS_ALLOWED: usize = 5;
-/// so often where a run has ended well before. (Only the last rounds may lack a contestant, as the
-/// runs of a round are compared.)
+/// So often in a row after it. (Only the last rounds may lack a contestant, as the runs of a round are
+/// compared.)
 const KILLS_ALLOWED_LATER: usize = 20;
 
 /// One run's figures, and how many runs before it the kernel killed.

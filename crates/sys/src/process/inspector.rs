@@ -227,7 +227,8 @@ mod tests {
     #[test]
     fn names_of_any_bytes_are_read_over() {
         use std::os::unix::ffi::OsStrExt;
-        let path = std::env::temp_dir().join(std::ffi::OsStr::from_bytes(b"memfold \xff) Z ("));
+        let name = [b"memfold \xff) Z (", own_id().to_string().as_bytes()].concat();
+        let path = std::env::temp_dir().join(std::ffi::OsStr::from_bytes(&name));
         std::fs::write(&path, [0; PAGE_SIZE]).unwrap();
         let file = File::open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
