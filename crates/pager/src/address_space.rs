@@ -551,7 +551,7 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
         self.leave();
-        for (uffd, _) in lock(&self.changes).forks.drain().map(|(_, fork)| fork) {
+        for (_, (uffd, _)) in lock(&self.changes).forks.drain() {
             // Closed, it would let the child read zeros.
             log::error!(
                 "a forked program stands still: its parent ended before the fork could be read in order"

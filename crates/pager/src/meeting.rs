@@ -40,8 +40,8 @@ impl AddressSpace {
                 self.set_seen(inspector);
             }
         }
-        const LOST: &str = "its parent ended while it forked, and part of its memory went with it";
-        if self.lost.load(Ordering::Relaxed) && !self.stop_program(LOST) {
+        const WHY: &str = "its parent ended while it forked, and part of its memory went with it";
+        if self.lost.load(Ordering::Relaxed) && !self.stop_program(WHY) {
             return false;
         }
         self.reconcile();

@@ -11,6 +11,7 @@ use crate::stage::StageIndex;
 use crate::state::PageState;
 use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::port::{Outcome, Port, SharedChannel};
+use memfold_sys::uffd::is_unseen;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,8 +36,7 @@ impl Run {
     /// `EAGAIN`, and `ENOENT` where a mapping left, come without a look at the pages, which an earlier try
     /// may have moved and forgotten; see [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
     fn count_forgotten(&self, result: &mut MoveRun, mut is_staged: impl FnMut(StageIndex) -> bool) {
-        let unseen = [Errno::EAGAIN, Errno::ENOENT].contains(&Errno(result.errno));
-        let (Some(first), true) = (self.place, unseen) else {
+        let (Some(first), true) = (self.place, is_unseen(Errno(result.errno))) else {
             return;
         };
         let rest = result.moved..self.pages;

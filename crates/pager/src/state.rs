@@ -61,7 +61,7 @@ pub struct Removal {
 impl Removal {
     /// The one that `count` others came before in its address space.
     pub fn new(seconds: u32, count: u32) -> Removal {
-        let number = count & (u32::MAX >> (NUMBER - 32));
+        let number = count & NUMBER_MASK;
         Removal { seconds, number }
     }
 
@@ -79,7 +79,7 @@ pub struct ClaimNumber(u32);
 impl ClaimNumber {
     /// The one that `count` others came before.
     pub fn new(count: u32) -> ClaimNumber {
-        ClaimNumber(count & (u32::MAX >> (NUMBER - 32)))
+        ClaimNumber(count & NUMBER_MASK)
     }
 }
 
@@ -89,6 +89,7 @@ const PASSES_MASK: u64 = MOST_PASSES as u64;
 const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
+const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
 /// Seconds after which `madvise` has dropped what it said it would.
 const REMOVED_GRACE: u32 = 10;
 /// How often the clock hand passes over a page at most.

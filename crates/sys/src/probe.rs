@@ -511,9 +511,15 @@ fn memory_limit() -> Check {
     Check::note("memory-allowed", found, None)
 }
 
+/// How many devices and files the host swaps to. 0 where that cannot be told.
+pub fn swap_areas() -> usize {
+    // One line of headings, and one for each.
+    let lines = proc_text("/proc/swaps").unwrap_or_default().lines().count();
+    lines.saturating_sub(1)
+}
+
 fn host_swap() -> Check {
-    let areas = proc_text("/proc/swaps").unwrap_or_default().lines().count();
-    let found = match areas.saturating_sub(1) {
+    let found = match swap_areas() {
         0 => "the host has no swap".to_owned(),
         areas => format!("the host has {areas} swap areas; memfold works beside them"),
     };

@@ -169,7 +169,7 @@ fn outcome(result: Result<(), Errno>, done: u64, length: u64) -> Result<(), Part
 
 /// Whether a move may have refused without a look at the pages: mappings change, or had changed just
 /// before. (To miss a page is `ENOENT`, too, but comes after its target was seen to be empty.)
-fn is_unseen(errno: Errno) -> bool {
+pub fn is_unseen(errno: Errno) -> bool {
     errno == Errno::EAGAIN || errno == Errno::ENOENT
 }
 

@@ -3,7 +3,6 @@
 use super::signals::Signals;
 use crate::failure::{self, Failure};
 use memfold_sys::probe;
-use memfold_sys::process::proc_text;
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
@@ -61,20 +60,14 @@ pub fn harden() -> Result<Original, Failure> {
     if probe::may_lock_memory() {
         // Code, data and stacks: files could be dropped without any swap.
         let mut flags = MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT;
-        if has_swap() {
-            // And the pool to come, each page from its first touch on; it gives locked memory back
-            // by MADV_DONTNEED_LOCKED. That costs 0.3 µs a page, so only where it is of use.
+        if probe::swap_areas() > 0 {
+            // Then anonymous memory could be, too: also the pool to come, each page from its first touch
+            // on; it gives locked memory back by MADV_DONTNEED_LOCKED. That costs 0.3 µs a page, so only where it is of use.
             flags |= MlockAllFlags::FUTURE;
         }
         let _ = mlockall(flags);
     }
     Ok(Original { limits })
-}
-
-/// Whether the host could swap anonymous memory out.
-fn has_swap() -> bool {
-    // One line of headings, and one a device.
-    proc_text("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1)
 }
 
 /// Starts the program with the preload library in front of its `LD_PRELOAD`. It gets memfold's

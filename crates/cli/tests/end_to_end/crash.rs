@@ -30,6 +30,15 @@ fn must_end(running: &mut Running, processes: &[i32], within: Duration) -> Durat
     started.elapsed()
 }
 
+/// Kills the supervisor of a run, of which there must be at least so many processes: all must end with it.
+fn kill_supervisor(mut running: Running, least: usize) {
+    let processes = running.processes();
+    assert!(processes.len() >= least, "{least} or more: {processes:?}");
+    send(Signal::SIGKILL, running.root());
+    must_end(&mut running, &processes, Duration::from_secs(2));
+    running.wait();
+}
+
 /// Folders that a run might have left in the temporary and runtime directories.
 fn traces() -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -92,15 +101,9 @@ fn the_supervisors_death_ends_children_and_grandchildren() {
         .arg(&file);
     let mut running = program.start(Limits::Resident(16 * MIB));
     running.wait_for_output(6);
-    let processes = running.processes();
-    assert!(
-        processes.len() >= 5,
-        "supervisor, shells and programs: {processes:?}"
-    );
-    send(Signal::SIGKILL, running.root());
-    // The shells hold little that memfold manages, but they must not go on either.
-    must_end(&mut running, &processes, Duration::from_secs(2));
-    running.wait();
+    // Itself, shells and programs. The shells hold little that memfold manages, but they must not go on
+    // either.
+    kill_supervisor(running, 5);
     assert_eq!(fs::read_to_string(&file).expect("the result file"), "");
 }
 
@@ -115,14 +118,8 @@ fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
     running.wait_for_output(1);
     // It has no helper, which would end it: until it is guarded.
     std::thread::sleep(Duration::from_secs(1));
-    let processes = running.processes();
-    assert!(
-        processes.len() >= 3,
-        "supervisor, program and child: {processes:?}"
-    );
-    send(Signal::SIGKILL, running.root());
-    must_end(&mut running, &processes, Duration::from_secs(2));
-    running.wait();
+    // Itself, the program and the child.
+    kill_supervisor(running, 3);
 }
 
 #[test]

@@ -117,8 +117,8 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     );
     text += "zram compresses with LZ4. The last column is how many times better memfold is than \
              zram (far below the\nlimit: than native), with the least and the most of the rounds that \
-             both took part in, and how many\nthose are; below 1 it is worse. Pages that are written, read and unmapped compress as those \
-             recorded of real programs (about 2.4:1 with LZ4).\n";
+             both took part in, and how many\nthose are; below 1 it is worse. Pages that are written, \
+             read and unmapped compress as those recorded of real programs (about 2.4:1 with LZ4).\n";
     let mut notes: Vec<&str> = Vec::new();
     for one in all.0.iter().filter(|one| one.name == "kernel") {
         notes.extend(
