@@ -35,6 +35,8 @@ pub mod memory;
 #[cfg(feature = "std")]
 pub mod port;
 #[cfg(feature = "std")]
+pub mod privilege;
+#[cfg(feature = "std")]
 pub mod probe;
 #[cfg(feature = "std")]
 pub mod process;
