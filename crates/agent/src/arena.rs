@@ -10,15 +10,11 @@
 
 use crate::system;
 use memfold_sys::channel::CHANNEL_BYTES;
+use memfold_sys::hello::{STAGE_PAGES, TRASH_PAGES};
 use memfold_sys::{Errno, PAGE_SIZE};
 
 const GUARD: usize = PAGE_SIZE;
 const STACK: usize = 8 * PAGE_SIZE;
-
-/// Pages of the stage: the most that can be on their way out of one program at a time.
-pub const STAGE_PAGES: usize = 2048;
-/// Pages of the trash.
-pub const TRASH_PAGES: usize = 128;
 
 /// Where the parts lie. Addresses.
 #[derive(Clone, Copy, Default)]

@@ -1,6 +1,5 @@
 //! The helper thread: set-up, then the supervisor's commands until either side is gone.
 
-use crate::arena::{STAGE_PAGES, TRASH_PAGES};
 use crate::message::{connect, receive, send};
 use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
 use crate::system;
@@ -8,7 +7,7 @@ use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
 use memfold_sys::gate::NAP_NS;
-use memfold_sys::hello::{Hello, MAGIC, Welcome};
+use memfold_sys::hello::{Hello, MAGIC, STAGE_PAGES, TRASH_PAGES, Welcome};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE, raw};
 
@@ -81,7 +80,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         Err(Errno::EMFILE) => return Err(Errno::EMFILE),
         Err(_) => {}
     }
-    let socket = connect(&handover.socket_path)?;
+    let socket = connect(&handover.rendezvous)?;
     let arena = &handover.arena;
     let mut hello = Hello {
         magic: MAGIC,
@@ -107,6 +106,8 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
             pair
         }
     };
+    // Before anybody's word can set it to work, and while the program waits.
+    system::give_up_privileges();
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
     Ok(Introduced {
         socket,
@@ -137,14 +138,22 @@ impl Introduced {
         let channel = unsafe { &*(arena.channel as *const Channel) };
         set_channel(channel);
         ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
-        system::give_up_privileges();
-        Ok(Helper {
+        let helper = Helper {
             channel,
             uffd,
             trash_uffd: self.trash_uffd,
             stage: arena.stage,
             trash: arena.trash,
-        })
+        };
+        if welcome.replaces_uffd == 0 {
+            // By it the supervisor saw that the userfaultfd is this program's. Its place is needed.
+            helper.drop_run(&DropRun {
+                start: arena.stage as u64,
+                pages: 1,
+                errno: 0,
+            })?;
+        }
+        Ok(helper)
     }
 }
 

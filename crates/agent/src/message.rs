@@ -1,7 +1,8 @@
 //! One exchange with the supervisor, with descriptors.
 
+use crate::system;
 use memfold_sys::Errno;
-use memfold_sys::hello::SOCKET_PATH_MAX;
+use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::raw::{nr, syscall};
 
 const AF_UNIX: u16 = 1;
@@ -46,20 +47,102 @@ struct Control {
 const CONTROL_HEADER: usize = 16;
 
 /// Connects to the supervisor: by the socket's path, or where that is out of reach (a program that
-/// changed its root or its user) by the abstract name of the same letters.
-pub fn connect(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
-    connect_to(path).or_else(|_| {
+/// changed its root) by the abstract name of the same letters. That name is anybody's once the supervisor
+/// is gone, and in other network namespaces, and so may the path be in another root: nothing is sent to
+/// who is not the supervisor.
+pub fn connect(rendezvous: &Rendezvous) -> Result<i32, Errno> {
+    let path = &rendezvous.socket_path;
+    connect_to(path, rendezvous).or_else(|_| {
         let mut name = [0; SOCKET_PATH_MAX];
         for (target, byte) in name.iter_mut().skip(1).zip(path) {
             // Volatile, or the loop becomes a call of the C library, which is not there.
             // SAFETY: a live local byte.
             unsafe { core::ptr::write_volatile(target, *byte) };
         }
-        connect_to(&name)
+        connect_to(&name, rendezvous)
     })
 }
 
-fn connect_to(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
+/// Whether the listener is the supervisor: its user's, and where its PID can be told, by that.
+fn is_supervisor(socket: i32, rendezvous: &Rendezvous) -> bool {
+    /// Of the listener, when it began to listen: PID, user and group, as the asker's namespaces number them.
+    const SO_PEERCRED: usize = 17;
+    let mut credentials = [0u32; 3];
+    let mut length = core::mem::size_of_val(&credentials) as u32;
+    // SAFETY: the kernel writes at most the length told into a live buffer of integers.
+    let asked = unsafe {
+        syscall(
+            nr::GETSOCKOPT,
+            [
+                socket as usize,
+                SOL_SOCKET as usize,
+                SO_PEERCRED,
+                credentials.as_mut_ptr() as usize,
+                (&raw mut length) as usize,
+                0,
+            ],
+        )
+    };
+    let [pid, user, _] = credentials;
+    // A PID namespace below the supervisor's shows it as 0.
+    let is_its_pid = pid == 0 || pid == rendezvous.pid as u32;
+    asked == 0 && is_its_pid && expected_user(rendezvous) == Some(user)
+}
+
+/// How this program's user namespace numbers the supervisor's user; none if it does not.
+fn expected_user(rendezvous: &Rendezvous) -> Option<u32> {
+    match system::own_user_namespace() {
+        // Without `/proc` it cannot be told, and numbers mean what they mean in the first.
+        Err(_) => Some(rendezvous.user),
+        Ok(own) if own == rendezvous.user_namespace => Some(rendezvous.user),
+        Ok(_) => {
+            let mut map = UserMap::default();
+            let outside = rendezvous.user;
+            let read = system::read_file(c"/proc/self/uid_map", |part| map.look(part, outside));
+            read.ok().and(map.inside)
+        }
+    }
+}
+
+/// Finds in a `/proc/PID/uid_map` what a user of the namespace above is in this one. Each line has three
+/// numbers: the first user here, the first there, and how many.
+#[derive(Default)]
+struct UserMap {
+    numbers: [u64; 3],
+    /// Numbers of this line that have begun.
+    begun: usize,
+    in_number: bool,
+    inside: Option<u32>,
+}
+
+impl UserMap {
+    fn look(&mut self, bytes: &[u8], outside: u32) {
+        for byte in bytes {
+            if byte.is_ascii_digit() {
+                if !self.in_number {
+                    self.in_number = true;
+                    self.begun += 1;
+                }
+                if let Some(number) = self.numbers.get_mut(self.begun.wrapping_sub(1)) {
+                    *number = number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'));
+                }
+                continue;
+            }
+            self.in_number = false;
+            if *byte == b'\n' {
+                let [here, there, count] = self.numbers;
+                let offset = u64::from(outside).wrapping_sub(there);
+                if self.begun == 3 && offset < count {
+                    self.inside = Some(here.wrapping_add(offset) as u32);
+                }
+                self.numbers = [0; 3];
+                self.begun = 0;
+            }
+        }
+    }
+}
+
+fn connect_to(path: &[u8; SOCKET_PATH_MAX], rendezvous: &Rendezvous) -> Result<i32, Errno> {
     let address = SocketAddress {
         family: AF_UNIX,
         path: *path,
@@ -75,7 +158,12 @@ fn connect_to(path: &[u8; SOCKET_PATH_MAX]) -> Result<i32, Errno> {
             nr::CONNECT,
             [fd, &raw const address as usize, size, 0, 0, 0],
         ));
-        if let Err(errno) = connected {
+        let refused = match connected {
+            Ok(_) if is_supervisor(fd as i32, rendezvous) => None,
+            Ok(_) => Some(Errno::EACCES),
+            Err(errno) => Some(errno),
+        };
+        if let Some(errno) = refused {
             syscall(nr::CLOSE, [fd, 0, 0, 0, 0, 0]);
             return Err(errno);
         }
@@ -168,4 +256,32 @@ pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
         control.descriptors[1] = -1;
     }
     Ok(control.descriptors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inside(map: &str, outside: u32, part: usize) -> Option<u32> {
+        let mut users = UserMap::default();
+        map.as_bytes()
+            .chunks(part)
+            .for_each(|part| users.look(part, outside));
+        users.inside
+    }
+
+    #[test]
+    fn users_are_found_in_a_map() {
+        let all = "         0          0 4294967295\n";
+        let rootless = "0 1000 1\n         1     100000      65536\n";
+        for part in [1, 5, 512] {
+            assert_eq!(inside(all, 1000, part), Some(1000));
+            assert_eq!(inside(rootless, 1000, part), Some(0));
+            assert_eq!(inside(rootless, 100_004, part), Some(5));
+            assert_eq!(inside(rootless, 165_536, part), None);
+            assert_eq!(inside(rootless, 0, part), None);
+            assert_eq!(inside("", 0, part), None);
+            assert_eq!(inside("1 2\n1 2 3 4\n", 2, part), None);
+        }
+    }
 }

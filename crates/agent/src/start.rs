@@ -4,19 +4,18 @@ use crate::arena::Arena;
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memfold_sys::channel::Channel;
-use memfold_sys::hello::{Filters, LOST, PATCHED, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::hello::{Filters, LOST, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::{Errno, PAGE_SIZE, futex};
 
-/// What the supervisor writes into the image it unpacks for the run: the control socket's path, then
-/// the number of filters on its own system calls.
+/// What the supervisor writes into the image that it unpacks for the run: a [`Rendezvous`].
 #[used]
 static PATCHED_IN: [u8; PATCHED] = marked();
 
 const fn marked() -> [u8; PATCHED] {
     let mut bytes = [0; PATCHED];
     let mut i = 0;
-    while i < SOCKET_PATH_MARK.len() {
-        bytes[i] = SOCKET_PATH_MARK[i];
+    while i < RENDEZVOUS_MARK.len() {
+        bytes[i] = RENDEZVOUS_MARK[i];
         i += 1;
     }
     bytes
@@ -40,7 +39,7 @@ pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
 pub struct Handover {
     pub arena: Arena,
     pub inherited: u64,
-    pub socket_path: [u8; SOCKET_PATH_MAX],
+    pub rendezvous: Rendezvous,
     /// 0 while the helper sets itself up, then [`READY`], [`REFUSED`] or [`STRANDED`].
     pub state: AtomicU32,
 }
@@ -52,13 +51,20 @@ pub const REFUSED: u32 = 2;
 pub const STRANDED: u32 = 3;
 
 /// Reads what is in the loaded image (the compiler knows only the unpatched one).
-fn patched_in() -> ([u8; SOCKET_PATH_MAX], u32) {
-    let place = &raw const PATCHED_IN;
-    // SAFETY: reads parts of a live static; the latter is of any bytes.
-    unsafe {
-        let path = core::ptr::read_volatile(place.cast());
-        let filters = place.cast::<u8>().add(SOCKET_PATH_MAX).cast::<[u8; 4]>();
-        (path, u32::from_ne_bytes(core::ptr::read_volatile(filters)))
+fn rendezvous() -> Rendezvous {
+    fn number<const N: usize>(offset: usize) -> [u8; N] {
+        let place = (&raw const PATCHED_IN).cast::<u8>();
+        // SAFETY: the callers name parts of a live static; bytes of any value are numbers.
+        unsafe { core::ptr::read_volatile(place.add(SOCKET_PATH_MAX + offset).cast()) }
+    }
+    let path = (&raw const PATCHED_IN).cast();
+    Rendezvous {
+        // SAFETY: reads the first part of a live static.
+        socket_path: unsafe { core::ptr::read_volatile(path) },
+        filters: u32::from_ne_bytes(number(0)),
+        user: u32::from_ne_bytes(number(4)),
+        pid: i32::from_ne_bytes(number(8)),
+        user_namespace: u64::from_ne_bytes(number(12)),
     }
 }
 
@@ -66,7 +72,7 @@ fn patched_in() -> ([u8; SOCKET_PATH_MAX], u32) {
 /// needs may be forbidden, on pain of death. The look is by the loader's own system calls, which are
 /// allowed, or the program would not have come so far.
 fn is_sandboxed() -> bool {
-    let (_, of_supervisor) = patched_in();
+    let of_supervisor = rendezvous().filters;
     match own_filters() {
         Ok(count) => count > of_supervisor,
         // No such file in its root: the filters cannot be counted.
@@ -83,8 +89,8 @@ fn own_filters() -> Result<u32, Errno> {
 /// Starts a helper and waits until it is ready or has found that it cannot be. Returns [`READY`],
 /// [`REFUSED`] or [`STRANDED`].
 fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
-    let (socket_path, _) = patched_in();
-    if socket_path[0] != b'/' || system::is_emulated() {
+    let rendezvous = rendezvous();
+    if rendezvous.socket_path[0] != b'/' || system::is_emulated() {
         return REFUSED;
     }
     let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
@@ -94,7 +100,7 @@ fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
     let handover = Handover {
         arena,
         inherited,
-        socket_path,
+        rendezvous,
         state: AtomicU32::new(0),
     };
     let mask = system::block_signals();

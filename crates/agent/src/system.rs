@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
+use memfold_sys::hello::{FIRST_HELPER_USER, HELPER_USERS};
 use memfold_sys::raw::{nr, syscall};
 use memfold_sys::{Errno, PAGE_SIZE};
 
@@ -219,11 +220,32 @@ pub fn is_filtered() -> bool {
     unsafe { syscall(nr::PRCTL, [PR_GET_SECCOMP, 0, 0, 0, 0, 0]) != 0 }
 }
 
-/// Gives up what the calling thread needs no more: a program that drops its privileges later drops
-/// those of its other threads alone, and must not keep any in this one.
+/// The user namespace of this process, by the number of its inode.
+pub fn own_user_namespace() -> Result<u64, Errno> {
+    // Not filled beforehand, as there is no C library to do it.
+    let mut buffer = MaybeUninit::<[u8; 64]>::uninit();
+    let start = buffer.as_mut_ptr().cast::<u8>();
+    let path = c"/proc/self/ns/user".as_ptr() as usize;
+    // SAFETY: a terminated path; the kernel writes at most the length told into a live buffer.
+    let read = unsafe { syscall(nr::READLINK, [path, start as usize, 64, 0, 0, 0]) };
+    let read = Errno::result(read)?;
+    // SAFETY: so many bytes of the buffer were written just now.
+    let link = unsafe { core::slice::from_raw_parts(start, read) };
+    let digits = link.iter().filter(|byte| byte.is_ascii_digit());
+    Ok(digits.fold(0, |number: u64, byte| {
+        number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0'))
+    }))
+}
+
+/// Gives up what the calling thread needs no more. A program that drops its privileges later drops those
+/// of its other threads alone, and whoever takes it over then may have this one do what it likes: so it must
+/// have nothing that the program has not.
 ///
-/// Of another user than root the capabilities stay: a thread without could be traced by any process
-/// of that user, and by way of it the program, which has them.
+/// Who may become another user becomes one that no other process has: of the program's own user it could
+/// do what that user may (root's files), and of one that others have, it could be traced by them, and by
+/// way of it the program. Where there are no such users (in a user namespace), and for others than root
+/// with capabilities, the supervisor ends this thread when the program's change. A thread without the
+/// capabilities that the program has could be traced by any process of its user.
 pub fn give_up_privileges() {
     const PR_SET_NO_NEW_PRIVS: usize = 38;
     const VERSION_3: u32 = 0x2008_0522;
@@ -235,8 +257,38 @@ pub fn give_up_privileges() {
     unsafe {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
         if syscall(nr::GETEUID, [0; 6]) == 0 {
+            become_nobody_else();
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
+        }
+    }
+}
+
+/// Lets the calling thread take a user and group that no other process has. Whether the program may be
+/// dumped stays as it is: the kernel takes that away from a process of which a thread changes its user.
+fn become_nobody_else() {
+    const PR_GET_DUMPABLE: usize = 3;
+    const PR_SET_DUMPABLE: usize = 4;
+    let mut random = 0u32;
+    // SAFETY: numbers, and a live buffer of the length told. Of the system calls, each changes the calling
+    // thread alone.
+    unsafe {
+        let length = core::mem::size_of_val(&random);
+        let filled = syscall(
+            nr::GETRANDOM,
+            [(&raw mut random) as usize, length, 0, 0, 0, 0],
+        );
+        if filled != length as isize {
+            return;
+        }
+        let user = (FIRST_HELPER_USER + random % HELPER_USERS) as usize;
+        let dumpable = syscall(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0]);
+        if syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0 {
+            syscall(nr::SETGROUPS, [0; 6]);
+            syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]);
+        }
+        if dumpable == 1 {
+            syscall(nr::PRCTL, [PR_SET_DUMPABLE, 1, 0, 0, 0, 0]);
         }
     }
 }

@@ -44,6 +44,8 @@ pub struct Figures {
     pub processes: u64,
     pub over_limit_pages: u64,
     pub longest_pause_ns: u64,
+    /// Connections that memfold hung up on.
+    pub connections_refused: u64,
     pub fault_ns: FaultNanoseconds,
     /// Processor time of memfold's own process, user and system. What its helper threads use is
     /// the programs' own time.
@@ -79,6 +81,7 @@ impl Figures {
             processes: stats.processes,
             over_limit_pages: stats.over_limit_pages,
             longest_pause_ns: stats.longest_pause_ns,
+            connections_refused: stats.connections_refused,
             fault_ns: FaultNanoseconds {
                 p50: stats.fault_ns.p50,
                 p90: stats.fault_ns.p90,

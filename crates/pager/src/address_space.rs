@@ -25,7 +25,7 @@ use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
 use memfold_sys::gate::{Abandoned, NAP_NS};
 use memfold_sys::guardian::Guarded;
 use memfold_sys::port::SharedChannel;
-use memfold_sys::process::Inspector;
+use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::cell::LazyCell;
@@ -56,6 +56,8 @@ pub struct Arena {
 pub struct Attached {
     pub inspector: Inspector,
     pub arena: Arena,
+    /// What the helper may, if the program may have less one day.
+    pub to_follow: Option<Credentials>,
 }
 
 /// Changes of the mappings that were read and are not applied yet.
@@ -108,6 +110,8 @@ pub struct AddressSpace {
     not_stopped: AtomicBool,
     /// For an address space made by a fork: the page in which the child looks for its number.
     beacon: Option<VirtualPage>,
+    /// What is nowhere but in that page.
+    pub(crate) secret: [u8; 16],
     /// What the program is charged for, below the whole run. Its resident pages are what the kernel
     /// said last, and what was added and dropped since.
     charges: memfold_swap::Group,
@@ -209,6 +213,7 @@ impl AddressSpace {
             stopped: AtomicBool::new(false),
             not_stopped: AtomicBool::new(false),
             beacon: None,
+            secret: [0; 16],
             charges: group.swap.new_group(group.swap.root_group()),
             thread_ends: Mutex::new(Arc::from([])),
             hand: AtomicU64::new(0),
@@ -244,6 +249,9 @@ impl AddressSpace {
     /// asked for at that page.
     pub fn of_child(mut self, family: Arc<Family>, beacon: Option<VirtualPage>) -> AddressSpace {
         self.beacon = beacon;
+        if beacon.is_some() {
+            getrandom::fill(&mut self.secret).expect("the kernel has random numbers");
+        }
         self.family = family;
         self.forked = AtomicBool::new(true);
         self
@@ -341,6 +349,26 @@ impl AddressSpace {
             && let Some(status) = attached.inspector.left_to_one()
         {
             self.channel.dismiss_helper(status);
+        }
+    }
+
+    /// Ends a helper that may more than its program does by now: whoever takes the program over would have
+    /// it, too.
+    pub fn follow_privileges(&self) {
+        let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
+            return;
+        };
+        let Some(of_helper) = &attached.to_follow else {
+            return;
+        };
+        let process = attached.inspector.process();
+        let of_program = process.credentials(process.pid());
+        if of_program.is_ok_and(|now| now != *of_helper) {
+            log::info!(
+                "process {} gave up privileges: its helper ends, and nothing more of it is moved out",
+                process.pid()
+            );
+            self.channel.dismiss_helper(0);
         }
     }
 

@@ -1,57 +1,56 @@
 //! The attendant: lets helpers in, and notices when their programs are gone.
+//!
+//! Whoever connects is looked at when its connection is accepted, as a process and not as a PID. Only what
+//! this process started, or what that started, may speak; others are hung up on and counted. What those who
+//! may speak say is input ([`crate::admission`]).
 
-use crate::address_space::{AddressSpace, Arena, Attached};
-use crate::group::{Group, lock};
+use crate::admission::Peer;
+use crate::discard::Discard;
+use crate::group::Group;
 use crate::handler::Handlers;
-use crate::page::{PageRange, VirtualPage};
+use crate::newcomers::{FIRST_TOKEN, Newcomer, Newcomers};
 use crate::sentinel::Sentinel;
-use crate::shortage;
+use crate::shortage::{self, is_shortage};
 use memfold_sys::epoll::Epoll;
-use memfold_sys::hello::{Hello, MAGIC, Welcome};
-use memfold_sys::process::{self, Inspector};
-use memfold_sys::thread::set_nice_of;
-use memfold_sys::uffd::{self, Uffd};
-use memfold_sys::{PAGE_SIZE, socket};
-use std::collections::HashMap;
+use memfold_sys::process::Process;
+use memfold_sys::socket;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Tokens of the listeners; those of address spaces count from 1 and never come near.
 const LISTENERS: [u64; 2] = [0, u64::MAX];
-/// Token of the first who connects; those of later ones count on.
-const FIRST_NEWCOMER: u64 = 1 << 63;
 
 /// As many as are needed to attach a program, and more.
 const DESCRIPTORS_TO_ATTACH: usize = 16;
 
-/// What is asked of the program's userfaultfd.
-pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
-    | uffd::FEATURE_EVENT_FORK
-    | uffd::FEATURE_EVENT_REMAP
-    | uffd::FEATURE_EVENT_REMOVE
-    | uffd::FEATURE_EVENT_UNMAP
-    | uffd::FEATURE_THREAD_ID;
+/// How long programs wait for descriptors before they are sent away.
+const SHORTAGE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// So many programs that cannot be managed are told of one by one.
+const MOST_WARNINGS: u32 = 10;
 
 /// The attendant's thread.
 pub struct Attendant {
-    group: Arc<Group>,
-    handlers: Arc<Handlers>,
-    sentinel: Arc<Sentinel>,
+    pub(crate) group: Arc<Group>,
+    pub(crate) handlers: Arc<Handlers>,
+    pub(crate) sentinel: Arc<Sentinel>,
+    pub(crate) discard: Discard,
     listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
-    /// Those who connected and have not said hello yet, by their tokens.
-    newcomers: HashMap<u64, OwnedFd>,
-    next_newcomer: u64,
-    /// The last who knocked could not be let in.
-    keeps_out: bool,
-}
-
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+    newcomers: Newcomers<Peer>,
+    /// Users whose programs sent descriptors that cannot be closed.
+    banned: HashSet<u32>,
+    /// Since when descriptors are short.
+    short_since: Option<Instant>,
+    said_short: bool,
+    warnings: u32,
+    /// Given up for a moment to hang up on somebody.
+    spare: Option<OwnedFd>,
 }
 
 impl Attendant {
@@ -69,12 +68,16 @@ impl Attendant {
             group,
             handlers,
             sentinel,
+            discard: Discard::default(),
+            spare: listeners[0].try_clone().ok(),
             listeners,
             epoll,
             sockets: HashMap::new(),
-            newcomers: HashMap::new(),
-            next_newcomer: FIRST_NEWCOMER,
-            keeps_out: false,
+            newcomers: Newcomers::new(),
+            banned: HashSet::new(),
+            short_since: None,
+            said_short: false,
+            warnings: 0,
         })
     }
 
@@ -92,9 +95,12 @@ impl Attendant {
             for token in &ready {
                 match LISTENERS.iter().position(|listener| listener == token) {
                     Some(listener) => self.let_in(listener),
-                    None if *token >= FIRST_NEWCOMER => self.hear(*token),
+                    None if *token >= FIRST_TOKEN => self.hear(*token),
                     None => self.see_off(*token),
                 }
+            }
+            for late in self.newcomers.take_late(Instant::now()) {
+                self.warn(late.who.process.pid(), &"it did not say hello in time");
             }
         }
     }
@@ -103,160 +109,162 @@ impl Attendant {
         loop {
             match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
-                    if let Err(error) = self.expect(connection) {
-                        log::warn!("a program runs unmanaged: {error}");
+                    if let Err(error) = self.look_at(connection) {
+                        log::debug!("a connection is refused: {error}");
+                        self.refuse();
                     }
                 }
                 Ok(None) => return,
+                Err(error) if is_shortage(&error) && self.may_wait() => return,
+                Err(error) if is_shortage(&error) => self.hang_up(listener),
                 Err(error) => {
-                    self.keep_out(&error);
+                    log::debug!("a connection is lost: {error}");
                     return;
                 }
             }
         }
     }
 
-    /// Whoever connects may be stopped before it says hello: nobody waits for it.
-    fn expect(&mut self, connection: OwnedFd) -> io::Result<()> {
-        let token = self.next_newcomer;
-        self.next_newcomer += 1;
-        self.epoll.add(connection.as_fd(), token)?;
-        self.newcomers.insert(token, connection);
+    /// Who connected is looked at before it is listened to. It may be stopped before it says hello: nobody
+    /// waits for it.
+    fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
+        let user = socket::peer(connection.as_fd())?.uid;
+        if self.banned.contains(&user) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let identify = || {
+            let process = Process::of_peer(connection.as_fd())?;
+            Ok((process.descends_from_here()?, process))
+        };
+        let process = loop {
+            match identify() {
+                Ok((true, process)) => break process,
+                Ok((false, _)) => return Err(io::ErrorKind::PermissionDenied.into()),
+                Err(error) if is_shortage(&error) && self.may_wait() => {}
+                Err(error) => return Err(error),
+            }
+        };
+        let who = Peer {
+            connection,
+            process: Arc::new(process),
+        };
+        self.expect(Newcomer::new(user, who))
+    }
+
+    /// Waits for a hello.
+    fn expect(&mut self, newcomer: Newcomer<Peer>) -> io::Result<()> {
+        let token = self.newcomers.next_token();
+        self.epoll.add(newcomer.who.connection.as_fd(), token)?;
+        // Closed, it is not watched any more.
+        if self.newcomers.add(newcomer).is_some() {
+            self.refuse();
+        }
         Ok(())
     }
 
-    /// One cannot be let in now, and knocks on.
-    fn keep_out(&mut self, why: &io::Error) {
-        if !std::mem::replace(&mut self.keeps_out, true) {
-            log::warn!("programs cannot be let in ({why}); they wait");
+    fn refuse(&self) {
+        let refused = &self.group.counters.connections_refused;
+        refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Descriptors are short. Whether that may pass: then they are waited for, for a moment here.
+    fn may_wait(&mut self) -> bool {
+        let since = *self.short_since.get_or_insert_with(Instant::now);
+        let may_wait = since.elapsed() < SHORTAGE_PATIENCE;
+        if may_wait {
+            std::thread::sleep(shortage::PAUSE);
+        } else if !std::mem::replace(&mut self.said_short, true) {
+            log::warn!(
+                "memfold has too few file descriptors for more programs; these run unmanaged, outside the \
+                 limit. Raise the hard limit (ulimit -Hn) before memfold starts"
+            );
         }
-        std::thread::sleep(shortage::PAUSE);
+        may_wait
+    }
+
+    /// There is no descriptor for who connects: it is not to wait for ever.
+    fn hang_up(&mut self, listener: usize) {
+        drop(self.spare.take());
+        // Closed at once.
+        if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
+            self.refuse();
+        } else {
+            std::thread::sleep(shortage::PAUSE);
+        }
+        self.spare = self.listeners[listener].try_clone().ok();
     }
 
     /// One who connected says hello, or is gone.
     fn hear(&mut self, token: u64) {
-        // What a hello brings is lost where there is no room for it.
-        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
-            .map(|_| self.listeners[0].try_clone())
-            .collect();
-        if let Err(error) = room {
-            self.keep_out(&error);
-            return;
-        }
-        let Some(connection) = self.newcomers.remove(&token) else {
+        let Some(newcomer) = self.newcomers.take(token) else {
             return;
         };
         // Fails only if it is not there.
-        let _ = self.epoll.remove(connection.as_fd());
-        match self.attach(connection) {
-            Ok(()) => self.keeps_out = false,
-            Err(error) => log::warn!("a program runs unmanaged: {error}"),
+        let _ = self.epoll.remove(newcomer.who.connection.as_fd());
+        // What a hello brings is lost where there is no room for it.
+        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
+            .map(|_| newcomer.who.connection.try_clone())
+            .collect();
+        if room.is_err() {
+            if newcomer.is_late(Instant::now())
+                || !self.may_wait()
+                || self.expect(newcomer).is_err()
+            {
+                self.refuse();
+            }
+            return;
+        }
+        drop(room);
+        self.short_since = None;
+        let pid = newcomer.who.process.pid();
+        if let Err(error) = self.attach(newcomer)
+            && error.kind() != io::ErrorKind::UnexpectedEof
+        {
+            self.warn(pid, &error);
         }
     }
 
-    fn attach(&mut self, connection: OwnedFd) -> io::Result<()> {
-        let peer = socket::peer(connection.as_fd())?;
-        let is_ours = || process::descends_from(peer.pid, process::own_id());
-        if peer.uid != process::own_user() && !is_ours() {
-            return Err(invalid(
-                "it is another user's and was not started by this memfold",
-            ));
-        }
-        socket::set_timeout(connection.as_fd(), 2)?;
-        let (hello, mut descriptors) = socket::receive_hello(connection.as_fd())?;
+    /// A program says hello. It may be lent what it needs to say it again.
+    fn attach(&mut self, mut newcomer: Newcomer<Peer>) -> io::Result<()> {
+        let (hello, descriptors) = socket::receive_hello(newcomer.who.connection.as_fd())?;
+        let (user, is_lent) = (newcomer.user, newcomer.is_lent);
+        let descriptors = self.sort_out(descriptors, user);
         if hello.refused != 0 {
-            let why = io::Error::from_raw_os_error(hello.refused as i32);
-            if why.kind() == io::ErrorKind::PermissionDenied
-                && is_ours()
-                && let Ok(device) = uffd::open_device()
-            {
-                return self.lend(connection, &device);
-            }
-            return Err(io::Error::other(format!(
-                "it may not use userfaultfd ({why})"
-            )));
+            newcomer.who.lend(hello.refused, is_lent)?;
+            newcomer.is_lent = true;
+            return self.expect(newcomer);
         }
-        let (Some(trash), Some(own), 0) = (descriptors.pop(), descriptors.pop(), descriptors.len())
-        else {
-            return Err(invalid("its helper sent no descriptors"));
-        };
-        let arena = arena_of(&hello)?;
-        prepare_trash(&hello, &trash)?;
-        // The helper lives as long as the program; the main thread may not.
-        let thread = process::thread_by_own_number(peer.pid, hello.thread).unwrap_or(peer.pid);
-        let inspector = Inspector::open(peer.pid, thread)?;
-        // What it does is short and makes room: it must not queue behind who needs the room.
-        set_nice_of(thread, -10);
-        let inherited = self.group.space(hello.inherited);
-        if hello.inherited != 0 && inherited.is_none() {
-            return Err(invalid("it names an address space that is not there"));
-        }
-        let is_child = inherited.is_some();
-        let space = match inherited {
-            Some(space) => space,
-            None => self.newcomer(own, hello.relative)?,
-        };
-        space.open_stage(arena.stage)?;
-        let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
-        let file = lock(&space.mover)
-            .take_file()
-            .ok_or_else(|| invalid("it has a helper"))?;
-        if !space.attach(Attached { inspector, arena }) {
-            return Err(invalid("it has a helper"));
-        }
-        space.helper.store(hello.thread as u32, Ordering::Relaxed);
-        space.set_resident_pages(resident);
-        if is_child {
-            // It stands still until it is welcomed, so its mappings are those of the fork.
-            space.meet(None);
-        } else {
-            self.handlers.listen(&space)?;
-            self.group.add_space(space.clone());
-            if space.forked.load(Ordering::Relaxed) {
-                self.group.shared.came(resident);
-            }
-        }
-        let welcome = Welcome {
-            magic: MAGIC,
-            address_space: space.id,
-            replaces_uffd: u64::from(is_child),
-        };
-        let uffd = space.uffd_descriptor().as_fd();
-        let both = [file.as_fd(), uffd];
-        let sent = if is_child { &both[..] } else { &both[..1] };
-        self.epoll.add(connection.as_fd(), space.id)?;
-        socket::send_welcome(connection.as_fd(), &welcome, sent)?;
-        space.detached.store(false, Ordering::Relaxed);
-        self.sockets.insert(space.id, connection);
+        let (id, connection) = self.admit(newcomer.who, user, &hello, descriptors?)?;
+        self.epoll.add(connection.as_fd(), id)?;
+        self.sockets.insert(id, connection);
         Ok(())
     }
 
-    /// A program that was started here and is another user's by now may do what this memfold may; it
-    /// says hello again.
-    fn lend(&mut self, connection: OwnedFd, device: &OwnedFd) -> io::Result<()> {
-        let welcome = Welcome {
-            magic: MAGIC,
-            ..Welcome::default()
-        };
-        socket::send_welcome(connection.as_fd(), &welcome, &[device.as_fd()])?;
-        self.expect(connection)
+    /// The two userfaultfds of a hello. Whatever else came is not touched, but closed where nobody
+    /// waits for it.
+    fn sort_out(&mut self, descriptors: Vec<OwnedFd>, user: u32) -> io::Result<[OwnedFd; 2]> {
+        let is_ours = |one: &OwnedFd| memfold_sys::uffd::is_userfaultfd(one.as_fd());
+        if descriptors.iter().all(is_ours) {
+            return descriptors
+                .try_into()
+                .map_err(|_| io::Error::other("its helper sent no userfaultfds"));
+        }
+        if !self.discard.close(descriptors) {
+            self.banned.insert(user);
+        }
+        Err(io::Error::other(
+            "its helper sent descriptors that are no userfaultfds",
+        ))
     }
 
-    /// An address space that inherits nothing by way of the supervisor. It may share pages all the
-    /// same, with the one that forked it when nothing there was managed.
-    fn newcomer(&self, uffd: OwnedFd, relative: u64) -> io::Result<Arc<AddressSpace>> {
-        Uffd(uffd.as_raw_fd()).api(FEATURES)?;
-        let mover = self.sentinel.mover()?;
-        let (group, id) = (self.group.clone(), self.group.next_id());
-        let space = AddressSpace::new(group, id, uffd, mover);
-        let Some(relative) = self.group.space(relative) else {
-            return Ok(Arc::new(space));
-        };
-        let space = Arc::new(space.of_child(relative.family.clone(), None));
-        relative.forked.store(true, Ordering::Relaxed);
-        space.family.join(&relative);
-        space.family.join(&space);
-        Ok(space)
+    fn warn(&mut self, pid: i32, why: &dyn std::fmt::Display) {
+        self.warnings += 1;
+        if self.warnings <= MOST_WARNINGS {
+            log::warn!("process {pid} runs unmanaged, outside the limit: {why}");
+        }
+        if self.warnings == MOST_WARNINGS {
+            log::warn!("further processes that run unmanaged are counted only");
+        }
     }
 
     /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
@@ -271,31 +279,4 @@ impl Attendant {
             space.leave();
         }
     }
-}
-
-fn arena_of(hello: &Hello) -> io::Result<Arena> {
-    let whole = PageRange::of_addresses(hello.arena, hello.arena + hello.arena_length);
-    let stage_end = hello.stage + hello.stage_pages * PAGE_SIZE as u64;
-    let stage = PageRange::of_addresses(hello.stage, stage_end);
-    if stage.intersection(whole) != stage || stage.is_empty() {
-        return Err(invalid("its stage is not in its arena"));
-    }
-    Ok(Arena {
-        whole,
-        stage,
-        beacon: VirtualPage::containing(hello.beacon),
-    })
-}
-
-/// Dropped pages pass through the trash, which asks for no events.
-fn prepare_trash(hello: &Hello, trash: &OwnedFd) -> io::Result<()> {
-    let trash_uffd = Uffd(trash.as_raw_fd());
-    // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
-    trash_uffd.api(uffd::FEATURE_SIGBUS)?;
-    let stage_end = hello.stage + hello.stage_pages * PAGE_SIZE as u64;
-    let arena_end = hello.arena + hello.arena_length;
-    // The trash lies between the stage and the last guard page.
-    let length = arena_end - PAGE_SIZE as u64 - stage_end;
-    trash_uffd.register(hello.trash, length)?;
-    Ok(())
 }

@@ -79,7 +79,10 @@ impl Governor {
         let spaces = self.group.spaces();
         if self.looked_for_ends.elapsed() >= ENDS {
             self.looked_for_ends = Instant::now();
-            spaces.iter().for_each(|space| space.end_with_program());
+            for space in &spaces {
+                space.end_with_program();
+                space.follow_privileges();
+            }
         }
         for space in &spaces {
             if space.detached.load(Ordering::Relaxed) {

@@ -43,6 +43,7 @@ pub struct Counters {
     pub peak_over_limit_pages: AtomicU64,
     pub longest_pause_ns: AtomicU64,
     pub errors: AtomicU64,
+    pub connections_refused: AtomicU64,
     pub latency: Histogram,
 }
 
@@ -434,6 +435,7 @@ impl Group {
             processes: load(&counters.processes),
             processes_now: self.read_spaces(|spaces| spaces.len() as u64),
             over_limit_pages: load(&counters.peak_over_limit_pages),
+            connections_refused: load(&counters.connections_refused),
             longest_pause_ns: load(&counters.longest_pause_ns),
             fault_ns: counters.latency.summary(),
         }

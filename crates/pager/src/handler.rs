@@ -373,7 +373,7 @@ fn collect(
             // Once the event is read, the parent may be gone at any moment.
             messages.stash = Some(space.stash(gate));
         }
-        let read = match space.uffd().read(&mut buffer) {
+        let read = match space.uffd().read_now(&mut buffer) {
             Ok(read) => read,
             Err(_) if space.is_gone() => {
                 space.detached.store(true, Ordering::Relaxed);

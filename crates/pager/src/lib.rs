@@ -5,11 +5,13 @@
 //! `docs/design.md` in the repository for the page states and the lock order.
 
 mod address_space;
+mod admission;
 mod around;
 mod attendant;
 mod concession;
 mod deferred;
 mod density;
+mod discard;
 mod dropped;
 pub mod embedded;
 mod events;
@@ -24,6 +26,7 @@ mod meeting;
 mod memory;
 mod moment;
 mod mover;
+mod newcomers;
 mod options;
 mod order;
 mod page;

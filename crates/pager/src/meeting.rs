@@ -3,19 +3,18 @@
 //! The event of a fork brings a descriptor, and the child's first fault the number by which its
 //! thread calls itself. In pid namespaces two processes can have the same, and the mappings of the
 //! wrong one would make the child forget what it inherited. So the number of the child's address
-//! space is put into its beacon, and the process is the one in which it can be read.
-//!
-//! Reading must not wait for a page that this very thread would have to bring. A process that is
-//! known already is not looked at; of any other the beacon is read only if it is there, and none but
-//! its own search, of which there is one at a time, puts it there.
+//! space is put into its beacon with a secret, and the process is the one in which both can be read.
+//! (Where a page is missing, reading fails at once: it does not wait for this very thread to bring it.)
 
 use crate::address_space::AddressSpace;
 use crate::group::lock;
 use crate::page::VirtualPage;
 use crate::shortage::patiently;
 use memfold_sys::hello::LOST;
-use memfold_sys::process::{Inspector, own_id, processes_by_own_number, thread_by_own_number};
+use memfold_sys::privilege;
+use memfold_sys::process::{Inspector, processes_by_own_number};
 use memfold_sys::{Errno, PAGE_SIZE};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// While other processes end, the kernel may leave one out of those it lists.
@@ -57,6 +56,8 @@ impl AddressSpace {
         };
         let mut page = [0; PAGE_SIZE];
         page[..8].copy_from_slice(&number.to_le_bytes());
+        // Nobody reads it: it is looked for.
+        page[8..24].copy_from_slice(&self.secret);
         page
     }
 
@@ -71,17 +72,28 @@ impl AddressSpace {
             );
             return None;
         }
-        processes_by_own_number(own_id(), thread.into())
-            .filter(|pid| !self.is_known(*pid))
-            .filter_map(|pid| {
+        // What the kernel made a child of may have lost its user's right to look at it.
+        let _raised = privilege::raised();
+        processes_by_own_number(thread.into())
+            .filter(|process| !self.is_known(process.pid()))
+            .filter_map(|process| {
+                let process = Arc::new(process);
                 // The main thread may have ended before others.
                 let by_other = || {
-                    let other = thread_by_own_number(pid, thread.into())?;
-                    Inspector::open(pid, other).ok()
+                    let (other, _) = process.thread_by_own_number(thread.into())?;
+                    Inspector::open_child(&process, other).ok()
                 };
-                Inspector::open(pid, pid).ok().or_else(by_other)
+                let main = Inspector::open_child(&process, process.pid()).ok();
+                main.or_else(by_other)
             })
-            .find(|inspector| shows(inspector, beacon, &shown))
+            .find(|inspector| self.is_shown_by(inspector, beacon))
+    }
+
+    /// Whether what this address space has in its beacon is what a process has there: then it is its own.
+    pub fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
+        let start = beacon.address();
+        let mut found = [0; PAGE_SIZE];
+        matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == self.beacon_page()
     }
 
     /// Whether a process has an address space that is known to be its own.
@@ -91,14 +103,4 @@ impl AddressSpace {
             known == Some(pid) && !space.is_gone()
         })
     }
-}
-
-/// Whether a page of a process is there and reads like this.
-fn shows(inspector: &Inspector, page: VirtualPage, expected: &[u8; PAGE_SIZE]) -> bool {
-    let (start, end) = (page.address(), page.plus(1).address());
-    let is_there = inspector
-        .present(start, end)
-        .is_ok_and(|present| present == [(start, end)]);
-    let mut found = [0; PAGE_SIZE];
-    is_there && matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == *expected
 }

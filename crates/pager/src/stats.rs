@@ -83,6 +83,8 @@ pub struct Stats {
     pub processes: u64,
     /// Address spaces managed now.
     pub processes_now: u64,
+    /// Connections that were hung up on: of others than the run's own programs, or for want of descriptors.
+    pub connections_refused: u64,
     /// Largest excess over the limit that reclaim could not remove, in pages.
     pub over_limit_pages: u64,
     /// Longest time in which nobody looked how large the programs are, beyond what was meant, in

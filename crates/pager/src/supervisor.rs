@@ -13,9 +13,9 @@ use crate::stats::{ProgramUsage, Stats};
 use crate::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{PATCHED, SOCKET_PATH_MARK, SOCKET_PATH_MAX};
+use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::probe::memory_allowance;
-use memfold_sys::process::own_filters;
+use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
 use memfold_sys::socket;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::OwnedFd;
@@ -102,7 +102,7 @@ impl Supervisor {
             socket::listen(&control).map_err(failed(&control))?,
             socket::listen_abstract(&control).map_err(failed(&control))?,
         ];
-        let image = patched(options.agent_image, &control, own_filters())?;
+        let image = patched(options.agent_image, &control)?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
         // A program that changed its user and starts another must find the library.
         let readable = std::fs::Permissions::from_mode(0o644);
@@ -279,14 +279,22 @@ fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
     Ok(directory)
 }
 
-/// The library's image with the control socket's path and the number of this process's filters in
-/// their place.
-fn patched(image: &[u8], control: &Path, filters: u32) -> Result<Vec<u8>, StartError> {
+/// The library's image with what it needs to find and know this process in its place.
+fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
     let path = control.as_os_str().as_bytes();
+    let mut socket_path = [0; SOCKET_PATH_MAX];
     if path.len() >= SOCKET_PATH_MAX {
         return Err(StartError::PathTooLong(control.to_owned()));
     }
-    let mark = SOCKET_PATH_MARK.as_slice();
+    socket_path[..path.len()].copy_from_slice(path);
+    let rendezvous = Rendezvous {
+        socket_path,
+        filters: own_filters(),
+        user: own_user(),
+        pid: own_id(),
+        user_namespace: own_user_namespace()?,
+    };
+    let mark = RENDEZVOUS_MARK.as_slice();
     let mut places = image
         .windows(mark.len())
         .enumerate()
@@ -298,9 +306,7 @@ fn patched(image: &[u8], control: &Path, filters: u32) -> Result<Vec<u8>, StartE
     let room = image
         .get_mut(place..place + PATCHED)
         .ok_or(StartError::Image)?;
-    room.fill(0);
-    room[..path.len()].copy_from_slice(path);
-    room[SOCKET_PATH_MAX..].copy_from_slice(&filters.to_ne_bytes());
+    room.copy_from_slice(&rendezvous.to_bytes());
     Ok(image)
 }
 
@@ -317,21 +323,25 @@ mod tests {
     }
 
     #[test]
-    fn the_path_is_written_over_the_mark() {
+    fn the_rendezvous_is_written_over_the_mark() {
         let mut image = vec![1u8; 50];
-        image.extend(SOCKET_PATH_MARK);
+        image.extend(RENDEZVOUS_MARK);
         image.extend([0u8; PATCHED]);
-        let patched = patched(&image, Path::new("/run/x"), 7).unwrap();
+        let patched = patched(&image, Path::new("/run/x")).unwrap();
         assert_eq!(&patched[50..57], b"/run/x\0");
-        assert_eq!(patched[50 + SOCKET_PATH_MAX..][..4], 7u32.to_ne_bytes());
+        let user = 50 + SOCKET_PATH_MAX + 4;
+        assert_eq!(patched[user..][..4], own_user().to_ne_bytes());
+        assert_eq!(patched[user + 4..][..4], own_id().to_ne_bytes());
+        let namespace = u64::from_ne_bytes(patched[user + 8..][..8].try_into().unwrap());
+        assert_eq!(namespace, own_user_namespace().unwrap());
         assert_eq!(patched.len(), image.len());
         assert!(matches!(
-            super::patched(&patched, Path::new("/y"), 0),
+            super::patched(&patched, Path::new("/y")),
             Err(StartError::Image)
         ));
         let long = PathBuf::from("/".repeat(200));
         assert!(matches!(
-            super::patched(&image, &long, 0),
+            super::patched(&image, &long),
             Err(StartError::PathTooLong(_))
         ));
     }

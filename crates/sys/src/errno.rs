@@ -13,12 +13,16 @@ impl Errno {
     pub const EAGAIN: Errno = Errno(11);
     /// Out of memory.
     pub const ENOMEM: Errno = Errno(12);
+    /// Not allowed.
+    pub const EACCES: Errno = Errno(13);
     /// Busy: the page is shared or pinned.
     pub const EBUSY: Errno = Errno(16);
     /// Already there.
     pub const EEXIST: Errno = Errno(17);
     /// Not valid here.
     pub const EINVAL: Errno = Errno(22);
+    /// This kind of file does not know how.
+    pub const EOPNOTSUPP: Errno = Errno(95);
     /// The system has too many open files.
     pub const ENFILE: Errno = Errno(23);
     /// The process has too many open files.

@@ -19,12 +19,60 @@ pub const LOST: u64 = u64::MAX;
 /// Longest socket path, as the kernel has it, terminator included.
 pub const SOCKET_PATH_MAX: usize = 108;
 
-/// What the preload library's image holds where the socket's path is patched in, and behind that the
-/// number of filters on the supervisor's own system calls, a [`u32`].
-pub const SOCKET_PATH_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
+/// Pages of the stage: the most that can be on their way out of one program at a time.
+pub const STAGE_PAGES: usize = 2048;
+
+/// Pages of the trash, where dropped pages pass through.
+pub const TRASH_PAGES: usize = 128;
+
+/// Users that helpers take who can become another user: from here on, one at random for each helper, so that no
+/// other process has it.
+pub const FIRST_HELPER_USER: u32 = 1 << 30;
+
+/// How many of them there are.
+pub const HELPER_USERS: u32 = 1 << 30;
+
+/// Whether a user is one of those.
+pub fn is_helper_user(user: u32) -> bool {
+    user.checked_sub(FIRST_HELPER_USER)
+        .is_some_and(|number| number < HELPER_USERS)
+}
+
+/// What the preload library's image holds where a [`Rendezvous`] is patched in.
+pub const RENDEZVOUS_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
+
+/// Where the supervisor is, and by what the preload library knows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Rendezvous {
+    /// The control socket's path, zero-terminated.
+    pub socket_path: [u8; SOCKET_PATH_MAX],
+    /// How many filters the supervisor's own system calls pass.
+    pub filters: u32,
+    /// The supervisor's user, as its own user namespace numbers it.
+    pub user: u32,
+    /// Its PID, as its own PID namespace numbers it.
+    pub pid: i32,
+    /// Its user namespace: the inode of `/proc/self/ns/user`.
+    pub user_namespace: u64,
+}
+
+impl Rendezvous {
+    /// As it is patched in: the fields one after the other.
+    pub fn to_bytes(&self) -> [u8; PATCHED] {
+        let mut bytes = [0; PATCHED];
+        let (path, numbers) = bytes.split_at_mut(SOCKET_PATH_MAX);
+        path.copy_from_slice(&self.socket_path);
+        numbers[..4].copy_from_slice(&self.filters.to_ne_bytes());
+        numbers[4..8].copy_from_slice(&self.user.to_ne_bytes());
+        numbers[8..12].copy_from_slice(&self.pid.to_ne_bytes());
+        numbers[12..].copy_from_slice(&self.user_namespace.to_ne_bytes());
+        bytes
+    }
+}
 
 /// Length of what is patched in.
-pub const PATCHED: usize = SOCKET_PATH_MAX + core::mem::size_of::<u32>();
+pub const PATCHED: usize = SOCKET_PATH_MAX + 20;
 
 /// Finds in a `/proc/PID/status` how many filters the system calls of that process pass: 0 where the
 /// file does not say, as in a kernel without filters. Byte by byte, as the file can be long, and the
@@ -93,6 +141,55 @@ pub struct Hello {
     pub refused: u64,
 }
 
+/// Where the parts of an arena lie, as a [`Hello`] tells and [`Hello::layout`] has checked. Addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// All of it: start and end.
+    pub arena: (u64, u64),
+    /// The stage.
+    pub stage: (u64, u64),
+    /// The trash, right behind the stage.
+    pub trash: (u64, u64),
+    /// The page by which a forked child learns what it inherited: in this arena, or in one that was
+    /// inherited.
+    pub beacon: u64,
+}
+
+impl Hello {
+    /// The arena that it tells of; none if there can be no such arena. Whatever the numbers are, nothing
+    /// overflows, all is page-aligned and in a program's half of the addresses, and no part overlaps
+    /// another.
+    pub fn layout(&self) -> Option<Layout> {
+        /// The end of a program's addresses, with page tables of four levels.
+        const END: u64 = 1 << 47;
+        const PAGE: u64 = crate::PAGE_SIZE as u64;
+        let range = |start: u64, length: u64| {
+            let end = start.checked_add(length)?;
+            let fits = start >= PAGE && length > 0 && end <= END;
+            let aligned = start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
+            (fits && aligned).then_some((start, end))
+        };
+        let within =
+            |inner: (u64, u64), outer: (u64, u64)| inner.0 >= outer.0 && inner.1 <= outer.1;
+        let arena = range(self.arena, self.arena_length)?;
+        let stage = range(self.stage, (STAGE_PAGES as u64) * PAGE)?;
+        let trash = range(self.trash, (TRASH_PAGES as u64) * PAGE)?;
+        let beacon = range(self.beacon, PAGE)?;
+        let apart = beacon.1 <= stage.0 || beacon.0 >= trash.1;
+        let sound = self.stage_pages == STAGE_PAGES as u64
+            && within(stage, arena)
+            && within(trash, arena)
+            && trash.0 == stage.1
+            && apart;
+        sound.then_some(Layout {
+            arena,
+            stage,
+            trash,
+            beacon: beacon.0,
+        })
+    }
+}
+
 /// Supervisor to helper.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,6 +205,64 @@ pub struct Welcome {
 #[cfg(all(test, feature = "std"))]
 mod tests {
     use super::*;
+
+    fn sound() -> Hello {
+        const PAGE: u64 = crate::PAGE_SIZE as u64;
+        let arena = 0x7000_0000_0000;
+        let stage = arena + 20 * PAGE;
+        let trash = stage + STAGE_PAGES as u64 * PAGE;
+        Hello {
+            arena,
+            arena_length: (20 + STAGE_PAGES + TRASH_PAGES + 1) as u64 * PAGE,
+            stage,
+            stage_pages: STAGE_PAGES as u64,
+            trash,
+            beacon: arena + PAGE,
+            ..Hello::default()
+        }
+    }
+
+    #[test]
+    fn an_arena_that_cannot_be_is_refused() {
+        const PAGE: u64 = crate::PAGE_SIZE as u64;
+        let layout = sound().layout().expect("it is sound");
+        assert_eq!(layout.stage.1, layout.trash.0);
+        let inherited = Hello {
+            beacon: 0x6000_0000_0000,
+            ..sound()
+        };
+        assert!(inherited.layout().is_some(), "a beacon elsewhere");
+        let wrong: [fn(&mut Hello); 14] = [
+            |hello| hello.arena += 1,
+            |hello| hello.arena_length = 0,
+            |hello| hello.arena_length = u64::MAX - PAGE + 1,
+            |hello| hello.arena = 1 << 47,
+            |hello| hello.stage += PAGE,
+            |hello| hello.stage -= 1,
+            |hello| hello.stage = !(PAGE - 1),
+            |hello| hello.stage_pages += 1,
+            |hello| hello.stage_pages = u64::MAX,
+            |hello| hello.stage_pages = 0,
+            |hello| hello.trash = hello.stage,
+            |hello| hello.beacon = hello.stage,
+            |hello| hello.beacon = hello.trash + PAGE,
+            |hello| hello.beacon = 1 << 47,
+        ];
+        for (index, spoil) in wrong.iter().enumerate() {
+            let mut hello = sound();
+            spoil(&mut hello);
+            assert_eq!(hello.layout(), None, "number {index}");
+        }
+    }
+
+    #[test]
+    fn only_the_upper_users_are_helpers() {
+        assert!(!is_helper_user(0) && !is_helper_user(65_534));
+        assert!(is_helper_user(FIRST_HELPER_USER));
+        assert!(is_helper_user(FIRST_HELPER_USER + HELPER_USERS - 1));
+        assert!(!is_helper_user(FIRST_HELPER_USER + HELPER_USERS));
+        assert!(!is_helper_user(u32::MAX));
+    }
 
     #[test]
     fn filters_are_counted() {

@@ -1,13 +1,16 @@
 //! Processes: who descends from whom, who lives, and what one maps and holds.
 
+mod handle;
 mod inspector;
 mod mappings;
 
+pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes};
 pub use mappings::{InheritedRange, VirtualMemoryArea};
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// What a file of `/proc` says. The names of files and threads in it may be of any bytes; those that are
 /// no UTF-8 are shown as if by `�`.
@@ -15,9 +18,12 @@ use std::io;
 /// # Errors
 /// If it cannot be read: what it tells of is gone, most likely.
 pub fn proc_text(path: &str) -> io::Result<String> {
-    let bytes = std::fs::read(path)?;
-    Ok(String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    std::fs::read(path).map(text_of)
+}
+
+fn text_of(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// This process's number.
@@ -31,6 +37,15 @@ pub fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
+/// This process's user namespace, by the number of its inode.
+///
+/// # Errors
+/// Without `/proc`.
+pub fn own_user_namespace() -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata("/proc/self/ns/user")?.ino())
+}
+
 /// How many filters the system calls of this process pass.
 pub fn own_filters() -> u32 {
     let mut filters = crate::hello::Filters::default();
@@ -38,40 +53,24 @@ pub fn own_filters() -> u32 {
     filters.count
 }
 
-/// Whether a process was started by `ancestor` or by one that was.
-pub fn descends_from(pid: i32, ancestor: i32) -> bool {
-    let mut pid = pid;
-    while pid > 1 && pid != ancestor {
-        match parent(pid) {
-            Some(parent) => pid = parent,
-            None => return false,
-        }
-    }
-    pid == ancestor
-}
-
-/// The thread of process `pid` that knows itself by `number`, which differs where the process is
-/// in a pid namespace of its own.
-pub fn thread_by_own_number(pid: i32, number: u64) -> Option<i32> {
-    let knows_itself =
-        |thread: &i32| own_number(&format!("/proc/{pid}/task/{thread}")) == Some(number);
-    let same = i32::try_from(number).ok().filter(knows_itself);
-    same.or_else(|| threads(pid).into_iter().find(knows_itself))
-}
-
-/// The processes below `ancestor` of which a thread knows itself by `number`: several if there are
-/// pid namespaces. The likeliest comes first, and may come again.
-pub fn processes_by_own_number(ancestor: i32, number: u64) -> impl Iterator<Item = i32> {
-    let has_thread = move |pid: &i32| thread_by_own_number(*pid, number).is_some();
+/// The processes below this one of which a thread knows itself by `number`: several if there are pid
+/// namespaces. The likeliest comes first, and may come again.
+pub fn processes_by_own_number(number: u64) -> impl Iterator<Item = Process> {
+    let has_thread = move |process: &Process| process.thread_by_own_number(number).is_some();
     let same = i32::try_from(number).ok().and_then(process_of);
-    let same = same.filter(|pid| has_thread(pid) && descends_from(*pid, ancestor));
-    let mut below = VecDeque::from([ancestor]);
+    let same = same.and_then(|pid| Process::open(pid).ok());
+    let same = same.filter(|process| process.descends_from_here().unwrap_or(false));
+    let mut below = VecDeque::from([own_id()]);
     let all = std::iter::from_fn(move || {
-        let pid = below.pop_front()?;
-        below.extend(children(pid));
-        Some(pid)
+        loop {
+            let Ok(process) = Process::open(below.pop_front()?) else {
+                continue;
+            };
+            below.extend(process.children());
+            return Some(process);
+        }
     });
-    same.into_iter().chain(all.filter(has_thread))
+    same.into_iter().chain(all).filter(has_thread)
 }
 
 /// The process that a thread belongs to.
@@ -80,24 +79,26 @@ fn process_of(thread: i32) -> Option<i32> {
     named_field(&status, "Tgid")?.parse().ok()
 }
 
-fn own_number(folder: &str) -> Option<u64> {
-    let status = proc_text(&format!("{folder}/status")).ok()?;
-    let numbers = named_field(&status, "NSpid")?;
-    numbers.split_ascii_whitespace().next_back()?.parse().ok()
-}
-
-fn threads(pid: i32) -> Vec<i32> {
-    let folder = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let names = folder.into_iter().flatten().flatten();
+/// The threads of the process whose folder this is.
+fn threads_in(folder: BorrowedFd<'_>) -> Vec<i32> {
+    let Ok(tasks) = handle::open_below(folder, "task") else {
+        return Vec::new();
+    };
+    let names = rustix::fs::Dir::read_from(tasks);
     names
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
         .collect()
 }
 
-fn children(pid: i32) -> Vec<i32> {
-    let lists = threads(pid)
-        .into_iter()
-        .filter_map(|thread| proc_text(&format!("/proc/{pid}/task/{thread}/children")).ok());
+/// The children of all its threads.
+fn children_in(folder: BorrowedFd<'_>) -> Vec<i32> {
+    let lists = threads_in(folder).into_iter().filter_map(|thread| {
+        let path = format!("task/{thread}/children");
+        handle::text_below(folder, &path).ok()
+    });
     lists
         .flat_map(|list| {
             list.split_ascii_whitespace()
@@ -105,6 +106,10 @@ fn children(pid: i32) -> Vec<i32> {
                 .collect::<Vec<i32>>()
         })
         .collect()
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    handle::folder_of(pid).map_or_else(|_| Vec::new(), |folder| children_in(folder.as_fd()))
 }
 
 /// All processes below `ancestor`, parents before their children.
@@ -135,11 +140,6 @@ fn walk(ancestor: i32) -> Vec<i32> {
 
 fn stat(pid: i32) -> Option<String> {
     proc_text(&format!("/proc/{pid}/stat")).ok()
-}
-
-/// The parent of a process.
-pub fn parent(pid: i32) -> Option<i32> {
-    stat_field(&stat(pid)?, 4)
 }
 
 /// When a process was started, in clock ticks since boot; none if it is gone or nothing of it runs
@@ -193,20 +193,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_and_processes_are_found_by_their_own_numbers() {
-        let own = own_id();
-        assert_eq!(thread_by_own_number(own, own as u64), Some(own));
-        assert_eq!(thread_by_own_number(own, u64::MAX), None);
+    fn processes_are_found_by_their_own_numbers() {
         let mut child = std::process::Command::new("sleep")
             .arg("5")
             .spawn()
             .unwrap();
         let pid = child.id() as i32;
         // At once, and by looking through all.
-        let found: Vec<i32> = processes_by_own_number(own, pid as u64).collect();
-        assert_eq!(found, [pid, pid]);
-        assert_eq!(processes_by_own_number(own, 0).next(), None);
-        assert_eq!(parent(pid), Some(own));
+        let found = processes_by_own_number(pid as u64).map(|process| process.pid());
+        assert_eq!(found.collect::<Vec<i32>>(), [pid, pid]);
+        assert!(processes_by_own_number(0).next().is_none());
+        assert!(below(own_id()).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -219,17 +216,5 @@ mod tests {
         assert_eq!(start_of_living(&zombie), None);
         let others_live = zombie.replace(" 20 0 1 ", " 20 0 2 ");
         assert_eq!(start_of_living(&others_live), Some(98_765));
-    }
-
-    #[test]
-    fn descent_is_known() {
-        let own = std::process::id() as i32;
-        assert!(descends_from(own, own));
-        assert!(descends_from(
-            own,
-            std::os::unix::process::parent_id() as i32
-        ));
-        assert!(!descends_from(1, own));
-        assert!(!descends_from(0, own));
     }
 }

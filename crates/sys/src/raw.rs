@@ -22,12 +22,17 @@ pub mod nr {
     pub const CONNECT: usize = 42;
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
+    pub const GETSOCKOPT: usize = 55;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const CHDIR: usize = 80;
+    pub const READLINK: usize = 89;
     pub const MUNLOCK: usize = 150;
     pub const PRCTL: usize = 157;
     pub const GETEUID: usize = 107;
+    pub const SETGROUPS: usize = 116;
+    pub const SETRESUID: usize = 117;
+    pub const SETRESGID: usize = 119;
     pub const CAPSET: usize = 126;
     pub const SETSID: usize = 112;
     pub const GETTID: usize = 186;
@@ -35,7 +40,9 @@ pub mod nr {
     pub const EXIT_GROUP: usize = 231;
     pub const PPOLL: usize = 271;
     pub const OPENAT: usize = 257;
+    pub const GETRANDOM: usize = 318;
     pub const USERFAULTFD: usize = 323;
+    pub const PREADV2: usize = 327;
     pub const PIDFD_SEND_SIGNAL: usize = 424;
     pub const PIDFD_OPEN: usize = 434;
     pub const CLOSE_RANGE: usize = 436;

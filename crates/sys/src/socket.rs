@@ -105,25 +105,25 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     }
 }
 
-/// Bounds how long reads and writes on a socket may wait.
-pub fn set_timeout(socket: BorrowedFd<'_>, seconds: i64) -> io::Result<()> {
-    let timeout = libc::timeval {
-        tv_sec: seconds,
-        tv_usec: 0,
-    };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: a live structure of the size told.
-        check(unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const timeout).cast(),
-                size_of::<libc::timeval>() as libc::socklen_t,
-            )
-        })?;
+/// A pidfd of the process that called `connect` for the other end.
+///
+/// # Errors
+/// If that process is reaped, and before Linux 6.5.
+pub fn peer_handle(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const SO_PEERPIDFD: i32 = 77;
+    let mut handle: i32 = -1;
+    let mut size = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the kernel fills a number of the size told; the descriptor is fresh.
+    unsafe {
+        check(libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut handle).cast(),
+            &mut size,
+        ))?;
+        Ok(OwnedFd::from_raw_fd(handle))
     }
-    Ok(())
 }
 
 #[repr(align(8))]
@@ -146,7 +146,8 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)
         header.msg_iovlen = 1;
         header.msg_control = control.0.as_mut_ptr().cast();
         header.msg_controllen = control.0.len();
-        let received = libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC);
+        let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+        let received = libc::recvmsg(socket.as_raw_fd(), &mut header, flags);
         if received < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -164,6 +165,9 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(Hello, Vec<OwnedFd>)
         }
         received as usize
     };
+    if received == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     if received != size_of::<Hello>() || hello.magic != MAGIC {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -205,7 +209,12 @@ pub fn send_welcome(
             data.add(index)
                 .write_unaligned(descriptor.as_fd().as_raw_fd());
         }
-        if libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_NOSIGNAL) < 0 {
+        if libc::sendmsg(
+            socket.as_raw_fd(),
+            &header,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        ) < 0
+        {
             return Err(io::Error::last_os_error());
         }
     }

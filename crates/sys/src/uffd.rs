@@ -408,7 +408,53 @@ impl Uffd {
         outcome(result, argument[4], length)
     }
 
-    /// Reads messages; `Ok(0)` when there are none.
+    /// Reads messages; `Ok(0)` when there are none. Never waits, whatever the program that made the
+    /// userfaultfd has done to it since: whether reads wait is a flag that its descriptor shares.
+    pub fn read_now(self, messages: &mut [Message]) -> Result<usize, Errno> {
+        use core::sync::atomic::{AtomicBool, Ordering};
+        const RWF_NOWAIT: usize = 8;
+        /// Before Linux 6.10 a userfaultfd knows no reading without waiting but by its flag.
+        static UNKNOWN: AtomicBool = AtomicBool::new(false);
+        if UNKNOWN.load(Ordering::Relaxed) {
+            return self.read(messages);
+        }
+        let vector = [
+            messages.as_mut_ptr() as usize,
+            core::mem::size_of_val(messages),
+        ];
+        let at_no_offset = usize::MAX;
+        // SAFETY: the kernel writes whole messages, plain integers, into the slice.
+        let result = unsafe {
+            syscall(
+                nr::PREADV2,
+                [
+                    self.0 as usize,
+                    vector.as_ptr() as usize,
+                    1,
+                    at_no_offset,
+                    at_no_offset,
+                    RWF_NOWAIT,
+                ],
+            )
+        };
+        match Errno::result(result) {
+            Err(Errno::EOPNOTSUPP) => {
+                UNKNOWN.store(true, Ordering::Relaxed);
+                self.read(messages)
+            }
+            result => Self::messages_read(result),
+        }
+    }
+
+    fn messages_read(result: Result<usize, Errno>) -> Result<usize, Errno> {
+        match result {
+            Ok(read) => Ok(read / core::mem::size_of::<Message>()),
+            Err(Errno::EAGAIN) => Ok(0),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Reads messages; `Ok(0)` when there are none and reading does not wait.
     pub fn read(self, messages: &mut [Message]) -> Result<usize, Errno> {
         let bytes = core::mem::size_of_val(messages);
         // SAFETY: the kernel writes whole messages, plain integers, into the slice.
@@ -425,10 +471,17 @@ impl Uffd {
                 ],
             )
         };
-        match Errno::result(result) {
-            Ok(read) => Ok(read / core::mem::size_of::<Message>()),
-            Err(Errno::EAGAIN) => Ok(0),
-            Err(errno) => Err(errno),
-        }
+        Self::messages_read(Errno::result(result))
     }
+}
+
+/// Whether a descriptor is a userfaultfd: of one of another kind the same requests could mean anything,
+/// and wait for anybody.
+#[cfg(feature = "std")]
+pub fn is_userfaultfd(descriptor: std::os::fd::BorrowedFd<'_>) -> bool {
+    use std::os::fd::AsRawFd;
+    let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    // The kernel's own name for it. Those of files begin with a slash.
+    rustix::fs::readlink(link, Vec::new())
+        .is_ok_and(|name| name.as_bytes() == b"anon_inode:[userfaultfd]")
 }

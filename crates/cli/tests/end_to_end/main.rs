@@ -4,6 +4,7 @@
 //! The programs are in `tests/programs`; `MEMFOLD_TEST_ROUNDS` says how often each
 //! comparison is repeated.  Tests run one at a time, whatever the number of threads.
 
+mod admission;
 mod crash;
 mod departures;
 mod harness;

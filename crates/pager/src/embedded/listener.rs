@@ -7,7 +7,7 @@
 use super::engine::{Shared, lock};
 use super::worker;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{Inspector, own_id};
+use memfold_sys::process::{Process, own_id};
 use memfold_sys::signal::die;
 use memfold_sys::thread;
 use memfold_sys::uffd::{EVENT_PAGEFAULT, Message};
@@ -17,7 +17,7 @@ const SAMPLE_NEAREST: u32 = 4;
 const SAMPLE_FARTHEST: u32 = 512;
 
 struct Follower {
-    inspector: Option<Inspector>,
+    process: Option<Process>,
     cpu: Option<usize>,
     until_sample: u32,
     distance: u32,
@@ -27,7 +27,7 @@ impl Follower {
     fn new() -> Follower {
         Follower {
             // Without it the listener stays where the scheduler puts it.
-            inspector: Inspector::open(own_id(), own_id()).ok(),
+            process: Process::open(own_id()).ok(),
             cpu: None,
             until_sample: 0,
             distance: SAMPLE_NEAREST,
@@ -40,10 +40,10 @@ impl Follower {
             self.until_sample -= 1;
             return;
         }
-        let Some(inspector) = &self.inspector else {
+        let Some(process) = &self.process else {
             return;
         };
-        let Some(cpu) = inspector.last_cpu(faulting) else {
+        let Some(cpu) = process.last_cpu(faulting) else {
             return;
         };
         if self.cpu == Some(cpu) {

@@ -1,11 +1,12 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{named_bytes, named_field, proc_text, stat_field};
+use super::{Process, named_bytes, named_field, stat_field};
 use crate::PAGE_SIZE;
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How large a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,67 +17,80 @@ pub struct Sizes {
     pub resident_pages: u64,
 }
 
-/// What is looked at in a process, its files held open.
+/// What is looked at in a process, through files of its own that are held open.
 ///
-/// It looks by way of one thread, which must live as long as the program does: the main thread
-/// may end before the others, and after an `exec` its number is that of another program.
+/// Memory, mappings and page maps are those of the address space that the process had when they were
+/// opened, whatever it executes later. It is looked at by way of one thread, which must live as long as
+/// the program does: the main thread may end before the others.
 #[derive(Debug)]
 pub struct Inspector {
-    statm: File,
-    stat: File,
-    pub(super) pagemap: File,
-    memory: File,
-    pid: i32,
+    process: Arc<Process>,
     thread: i32,
-    handle: OwnedFd,
+    statm: File,
+    pub(super) pagemap: File,
+    pub(super) maps: File,
+    /// For a forked child, until its mappings were compared with what it inherited.
+    pub(super) smaps: Mutex<Option<File>>,
+    memory: File,
 }
 
 impl Inspector {
-    /// Opens the files of a process, by way of one of its threads. Fails if it is gone or may not
-    /// be inspected.
-    pub fn open(pid: i32, thread: i32) -> io::Result<Inspector> {
-        // SAFETY: numbers only; the descriptor is fresh.
-        let handle = unsafe {
-            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32;
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+    /// Opens the files of a process, by way of one of its threads. The memory is opened last: whoever
+    /// proves whose it is knows the same of a child that was born with it.
+    ///
+    /// # Errors
+    /// If it is gone, may not be inspected, or descriptors are short.
+    pub fn open(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
+        let open = |name| process.open_file(&format!("task/{thread}/{name}"));
         Ok(Inspector {
-            statm: File::open(format!("/proc/{pid}/task/{thread}/statm"))?,
-            stat: File::open(format!("/proc/{pid}/stat"))?,
-            pagemap: File::open(format!("/proc/{pid}/task/{thread}/pagemap"))?,
-            memory: File::open(format!("/proc/{pid}/task/{thread}/mem"))?,
-            pid,
+            statm: open("statm")?,
+            maps: open("maps")?,
+            pagemap: open("pagemap")?,
+            smaps: Mutex::new(None),
+            memory: open("mem")?,
             thread,
-            handle,
+            process: process.clone(),
         })
     }
 
-    /// The process's number.
-    pub fn pid(&self) -> i32 {
-        self.pid
+    /// As [`Inspector::open`], for a forked child of which [`Inspector::inherited_ranges`] will be asked.
+    ///
+    /// # Errors
+    /// As [`Inspector::open`].
+    pub fn open_child(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
+        let smaps = process.open_file(&format!("task/{thread}/smaps"))?;
+        let inspector = Inspector::open(process, thread)?;
+        *inspector
+            .smaps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(smaps);
+        Ok(inspector)
     }
 
-    pub(super) fn path(&self, name: &str) -> String {
-        format!("/proc/{}/task/{}/{name}", self.pid, self.thread)
+    /// The process.
+    pub fn process(&self) -> &Arc<Process> {
+        &self.process
+    }
+
+    /// Its PID, for messages and for comparing with what is known to live.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn thread_text(&self, name: &str) -> io::Result<String> {
+        self.process.text(&format!("task/{}/{name}", self.thread))
     }
 
     /// Faults of all threads that were served without a message or input: first touches of what is
     /// not registered, and pages that a write takes out of sharing.
     pub fn minor_faults(&self) -> io::Result<u64> {
-        let mut buffer = [0u8; 1024];
-        let length = self.stat.read_at(&mut buffer, 0)?;
-        let text = String::from_utf8_lossy(&buffer[..length]);
+        let text = self.process.text("stat")?;
         stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// What the main thread ended with, if it has ended and one other thread is left.
     pub fn left_to_one(&self) -> Option<u8> {
-        let mut buffer = [0u8; 1024];
-        let length = self.stat.read_at(&mut buffer, 0).ok()?;
-        let text = String::from_utf8_lossy(&buffer[..length]);
+        let text = self.process.text("stat").ok()?;
         let left = stat_field(&text, 3) == Some('Z') && stat_field(&text, 20) == Some(2);
         let status: u32 = stat_field(&text, 52).filter(|_| left)?;
         // As `wait` has it.
@@ -111,12 +125,12 @@ impl Inspector {
     }
 
     fn thread_state(&self) -> Option<char> {
-        stat_field(&proc_text(&self.path("stat")).ok()?, 3)
+        stat_field(&self.thread_text("stat").ok()?, 3)
     }
 
     /// The process that traces the thread by which this one is looked at.
     pub fn tracer(&self) -> Option<i32> {
-        let text = proc_text(&self.path("status")).ok()?;
+        let text = self.thread_text("status").ok()?;
         let tracer = named_field(&text, "TracerPid")?.parse().ok();
         tracer.filter(|tracer| *tracer != 0)
     }
@@ -124,104 +138,61 @@ impl Inspector {
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
     /// kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
-        let text = proc_text(&self.path("smaps_rollup"))?;
+        let text = self.thread_text("smaps_rollup")?;
         named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Copies pages out of the process: `sources` are addresses of single pages, `target` has room
-    /// for all. Returns how many whole pages were copied, from the front.
+    /// for all. Returns how many whole pages were copied, from the front. A page that is not there ends
+    /// it; nobody is waited for.
+    ///
+    /// # Errors
+    /// If none could be copied.
     pub fn read_pages(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
         assert!(
             target.len() >= sources.len() * PAGE_SIZE,
             "room for every page"
         );
         let mut copied = 0;
-        for (chunk, room) in sources.chunks(64).zip(target.chunks_mut(64 * PAGE_SIZE)) {
-            let mut remote = [libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: 0,
-            }; 64];
-            for (vector, source) in remote.iter_mut().zip(chunk) {
-                vector.iov_base = *source as *mut libc::c_void;
-                vector.iov_len = PAGE_SIZE;
-            }
-            let local = libc::iovec {
-                iov_base: room.as_mut_ptr().cast(),
-                iov_len: chunk.len() * PAGE_SIZE,
+        let neighbours = |a: &u64, b: &u64| a.checked_add(PAGE_SIZE as u64) == Some(*b);
+        for run in sources.chunk_by(neighbours) {
+            let room = &mut target[copied * PAGE_SIZE..][..run.len() * PAGE_SIZE];
+            let bytes = match self.memory.read_at(room, run[0]) {
+                // The address space is no more.
+                Ok(0) if copied == 0 => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                Err(error) if copied == 0 => return Err(error),
+                Err(_) => break,
+                Ok(bytes) => bytes,
             };
-            // SAFETY: the local vector names live memory of that length; the remote one is
-            // checked by the kernel.
-            let bytes = unsafe {
-                libc::process_vm_readv(
-                    self.thread,
-                    &local,
-                    1,
-                    remote.as_ptr(),
-                    chunk.len() as u64,
-                    0,
-                )
-            };
-            if bytes < 0 {
-                let error = io::Error::last_os_error();
-                if error.raw_os_error() == Some(libc::ESRCH) {
-                    return self.read_what_is_left(sources, target);
-                }
-                return Err(error);
-            }
-            copied += bytes as usize / PAGE_SIZE;
-            if bytes as usize != chunk.len() * PAGE_SIZE {
+            copied += bytes / PAGE_SIZE;
+            if bytes != room.len() {
                 break;
             }
         }
         Ok(copied)
     }
 
-    /// The same by way of the memory itself: it is there for as long as anybody is in it, a child that
-    /// has yet to execute its program, say, when the thread has ended.
-    fn read_what_is_left(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
-        for (source, page) in sources.iter().zip(target.chunks_mut(PAGE_SIZE)) {
-            self.memory.read_exact_at(page, *source)?;
-        }
-        Ok(sources.len())
-    }
-
     /// The CPU that a thread of the process last ran on.
     pub fn last_cpu(&self, thread: u32) -> Option<usize> {
-        let mut buffer = [0u8; 1024];
-        let path = format!("/proc/{}/task/{thread}/stat", self.pid);
-        let length = File::open(path).ok()?.read(&mut buffer).ok()?;
-        stat_field(&String::from_utf8_lossy(&buffer[..length]), 39)
+        self.process.last_cpu(thread)
     }
 
     /// A descriptor of the process (a pidfd).
     pub fn handle(&self) -> io::Result<OwnedFd> {
-        self.handle.try_clone()
+        self.process.handle().try_clone_to_owned()
     }
 
-    /// Sends a signal to this very process, not to one that got its number later.
+    /// Sends a signal to this very process, not to one that got its PID later.
     pub fn kill(&self, signal: i32) -> io::Result<()> {
-        // SAFETY: our own descriptor, numbers, no information structure.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.handle.as_fd().as_raw_fd(),
-                signal,
-                std::ptr::null::<libc::siginfo_t>(),
-                0,
-            )
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        self.process.signal(signal)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{living_since, own_id, processes_by_own_number, thread_by_own_number};
+    use crate::process::{living_since, own_id, processes_by_own_number};
+    use std::os::fd::AsRawFd;
 
     /// Whatever the names of threads and mapped files are.
     #[test]
@@ -244,7 +215,8 @@ mod tests {
                 )
             };
             let start = mapped as u64;
-            let inspector = Inspector::open(own_id(), thread).unwrap();
+            let inspector =
+                Inspector::open_child(&Arc::new(Process::open(own_id()).unwrap()), thread).unwrap();
             assert!(!inspector.stands_still());
             assert_eq!(inspector.tracer(), None);
             assert!(inspector.last_cpu(thread as u32).is_some());
@@ -255,10 +227,15 @@ mod tests {
                     .any(|area| area.start == start && !area.movable)
             );
             assert!(inspector.inherited_ranges().is_ok());
-            assert_eq!(thread_by_own_number(own_id(), thread as u64), Some(thread));
+            let process = inspector.process();
+            let found = process.thread_by_own_number(thread as u64);
+            assert_eq!(found.map(|(thread, _)| thread), Some(thread));
             assert!(living_since(thread).is_some());
-            let mut processes = processes_by_own_number(own_id(), thread as u64);
-            assert_eq!(processes.next(), Some(own_id()));
+            let mut processes = processes_by_own_number(thread as u64);
+            assert_eq!(
+                processes.next().map(|process| process.pid()),
+                Some(own_id())
+            );
             // SAFETY: mapped above, for this alone.
             unsafe { libc::munmap(mapped, PAGE_SIZE) };
         })
@@ -268,7 +245,8 @@ mod tests {
 
     #[test]
     fn own_memory_is_seen() {
-        let inspector = Inspector::open(own_id(), own_id()).unwrap();
+        let inspector =
+            Inspector::open(&Arc::new(Process::open(own_id()).unwrap()), own_id()).unwrap();
         let buffer = vec![7u8; 64 * PAGE_SIZE];
         let first = (buffer.as_ptr() as u64).next_multiple_of(PAGE_SIZE as u64);
         let present = inspector

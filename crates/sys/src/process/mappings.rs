@@ -1,9 +1,11 @@
 //! What another process maps, and which pages of that are in memory.
 
-use super::{Inspector, proc_text};
+use super::{Inspector, text_of};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::PoisonError;
 
 /// One mapping of a process, from `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,6 +34,22 @@ pub struct InheritedRange {
     pub movable: bool,
 }
 
+/// All that a file of `/proc` says now, from its beginning. Such files make up each part when it is read,
+/// so others may read the same one meanwhile.
+fn whole(file: &File) -> io::Result<String> {
+    const PART: usize = 1 << 15;
+    let mut bytes = Vec::new();
+    loop {
+        let read = bytes.len();
+        bytes.resize(read + PART, 0);
+        let part = file.read_at(&mut bytes[read..], read as u64)?;
+        bytes.truncate(read + part);
+        if part == 0 {
+            return Ok(text_of(bytes));
+        }
+    }
+}
+
 fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -57,7 +75,7 @@ impl VirtualMemoryArea {
 impl Inspector {
     /// All mappings, in address order.
     pub fn areas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
-        let text = proc_text(&self.path("maps"))?;
+        let text = whole(&self.maps)?;
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
@@ -68,14 +86,13 @@ impl Inspector {
     /// Before Linux 6.11, and if the process is gone.
     pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
         const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
-        let maps = File::open(self.path("maps"))?;
         let mut query = MappingQuery {
             size: size_of::<MappingQuery>() as u64,
             address,
             ..MappingQuery::default()
         };
         // SAFETY: the structure is live and of the size told; it names no other memory.
-        let result = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
+        let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
         if result == 0 {
             return Ok(Some((query.start, query.end)));
         }
@@ -86,10 +103,33 @@ impl Inspector {
         }
     }
 
+    /// Whether there is a mapping of just this range.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn has_mapping(&self, start: u64, end: u64) -> io::Result<bool> {
+        match self.mapping_at(start) {
+            // Before Linux 6.11.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                let areas = self.areas()?;
+                Ok(areas
+                    .iter()
+                    .any(|area| (area.start, area.end) == (start, end)))
+            }
+            found => Ok(found? == Some((start, end))),
+        }
+    }
+
     /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
-    /// kernel walks the page tables.
+    /// kernel walks the page tables. Can be asked once, of an inspector that was opened for a child.
+    ///
+    /// # Errors
+    /// If it was not, and if the address space is gone.
     pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
-        let text = proc_text(&self.path("smaps"))?;
+        let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let text = whole(file)?;
+        *smaps = None;
         let mut area = None;
         let mut ranges = Vec::new();
         for line in text.lines() {
@@ -241,7 +281,8 @@ mod tests {
 
     #[test]
     fn a_mapping_is_found_by_an_address() {
-        let inspector = Inspector::open(own_id(), own_id()).unwrap();
+        let process = crate::process::Process::open(own_id()).unwrap();
+        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
         let on_the_stack = 0u8;
         let address = &raw const on_the_stack as u64;
         match inspector.mapping_at(address) {

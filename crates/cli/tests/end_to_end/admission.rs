@@ -1,0 +1,188 @@
+//! Who is let in to memfold, and what somebody gains who tries to be: another user outside of the run, a
+//! program of the run that became another user's, and who listens where memfold did.
+
+use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, memfold};
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Limits = Limits::Resident(16 * MIB);
+
+fn uninvited() -> PathBuf {
+    compiled("uninvited", &["uninvited.c"], &[])
+}
+
+/// A program of another user than root's, outside of every run.
+fn as_nobody(program: impl AsRef<Path>) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(program.as_ref());
+    command
+}
+
+/// The abstract name at which a run listens for helpers, as anybody can read it.
+fn control_name(running: &mut Running) -> String {
+    let preload = fs::read(format!("/proc/{}/environ", running.program())).expect("environ");
+    let preload = preload
+        .split(|byte| *byte == 0)
+        .find_map(|one| one.strip_prefix(b"LD_PRELOAD="))
+        .expect("the program has the library");
+    let preload = String::from_utf8_lossy(preload).into_owned();
+    let folder = Path::new(&preload).parent().expect("it is in a folder");
+    let name = folder.join("control").display().to_string();
+    let sockets = fs::read_to_string("/proc/net/unix").expect("the list of sockets");
+    assert!(sockets.contains(&format!("@{name}")), "anybody knows it");
+    name
+}
+
+/// A copy where other users may execute it.
+fn public_copy(program: &Path, folder: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let copy = folder.join("public");
+    fs::copy(program, &copy).expect("a copy");
+    for path in [folder, &copy] {
+        let everybody = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(path, everybody).expect("permissions");
+    }
+    copy
+}
+
+#[test]
+fn others_are_hung_up_on_and_keep_nobody_out() {
+    if !available("another user", &["cc", "setpriv", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let program = public_copy(&uninvited(), folder.path());
+    let script =
+        "echo started; read line < \"$0\"; for i in 1 2 3 4 5; do /bin/true; done; echo ended";
+    let wait = folder.path().join("wait");
+    let made = Command::new("mkfifo").arg(&wait).status();
+    assert!(made.expect("mkfifo runs").success());
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .arg(&wait)
+        .timeout(Duration::from_secs(60))
+        .start(LIMIT);
+    running.wait_for_output(8);
+    let name = control_name(&mut running);
+    let mut knocking = as_nobody(&program);
+    knocking.args(["knock", &name, "3000"]);
+    let knocks = knocking.output().expect("it runs");
+    let said = String::from_utf8_lossy(&knocks.stdout).into_owned();
+    assert_eq!(said, "connected 3000, hung up on 3000\n");
+    let began = Instant::now();
+    fs::write(&wait, "on\n").expect("the program is waiting");
+    let outcome = running.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "started\nended\n");
+    assert!(began.elapsed() < Duration::from_secs(5), "programs waited");
+    assert!(outcome.number("connections_refused") >= 3000.0);
+    assert!(outcome.errors.lines().count() < 5, "{}", outcome.errors);
+}
+
+#[test]
+fn a_program_that_says_nothing_keeps_nobody_out() {
+    if !available("silent connections", &["cc", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let script =
+        "\"$0\" hold 900 & sleep 1; for i in 1 2 3 4 5; do /bin/true; done; kill $!; echo ended";
+    let outcome = Program::new("sh")
+        .args(["-c", script])
+        .arg(uninvited())
+        .timeout(Duration::from_secs(30))
+        .run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "holds 1\nended\n");
+    assert!(outcome.number("processes") >= 7.0, "{}", outcome.errors);
+    assert!(outcome.errors.lines().count() < 20, "{}", outcome.errors);
+}
+
+fn is_refused(arguments: &[&str]) {
+    if !available("hellos that are not true", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let outcome = Program::new(uninvited())
+        .args(arguments)
+        .timeout(Duration::from_secs(60))
+        .run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "not welcomed\n", "{}", outcome.errors);
+    assert!(outcome.errors.lines().count() < 20, "{}", outcome.errors);
+}
+
+#[test]
+fn nobody_is_looked_into_by_anothers_userfaultfd() {
+    is_refused(&["foreign"]);
+}
+
+#[test]
+fn what_a_fork_shares_is_not_given_to_who_claims_it() {
+    is_refused(&["claim", "32"]);
+}
+
+#[test]
+fn a_hello_that_cannot_be_true_is_refused() {
+    is_refused(&["rubbish"]);
+}
+
+/// Listens at an abstract name as another user, and says what the first that connects sends.
+const LISTEN: &str = "
+import socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(b'\\0' + sys.argv[1].encode().ljust(107, b'\\0'))
+listener.listen()
+print('listens', flush=True)
+listener.settimeout(10)
+connection, _ = listener.accept()
+message, descriptors, _, _ = socket.recv_fds(connection, 1000, 4)
+print(len(message), 'bytes,', len(descriptors), 'descriptors', flush=True)
+";
+
+#[test]
+fn nothing_is_sent_to_who_listens_in_memfolds_place() {
+    if !available("who listens", &["sh", "python3", "setpriv"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let library = folder.path().join("library.so");
+    // What a process has that outlives memfold.
+    let script = "cp \"$LD_PRELOAD\" \"$0\"; echo \"${LD_PRELOAD%/*}/control\"";
+    let run = Command::new(memfold())
+        .args(["run", "--limit", "64M", "--quiet", "--", "sh", "-c", script])
+        .arg(&library)
+        .output()
+        .expect("memfold runs");
+    let name = String::from_utf8_lossy(&run.stdout).trim().to_owned();
+    assert!(library.exists() && name.ends_with("/control"), "{name}");
+    let mut squatter = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .args(["/usr/bin/env", "python3", "-c", LISTEN, &name])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = String::new();
+    let mut output = squatter.stdout.take().expect("its output");
+    let mut byte = [0];
+    while !said.ends_with('\n') && output.read(&mut byte).expect("it speaks") == 1 {
+        said.push(byte[0].into());
+    }
+    assert_eq!(said, "listens\n");
+    let status = Command::new("/bin/true")
+        .env("LD_PRELOAD", &library)
+        .status()
+        .expect("it runs");
+    assert!(status.success());
+    said.clear();
+    output.read_to_string(&mut said).expect("it speaks");
+    squatter.wait().expect("it ends");
+    assert_eq!(said, "0 bytes, 0 descriptors\n");
+}

@@ -1,0 +1,300 @@
+/* What somebody who wants in tells memfold.
+ *
+ *   uninvited knock NAME COUNT     connects COUNT times to the abstract name NAME, says nothing, and
+ *                                 counts on which of these it is hung up within two seconds
+ *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
+ *   uninvited foreign              says hello for a child with userfaultfds of its own
+ *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork
+ *   uninvited rubbish              says hello with what cannot be, and with other descriptors
+ *
+ * All but the first are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
+#define _GNU_SOURCE
+#include "filter.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+enum { STAGE_PAGES = 2048, TRASH_PAGES = 128, FRONT_PAGES = 16 };
+#define ARENA_PAGES (FRONT_PAGES + STAGE_PAGES + TRASH_PAGES + 1)
+
+struct hello {
+    uint64_t magic, inherited, arena, arena_length, stage, stage_pages, trash, beacon, relative, thread, refused;
+};
+
+struct welcome {
+    uint64_t magic, address_space, replaces_uffd;
+};
+
+static char name[108];
+
+/* Where memfold listens: beside the library that it preloads. */
+static void find_memfold(void)
+{
+    const char *preload = getenv("LD_PRELOAD");
+    if (!preload || strlen(preload) >= sizeof name)
+        _exit(2);
+    strcpy(name, preload);
+    name[strcspn(name, ": ")] = 0;
+    char *slash = strrchr(name, '/');
+    if (!slash || slash - name + sizeof "/control" > sizeof name)
+        _exit(2);
+    strcpy(slash, "/control");
+}
+
+static int connect_to_memfold(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path + 1, name, strlen(name));
+    int socket_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (socket_ >= 0 && connect(socket_, (struct sockaddr *)&address, sizeof address) == 0)
+        return socket_;
+    int error = errno;
+    close(socket_);
+    errno = error;
+    return -1;
+}
+
+static struct hello sound_hello(char *arena)
+{
+    struct hello hello = {
+        .magic = 0x31646c6f666d656d,
+        .arena = (uint64_t)arena,
+        .arena_length = ARENA_PAGES * PAGE,
+        .stage = (uint64_t)arena + FRONT_PAGES * PAGE,
+        .stage_pages = STAGE_PAGES,
+        .trash = (uint64_t)arena + (FRONT_PAGES + STAGE_PAGES) * PAGE,
+        .beacon = (uint64_t)arena + PAGE,
+        .thread = syscall(SYS_gettid),
+    };
+    return hello;
+}
+
+static char *map_arena(void)
+{
+    char *arena = mmap(NULL, ARENA_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    must(arena == MAP_FAILED, "mmap");
+    return arena;
+}
+
+/* The answer to a hello with two descriptors; 0 where memfold hangs up. */
+static int is_welcomed(int socket_, const void *hello, size_t length, int first, int second)
+{
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec vector = {(void *)hello, length};
+    struct msghdr header = {.msg_iov = &vector, .msg_iovlen = 1};
+    if (first >= 0) {
+        header.msg_control = &control;
+        header.msg_controllen = sizeof control;
+        struct cmsghdr *message = CMSG_FIRSTHDR(&header);
+        message->cmsg_level = SOL_SOCKET;
+        message->cmsg_type = SCM_RIGHTS;
+        message->cmsg_len = CMSG_LEN(2 * sizeof(int));
+        int both[2] = {first, second};
+        memcpy(CMSG_DATA(message), both, sizeof both);
+    }
+    if (sendmsg(socket_, &header, MSG_NOSIGNAL) < 0)
+        return 0;
+    struct welcome welcome = {0};
+    struct iovec room = {&welcome, sizeof welcome};
+    memset(&control, 0, sizeof control);
+    struct msghdr answer = {
+        .msg_iov = &room, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct pollfd wait = {.fd = socket_, .events = POLLIN};
+    if (poll(&wait, 1, 10000) != 1) {
+        say("FAILED: no answer\n");
+        _exit(1);
+    }
+    return recvmsg(socket_, &answer, 0) == (ssize_t)sizeof welcome && welcome.address_space != 0;
+}
+
+static int own_userfaultfd(void)
+{
+    int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+    must(uffd < 0, "userfaultfd");
+    return uffd;
+}
+
+static void become_nobody(void)
+{
+    must(setresgid(65534, 65534, 65534), "setresgid");
+    must(setresuid(65534, 65534, 65534), "setresuid");
+    /* Or it could not look into its own child. */
+    must(prctl(PR_SET_DUMPABLE, 1), "dumpable");
+}
+
+static int knock(int count)
+{
+    struct pollfd *all = calloc(count, sizeof *all);
+    int connected = 0, hung_up = 0, tries = 0;
+    while (connected < count && tries++ < 10 * count) {
+        int one = connect_to_memfold();
+        if (one >= 0)
+            all[connected++] = (struct pollfd){.fd = one, .events = POLLIN};
+        else
+            usleep(1000);
+    }
+    for (int turn = 0; turn < 40 && hung_up < connected; turn++) {
+        usleep(50000);
+        poll(all, connected, 0);
+        hung_up = 0;
+        for (int index = 0; index < connected; index++)
+            hung_up += (all[index].revents & (POLLHUP | POLLERR)) != 0;
+    }
+    say("connected %d, hung up on %d\n", connected, hung_up);
+    return 0;
+}
+
+static int hold(int count)
+{
+    find_memfold();
+    become_nobody();
+    int connected = 0;
+    for (int index = 0; index < count; index++)
+        connected += connect_to_memfold() >= 0;
+    say("holds %d\n", connected > 0);
+    pause();
+    return 0;
+}
+
+/* The userfaultfds are the parent's; whose memory would be read is the child. */
+static int foreign(void)
+{
+    find_memfold();
+    become_nobody();
+    char *arena = map_arena();
+    int own = own_userfaultfd(), trash = own_userfaultfd();
+    pid_t child = fork();
+    if (child == 0) {
+        int socket_ = connect_to_memfold();
+        must(socket_ < 0, "connect");
+        strcpy(arena + FRONT_PAGES * PAGE, "the child's own secret");
+        struct hello hello = sound_hello(arena);
+        _exit(is_welcomed(socket_, &hello, sizeof hello, own, trash) ? 3 : 0);
+    }
+    int status = -1;
+    must(waitpid(child, &status, 0) != child, "waitpid");
+    say(status == 0 ? "not welcomed\n" : "FAILED: welcomed (%x)\n", status);
+    return status != 0;
+}
+
+/* Whoever has the layout of a managed program, by a fork, knows all that a claim has to say. */
+static int claim(size_t pages)
+{
+    find_memfold();
+    uint64_t *memory = map_stamped(pages);
+    verify_pages("own", memory, 0, pages, 1);
+    /* The beacon is the page that memfold registered between two guards. */
+    pid_t victim = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (victim == 0) {
+        usleep(3000000);
+        _exit(0);
+    }
+    usleep(300000);
+    pid_t worker = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (worker == 0) {
+        FILE *maps = fopen("/proc/self/smaps", "r");
+        char line[512];
+        unsigned long start = 0, end = 0, beacon = 0;
+        while (maps && fgets(line, sizeof line, maps)) {
+            unsigned long from, to;
+            if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+                start = from, end = to;
+            /* One page, wiped by forks, and registered. */
+            if (strstr(line, "VmFlags:") && strstr(line, " wf") && strstr(line, " um") && end - start == PAGE)
+                beacon = start;
+        }
+        if (!beacon) {
+            say("FAILED: no beacon\n");
+            _exit(2);
+        }
+        become_nobody();
+        char *arena = map_arena();
+        int welcomed = 0;
+        for (uint64_t number = 1; number <= 40; number++) {
+            int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
+            must(socket_ < 0, "connect");
+            struct hello hello = sound_hello(arena);
+            hello.inherited = number;
+            hello.beacon = beacon;
+            /* What memfold shows its own child is the number, in the beacon. */
+            welcomed += is_welcomed(socket_, &hello, sizeof hello, own, trash);
+            close(socket_), close(own), close(trash);
+        }
+        say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
+        _exit(welcomed != 0);
+    }
+    int status = -1;
+    must(waitpid(worker, &status, 0) != worker, "waitpid");
+    kill(victim, SIGKILL);
+    return status != 0;
+}
+
+static int rubbish(void)
+{
+    find_memfold();
+    become_nobody();
+    char *arena = map_arena();
+    unsigned seed = 7;
+    int welcomed = 0, ends[2];
+    must(pipe(ends), "pipe");
+    for (int turn = 0; turn < 300; turn++) {
+        int socket_ = connect_to_memfold();
+        must(socket_ < 0, "connect");
+        struct hello hello = sound_hello(arena);
+        int own = own_userfaultfd(), trash = own_userfaultfd();
+        uint64_t *fields = (uint64_t *)&hello;
+        switch (turn % 4) {
+        case 0: /* Any number in any field. */
+            fields[1 + rand_r(&seed) % 9] ^= 1ull << rand_r(&seed) % 64;
+            break;
+        case 1: /* Other descriptors. */
+            close(own), close(trash);
+            own = dup(ends[0]), trash = dup(ends[1]);
+            break;
+        case 2: /* A length of its own. */
+            break;
+        default: /* Numbers without an end. */
+            fields[1 + rand_r(&seed) % 9] = ~0ull - rand_r(&seed) % 3 * PAGE;
+        }
+        size_t length = turn % 4 == 2 ? rand_r(&seed) % sizeof hello : sizeof hello;
+        int got = is_welcomed(socket_, &hello, length, own, trash);
+        welcomed += turn % 4 != 0 && got;
+        close(socket_), close(own), close(trash);
+    }
+    say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
+    return welcomed != 0;
+}
+
+int main(int count, char **arguments)
+{
+    const char *mode = count > 1 ? arguments[1] : "";
+    if (!strcmp(mode, "knock") && count == 4 && strlen(arguments[2]) < sizeof name) {
+        strcpy(name, arguments[2]);
+        return knock(atoi(arguments[3]));
+    }
+    if (!strcmp(mode, "hold") && count == 3)
+        return hold(atoi(arguments[2]));
+    if (!strcmp(mode, "foreign"))
+        return foreign();
+    if (!strcmp(mode, "claim") && count == 3)
+        return claim(strtoul(arguments[2], NULL, 10) * 256);
+    if (!strcmp(mode, "rubbish"))
+        return rubbish();
+    return 2;
+}

@@ -1,0 +1,291 @@
+//! What must be true before an address space is served, whatever its hello says.
+//!
+//! A hello comes from a process that descends from this one, which may be another user's by now, or
+//! taken over. It names addresses and sends userfaultfds, and memfold will read memory, register ranges and
+//! put pages by them. So before any of that it is checked that
+//!
+//! * the numbers can be those of an arena (`Hello::layout`), and the helper is a thread of the peer;
+//! * the userfaultfd and the files of `/proc` by which the peer is inspected are of *one* address space. A
+//!   page of random bytes is put into the stage through the userfaultfd and must be read through
+//!   the opened memory. The page map and the mappings, which were opened before, must show it, and the
+//!   stage as a mapping of its own. (A peer that executes a program with more rights between two of
+//!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
+//! * who claims what was inherited by a fork has it: the page that the kernel's own userfaultfd of that
+//!   child puts into its beacon, with a secret that is nowhere else, must be read from the claimant.
+//!
+//! Nobody else's memory can pass: whoever fills its own with what is expected has shown it its own.
+
+use crate::address_space::{AddressSpace, Arena, Attached};
+use crate::attendant::Attendant;
+use crate::group::lock;
+use crate::page::{PageRange, VirtualPage};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome, is_helper_user};
+use memfold_sys::privilege;
+use memfold_sys::process::{self, Inspector, Process};
+use memfold_sys::thread::set_nice_of;
+use memfold_sys::uffd::{self, Uffd};
+use memfold_sys::{Errno, socket};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What is asked of the program's userfaultfd.
+pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
+    | uffd::FEATURE_EVENT_FORK
+    | uffd::FEATURE_EVENT_REMAP
+    | uffd::FEATURE_EVENT_REMOVE
+    | uffd::FEATURE_EVENT_UNMAP
+    | uffd::FEATURE_THREAD_ID;
+
+/// How often a child's beacon is tried where its mappings change.
+const BEACON_TRIES: u32 = 50;
+
+/// One who connected.
+#[derive(Debug)]
+pub struct Peer {
+    pub connection: OwnedFd,
+    pub process: Arc<Process>,
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Peer {
+    /// A program that was started here and is another user's by now may do what this process may: it is
+    /// lent the device, once, and says hello again.
+    pub fn lend(&self, refused: u64, is_lent: bool) -> io::Result<()> {
+        let why = io::Error::from_raw_os_error(i32::try_from(refused).unwrap_or(0));
+        if why.kind() == io::ErrorKind::PermissionDenied
+            && !is_lent
+            && let Ok(device) = uffd::open_device()
+        {
+            let welcome = Welcome {
+                magic: MAGIC,
+                ..Welcome::default()
+            };
+            return socket::send_welcome(self.connection.as_fd(), &welcome, &[device.as_fd()]);
+        }
+        Err(io::Error::other(format!(
+            "it may not use userfaultfd ({why})"
+        )))
+    }
+
+    /// Opens the files by which the peer is inspected.
+    ///
+    /// Where this process has a capability of its file and not of its user, it is used for children
+    /// that the kernel told of, and for processes that the user may inspect (but for a general
+    /// prohibition), never for others.
+    fn inspect(&self, thread: i32, is_child: bool) -> io::Result<Inspector> {
+        let open = || {
+            if is_child {
+                Inspector::open_child(&self.process, thread)
+            } else {
+                Inspector::open(&self.process, thread)
+            }
+        };
+        let opened = open();
+        let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        if opened.as_ref().is_err_and(is_refused)
+            && (is_child || self.process.owner().ok() == Some(process::own_user()))
+        {
+            let _raised = privilege::raised();
+            return open();
+        }
+        opened
+    }
+}
+
+/// The arena that a hello tells of.
+fn arena_of(layout: &Layout) -> Arena {
+    let range = |(start, end)| PageRange::of_addresses(start, end);
+    Arena {
+        whole: range(layout.arena),
+        stage: range(layout.stage),
+        beacon: VirtualPage::containing(layout.beacon),
+    }
+}
+
+impl Attendant {
+    /// Admits a program. Returns its number, and the connection by which its end is noticed.
+    pub fn admit(
+        &mut self,
+        peer: Peer,
+        user: u32,
+        hello: &Hello,
+        [own, trash]: [OwnedFd; 2],
+    ) -> io::Result<(u64, OwnedFd)> {
+        let layout = hello
+            .layout()
+            .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
+        let arena = arena_of(&layout);
+        let (thread, credentials) = peer
+            .process
+            .thread_by_own_number(hello.thread)
+            .ok_or_else(|| invalid("its helper is none of its threads"))?;
+        let is_child = hello.inherited != 0;
+        let inspector = peer.inspect(thread, is_child)?;
+        let space = if is_child {
+            self.claimed(hello.inherited, &inspector, arena.beacon)?
+        } else {
+            self.newcomer(own, &peer, user, hello.relative)?
+        };
+        space.open_stage(arena.stage)?;
+        if !is_child && !proves_itself(&space, &inspector, arena.stage)? {
+            return Err(invalid("its userfaultfd is of another process"));
+        }
+        prepare_trash(&layout, &trash)?;
+        // What it does is short and makes room: it must not queue behind who needs the room.
+        set_nice_of(thread, -10);
+        let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
+        let file = lock(&space.mover)
+            .take_file()
+            .ok_or_else(|| invalid("it has a helper"))?;
+        let has_more = credentials.are_privileged() && !credentials.are_of(is_helper_user);
+        let attached = Attached {
+            inspector,
+            arena,
+            to_follow: has_more.then_some(credentials),
+        };
+        if !space.attach(attached) {
+            return Err(invalid("it has a helper"));
+        }
+        space.helper.store(hello.thread as u32, Ordering::Relaxed);
+        space.set_resident_pages(resident);
+        self.take_in(&space, is_child, resident)?;
+        welcome(&peer.connection, &space, &file, is_child)?;
+        space.detached.store(false, Ordering::Relaxed);
+        Ok((space.id, peer.connection))
+    }
+
+    /// From here on its faults are served.
+    fn take_in(&self, space: &Arc<AddressSpace>, is_child: bool, resident: u64) -> io::Result<()> {
+        if is_child {
+            // It stands still until it is welcomed, so its mappings are those of the fork.
+            space.meet(None);
+            return Ok(());
+        }
+        self.handlers.listen(space)?;
+        self.group.add_space(space.clone());
+        if space.forked.load(Ordering::Relaxed) {
+            self.group.shared.came(resident);
+        }
+        Ok(())
+    }
+
+    /// The address space of a forked child that says it is its own.
+    fn claimed(
+        &self,
+        id: u64,
+        inspector: &Inspector,
+        beacon: VirtualPage,
+    ) -> io::Result<Arc<AddressSpace>> {
+        let space = self.group.space(id);
+        let space = space.filter(|space| space.asks_for_number(beacon));
+        let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
+        let shown = space.beacon_page();
+        for _ in 0..BEACON_TRIES {
+            // It was asked for already, and emptied since, or not.
+            match space.uffd().put_page(beacon.address(), &shown) {
+                Err(partial) if partial.errno == Errno::EAGAIN => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                _ => break,
+            }
+        }
+        if space.is_shown_by(inspector, beacon) {
+            Ok(space)
+        } else {
+            Err(invalid("it claims memory of another process"))
+        }
+    }
+
+    /// An address space that inherits nothing by way of the supervisor. It may share pages all the
+    /// same, with the one that forked it when nothing there was managed.
+    fn newcomer(
+        &self,
+        uffd: OwnedFd,
+        peer: &Peer,
+        user: u32,
+        relative: u64,
+    ) -> io::Result<Arc<AddressSpace>> {
+        {
+            // Forks are told of to who may trace.
+            let _raised = privilege::raised();
+            Uffd(uffd.as_raw_fd()).api(FEATURES)?;
+        }
+        let mover = self.sentinel.mover()?;
+        let (group, id) = (self.group.clone(), self.group.next_id());
+        let space = AddressSpace::new(group, id, uffd, mover);
+        let relative = self.group.space(relative);
+        let relative = relative.filter(|relative| is_relative(relative, peer, user));
+        let Some(relative) = relative else {
+            return Ok(Arc::new(space));
+        };
+        let space = Arc::new(space.of_child(relative.family.clone(), None));
+        relative.forked.store(true, Ordering::Relaxed);
+        space.family.join(&relative);
+        space.family.join(&space);
+        Ok(space)
+    }
+}
+
+/// Whether a program may share pages with one that it says forked it: that is its parent, or of its user.
+fn is_relative(relative: &AddressSpace, peer: &Peer, user: u32) -> bool {
+    let Some(inspector) = relative.inspector() else {
+        return false;
+    };
+    let process = inspector.process();
+    let is_parent = || {
+        let parent = peer.process.parent();
+        parent == Some(process.pid()) && process.signal(0).is_ok()
+    };
+    is_parent() || process.owner().ok() == Some(user)
+}
+
+/// Whether the userfaultfd, by which the stage was registered, and the files of the inspector are of one
+/// address space; see the module. The page is left there, for the helper to drop.
+fn proves_itself(
+    space: &AddressSpace,
+    inspector: &Inspector,
+    stage: PageRange,
+) -> io::Result<bool> {
+    let (start, end) = (stage.start.address(), stage.end.address());
+    let mut proof = [0u8; PAGE_SIZE];
+    getrandom::fill(&mut proof)?;
+    space
+        .uffd()
+        .put_page(start, &proof)
+        .map_err(|partial| io::Error::from(partial.errno))?;
+    let mut found = [0u8; PAGE_SIZE];
+    let is_read = matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == proof;
+    let is_present = inspector.present(start, end)? == [(start, start + PAGE_SIZE as u64)];
+    Ok(is_read && is_present && inspector.has_mapping(start, end)?)
+}
+
+/// Dropped pages pass through the trash, which asks for no events.
+fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
+    let trash_uffd = Uffd(trash.as_raw_fd());
+    // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
+    trash_uffd.api(uffd::FEATURE_SIGBUS)?;
+    trash_uffd.register(layout.trash.0, layout.trash.1 - layout.trash.0)?;
+    Ok(())
+}
+
+fn welcome(
+    connection: &OwnedFd,
+    space: &AddressSpace,
+    channel: &OwnedFd,
+    is_child: bool,
+) -> io::Result<()> {
+    let welcome = Welcome {
+        magic: MAGIC,
+        address_space: space.id,
+        replaces_uffd: u64::from(is_child),
+    };
+    let both = [channel.as_fd(), space.uffd_descriptor().as_fd()];
+    let sent = if is_child { &both[..] } else { &both[..1] };
+    socket::send_welcome(connection.as_fd(), &welcome, sent)
+}

@@ -1,0 +1,137 @@
+//! Those who connected and have not said hello yet.
+//!
+//! There is room for so many, and for so long. Where it is full, the user with the most of them loses the
+//! oldest, so nobody keeps another user's programs out.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How many there can be. Each takes three descriptors.
+pub const MOST: usize = 128;
+
+/// How long one may take to say hello. It is one message after the connection, but a program may be
+/// stopped just then.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The first token; those of address spaces count from 1 and never come near.
+pub const FIRST_TOKEN: u64 = 1 << 63;
+
+/// One of them.
+#[derive(Debug)]
+pub struct Newcomer<T> {
+    /// Its user, when it connected.
+    pub user: u32,
+    /// It was lent what it needs to say hello again.
+    pub is_lent: bool,
+    /// By what it is known.
+    pub who: T,
+    since: Instant,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Newcomers<T> {
+    waiting: HashMap<u64, Newcomer<T>>,
+    next: u64,
+}
+
+impl<T> Newcomer<T> {
+    pub fn new(user: u32, who: T) -> Newcomer<T> {
+        Newcomer {
+            user,
+            is_lent: false,
+            who,
+            since: Instant::now(),
+        }
+    }
+
+    /// Whether it has had its time.
+    pub fn is_late(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= DEADLINE
+    }
+}
+
+impl<T> Newcomers<T> {
+    pub fn new() -> Newcomers<T> {
+        Newcomers {
+            waiting: HashMap::new(),
+            next: FIRST_TOKEN,
+        }
+    }
+
+    /// The token of the one that comes next.
+    pub fn next_token(&self) -> u64 {
+        self.next
+    }
+
+    /// Adds one with [`Newcomers::next_token`]. Returns who had to go for it.
+    pub fn add(&mut self, newcomer: Newcomer<T>) -> Option<Newcomer<T>> {
+        let gone = (self.waiting.len() >= MOST)
+            .then(|| self.oldest_of_most())
+            .flatten();
+        let gone = gone.and_then(|token| self.waiting.remove(&token));
+        self.waiting.insert(self.next, newcomer);
+        self.next += 1;
+        gone
+    }
+
+    /// Takes one out.
+    pub fn take(&mut self, token: u64) -> Option<Newcomer<T>> {
+        self.waiting.remove(&token)
+    }
+
+    /// Takes out those that have had their time.
+    pub fn take_late(&mut self, now: Instant) -> Vec<Newcomer<T>> {
+        let late = self.waiting.iter();
+        let late = late.filter(|(_, newcomer)| newcomer.is_late(now));
+        let tokens: Vec<u64> = late.map(|(token, _)| *token).collect();
+        tokens
+            .iter()
+            .filter_map(|token| self.waiting.remove(token))
+            .collect()
+    }
+
+    /// The oldest of the user who has the most.
+    fn oldest_of_most(&self) -> Option<u64> {
+        let mut users: HashMap<u32, usize> = HashMap::new();
+        for newcomer in self.waiting.values() {
+            *users.entry(newcomer.user).or_default() += 1;
+        }
+        let (most, _) = users.into_iter().max_by_key(|(_, count)| *count)?;
+        let theirs = self.waiting.iter().filter(|(_, one)| one.user == most);
+        // Tokens count up.
+        theirs.map(|(token, _)| *token).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_keeps_another_user_out() {
+        let mut newcomers = Newcomers::new();
+        let victim = newcomers.next_token();
+        assert!(newcomers.add(Newcomer::new(0, "victim")).is_none());
+        let first = newcomers.next_token();
+        for _ in 0..10 * MOST {
+            if let Some(gone) = newcomers.add(Newcomer::new(65_534, "flood")) {
+                assert_eq!(gone.user, 65_534);
+            }
+        }
+        assert_eq!(newcomers.waiting.len(), MOST);
+        assert!(newcomers.take(first).is_none(), "the oldest of them went");
+        assert_eq!(newcomers.take(victim).map(|one| one.who), Some("victim"));
+    }
+
+    #[test]
+    fn who_says_nothing_goes() {
+        let mut newcomers = Newcomers::new();
+        let token = newcomers.next_token();
+        newcomers.add(Newcomer::new(0, ()));
+        let now = Instant::now();
+        assert!(newcomers.take_late(now).is_empty());
+        assert_eq!(newcomers.take_late(now + DEADLINE).len(), 1);
+        assert!(newcomers.take(token).is_none());
+    }
+}

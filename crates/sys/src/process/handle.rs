@@ -1,0 +1,336 @@
+//! A process as a kernel object: its pidfd, and its folder in `/proc`, which stays that of the same
+//! process whoever gets its PID later.
+
+use super::{children_in, named_field, stat_field, threads_in};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// The longest chain of parents that is followed. Each takes a descriptor for a moment.
+const DEEPEST: usize = 128;
+
+/// See the module. Everything is read through descriptors that were opened for this process, so nothing
+/// that is read here is ever that of another one; once it is reaped, reading fails.
+#[derive(Debug)]
+pub struct Process {
+    handle: OwnedFd,
+    folder: OwnedFd,
+    pid: i32,
+}
+
+impl Process {
+    /// The process that called `connect` for the other end of `socket`.
+    ///
+    /// # Errors
+    /// If it is gone already, is in a PID namespace that is not visible from here, or before Linux 6.5.
+    pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Process> {
+        // Both are of the same moment and the same process.
+        let pid = crate::socket::peer(socket)?.pid;
+        Process::new(crate::socket::peer_handle(socket)?, pid)
+    }
+
+    /// The process that has a PID now. Who it is must be checked through the result.
+    ///
+    /// # Errors
+    /// If there is none, or descriptors are short.
+    pub fn open(pid: i32) -> io::Result<Process> {
+        // SAFETY: numbers only; the descriptor is fresh.
+        let handle = unsafe {
+            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32;
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        Process::new(handle, pid)
+    }
+
+    fn new(handle: OwnedFd, pid: i32) -> io::Result<Process> {
+        if pid <= 0 {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let process = Process {
+            handle,
+            folder: folder_of(pid)?,
+            pid,
+        };
+        // A PID is not given again before its process is reaped. The process of the handle is not, after
+        // the folder was opened by its PID, so the folder is its own.
+        process.signal(0)?;
+        Ok(process)
+    }
+
+    /// Its PID, for messages and for comparing with what is known to live.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Its pidfd.
+    pub fn handle(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+
+    /// Sends a signal; 0 only looks whether the process is reaped.
+    ///
+    /// # Errors
+    /// `ESRCH` if it is reaped. To signal 0, nothing else is one.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        // SAFETY: our own descriptor, numbers, no information structure.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                self.handle.as_raw_fd(),
+                signal,
+                std::ptr::null::<libc::siginfo_t>(),
+                0,
+            )
+        };
+        let error = io::Error::last_os_error();
+        let unreaped = signal == 0 && error.raw_os_error() == Some(libc::EPERM);
+        if result == 0 || unreaped {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    }
+
+    /// Opens a file below its folder in `/proc`, for reading.
+    ///
+    /// # Errors
+    /// If it is reaped, or may not be inspected.
+    pub fn open_file(&self, path: &str) -> io::Result<File> {
+        open_below(self.folder.as_fd(), path)
+    }
+
+    /// What such a file says; bytes that are no UTF-8 as `�`.
+    ///
+    /// # Errors
+    /// As [`Process::open_file`].
+    pub fn text(&self, path: &str) -> io::Result<String> {
+        text_below(self.folder.as_fd(), path)
+    }
+
+    /// Whether it was started by this process, or by one that was.
+    ///
+    /// # Errors
+    /// If descriptors are short: then it is not known.
+    pub fn descends_from_here(&self) -> io::Result<bool> {
+        let own = super::own_id();
+        let folder = self.folder.try_clone()?;
+        // Parents may end, and their children come to others, while the chain is followed.
+        for _ in 0..3 {
+            match chain(folder.as_fd(), own)? {
+                Some(chain) if is_still(&chain) => return Ok(true),
+                Some(_) => {}
+                None => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The thread that knows itself by `number`, which differs where the process is in a PID namespace
+    /// of its own, and what it may.
+    pub fn thread_by_own_number(&self, number: u64) -> Option<(i32, Credentials)> {
+        let knows_itself = |thread: i32| {
+            let status = self.text(&format!("task/{thread}/status")).ok()?;
+            let own = named_field(&status, "NSpid")?;
+            let own: u64 = own.split_ascii_whitespace().next_back()?.parse().ok()?;
+            (own == number).then(|| (thread, Credentials::of_status(&status)))
+        };
+        let same = i32::try_from(number).ok();
+        same.and_then(knows_itself).or_else(|| {
+            let threads = threads_in(self.folder.as_fd());
+            threads.into_iter().find_map(knows_itself)
+        })
+    }
+
+    /// The CPU that one of its threads last ran on.
+    pub fn last_cpu(&self, thread: u32) -> Option<usize> {
+        let mut buffer = [0u8; 1024];
+        let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
+        let length = file.read(&mut buffer).ok()?;
+        stat_field(&String::from_utf8_lossy(&buffer[..length]), 39)
+    }
+
+    /// What one of its threads may.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn credentials(&self, thread: i32) -> io::Result<Credentials> {
+        let status = self.text(&format!("task/{thread}/status"))?;
+        Ok(Credentials::of_status(&status))
+    }
+
+    /// The user who may inspect it: its own, or root where it may not be dumped.
+    ///
+    /// # Errors
+    /// If it is reaped.
+    pub fn owner(&self) -> io::Result<u32> {
+        let stat = rustix::fs::statat(&self.folder, "stat", rustix::fs::AtFlags::empty())?;
+        Ok(stat.st_uid)
+    }
+
+    /// Its parent's PID.
+    pub fn parent(&self) -> Option<i32> {
+        parent_of(self.folder.as_fd())
+    }
+
+    /// Its children's PIDs.
+    pub fn children(&self) -> Vec<i32> {
+        children_in(self.folder.as_fd())
+    }
+}
+
+/// What a thread may, as `/proc` writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials {
+    users: String,
+    groups: String,
+    capabilities: String,
+}
+
+impl Credentials {
+    fn of_status(status: &str) -> Credentials {
+        let field = |name| named_field(status, name).unwrap_or_default().to_owned();
+        Credentials {
+            users: field("Uid"),
+            groups: field("Gid"),
+            capabilities: field("CapPrm"),
+        }
+    }
+
+    /// Whether all its users are such.
+    pub fn are_of(&self, is_such: impl Fn(u32) -> bool) -> bool {
+        let users = self.users.split_ascii_whitespace();
+        let mut users = users.map(str::parse).peekable();
+        users.peek().is_some() && users.all(|user| user.is_ok_and(&is_such))
+    }
+
+    /// Whether it is root's in any way, or has a capability: the program may have less one day.
+    pub fn are_privileged(&self) -> bool {
+        let mut users = self.users.split_ascii_whitespace();
+        users.any(|user| user == "0") || self.capabilities.bytes().any(|digit| digit != b'0')
+    }
+}
+
+pub(super) fn folder_of(pid: i32) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(
+        format!("/proc/{pid}"),
+        flags,
+        Mode::empty(),
+    )?)
+}
+
+pub(super) fn open_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(folder, path, flags, Mode::empty())?.into())
+}
+
+pub(super) fn text_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    open_below(folder, path)?.read_to_end(&mut bytes)?;
+    Ok(super::text_of(bytes))
+}
+
+/// A process on the way up, and the parent that it had.
+type Link = (OwnedFd, i32);
+
+/// The chain of parents from a process to `ancestor`; none if it does not lead there.
+fn chain(folder: BorrowedFd<'_>, ancestor: i32) -> io::Result<Option<Vec<Link>>> {
+    let mut links = vec![];
+    let mut folder = folder.try_clone_to_owned()?;
+    while links.len() < DEEPEST {
+        let Some(parent) = parent_of(folder.as_fd()) else {
+            return Ok(None);
+        };
+        links.push((folder, parent));
+        if parent == ancestor {
+            return Ok(Some(links));
+        }
+        if parent <= 1 {
+            return Ok(None);
+        }
+        folder = match folder_of(parent) {
+            Ok(folder) => folder,
+            // It ended meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(links)),
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(None)
+}
+
+/// Whether each process of a chain still has the parent that it had, the last of them this one: then all of
+/// them lived at once, and none was another by then.
+fn is_still(chain: &[Link]) -> bool {
+    let leads_here = chain.last().is_some_and(|(_, top)| *top == super::own_id());
+    let unchanged = |(folder, parent): &Link| parent_of(folder.as_fd()) == Some(*parent);
+    leads_here && chain.iter().all(unchanged)
+}
+
+fn parent_of(folder: BorrowedFd<'_>) -> Option<i32> {
+    stat_field(&text_below(folder, "stat").ok()?, 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::own_id;
+    use std::process::Command;
+
+    #[test]
+    fn a_reaped_process_is_nobody_elses() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id() as i32).unwrap();
+        assert!(process.descends_from_here().unwrap());
+        assert!(process.text("stat").is_ok() && process.signal(0).is_ok());
+        assert!(process.last_cpu(child.id()).is_some());
+        let thread = process.thread_by_own_number(u64::from(child.id()));
+        assert_eq!(thread.map(|(thread, _)| thread), Some(child.id() as i32));
+        assert!(process.thread_by_own_number(u64::MAX).is_none());
+        assert_eq!(process.parent(), Some(own_id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let gone = process.signal(0).unwrap_err();
+        assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
+        assert!(process.text("stat").is_err());
+        assert!(!process.descends_from_here().unwrap());
+        assert!(Process::open(0).is_err() && Process::open(-1).is_err());
+    }
+
+    #[test]
+    fn those_above_do_not_descend_from_here() {
+        let above = Process::open(std::os::unix::process::parent_id() as i32);
+        // In a PID namespace of its own this process may have none.
+        if let Ok(above) = above {
+            assert!(!above.descends_from_here().unwrap());
+        }
+        let own = Process::open(own_id()).unwrap();
+        assert!(
+            !own.descends_from_here().unwrap(),
+            "nobody is its own child"
+        );
+    }
+
+    #[test]
+    fn a_peer_is_known_by_its_connection() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let path = std::env::temp_dir().join(format!("memfold-peer-{}", own_id()));
+        let listener = crate::socket::listen(&path).unwrap();
+        let (unix, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let own_end = rustix::net::socket_with(unix, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&own_end, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        std::fs::remove_file(path).unwrap();
+        let connection = crate::socket::accept(listener.as_fd()).unwrap().unwrap();
+        let peer = Process::of_peer(connection.as_fd()).unwrap();
+        assert_eq!(peer.pid(), own_id());
+        let (thread, credentials) = peer.thread_by_own_number(own_id() as u64).unwrap();
+        assert_eq!(credentials, peer.credentials(thread).unwrap());
+        let own = crate::process::own_user();
+        assert_eq!(peer.owner().unwrap(), own);
+        assert!(credentials.are_of(|user| user == own) && !credentials.are_of(|_| false));
+        assert!(own != 0 || credentials.are_privileged());
+    }
+}
