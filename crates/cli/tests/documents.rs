@@ -5,7 +5,9 @@ use std::path::Path;
 
 /// A document of the repository, its white space made even.
 fn document(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(name);
     let text = fs::read_to_string(&path).expect("the repository has it");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -23,5 +25,8 @@ fn readme_and_security_guarantee_the_same() {
     let heading = "a test compares them.";
     let guarantees = between(&security, heading, "## Who may attack");
     assert!(guarantees.matches("- **").count() >= 5, "{guarantees}");
-    assert!(readme.contains(guarantees), "README.md differs from SECURITY.md");
+    assert!(
+        readme.contains(guarantees),
+        "README.md differs from SECURITY.md"
+    );
 }
