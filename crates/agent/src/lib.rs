@@ -21,6 +21,7 @@
 
 mod arena;
 mod helper;
+mod ioctl;
 mod message;
 mod start;
 mod system;

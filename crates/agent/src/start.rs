@@ -178,7 +178,8 @@ pub fn set_channel(channel: &'static Channel) {
     }
 }
 
-fn channel() -> Option<&'static Channel> {
+/// The channel, once the helper of this very process has mapped it.
+pub fn channel() -> Option<&'static Channel> {
     let address = note()?.load(Ordering::Relaxed) as *const Channel;
     // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
     unsafe { address.as_ref() }

@@ -12,6 +12,7 @@ use crate::halt::Halt;
 use crate::mover::{Mover, bytes};
 use crate::order::Order;
 use crate::page::{PageRange, VirtualPage};
+use crate::refused::Refused;
 use crate::regions::Regions;
 use crate::shared_pages::ForkUnderWay;
 use crate::sharing::Family;
@@ -85,6 +86,11 @@ pub struct AddressSpace {
     pub changes: Mutex<Changes>,
     /// Claims of faults that found the program gone.
     claims_left: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
+    /// How often memory was unregistered at the program's request; changes while the gate is held
+    /// exclusively.
+    pub unregistered: AtomicU32,
+    /// What another userfaultfd or the kind of the mapping keeps from being registered.
+    pub refused: Mutex<Refused>,
     /// How many claims faults have tried to make.
     pub claims: AtomicU32,
     attached: OnceLock<Attached>,
@@ -201,6 +207,8 @@ impl AddressSpace {
             windows: Mutex::default(),
             changes: Mutex::default(),
             claims_left: Mutex::default(),
+            unregistered: AtomicU32::new(0),
+            refused: Mutex::default(),
             claims: AtomicU32::new(0),
             attached: OnceLock::new(),
             seen: OnceLock::new(),

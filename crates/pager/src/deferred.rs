@@ -107,6 +107,7 @@ mod tests {
             page: VirtualPage(page),
             write,
             protected,
+            unregistered: 0,
         }
     }
 

@@ -32,15 +32,27 @@ pub struct Fault {
     pub write: bool,
     /// The page is there, and waits for leave to be written.
     pub protected: bool,
+    /// How often the program had memory unregistered when this was told.
+    pub unregistered: u32,
 }
 
 impl Fault {
-    pub fn of_message(message: &Message) -> Fault {
+    pub fn of_message(message: &Message, space: &AddressSpace) -> Fault {
         Fault {
+            unregistered: space.unregistered.load(Ordering::Relaxed),
             page: VirtualPage::containing(message.fault_address()),
             write: message.fault_flags() & FAULT_WRITE != 0,
             protected: message.fault_flags() & FAULT_PROTECTED != 0,
         }
+    }
+}
+
+impl Fault {
+    /// Whether memory was unregistered since it was told, maybe its page. The kernel woke its thread
+    /// then; if the page is missing still, that is another userfaultfd's to be told, and a page put
+    /// there by this one would be wrong. The gate is held shared.
+    pub fn is_outdated(&self, space: &AddressSpace) -> bool {
+        self.unregistered != space.unregistered.load(Ordering::Relaxed)
     }
 }
 
@@ -123,6 +135,11 @@ impl Server {
                     return Served::Done;
                 }
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
+                    if fault.is_outdated(space) {
+                        // Where it was not woken, it is told anew.
+                        wake(space, fault.page, 1);
+                        return Served::Done;
+                    }
                     // A resident page was brought in since, most likely, and needs no room.
                     let needs_room = !matches!(state, PageState::Resident { .. });
                     if needs_room && must_wait(space, fault, admission) {

@@ -4,7 +4,7 @@
 use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Served, Server, wake};
 use crate::group::{Group, Watermarks, lock};
-use crate::handler::Handlers;
+use crate::handler::{Handlers, Messages};
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
@@ -16,6 +16,10 @@ use memfold_sys::thread::{self, Standing};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use unregister::Unregistering;
+
+mod recall;
+mod unregister;
 
 /// How often it is looked for programs of which only the helper is left: the look at a program takes
 /// longer than that at its size.
@@ -43,6 +47,7 @@ pub struct Governor {
     sharing: SharingWatch,
     /// When it was last looked for programs that only their helper keeps.
     looked_for_ends: Instant,
+    unregistering: Unregistering,
 }
 
 impl Governor {
@@ -53,6 +58,7 @@ impl Governor {
             server: Server::default(),
             sharing: SharingWatch::default(),
             looked_for_ends: Instant::now(),
+            unregistering: Unregistering::default(),
         }
     }
 
@@ -105,6 +111,7 @@ impl Governor {
                 self.handlers.remind(space);
             }
         }
+        let is_awaited = self.unregister_for_programs(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();
@@ -115,7 +122,7 @@ impl Governor {
         let copied = resident + bytes(self.group.shared.pages());
         if copied >= manage_from {
             for space in &spaces {
-                if worth_a_look(space) {
+                if worth_a_look(space) && !self.unregistering.is_pending(space) {
                     self.take_over(space);
                 }
             }
@@ -127,6 +134,9 @@ impl Governor {
             } else if resident > marks.start {
                 self.group.call_reclaimer();
             }
+        }
+        if is_awaited {
+            return SHORTEST_TICK;
         }
         let room = if copied < manage_from {
             manage_from - copied
@@ -165,8 +175,10 @@ impl Governor {
         if survey.fresh.is_empty() {
             return;
         }
-        let now = self.group.milliseconds();
-        self.group.found_mappings.store(now, Ordering::Relaxed);
+        if lock(&space.refused).is_any_new(&survey.fresh) {
+            let now = self.group.milliseconds();
+            self.group.found_mappings.store(now, Ordering::Relaxed);
+        }
         let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
             space.look_again.store(true, Ordering::Relaxed);
             return;
@@ -177,6 +189,11 @@ impl Governor {
             space.look_again.store(true, Ordering::Relaxed);
         }
         drop(gate);
+        self.take_in(space, messages);
+    }
+
+    /// Does what was read along with events, after the gate was left.
+    fn take_in(&mut self, space: &Arc<AddressSpace>, messages: Messages) {
         for child in &messages.children {
             // Reported by the handler's next read otherwise; here it is this thread's to do.
             let _ = self.handlers.listen(child);
@@ -227,6 +244,7 @@ impl Governor {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 // The mapping may be gone or be another by now: then it is looked at again later.
                 if uffd.register_protectable(start, length).is_err() {
+                    lock(&space.refused).note(part);
                     continue;
                 }
                 match space.present(part) {

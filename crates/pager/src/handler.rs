@@ -394,7 +394,7 @@ fn collect(
             let Some(change) = change_of(message, space, changes) else {
                 messages
                     .faults
-                    .push((Fault::of_message(message), message.fault_thread()));
+                    .push((Fault::of_message(message, space), message.fault_thread()));
                 continue;
             };
             any = true;

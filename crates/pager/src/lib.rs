@@ -31,6 +31,7 @@ mod options;
 mod order;
 mod page;
 mod reclaim;
+mod refused;
 mod regions;
 mod relief;
 mod sentinel;

@@ -35,6 +35,7 @@ impl Survey {
     pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<Survey> {
         let areas = attached.inspector.areas()?;
         let mut survey = Survey::default();
+        lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
             let range = PageRange::of_addresses(area.start, area.end);
             let own = &attached.arena;
@@ -42,6 +43,7 @@ impl Survey {
                 || range.pages() < SMALLEST_MAPPING_PAGES
                 || !range.intersection(own.whole).is_empty()
                 || (range.start..range.end).contains(&own.beacon)
+                || lock(&space.refused).covers(range)
             {
                 continue;
             }

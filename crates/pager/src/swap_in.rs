@@ -63,6 +63,31 @@ impl Claim {
         })
     }
 
+    /// Claims what is swapped out of a range of at most [`SWAP_IN_WINDOW`] pages, without a fault. The
+    /// gate is held shared.
+    pub fn of_range(space: &AddressSpace, range: PageRange) -> Option<Claim> {
+        let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
+        let mut pages = Vec::new();
+        space.table.visit(range, |page, entry| {
+            if let state @ PageState::Swapped(slot) = entry.load()
+                && entry.replace(state, PageState::Filling(slot, number))
+            {
+                pages.push((page, slot));
+            }
+            pages.len() < SWAP_IN_WINDOW as usize
+        });
+        (!pages.is_empty()).then_some(Claim {
+            pages,
+            asked: 0,
+            number,
+        })
+    }
+
+    /// Pages claimed.
+    pub fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
     fn page(&self, index: usize) -> VirtualPage {
         self.pages[index].0
     }

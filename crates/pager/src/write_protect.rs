@@ -14,7 +14,7 @@
 //! go out, never waits for room either: it makes it.
 
 use crate::address_space::AddressSpace;
-use crate::fault::{Admission, Fault, Served, after_failure, must_wait};
+use crate::fault::{Admission, Fault, Served, after_failure, must_wait, wake};
 use crate::group::lock;
 use crate::mover::{Run, bytes};
 use crate::page::{PageRange, VirtualPage};
@@ -151,6 +151,13 @@ impl AddressSpace {
 
 /// Serves a write to a protected page: allows it, if there is room for the copy.
 pub fn admit_write(space: &Arc<AddressSpace>, fault: Fault, admission: Admission) -> Served {
+    let Ok(_gate) = space.shared() else {
+        return Served::Done;
+    };
+    if fault.is_outdated(space) {
+        wake(space, fault.page, 1);
+        return Served::Done;
+    }
     let shares = space.family.has_others(space);
     if shares && must_wait(space, fault, admission) {
         return Served::Done;

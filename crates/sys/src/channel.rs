@@ -7,7 +7,7 @@
 
 use crate::gate::Gate;
 use core::cell::UnsafeCell;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Runs of pages in one command.
 pub const RUNS_MAX: usize = 64;
@@ -62,6 +62,26 @@ pub struct Command {
     pub moves: [MoveRun; RUNS_MAX],
 }
 
+/// A request of the program to unregister a range that it is about to register with a userfaultfd of
+/// its own. One at a time; all zero is "none was made".
+#[repr(C)]
+pub struct UnregisterRequest {
+    /// A mutex among the program's threads: 0 if free, 1 if taken, 2 if others may wait for it.
+    pub lock: AtomicU32,
+    /// Requests made.
+    pub asked: AtomicU32,
+    /// The request that was answered last. What its thread sleeps on.
+    pub answered: AtomicU32,
+    /// The request after which the program has registered the range, or given up.
+    pub over: AtomicU32,
+    /// Changes while the supervisor works on the request.
+    pub progress: AtomicU32,
+    /// First address.
+    pub start: AtomicU64,
+    /// Bytes.
+    pub length: AtomicU64,
+}
+
 /// The shared memory's layout. All zero is the initial state but for `alive`.
 #[repr(C)]
 pub struct Channel {
@@ -83,6 +103,8 @@ pub struct Channel {
     pub dismissed: AtomicU32,
     /// Who may change pages.
     pub gate: Gate,
+    /// What the program wants to be unregistered.
+    pub unregister: UnregisterRequest,
     command: UnsafeCell<Command>,
 }
 

@@ -29,6 +29,19 @@ pub struct Outcome {
     pub moves: Vec<MoveRun>,
 }
 
+/// A request to unregister a range, as the program wrote it: nothing of it is checked.
+#[derive(Debug, Clone, Copy)]
+pub struct UnregisterWanted {
+    /// Which request it is.
+    pub number: u32,
+    /// It was answered, and the program has not come to its own registering.
+    pub is_answered: bool,
+    /// First address.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
 /// A channel in the supervisor. The command protocol (one at a time) is the caller's to keep:
 /// [`Port::post`] and [`Port::outcome`] take `&mut`.
 pub struct Port {
@@ -92,6 +105,35 @@ impl SharedChannel {
             .dismissed
             .store(u32::from(status) + 1, Ordering::Release);
         futex::wake(&channel.alive, 1);
+    }
+
+    /// The range that the program wants to be unregistered, until it says that it has registered it.
+    pub fn unregister_wanted(&self) -> Option<UnregisterWanted> {
+        let request = &self.channel().unregister;
+        // Acquire: the range is written before.
+        let number = request.asked.load(Ordering::Acquire);
+        if number == request.over.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(UnregisterWanted {
+            number,
+            is_answered: request.answered.load(Ordering::Relaxed) == number,
+            start: request.start.load(Ordering::Relaxed),
+            length: request.length.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Tells the thread that waits for an answer to be patient.
+    pub fn note_unregister_progress(&self) {
+        let request = &self.channel().unregister;
+        request.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Answers a request: memfold has let go of the range, or cannot.
+    pub fn answer_unregister(&self, number: u32) {
+        let request = &self.channel().unregister;
+        request.answered.store(number, Ordering::Release);
+        futex::wake_all(&request.answered);
     }
 
     /// Waits until a command other than `done` is done, at most `timeout`.

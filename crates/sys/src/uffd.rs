@@ -45,7 +45,8 @@ pub const FAULT_WRITE: u64 = 1;
 pub const FAULT_PROTECTED: u64 = 1 << 1;
 
 const IOC_API: usize = 0xc018_aa3f;
-const IOC_REGISTER: usize = 0xc020_aa00;
+/// `UFFDIO_REGISTER`.
+pub const IOC_REGISTER: usize = 0xc020_aa00;
 const IOC_UNREGISTER: usize = 0x8010_aa01;
 const IOC_WAKE: usize = 0x8010_aa02;
 const IOC_COPY: usize = 0xc028_aa03;

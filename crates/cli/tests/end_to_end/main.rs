@@ -12,6 +12,7 @@ mod helper;
 mod host_swap;
 mod inherited;
 mod leftovers;
+mod own_userfaultfd;
 mod pass_through;
 mod processes;
 mod programs;
