@@ -16,9 +16,11 @@ use memfold_sys::thread::{self, Standing};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use traced::Tracing;
 use unregister::Unregistering;
 
 mod recall;
+mod traced;
 mod unregister;
 
 /// How often it is looked for programs of which only the helper is left: the look at a program takes
@@ -48,6 +50,7 @@ pub struct Governor {
     /// When it was last looked for programs that only their helper keeps.
     looked_for_ends: Instant,
     unregistering: Unregistering,
+    tracing: Tracing,
 }
 
 impl Governor {
@@ -59,6 +62,7 @@ impl Governor {
             sharing: SharingWatch::default(),
             looked_for_ends: Instant::now(),
             unregistering: Unregistering::default(),
+            tracing: Tracing::default(),
         }
     }
 
@@ -111,7 +115,7 @@ impl Governor {
                 self.handlers.remind(space);
             }
         }
-        let is_awaited = self.unregister_for_programs(&spaces);
+        let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();

@@ -67,6 +67,9 @@ pub struct Group {
     resident_limit: AtomicU64,
     concession: Concession,
     pub gains: Gains,
+    /// Pages that were brought back for tracers, by which the limit is exceeded while these hold their
+    /// programs.
+    pub held_pages: AtomicU64,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
     pub deferred: Deferred,
@@ -82,6 +85,7 @@ pub struct Group {
     pub guardian: Guardian,
     warned_over_limit: AtomicBool,
     warned_zeroed: AtomicBool,
+    warned_held: AtomicBool,
     pub warned_file: AtomicBool,
     /// Milliseconds since the start: until then the file is left alone.
     pub file_paused_until: AtomicU64,
@@ -155,6 +159,7 @@ impl Group {
             meeting: Mutex::default(),
             resident_limit: AtomicU64::new(u64::MAX),
             concession: Concession::new(Instant::now()),
+            held_pages: AtomicU64::new(0),
             shared: Arc::default(),
             deferred: Deferred::default(),
             spare: Mutex::default(),
@@ -166,6 +171,7 @@ impl Group {
             guardian: Guardian::default(),
             warned_over_limit: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
+            warned_held: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
             swapping_off: Mutex::default(),
@@ -256,8 +262,9 @@ impl Group {
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
         let conceded = self.concession.bytes(Instant::now());
+        let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resident_limit
-            .store(limit.max(conceded), Ordering::Relaxed);
+            .store(limit.max(conceded).saturating_add(held), Ordering::Relaxed);
     }
 
     /// Releases slots soon, or at once if many wait already: what they hold is counted still.
@@ -355,6 +362,18 @@ impl Group {
                 "the limit is exceeded by {} KiB, as nothing more can be moved out; raise --limit \
                  (this is said once)",
                 excess * PAGE_SIZE as u64 / 1024
+            );
+        }
+    }
+
+    /// Notes that a program's memory was brought back for its tracer; says so once.
+    pub fn note_held(&self, pid: i32, pages: u64) {
+        self.note_peaks();
+        if !self.warned_held.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "process {pid} is stopped by a debugger, which can only read what is in memory: {} KiB are \
+                 brought back, and the limit is exceeded by as much until it goes on (this is said once)",
+                bytes(pages) / 1024
             );
         }
     }

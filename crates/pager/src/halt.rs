@@ -20,6 +20,8 @@ const SPARED: u64 = 100;
 pub struct Halt {
     /// It was found stopped, and not found running since.
     halted: AtomicBool,
+    /// A tracer has it stopped and may read its memory: none of it is moved out.
+    pub held: AtomicBool,
     /// Milliseconds since the supervisor started: until then it is spared as a tracer.
     spared_until: AtomicU64,
 }
@@ -40,6 +42,11 @@ impl AddressSpace {
             self.spare_tracer();
         }
         stopped
+    }
+
+    /// Whether a tracer has the program stopped for longer than a moment.
+    pub fn is_held(&self) -> bool {
+        self.halt.held.load(Ordering::Relaxed)
     }
 
     /// Spares the one that traces this program.

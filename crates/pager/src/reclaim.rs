@@ -403,6 +403,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
         && !space.detached.load(Ordering::Relaxed)
+        && !space.is_held()
         && !space.is_still_halted()
         && !space.is_spared()
 }

@@ -5,7 +5,7 @@ mod inspector;
 mod mappings;
 
 pub use handle::{Credentials, Process};
-pub use inspector::{Inspector, Sizes};
+pub use inspector::{Inspector, Sizes, TraceStop};
 pub use mappings::{InheritedRange, VirtualMemoryArea};
 
 use std::collections::VecDeque;

@@ -6,6 +6,7 @@
 
 mod admission;
 mod crash;
+mod debuggers;
 mod departures;
 mod harness;
 mod helper;

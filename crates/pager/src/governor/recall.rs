@@ -19,8 +19,6 @@ const LOOKED_AT: usize = 1 << 15;
 /// Where a recall has come to.
 #[derive(Debug, Default)]
 pub struct Recalled {
-    /// Pages brought back.
-    pub pages: u64,
     /// Where to go on; `None` at the end.
     pub next: Option<VirtualPage>,
     /// Some were left out, which others have or whose mapping changes.
@@ -38,13 +36,14 @@ enum Next {
 }
 
 impl Governor {
-    /// Brings the pages of a range back until the deadline. What is on its way to the stage is left to
-    /// who calls.
+    /// Brings the pages of a range back until the deadline, and tells how many before they come. What is
+    /// on its way to the stage is left to who calls.
     pub(super) fn recall(
         &mut self,
         space: &Arc<AddressSpace>,
         range: PageRange,
         deadline: Instant,
+        about_to_come: impl Fn(u64),
     ) -> Recalled {
         let mut recalled = Recalled::default();
         let (mut start, mut tries) = (range.start, 0);
@@ -61,13 +60,13 @@ impl Governor {
                     continue;
                 }
                 Some(Next::Claimed(page, claim)) => {
+                    about_to_come(claim.pages() as u64);
                     self.server.swap_in(space, &claim);
-                    recalled.pages += claim.pages() as u64;
                     page
                 }
                 Some(Next::Staged(page, place)) => {
+                    // It was counted as resident while it was staged.
                     self.server.put_back(space, page, place);
-                    recalled.pages += 1;
                     page
                 }
                 Some(Next::Awaited(page)) => {

@@ -17,6 +17,15 @@ pub struct Sizes {
     pub resident_pages: u64,
 }
 
+/// A stop of a process in which a tracer has its main thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceStop {
+    /// The process that traces it.
+    pub tracer: i32,
+    /// How often the thread has given up its CPU: two stops differ in it.
+    pub switches: u64,
+}
+
 /// What is looked at in a process, through files of its own that are held open.
 ///
 /// Memory, mappings and page maps are those of the address space that the process had when they were
@@ -133,6 +142,21 @@ impl Inspector {
         let text = self.thread_text("status").ok()?;
         let tracer = named_field(&text, "TracerPid")?.parse().ok();
         tracer.filter(|tracer| *tracer != 0)
+    }
+
+    /// The stop in which a tracer has the main thread, if it has.
+    pub fn trace_stop(&self) -> Option<TraceStop> {
+        if stat_field(&self.process.text("stat").ok()?, 3) != Some('t') {
+            return None;
+        }
+        let text = self.process.text("status").ok()?;
+        let number = |name| named_field(&text, name)?.parse::<u64>().ok();
+        let is_stopped = named_field(&text, "State")?.starts_with('t');
+        let tracer = number("TracerPid")?;
+        (is_stopped && tracer != 0).then_some(TraceStop {
+            tracer: tracer as i32,
+            switches: number("voluntary_ctxt_switches")?,
+        })
     }
 
     /// Anonymous memory in bytes with each page divided among those who share it. Slower: the

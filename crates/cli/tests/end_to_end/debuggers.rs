@@ -1,0 +1,108 @@
+//! Programs whose memory a debugger reads while part of it is out.
+
+use crate::support::{Limits, MIB, Program, alone, available, compiled, find_program};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+/// Where a core file has memory: `(address, bytes, offset)`.
+fn segments(core: &File) -> Vec<(u64, u64, u64)> {
+    const LOAD: u32 = 1;
+    const HEADER: usize = 56;
+    let read = |offset: u64, bytes: usize| {
+        let mut buffer = vec![0; bytes];
+        core.read_exact_at(&mut buffer, offset).expect("a header");
+        buffer
+    };
+    let word = |bytes: &[u8], at: usize| {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    };
+    let header = read(0, 64);
+    let count = u16::from_le_bytes([header[56], header[57]]);
+    let table = read(word(&header, 32), usize::from(count) * HEADER);
+    table
+        .chunks_exact(HEADER)
+        .filter(|entry| entry[..4] == LOAD.to_le_bytes())
+        .map(|entry| (word(entry, 16), word(entry, 32), word(entry, 8)))
+        .collect()
+}
+
+/// How many pages from an address on are in a core file as `held.c` wrote them.
+fn pages_as_written(core: &Path, start: u64, pages: usize) -> usize {
+    let core = File::open(core).expect("the core file");
+    let segments = segments(&core);
+    let is_as_written = |page: &usize| {
+        let address = start + (page * PAGE) as u64;
+        let holds =
+            |(first, bytes, _): &&(u64, u64, u64)| (*first..first + bytes).contains(&address);
+        let Some((first, _, offset)) = segments.iter().find(holds) else {
+            return false;
+        };
+        let mut found = [0; PAGE];
+        core.read_exact_at(&mut found, offset + address - first)
+            .expect("what the header names");
+        let mut expected = [(page % 251) as u8; PAGE];
+        expected[..8].copy_from_slice(&(*page as u64).to_le_bytes());
+        found == expected
+    };
+    (0..pages).filter(is_as_written).count()
+}
+
+fn anonymous_bytes(process: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("its status");
+    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kilobytes.expect("a size") * 1024
+}
+
+#[test]
+fn a_core_made_of_a_program_holds_all_its_pages() {
+    if !available("gcore", &["cc", "gdb", "gcore"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let mut running = Program::new(compiled("held", &["held.c"], &[]))
+        .arg("100")
+        .timeout(Duration::from_secs(90))
+        .start(Limits::Total(40 * MIB));
+    running.wait_for_output(10);
+    let text = String::from_utf8_lossy(&running.output_so_far()).into_owned();
+    let (process, start) = text.trim().split_once(' ').expect("two numbers");
+    let process: i32 = process.parse().expect("a process");
+    let start = u64::from_str_radix(start, 16).expect("an address");
+    let is_held_to = |bytes: u64| {
+        let since = Instant::now();
+        while anonymous_bytes(process) > bytes {
+            if since.elapsed() > Duration::from_secs(20) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    };
+    assert!(is_held_to(40 * MIB), "nothing went out");
+    let core = folder.path().join("core");
+    let gcore = Command::new(find_program("gcore").expect("it is there"))
+        .arg("-o")
+        .args([core.as_os_str(), process.to_string().as_ref()])
+        .stdin(Stdio::null())
+        .output()
+        .expect("gcore runs");
+    let said = String::from_utf8_lossy(&gcore.stderr);
+    let core = folder.path().join(format!("core.{process}"));
+    assert_eq!(pages_as_written(&core, start, 25_600), 25_600, "{said}");
+    assert!(is_held_to(41 * MIB), "the limit was lost");
+    kill(Pid::from_raw(process), Signal::SIGUSR1).expect("the program waits");
+    let outcome = running.wait();
+    outcome.assert_success();
+    assert!(outcome.text().ends_with("held ok\n"), "{}", outcome.text());
+    let warnings = outcome.errors.matches("the limit is exceeded").count();
+    assert_eq!(warnings, 1, "{}", outcome.errors);
+}
