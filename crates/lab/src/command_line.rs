@@ -9,7 +9,8 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, pool, report::Report, report_html, table, trace, virtual_slots,
+    chain, exit, free, host, kernel, pool, report::Report, report_html, soak, table, trace,
+    virtual_slots,
 };
 
 const EXAMPLES: &str = "\
@@ -269,7 +270,7 @@ fn designs() -> [Command; 6] {
     ]
 }
 
-fn comparisons() -> [Command; 2] {
+fn comparisons() -> [Command; 3] {
     let out = option("out", "DIR", "Where the page, plots and JSON go");
     [
         experiment(
@@ -278,6 +279,22 @@ fn comparisons() -> [Command; 2] {
         )
         .args(kernel_options())
         .after_help(KERNEL_NOTES),
+        experiment(
+            "soak",
+            "Whether memfold itself grows while a mix of programs runs under it for long",
+        )
+        .args([
+            option(
+                "minutes",
+                "N",
+                "For so long it is looked at, after a warm-up of a fifth of it [default: 10]",
+            ),
+            option(
+                "memfold",
+                "PATH",
+                "The program memfold [default: the one beside this program]",
+            ),
+        ]),
         Command::new("report")
             .about("A page of all experiments, with plots, beside the published figures")
             .args([
@@ -332,7 +349,7 @@ fn describing() -> [Command; 3] {
 }
 
 /// What this program runs itself as.
-fn hidden() -> [Command; 5] {
+fn hidden() -> [Command; 6] {
     let values = |name: &'static str, options: &[&'static str]| {
         let options = options.iter().map(|name| option(name, "VALUE", ""));
         Command::new(name).hide(true).args(options)
@@ -341,6 +358,7 @@ fn hidden() -> [Command; 5] {
         values(pool::CHILD, &["variant", "trace"]),
         values(kernel::WORKLOAD, kernel::WORKLOAD_OPTIONS).arg(Arg::new("name").required(true)),
         values(host::GUARDIAN, &[]),
+        values(soak::GUESTS, soak::GUESTS_OPTIONS),
         values(exit::PROGRAM, &["pages"]),
         values(exit::NEWCOMER, &["pages"]),
     ]
@@ -359,6 +377,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "virtual" => print(virtual_slots::run(&options)?),
         "exit" => print(exit::run(&options)?),
         "kernel" => print(kernel::run(&options)?),
+        "soak" => print(soak::run(&options)?),
         "report" => report_html::run(options),
         "trace" => trace::run(&options),
         "completions" => {
@@ -386,6 +405,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
             kernel::run_workload(workload, &options)
         }
         host::GUARDIAN => host::guard(),
+        soak::GUESTS => soak::run_guests(&options),
         exit::PROGRAM => exit::hold(&options),
         exit::NEWCOMER => exit::start(&options),
         other => bail!("there is no experiment {other:?}"),

@@ -15,6 +15,7 @@ mod pool;
 mod random;
 mod report;
 mod report_html;
+mod soak;
 mod table;
 mod trace;
 mod virtual_slots;

@@ -93,7 +93,11 @@ pub fn rounded(value: f64) -> f64 {
         return value;
     }
     let digits = 3 - value.abs().log10().floor() as i32;
-    let scale = 10_f64.powi(digits);
+    // Powers of ten are exact upwards only.
+    let scale = 10_f64.powi(digits.abs());
+    if digits < 0 {
+        return (value / scale).round() * scale;
+    }
     (value * scale).round() / scale
 }
 
@@ -261,6 +265,7 @@ mod tests {
     #[test]
     fn figures_are_rounded_to_four_digits() {
         assert_eq!(rounded(123_456.0), 123_500.0);
+        assert_eq!(rounded(905_712_345.0), 905_700_000.0);
         assert_eq!(rounded(0.012_345_6), 0.012_35);
         assert_eq!(rounded(0.0), 0.0);
     }

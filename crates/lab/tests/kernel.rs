@@ -1,5 +1,7 @@
 //! `memfold-lab kernel` as a user runs it, at sizes of seconds.
 
+mod common;
+
 use std::{
     fs,
     os::unix::process::CommandExt,
@@ -11,19 +13,12 @@ use std::{
 
 use serde_json::Value;
 
+use common::skip;
+
 const WRONG_RESULT: i32 = 3;
 
 fn lab() -> Command {
     Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
-}
-
-/// Skipping is for people's machines; in CI everything must be there.
-fn skip(why: &str) {
-    assert!(
-        std::env::var_os("CI").is_none(),
-        "{why}, and CI skips nothing"
-    );
-    eprintln!("SKIPPED: {why}");
 }
 
 fn rows(output: &Output) -> Vec<Value> {

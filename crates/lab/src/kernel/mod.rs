@@ -7,12 +7,15 @@ mod measure;
 mod metric;
 mod programs;
 mod progress;
-mod redis;
+pub mod redis;
 mod workload;
 
 pub use case::{GROUPS, names as workload_names};
+pub use contestant::find_memfold;
 pub use measure::start_to_end_with_us;
 pub use metric::find as find_metric;
+pub use programs::{find as find_program, real_python};
+pub use progress::Progress;
 pub use workload::{WORKLOAD, WORKLOAD_OPTIONS, main as run_workload};
 
 use std::{collections::BTreeMap, path::PathBuf, sync::OnceLock};
@@ -22,9 +25,8 @@ use serde_json::Value;
 
 use self::{
     case::{Case, Job},
-    contestant::{Allowance, Contestant, Session, Setting, find_memfold},
+    contestant::{Allowance, Contestant, Session, Setting},
     metric::METRICS,
-    progress::Progress,
     workload::{Figures, WORKLOAD as SUBCOMMAND, Wrong},
 };
 use crate::{

@@ -122,10 +122,17 @@ impl Interpreter {
 }
 
 /// The interpreter itself, where the name is that of a script that chooses one.
-fn real_python(name: &str) -> Result<OsString> {
+pub fn real_python(name: &str) -> Result<OsString> {
     let output = found(name, &["-c", "import sys; print(sys.executable)"])
         .with_context(|| format!("{name} is not installed"))?;
     Ok(OsString::from(output.trim()))
+}
+
+/// Whether a program is there that tells its version.
+pub fn find(program: &str) -> Result<()> {
+    let told = found(program, &["--version"]);
+    told.map(drop)
+        .with_context(|| format!("{program} is not installed"))
 }
 
 fn found(program: &str, arguments: &[&str]) -> Result<String> {

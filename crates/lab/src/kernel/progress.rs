@@ -44,11 +44,21 @@ impl Progress {
             "{}{processes}{data} under {contestant}, round {round}/{rounds}: {figure}",
             case.workload
         );
+        self.tell(&line);
+        self.step();
+    }
+
+    /// Says how far it is.
+    pub fn tell(&self, line: &str) {
         if self.0.is_hidden() {
             eprintln!("{line}");
         } else {
-            self.0.set_message(line);
+            self.0.set_message(line.to_owned());
         }
+    }
+
+    /// One of the runs, or steps of one, is done.
+    pub fn step(&self) {
         self.0.inc(1);
     }
 

@@ -179,15 +179,15 @@ impl Load {
             )));
         }
         client.shut_down()?;
-        measure::check(server.end()?.status)
+        check(&mut server)
     }
 }
 
 /// A server that does not outlive its run.
-struct Server(Option<Child>);
+pub struct Server(Option<Child>);
 
 impl Server {
-    fn new(child: Child) -> Self {
+    pub fn new(child: Child) -> Self {
         Self(Some(child))
     }
 
@@ -206,6 +206,11 @@ impl Server {
     }
 }
 
+/// Waits for a server that was told to shut down.
+pub fn check(server: &mut Server) -> Result<()> {
+    measure::check(server.end()?.status)
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
@@ -217,7 +222,7 @@ impl Drop for Server {
 
 /// The value of key `index`: repeated phrases with a part of its own, which lz4 compresses about
 /// 2.2:1 a page. redis-benchmark's own filling is one letter, and would flatter every compressor.
-fn value(index: usize) -> Vec<u8> {
+pub fn value(index: usize) -> Vec<u8> {
     let mut random = Random::new(index as u64 + 1);
     let mut value = Vec::with_capacity(VALUE_BYTES + 64);
     while value.len() < VALUE_BYTES {
@@ -229,7 +234,8 @@ fn value(index: usize) -> Vec<u8> {
     value
 }
 
-fn arguments(port: u16, folder: &Path) -> Vec<String> {
+/// What a server is started with.
+pub fn arguments(port: u16, folder: &Path) -> Vec<String> {
     let words = format!(
         "--port {port} --bind 127.0.0.1 --appendonly no --loglevel warning --dir {}",
         folder.display()
@@ -239,11 +245,13 @@ fn arguments(port: u16, folder: &Path) -> Vec<String> {
     words
 }
 
-fn free_port() -> Result<u16> {
+/// A port that nobody listens on.
+pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-fn connect(port: u16, server: &mut Server) -> Result<Client> {
+/// Waits until a server answers.
+pub fn connect(port: u16, server: &mut Server) -> Result<Client> {
     const PATIENCE: Duration = Duration::from_secs(60);
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,0 +1,86 @@
+//! What memfold's own process holds, seen from outside.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+/// The figures, as they are reported.
+pub const FIGURES: [&str; 6] = [
+    "descriptors",
+    "threads",
+    "mappings",
+    "heap_bytes",
+    "table_bytes",
+    "pool_bytes",
+];
+
+/// A running supervisor.
+#[derive(Debug)]
+pub struct Supervisor {
+    memfold: PathBuf,
+    pid: u32,
+}
+
+impl Supervisor {
+    pub fn new(memfold: &Path, pid: u32) -> Self {
+        let memfold = memfold.to_owned();
+        Self { memfold, pid }
+    }
+
+    /// All figures now, in the order of [`FIGURES`].
+    pub fn sample(&self) -> Result<[f64; FIGURES.len()]> {
+        let maps = self.read("maps")?;
+        let status = self.read("status")?;
+        let anonymous = kibibytes(&status, "RssAnon:").context("status has no RssAnon")? * 1024;
+        let stat = self.stat()?;
+        let number = |name: &str| {
+            let value = stat[name].as_u64();
+            value.with_context(|| format!("memfold stat tells no {name}"))
+        };
+        let (pool, tables) = (number("pool_bytes")?, number("metadata_bytes")?);
+        let figures = [
+            self.count("fd")?,
+            self.count("task")?,
+            maps.lines().count() as u64,
+            // What is neither: the allocator's, stacks, and buffers. Page states are in the heap too.
+            anonymous.saturating_sub(pool + tables),
+            tables,
+            pool,
+        ];
+        Ok(figures.map(|figure| figure as f64))
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("/proc/{}/{name}", self.pid)
+    }
+
+    fn read(&self, name: &str) -> Result<String> {
+        let path = self.path(name);
+        fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))
+    }
+
+    fn count(&self, folder: &str) -> Result<u64> {
+        let path = self.path(folder);
+        let entries = fs::read_dir(&path).with_context(|| format!("{path} cannot be read"))?;
+        Ok(entries.count() as u64)
+    }
+
+    fn stat(&self) -> Result<Value> {
+        let output = Command::new(&self.memfold)
+            .args(["stat", "--json", &self.pid.to_string()])
+            .output()?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "memfold stat: {}", error.trim());
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}
+
+fn kibibytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}

@@ -1,0 +1,149 @@
+//! `memfold-lab soak` as a user runs it: memfold does not grow, and nothing outlives the lab.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use common::skip;
+
+/// Long enough for every program to replace all that it holds several times.
+const MINUTES: &str = "0.75";
+
+/// How much a figure may grow from the first sample to the last: noise, as a share of what it was, and
+/// a constant on top.
+const ALLOWED: [(&str, f64, f64); 6] = [
+    ("descriptors", 0.0, 3.0),
+    ("threads", 0.0, 1.0),
+    ("mappings", 0.0, 5.0),
+    ("heap_bytes", 0.05, 1e6),
+    ("table_bytes", 0.05, 0.0),
+    // It depends on what is in memory just now.
+    ("pool_bytes", 0.2, 0.0),
+];
+
+/// They load the machine and measure it: one at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lab() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_memfold-lab"))
+}
+
+fn memfold_is_built() -> bool {
+    let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
+    if !memfold.exists() {
+        skip("memfold is not built (cargo build -p memfold-cli)");
+    }
+    memfold.exists()
+}
+
+#[test]
+fn memfold_does_not_grow() {
+    if !memfold_is_built() {
+        return;
+    }
+    let _alone = alone();
+    let output = lab()
+        .args(["soak", "--json", "--minutes", MINUTES])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {error}", output.status);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    for note in report["notes"].as_array().expect("notes") {
+        skip(note.as_str().expect("a text"));
+    }
+    let hours = MINUTES.parse::<f64>().unwrap() / 60.0;
+    let rows = report["rows"].as_array().expect("rows");
+    let mut grown = Vec::new();
+    for (figure, share, constant) in ALLOWED {
+        let row = rows.iter().find(|row| row["figure"] == figure);
+        let row = row.unwrap_or_else(|| panic!("no {figure}"));
+        let number = |name: &str| row[name].as_f64().expect("a number");
+        let growth = number("slope_per_hour") * hours;
+        if growth > number("at_start") * share + constant {
+            grown.push(format!("{figure} by {growth:.0}"));
+        }
+    }
+    assert!(grown.is_empty(), "{grown:?}\n{error}\n{rows:#?}");
+}
+
+/// The processes that have `folder` for their temporary files, with what they are called: the lab and
+/// all it starts.
+fn processes(folder: &Path) -> Vec<String> {
+    let wanted = format!("TMPDIR={}", folder.display());
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let has_folder = |process: &PathBuf| {
+        let environment = fs::read(process.join("environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|line| line == wanted.as_bytes())
+    };
+    let ours = all.map(|entry| entry.path()).filter(has_folder);
+    ours.map(|process| fs::read_to_string(process.join("cmdline")).unwrap_or_default())
+        .collect()
+}
+
+fn wait_until(what: &str, folder: &Path, condition: impl Fn(&[String]) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = processes(folder);
+        if condition(&found) {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "not in a minute: {what}: {found:?}"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn no_program_outlives_the_lab() {
+    if !memfold_is_built() {
+        return;
+    }
+    let _alone = alone();
+    for (signal, group) in [
+        (libc::SIGKILL, false),
+        (libc::SIGTERM, false),
+        (libc::SIGINT, true),
+    ] {
+        let temporary = tempfile::tempdir().unwrap();
+        let mut child = lab()
+            .args(["soak", "--minutes", "1"])
+            .env("TMPDIR", temporary.path())
+            .process_group(0)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The lab, memfold, what starts the programs, and some of these.
+        wait_until("the programs start", temporary.path(), |found| {
+            found.len() > 5
+        });
+        let target = child.id().cast_signed() * if group { -1 } else { 1 };
+        // SAFETY: a signal to a process of ours, or to its own group.
+        unsafe { libc::kill(target, signal) };
+        let status = child.wait().unwrap();
+        wait_until("all have ended", temporary.path(), <[String]>::is_empty);
+        if signal != libc::SIGKILL {
+            assert_eq!(status.code(), Some(128 + signal));
+            let left: Vec<_> = fs::read_dir(temporary.path()).unwrap().collect();
+            assert!(left.is_empty(), "signal {signal}: {left:?}");
+        }
+    }
+}
