@@ -39,6 +39,8 @@ mod shared_pages;
 mod sharing;
 mod sharing_count;
 mod shortage;
+#[cfg(test)]
+mod skip;
 mod stage;
 mod standing;
 mod state;

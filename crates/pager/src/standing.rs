@@ -94,6 +94,7 @@ impl Drop for MakingWay<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip::skip;
     use std::sync::Barrier;
 
     /// The nice value of the calling thread.
@@ -108,7 +109,7 @@ mod tests {
     fn begin(standing: &ReclaimerStanding) -> bool {
         standing.begin();
         if nice() == 0 {
-            eprintln!("SKIPPED: no privilege to rise (CAP_SYS_NICE)");
+            skip("the privilege to rise (CAP_SYS_NICE)");
             standing.press();
             drop(standing.make_way());
             assert_eq!(

@@ -49,6 +49,10 @@ pub mod socket;
 #[cfg(feature = "std")]
 pub mod thread;
 
+#[cfg(all(test, feature = "std"))]
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 pub use errno::Errno;
 
 /// Bytes of a page. memfold refuses hosts where it differs.
