@@ -2,12 +2,16 @@
 //! and the sampler must see memory.
 
 use crate::support::{
-    Limits, MIB, Program, alone, available, compiled, descendants, wait_until_stopped,
+    Heartbeat, Limits, MIB, Program, Sample, Verdict, alone, available, compiled, descendants,
+    judge, wait_until_stopped,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Start of the largest private anonymous mapping of a process, and its length.
 fn largest_mapping(process: i32) -> (u64, u64) {
@@ -91,8 +95,99 @@ fn the_sampler_sees_the_memory_of_a_tree_once() {
         (40 * MIB..40 * 8 * MIB).contains(&seen),
         "{seen} in a tree that shares 40 MiB"
     );
-    assert!(
-        descendants(1).len() > 1,
-        "every process descends from the first"
-    );
+}
+
+#[test]
+fn a_tree_is_found_whole_and_nothing_else() {
+    let _guard = alone();
+    let mut shell = Command::new("sh")
+        .args(["-c", "sleep 60 & (sleep 60 & echo; wait) & wait"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a shell");
+    let root = shell.id().cast_signed();
+    let mut line = [0];
+    let output = shell.stdout.as_mut().expect("its output");
+    output.read_exact(&mut line).expect("its line");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // The shell, its two children, and the child of one of them.
+    while descendants(root).len() != 4 {
+        assert!(Instant::now() < deadline, "{:?}", descendants(root));
+        thread::sleep(Duration::from_millis(5));
+    }
+    let found = descendants(root);
+    assert!(found.contains(&root) && !found.contains(&std::process::id().cast_signed()));
+    for process in &found {
+        kill(Pid::from_raw(*process), Signal::SIGKILL).expect("it is there");
+    }
+    shell.wait().expect("its end");
+    assert!(descendants(root).is_empty());
+}
+
+/// What the largest of some samples that hold so many MiB is judged to be, under a limit of 16 MiB.
+fn verdict(mebibytes: &[u64], pause: Duration) -> Verdict {
+    let samples: Vec<Sample> = mebibytes
+        .iter()
+        .map(|size| Sample {
+            total: size * MIB,
+            ..Sample::default()
+        })
+        .collect();
+    judge(&samples, |sample| sample.total, 16 * MIB, 24 * MIB, pause)
+}
+
+#[test]
+fn a_pause_excuses_no_more_than_the_limit_once_again() {
+    let ms = Duration::from_millis;
+    assert!(matches!(verdict(&[16, 24], ms(0)), Verdict::Held));
+    let peak = [16, 40];
+    assert!(matches!(verdict(&peak, ms(2)), Verdict::Outgrown { .. }));
+    assert!(matches!(verdict(&peak, ms(5)), Verdict::Excused { over } if over == 16 * MIB));
+    // However long the pause was.
+    for pause in [ms(50), ms(50_000)] {
+        assert!(matches!(verdict(&[41], pause), Verdict::Outgrown { .. }));
+        assert!(matches!(
+            verdict(&[41; 21], pause),
+            Verdict::Outgrown { .. }
+        ));
+    }
+    // For long, only where the pause was long.
+    let long = [30; 21];
+    assert!(matches!(
+        verdict(&long, ms(10)),
+        Verdict::Outgrown { samples: 21, .. }
+    ));
+    assert!(matches!(verdict(&long, ms(20)), Verdict::Excused { .. }));
+}
+
+#[test]
+fn the_heartbeat_sees_that_no_thread_may_run() {
+    if !available("heartbeat", &[]) {
+        return;
+    }
+    const HELD_UP: Duration = Duration::from_millis(60);
+    let _guard = alone();
+    let heartbeat = Heartbeat::start();
+    let cpus = thread::available_parallelism().expect("there are CPUs");
+    let hogs: Vec<_> = (0..cpus.get())
+        .map(|_| thread::spawn(|| hog(HELD_UP)))
+        .collect();
+    for hog in hogs {
+        hog.join().expect("it ends");
+    }
+    let pause = heartbeat.finish();
+    assert!(pause > HELD_UP / 2, "{pause:?} of {HELD_UP:?}");
+}
+
+/// Takes a CPU for itself.
+fn hog(time: Duration) {
+    let priority = nix::libc::sched_param { sched_priority: 1 };
+    // SAFETY: the call reads the structure, and changes this thread alone, which soon ends.
+    let result =
+        unsafe { nix::libc::sched_setscheduler(0, nix::libc::SCHED_FIFO, &raw const priority) };
+    assert_eq!(result, 0, "root may take a CPU for itself");
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
 }

@@ -1,13 +1,17 @@
 //! Runs real programs natively and under memfold, watches their memory from outside,
 //! and compares what they print.
 
+mod heartbeat;
+mod judge;
 mod redis_client;
 mod run;
 mod tree;
 
+pub use heartbeat::Heartbeat;
+pub use judge::{Verdict, judge};
 pub use redis_client::RedisClient;
 pub use run::{Limits, Outcome, Program, Running};
-pub use tree::{descendants, is_alive, wait_until_stopped};
+pub use tree::{Sample, descendants, is_alive, wait_until_stopped};
 
 use std::collections::HashMap;
 use std::io::Write;

@@ -1,10 +1,11 @@
 //! One run of a program: started, watched, timed, ended, and what it left.
 
+use super::heartbeat::Heartbeat;
+use super::judge::{Verdict, judge, most_held, note_excuse};
 use super::tree::{Sample, Tree, diagnose, is_alive};
 use super::{MIB, memfold};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::cmp::Reverse;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -164,6 +165,7 @@ struct Watcher {
     stop: Arc<AtomicBool>,
     tree: Arc<Mutex<Tree>>,
     thread: JoinHandle<Vec<Sample>>,
+    heartbeat: Heartbeat,
 }
 
 impl Watcher {
@@ -192,7 +194,12 @@ impl Watcher {
             }
             samples
         });
-        Self { stop, tree, thread }
+        Self {
+            stop,
+            tree,
+            thread,
+            heartbeat: Heartbeat::start(),
+        }
     }
 
     fn alive(&self) -> Vec<i32> {
@@ -202,9 +209,11 @@ impl Watcher {
             .alive()
     }
 
-    fn finish(self) -> Vec<Sample> {
+    /// The samples, and for how long the machine let no thread of ours run.
+    fn finish(self) -> (Vec<Sample>, Duration) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the watcher")
+        let samples = self.thread.join().expect("the watcher");
+        (samples, self.heartbeat.finish())
     }
 }
 
@@ -342,13 +351,15 @@ impl Running {
             })
         });
         let errors = String::from_utf8_lossy(&read("stderr").expect("its errors")).into_owned();
+        let (samples, pause) = self.watcher.finish();
         Outcome {
             what: self.what,
             limits: self.limits,
             status,
             output: read("stdout").expect("its output"),
             errors,
-            samples: self.watcher.finish(),
+            samples,
+            pause,
             stats,
         }
     }
@@ -362,6 +373,8 @@ pub struct Outcome {
     pub output: Vec<u8>,
     pub errors: String,
     samples: Vec<Sample>,
+    /// The longest time in which the machine let no thread of the tests run.
+    pause: Duration,
     pub stats: Option<serde_json::Value>,
 }
 
@@ -406,14 +419,7 @@ impl Outcome {
 
     /// The sample in which programs and memfold held most.
     pub fn peak(&self) -> Sample {
-        self.most_held(0, |sample| sample.total)
-    }
-
-    /// The sample with the largest of these sizes, but for so many of them.
-    fn most_held(&self, but_for: usize, size: impl Fn(&Sample) -> u64) -> Sample {
-        let mut samples = self.samples.clone();
-        samples.sort_by_key(|sample| Reverse(size(sample)));
-        samples.get(but_for).copied().unwrap_or_default()
+        most_held(&self.samples, 0, |sample| sample.total)
     }
 
     /// That the program's memory really was out: otherwise the run shows nothing.
@@ -432,9 +438,9 @@ impl Outcome {
         );
     }
 
-    /// That what was sampled stayed within the limit, plus 5 % and 8 MiB. Where the machine kept the
-    /// supervisor from looking for a while, what a program touches meanwhile comes on top, but not
-    /// for long.
+    /// That what was sampled stayed within the limit, plus 5 % and 8 MiB. Where the machine let no
+    /// thread run for a while, as the tests' own heartbeat shows, what a program touches meanwhile
+    /// comes on top, but not for long, no more than the limit once again, and in few runs.
     #[track_caller]
     pub fn assert_limit_held(&self) {
         self.assert_held_within(|limit| limit + limit / 20 + 8 * MIB);
@@ -456,59 +462,28 @@ impl Outcome {
             Limits::Resident(limit) => (limit, |sample| sample.programs),
             Limits::Total(limit) => (limit, |sample| sample.total),
         };
-        let figure = |name| self.stats.as_ref().map_or(0.0, |_| self.number(name));
-        let pause = figure("longest_pause_ns");
-        for outgrown in OUTGROWN {
-            let held = self.most_held(outgrown.samples, size);
-            let over = size(&held).saturating_sub(allowed(limit));
-            if over == 0 {
-                continue;
+        let verdict = judge(&self.samples, size, limit, allowed(limit), self.pause);
+        match verdict {
+            Verdict::Held => {}
+            Verdict::Excused { over } => {
+                let why = format!(
+                    "{}: {} KiB more, with a pause of {:?}",
+                    self.what,
+                    over / 1024,
+                    self.pause
+                );
+                note_excuse(&why);
             }
-            let Outcome { what, .. } = self;
-            assert!(
-                over <= outgrown.touched_in(pause),
-                "{what}: {} KiB in programs and {} KiB in memfold in {} samples under a limit of {} KiB; over_limit_pages {}, longest_pause_ns {pause}",
+            Verdict::Outgrown { held, samples } => panic!(
+                "{}: {} KiB in programs and {} KiB in memfold in {samples} samples under a limit of {} KiB; pause {:?}, statistics {:?}",
+                self.what,
                 held.programs / 1024,
                 held.supervisor / 1024,
-                outgrown.samples + 1,
                 limit / 1024,
-                figure("over_limit_pages")
-            );
-            let more = over / MIB;
-            eprintln!("{what}: {more} MiB more allowed, as the machine was too busy");
+                self.pause,
+                self.stats
+            ),
         }
-    }
-}
-
-/// By how much more than so many samples may show that a program outgrew its limit while the
-/// supervisor could not look.
-struct Outgrown {
-    samples: usize,
-    /// A pause that is made up for, in nanoseconds.
-    short: f64,
-    bytes_a_nanosecond: f64,
-}
-
-/// At the very peak, threads that do nothing but touch new memory, as fast as the supervisor reckons
-/// with. It leaves room for two milliseconds of that. Later, when most of it has been moved out, what
-/// a program touches on a machine that is overloaded, not only busy.
-const OUTGROWN: [Outgrown; 2] = [
-    Outgrown {
-        samples: 0,
-        short: 2e6,
-        bytes_a_nanosecond: 8.0,
-    },
-    Outgrown {
-        samples: 20,
-        short: 10e6,
-        bytes_a_nanosecond: 2.0,
-    },
-];
-
-impl Outgrown {
-    /// Bytes that a program may touch in a pause of so many nanoseconds.
-    fn touched_in(&self, pause: f64) -> u64 {
-        ((pause - self.short).max(0.0) * self.bytes_a_nanosecond) as u64
     }
 }
 
