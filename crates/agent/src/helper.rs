@@ -230,7 +230,7 @@ impl Helper {
             run.errno = broken.err().map_or(0, |errno| errno.0);
         }
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
-        if channel.gate.enter_as_helper(NAP_NS, gone).is_err() {
+        if channel.gate.enter(NAP_NS, gone).is_err() {
             // The supervisor is dead: nobody looks at the outcome.
             return;
         }
@@ -248,7 +248,7 @@ impl Helper {
         }
         // Release: the outcome is seen by whoever sees `done`.
         channel.done.store(posted, Ordering::Release);
-        channel.gate.leave_as_helper();
+        channel.gate.leave();
     }
 
     /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the

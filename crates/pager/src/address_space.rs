@@ -7,6 +7,7 @@
 
 use crate::dropped::Dropped;
 use crate::fork::Inheritance;
+use crate::gate::Gated;
 use crate::group::{Group, lock};
 use crate::halt::Halt;
 use crate::mover::{Mover, bytes};
@@ -19,28 +20,21 @@ use crate::sharing::Family;
 use crate::shortage::{self, is_shortage};
 use crate::stage::Stage;
 use crate::state::{ClaimNumber, PageState};
-use crate::table::PageTable;
-use crate::waited::Waited;
+use crate::sweep::Sweep;
+use crate::table::{PageTable, TableUse};
 use crate::window::Windows;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
-use memfold_sys::gate::{Abandoned, NAP_NS};
 use memfold_sys::guardian::Guarded;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
-
-/// A gate that the supervisor's own threads seem to hold for so long holds what the program wrote into
-/// it. They may do so for some tens of seconds: until a program's threads leave its mappings alone,
-/// and until there is a descriptor for its child.
-const DAMAGED: Duration = Duration::from_secs(60);
+use std::time::Instant;
 
 /// Where a helper's own memory lies in the program.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +71,9 @@ pub struct AddressSpace {
     pub id: u64,
     uffd: OwnedFd,
     pub channel: Arc<SharedChannel>,
-    pub table: PageTable,
+    pub table: Gated<PageTable>,
+    pub table_use: Arc<TableUse>,
+    pub sweep: Sweep,
     pub regions: Mutex<Regions>,
     pub stage: Mutex<Stage>,
     pub mover: Mutex<Mover>,
@@ -176,31 +172,17 @@ pub struct AddressSpace {
     group: Arc<Group>,
 }
 
-/// Entry to the gate for changing pages; leaves on drop.
-pub struct Shared<'a>(&'a AddressSpace);
-
-impl Drop for Shared<'_> {
-    fn drop(&mut self) {
-        self.0.channel.gate().leave_shared();
-    }
-}
-
-/// Entry to the gate for reading messages and applying events; leaves on drop.
-pub struct Exclusive<'a>(&'a AddressSpace);
-
-impl Drop for Exclusive<'_> {
-    fn drop(&mut self) {
-        self.0.channel.gate().leave_exclusive();
-    }
-}
-
 impl AddressSpace {
     pub fn new(group: Arc<Group>, id: u64, uffd: OwnedFd, mover: Mover) -> AddressSpace {
+        let mut table = Gated::<PageTable>::default();
+        let table_use = table.get_mut().used().clone();
         AddressSpace {
             id,
             uffd,
             channel: mover.channel().clone(),
-            table: PageTable::default(),
+            table,
+            table_use,
+            sweep: Sweep::default(),
             regions: Mutex::default(),
             stage: Mutex::new(Stage::new(0)),
             mover: Mutex::new(mover),
@@ -404,7 +386,7 @@ impl AddressSpace {
     }
 
     /// For who waits for the gate: a helper that was killed inside never leaves it.
-    fn is_dead_or_gone(&self) -> bool {
+    pub fn is_dead_or_gone(&self) -> bool {
         if !self.is_dead() && self.is_gone() {
             self.set_dead();
         }
@@ -424,31 +406,6 @@ impl AddressSpace {
         // The kernel looks for changes before it looks at the range, which is none.
         let asked = self.uffd().zero(1, PAGE_SIZE as u64);
         asked.is_err_and(|partial| partial.errno == Errno::EAGAIN)
-    }
-
-    /// Enters the gate to change pages. Only the supervisor's own threads keep others waiting
-    /// here, and those of a damaged gate.
-    pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
-        let waited = LazyCell::new(Waited::begin);
-        self.channel.gate().enter_shared(NAP_NS, || {
-            if waited.so_far() >= DAMAGED {
-                self.stop_program("its gate is damaged");
-            }
-            self.is_dead_or_gone()
-        })?;
-        Ok(Shared(self))
-    }
-
-    /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
-    /// debugger) just while its helper is inside keeps it until it is continued, or relieved.
-    pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
-        // Nobody is inside nearly always: then nobody looks at a clock.
-        let began = LazyCell::new(Instant::now);
-        let nap = (patience.as_nanos() as u64).min(NAP_NS);
-        self.channel.gate().enter_exclusive(nap, || {
-            self.is_dead_or_gone() || began.elapsed() >= patience
-        })?;
-        Ok(Exclusive(self))
     }
 
     /// Kills the program, which cannot be served any more, and says why. `false` if its process is not
@@ -528,7 +485,7 @@ impl AddressSpace {
     }
 
     pub fn metadata_bytes(&self) -> u64 {
-        self.table.bytes()
+        self.table_use.bytes()
     }
 
     /// Whether a page is in a managed range. If not, the mappings are looked at again soon.
@@ -563,15 +520,16 @@ impl AddressSpace {
     }
 
     /// Takes all slots out of the table. For an address space that is no more.
-    fn take_slots(&self) -> SlotRanges {
+    fn take_slots(&mut self) -> SlotRanges {
         let mut slots = SlotRanges::new();
+        let table = self.table.get_mut();
         for (page, slot, number) in lock(&self.claims_left).drain(..) {
             // A claim has one count, whether the table still says so or an event took the page.
-            let entry = self.table.entry(page);
+            let entry = table.entry(page);
             entry.replace(PageState::Filling(slot, number), PageState::Hole);
             slots.push(slot);
         }
-        self.table.visit(PageTable::everything(), |_, entry| {
+        table.visit(PageTable::everything(), |_, entry| {
             if let PageState::Swapped(slot) | PageState::Filling(slot, _) =
                 entry.take(PageState::Hole)
             {

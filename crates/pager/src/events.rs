@@ -4,7 +4,8 @@
 //! page is copied in or moved out meanwhile, and a batch that is planned but not executed finds
 //! its event count stale.
 
-use crate::address_space::{AddressSpace, Exclusive};
+use crate::address_space::AddressSpace;
+use crate::gate::{Exclusive, Inside};
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
 use crate::state::{PageState, Removal};
@@ -13,10 +14,10 @@ use std::sync::atomic::Ordering;
 
 impl AddressSpace {
     /// To be called once before the events of one read are applied.
-    pub fn begin_events(&self, _gate: &Exclusive<'_>) {
+    pub fn begin_events(&self, gate: &Exclusive<'_>) {
         // A batch that was executed before the event is staged by now; one that was not will not
         // be any more.
-        self.settle();
+        self.settle(gate);
         self.channel.bump_event_count();
     }
 
@@ -34,7 +35,7 @@ impl AddressSpace {
         let removal = Removal::new(self.group().seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
-        self.table
+        gate.table()
             .entry(range.start)
             .replace(PageState::Hole, removed);
         let unmanaged = lock(&self.regions).uncovered(range);
@@ -42,10 +43,10 @@ impl AddressSpace {
     }
 
     /// Gives up what is kept of a range; every page but holes becomes `after`.
-    fn forget(&self, _gate: &Exclusive<'_>, range: PageRange, after: PageState) {
+    fn forget(&self, gate: &Exclusive<'_>, range: PageRange, after: PageState) {
         let mut slots = SlotRanges::new();
         let mut stage = lock(&self.stage);
-        self.table.visit(range, |_, entry| {
+        gate.table().visit(range, |_, entry| {
             match entry.load() {
                 PageState::Hole => return true,
                 // The fault that claimed a page finds its claim gone and releases the slot.
@@ -70,7 +71,7 @@ impl AddressSpace {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
         let mut moved = Vec::new();
-        self.table.visit(from, |page, entry| {
+        gate.table().visit(from, |page, entry| {
             let state = entry.take(PageState::Hole);
             if state != PageState::Hole {
                 moved.push((to.plus(page.0 - from.start.0), state));
@@ -93,7 +94,7 @@ impl AddressSpace {
                 }
                 other => other,
             };
-            self.table.entry(page).set(state);
+            gate.table().entry(page).set(state);
         }
         drop(stage);
         let mut regions = lock(&self.regions);

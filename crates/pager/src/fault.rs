@@ -6,6 +6,7 @@
 //! is to be tried again after the events that the kernel holds back have been read.
 
 use crate::address_space::AddressSpace;
+use crate::gate::{Inside, Shared};
 use crate::group::lock;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
@@ -112,11 +113,11 @@ impl Server {
             let Ok(gate) = space.shared() else {
                 return Served::Done;
             };
-            let entry = space.table.entry(fault.page);
+            let entry = gate.table().entry(fault.page);
             let state = entry.load();
             match state {
                 PageState::Moving(_) => {
-                    if space.settle().is_some() {
+                    if space.settle(&gate).is_some() {
                         continue;
                     }
                     let posted = lock(&space.mover).posted();
@@ -127,7 +128,7 @@ impl Server {
                     if entry.replace(state, PageState::Returning(place)) {
                         let counters = &space.group().counters;
                         counters.faults_cache.fetch_add(1, Ordering::Relaxed);
-                        return self.bring_back(space, fault.page, place);
+                        return self.bring_back(&gate, space, fault.page, place);
                     }
                 }
                 // Whoever has it wakes the thread.
@@ -145,7 +146,7 @@ impl Server {
                     if needs_room && must_wait(space, fault, admission) {
                         return Served::Done;
                     }
-                    if let Some(served) = fill_zeros(space, fault, admission) {
+                    if let Some(served) = fill_zeros(&gate, space, fault, admission) {
                         return served;
                     }
                 }
@@ -153,7 +154,7 @@ impl Server {
                     if must_wait(space, fault, admission) {
                         return Served::Done;
                     }
-                    let claim = Claim::make(space, fault.page);
+                    let claim = Claim::make(&gate, space, fault.page);
                     drop(gate);
                     if let Some(claim) = claim {
                         return self.swap_in(space, &claim);
@@ -186,12 +187,12 @@ impl Server {
 
     /// Puts a staged page back that is not to go out now.
     pub fn put_back(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
-        let Ok(_gate) = space.shared() else {
+        let Ok(gate) = space.shared() else {
             return;
         };
-        let entry = space.table.entry(page);
+        let entry = gate.table().entry(page);
         if entry.replace(PageState::Staged(place), PageState::Returning(place))
-            && self.bring_back(space, page, place) == Served::Retry
+            && self.bring_back(&gate, space, page, place) == Served::Retry
         {
             // Whoever asked for it meanwhile was told to wait for it, and asks again.
             wake(space, page, 1);
@@ -199,9 +200,15 @@ impl Server {
     }
 
     /// A staged page, which is `Returning`, comes back by copy. The helper could move it back, but a
-    /// switch to the helper's thread costs more than the copy of a page. The gate is held shared.
-    fn bring_back(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
-        let entry = space.table.entry(page);
+    /// switch to the helper's thread costs more than the copy of a page.
+    fn bring_back(
+        &mut self,
+        gate: &Shared<'_>,
+        space: &AddressSpace,
+        page: VirtualPage,
+        place: StageIndex,
+    ) -> Served {
+        let entry = gate.table().entry(page);
         let returning = PageState::Returning(place);
         let staged = PageState::Staged(place);
         let Some(attached) = space.attached() else {
@@ -243,10 +250,14 @@ impl Server {
     }
 }
 
-/// First touch: pages of zeros. `None` if the page's state is another by now. The gate is held
-/// shared.
-fn fill_zeros(space: &AddressSpace, fault: Fault, admission: Admission) -> Option<Served> {
-    let claimed = claim_holes(space, fault.page, admission);
+/// First touch: pages of zeros. `None` if the page's state is another by now.
+fn fill_zeros(
+    gate: &Shared<'_>,
+    space: &AddressSpace,
+    fault: Fault,
+    admission: Admission,
+) -> Option<Served> {
+    let claimed = claim_holes(gate, space, fault.page, admission);
     let pages = claimed.len() as u64;
     if pages == 0 {
         return None;
@@ -291,7 +302,7 @@ fn fill_zeros(space: &AddressSpace, fault: Fault, admission: Admission) -> Optio
     let errno = result.err().map(|partial| partial.errno);
     let present = errno == Some(Errno::EEXIST);
     for (step, before) in (0..).zip(&claimed) {
-        let entry = space.table.entry(fault.page.plus(step));
+        let entry = gate.table().entry(fault.page.plus(step));
         let after = if step < done && !stays_removed(*before, admission) {
             PageState::FRESH
         } else if present && step == done && *before == PageState::Hole {
@@ -352,8 +363,13 @@ fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
 /// Claims the page, missing as it is, and as many behind it as the window advises: holes, and what was
 /// dropped together with the page, which is over, as the program goes on here. Returns their states
 /// before.
-fn claim_holes(space: &AddressSpace, page: VirtualPage, admission: Admission) -> Vec<PageState> {
-    let entry = space.table.entry(page);
+fn claim_holes(
+    gate: &Shared<'_>,
+    space: &AddressSpace,
+    page: VirtualPage,
+    admission: Admission,
+) -> Vec<PageState> {
+    let entry = gate.table().entry(page);
     let state = entry.load();
     let known = matches!(
         state,
@@ -377,7 +393,7 @@ fn claim_holes(space: &AddressSpace, page: VirtualPage, admission: Admission) ->
             },
         );
         for step in 1..range.pages() {
-            let entry = space.table.entry(page.plus(step));
+            let entry = gate.table().entry(page.plus(step));
             let next = entry.load();
             let alike = next == PageState::Hole || next == state;
             if !alike || !entry.replace(next, PageState::Clearing) {

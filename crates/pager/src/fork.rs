@@ -6,7 +6,8 @@
 //! before its first fault is served, its own mappings say which of these it saw. Until then it
 //! stands still, as it has one thread, and that one waits.
 
-use crate::address_space::{AddressSpace, Exclusive};
+use crate::address_space::AddressSpace;
+use crate::gate::{Exclusive, Inside};
 use crate::group::lock;
 use crate::moment::{Mapped, Noted, Own, seen};
 use crate::mover::{Mover, bytes};
@@ -63,7 +64,13 @@ pub struct Inheritance {
 
 impl BesideForks {
     /// Notes a change that is about to be applied, before a fork or after one.
-    pub fn note(&mut self, space: &AddressSpace, change: Change, before_a_fork: bool) {
+    pub fn note(
+        &mut self,
+        space: &AddressSpace,
+        gate: &Exclusive<'_>,
+        change: Change,
+        before_a_fork: bool,
+    ) {
         let parts = match change {
             // Which child saw it is told by what is registered there. Of other memory, the end of a
             // mapping that may not be touched, say, nothing is known.
@@ -80,13 +87,13 @@ impl BesideForks {
         for change in parts {
             let resident = match change {
                 Change::Unmap(range) | Change::Remap { from: range, .. } => {
-                    known_resident(space, range)
+                    known_resident(gate, range)
                 }
                 Change::Remove(_) | Change::Fork(_) => Regions::default(),
             };
             let noted = Noted { change, resident };
             if before_a_fork {
-                self.before_a_fork(space, noted.clone());
+                self.before_a_fork(space, gate, noted.clone());
             }
             if !self.children.is_empty() {
                 self.after.push(noted);
@@ -94,10 +101,10 @@ impl BesideForks {
         }
     }
 
-    fn before_a_fork(&mut self, space: &AddressSpace, noted: Noted) {
+    fn before_a_fork(&mut self, space: &AddressSpace, gate: &Exclusive<'_>, noted: Noted) {
         let mut states = Vec::new();
         if let Change::Unmap(range) = noted.change {
-            space.table.visit(range, |page, entry| {
+            gate.table().visit(range, |page, entry| {
                 match entry.load() {
                     // Of a parent that is gone already: nobody has it any more.
                     PageState::Staged(_) | PageState::Returning(_) => self.lost = true,
@@ -185,7 +192,7 @@ impl Inheritance {
             present: Regions::default(),
         };
         for range in history.iter().flat_map(Noted::ranges) {
-            at_fork.present.add_all(&known_resident(child, range));
+            at_fork.present.add_all(&known_resident(gate, range));
             // Of a process that is gone nothing is.
             let present = child.present(range).unwrap_or_default();
             for registered in own.registered.covered(range) {
@@ -205,7 +212,7 @@ impl Inheritance {
                     child.apply_unmap(gate, range);
                     lock(&child.regions).add(range);
                     for (page, state) in beside.states {
-                        child.table.entry(page).set(state);
+                        gate.table().entry(page).set(state);
                     }
                 }
                 Change::Remap { from, to, .. } => {
@@ -232,9 +239,9 @@ impl Inheritance {
 }
 
 /// What of a range is in memory, as far as is known.
-fn known_resident(space: &AddressSpace, range: PageRange) -> Regions {
+fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> Regions {
     let mut resident = Regions::default();
-    space.table.visit(range, |page, entry| {
+    gate.table().visit(range, |page, entry| {
         if matches!(
             entry.load(),
             PageState::Resident { .. } | PageState::Moving(_)
@@ -266,12 +273,13 @@ impl AddressSpace {
             .attached()
             .map(|attached| attached.arena.beacon)
             .or(self.beacon());
-        let child = AddressSpace::new(group.clone(), group.next_id(), uffd, mover)
+        let mut child = AddressSpace::new(group.clone(), group.next_id(), uffd, mover)
             .of_child(self.family.clone(), beacon);
         let lost = self.settle_staged(gate);
         child.lost.store(lost, Ordering::Relaxed);
         let (mut any_stored, mut present) = (false, 0);
-        self.table.visit(PageTable::everything(), |page, entry| {
+        let inherits = child.table.get_mut();
+        gate.table().visit(PageTable::everything(), |page, entry| {
             let state = entry.load();
             if let PageState::Resident { passes, .. } = state {
                 entry.set(PageState::Resident {
@@ -284,7 +292,7 @@ impl AddressSpace {
             {
                 any_stored |= matches!(state, PageState::Swapped(_));
                 present += u64::from(matches!(state, PageState::Resident { .. }));
-                child.table.entry(page).set(state);
+                inherits.entry(page).set(state);
             }
             true
         });
@@ -313,13 +321,13 @@ impl AddressSpace {
 
     /// Before events are read among which a fork may be: copies the stage. The gate is held
     /// exclusively, so nothing is staged or returned until they are applied.
-    pub fn stash(&self, _gate: &Exclusive<'_>) -> Stash {
+    pub fn stash(&self, gate: &Exclusive<'_>) -> Stash {
         let Some(attached) = self.attached() else {
             return Stash::new();
         };
         // What the helper moved already is staged.
-        self.settle();
-        let staged = self.staged_pages();
+        self.settle(gate);
+        let staged = self.staged_pages(gate);
         let places: Vec<StageIndex> = staged.iter().map(|(_, place)| *place).collect();
         let addresses: Vec<u64> = places
             .iter()
@@ -337,12 +345,12 @@ impl AddressSpace {
             .collect()
     }
 
-    fn staged_pages(&self) -> Vec<(VirtualPage, StageIndex)> {
+    fn staged_pages(&self, gate: &Exclusive<'_>) -> Vec<(VirtualPage, StageIndex)> {
         let mut staged = Vec::new();
         if lock(&self.stage).live() == 0 {
             return staged;
         }
-        self.table.visit(PageTable::everything(), |page, entry| {
+        gate.table().visit(PageTable::everything(), |page, entry| {
             if let PageState::Staged(place) | PageState::Returning(place) = entry.load() {
                 staged.push((page, place));
             }
@@ -355,7 +363,7 @@ impl AddressSpace {
     /// lacks is read now.
     pub fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
         let mut contents = stash.unwrap_or_default();
-        let staged = self.staged_pages();
+        let staged = self.staged_pages(gate);
         if staged
             .iter()
             .any(|(_, place)| !contents.contains_key(place))
@@ -365,18 +373,19 @@ impl AddressSpace {
         let mut scratch = Scratch::new();
         for (page, place) in staged {
             if let Some(contents) = contents.get(&place) {
-                self.store_one_staged(page, place, contents, &mut scratch);
+                self.store_one_staged(gate, page, place, contents, &mut scratch);
             }
         }
     }
 
     /// Whether pages are still staged though a fork is applied: those of a parent that is gone.
-    fn settle_staged(&self, _gate: &Exclusive<'_>) -> bool {
-        !self.staged_pages().is_empty()
+    fn settle_staged(&self, gate: &Exclusive<'_>) -> bool {
+        !self.staged_pages(gate).is_empty()
     }
 
     fn store_one_staged(
         &self,
+        gate: &Exclusive<'_>,
         page: VirtualPage,
         place: StageIndex,
         contents: &Page,
@@ -390,7 +399,7 @@ impl AddressSpace {
             std::process::abort()
         });
         group.counters.pages_out.fetch_add(1, Ordering::Relaxed);
-        self.table.entry(page).set(PageState::Swapped(slot));
+        gate.table().entry(page).set(PageState::Swapped(slot));
         lock(&self.stage).retire(place);
     }
 
@@ -422,7 +431,7 @@ impl AddressSpace {
             self.uncompared.store(true, Ordering::Relaxed);
             return;
         }
-        let (Ok(gate), Ok(ranges)) = (
+        let (Ok(mut gate), Ok(ranges)) = (
             self.exclusive_within(PATIENCE),
             patiently(|| inspector.inherited_ranges()),
         ) else {
@@ -453,5 +462,6 @@ impl AddressSpace {
         for range in wiped.ranges() {
             self.apply_wipe(&gate, *range);
         }
+        gate.table_mut().prune(PageTable::everything());
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::fault::{Served, Server, wake};
+use crate::gate::{Exclusive, Inside};
 use crate::group::{Group, Watermarks, lock};
 use crate::handler::{Handlers, Messages};
 use crate::mover::bytes;
@@ -108,6 +109,7 @@ impl Governor {
             if space.attached().is_none() && space.born.elapsed() > HELPERLESS {
                 space.guard();
             }
+            space.sweep_table();
             if space.set_aside.swap(false, Ordering::Relaxed) {
                 // Where that fails it is tried again at the next tick.
                 let _ = self.handlers.listen(space);
@@ -183,13 +185,13 @@ impl Governor {
             let now = self.group.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
-        let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+        let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             space.look_again.store(true, Ordering::Relaxed);
             return;
         };
         // Events that are on their way must not be applied to what is registered now.
-        let messages = self.handlers.read_messages(space, &gate);
-        if !self.register(space, attached, &survey) {
+        let messages = self.handlers.read_messages(space, &mut gate);
+        if !self.register(space, &gate, attached, &survey) {
             space.look_again.store(true, Ordering::Relaxed);
         }
         drop(gate);
@@ -225,7 +227,13 @@ impl Governor {
     ///
     /// What was registered and does not count stays so, as something else may have moved there by
     /// now; what is not in `regions` is never moved out, and its faults are served like any other.
-    fn register(&self, space: &AddressSpace, attached: &Attached, survey: &Survey) -> bool {
+    fn register(
+        &self,
+        space: &AddressSpace,
+        gate: &Exclusive<'_>,
+        attached: &Attached,
+        survey: &Survey,
+    ) -> bool {
         if space.is_changing() {
             return false;
         }
@@ -262,7 +270,7 @@ impl Governor {
         }
         for (part, present) in found {
             for piece in survey.guards.uncovered(part) {
-                note_present(space, piece, &present);
+                note_present(space, gate, piece, &present);
                 lock(&space.regions).add(piece);
                 space.protect_new(piece);
             }
@@ -282,10 +290,10 @@ fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
 }
 
 /// Notes which pages of a range are there already.
-fn note_present(space: &AddressSpace, piece: PageRange, present: &Regions) {
+fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &Regions) {
     let note = |range: PageRange, state: PageState| {
         for page in range.start.0..range.end.0 {
-            let entry = space.table.entry(VirtualPage(page));
+            let entry = gate.table().entry(VirtualPage(page));
             entry.replace(PageState::Hole, state);
         }
     };

@@ -7,9 +7,10 @@
 //! sampled: now and then the handler looks where the thread it served runs, often at first and
 //! after each surprise, rarely once it is settled.
 
-use crate::address_space::{AddressSpace, Changes, Exclusive};
+use crate::address_space::{AddressSpace, Changes};
 use crate::fault::{Fault, Served, Server, wake};
 use crate::fork::{BesideForks, Stash};
+use crate::gate::Exclusive;
 use crate::group::{Group, lock};
 use crate::order::Change;
 use crate::page::{PageRange, VirtualPage};
@@ -191,7 +192,7 @@ impl Handlers {
         let mut retries: Vec<(Fault, u32)> = Vec::new();
         let mut rounds = 0;
         loop {
-            let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+            let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
                 if !space.is_dead() {
                     if space.relieve_helper() {
                         continue;
@@ -203,7 +204,7 @@ impl Handlers {
                 }
                 return;
             };
-            let messages = self.read_messages(space, &gate);
+            let messages = self.read_messages(space, &mut gate);
             drop(gate);
             for child in &messages.children {
                 let _ = self.listen(child);
@@ -251,29 +252,33 @@ impl Handlers {
 
     /// Reads what there is and applies its events; faults are left to the caller, who serves them
     /// after leaving the gate.
-    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &Exclusive<'_>) -> Messages {
+    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &mut Exclusive<'_>) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
         let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
             return messages;
         };
         space.begin_events(gate);
-        let mut beside = BesideForks::default();
+        let (mut beside, mut emptied) = (BesideForks::default(), Vec::new());
         if changes.order.has_fork() {
             space.store_staged(gate, messages.stash.take());
         }
         loop {
             let change = changes.order.next(&lock(&space.regions), quiet);
             if let Some(change) = change {
-                beside.note(space, change, changes.order.has_fork());
+                beside.note(space, gate, change, changes.order.has_fork());
             }
             match change {
                 None => break,
-                Some(Change::Unmap(range)) => space.apply_unmap(gate, range),
+                Some(Change::Unmap(range)) => {
+                    space.apply_unmap(gate, range);
+                    emptied.push(range);
+                }
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
                     // Unless it is quiet, the echo of a move may be yet to come.
                     space.apply_remap(gate, from, to, stays && quiet);
+                    emptied.push(from);
                 }
                 Some(Change::Fork(number)) => {
                     if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
@@ -284,6 +289,8 @@ impl Handlers {
             }
         }
         beside.finish(space);
+        let table = gate.table_mut();
+        emptied.into_iter().for_each(|range| table.prune(range));
         messages
     }
 

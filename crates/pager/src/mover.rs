@@ -3,7 +3,8 @@
 //! One command is with the helper at a time. Its outcome is applied ("settled") by whoever needs
 //! it first: the reclaimer, a fault on a page of the batch, or an event over it.
 
-use crate::address_space::{AddressSpace, Shared};
+use crate::address_space::AddressSpace;
+use crate::gate::{Inside, Shared};
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
@@ -171,9 +172,8 @@ impl AddressSpace {
         mover.batch = Some(Batch { moves, drops });
     }
 
-    /// Applies the outcome of the last command if it is there. The gate must be held, shared or
-    /// exclusively.
-    pub fn settle(&self) -> Option<Settled> {
+    /// Applies the outcome of the last command if it is there.
+    pub fn settle(&self, gate: &impl Inside) -> Option<Settled> {
         let mut mover = lock(&self.mover);
         if mover.relieved && mover.port.outcome(0, 0).is_some() {
             // It has gone on, and done its command.
@@ -187,10 +187,10 @@ impl AddressSpace {
         let mut outcome = mover.port.outcome(drops, moves)?;
         let batch = mover.batch.take()?;
         self.count_forgotten(&batch, &mut outcome);
-        Some(self.settle_batch(&batch, &outcome))
+        Some(self.settle_batch(gate, &batch, &outcome))
     }
 
-    pub fn settle_batch(&self, batch: &Batch, outcome: &Outcome) -> Settled {
+    pub fn settle_batch(&self, gate: &impl Inside, batch: &Batch, outcome: &Outcome) -> Settled {
         let mut settled = Settled::default();
         self.settle_drops(batch, outcome, &mut settled);
         for (index, run) in batch.moves.iter().enumerate() {
@@ -198,9 +198,9 @@ impl AddressSpace {
             match run.place {
                 Some(place) => {
                     let result = result.filter(|_| !outcome.stale);
-                    self.settle_move(run, place, result, &mut settled);
+                    self.settle_move(gate, run, place, result, &mut settled);
                 }
-                None => settled.unshared += self.settle_unshare(run, result),
+                None => settled.unshared += self.settle_unshare(gate, run, result),
             }
         }
         self.add_resident_pages(-(settled.dropped as i64));
@@ -241,7 +241,7 @@ impl AddressSpace {
     }
 
     /// Returns how many pages are not shared any more.
-    fn settle_unshare(&self, run: &Run, result: Option<&MoveRun>) -> usize {
+    fn settle_unshare(&self, gate: &impl Inside, run: &Run, result: Option<&MoveRun>) -> usize {
         let done = result.is_some_and(|result| result.errno == 0);
         let range = PageRange {
             start: run.page,
@@ -253,7 +253,7 @@ impl AddressSpace {
             self.note_unshared(range);
         }
         for step in 0..run.pages {
-            let entry = self.table.entry(run.page.plus(u64::from(step)));
+            let entry = gate.table().entry(run.page.plus(u64::from(step)));
             if let state @ PageState::Resident {
                 passes,
                 shared: true,
@@ -275,13 +275,20 @@ impl AddressSpace {
         let mut copied = vec![false; range.pages() as usize];
         for relative in self.family.others(self) {
             let mut any = false;
-            relative.table.visit(range, |page, entry| {
-                if matches!(entry.load(), PageState::Resident { shared: true, .. }) {
-                    copied[(page.0 - range.start.0) as usize] = true;
-                    any = true;
-                }
-                true
-            });
+            // Two gates are held for a moment, the second without waiting for it.
+            if let Some(gate) = relative.try_shared() {
+                gate.table().visit(range, |page, entry| {
+                    if matches!(entry.load(), PageState::Resident { shared: true, .. }) {
+                        copied[(page.0 - range.start.0) as usize] = true;
+                        any = true;
+                    }
+                    true
+                });
+            } else {
+                // Taken for copied: more counts as resident, until the kernel is asked again.
+                copied.fill(true);
+                any = true;
+            }
             let mut follow = lock(&relative.to_follow);
             if any && follow.len() < TO_FOLLOW_MOST && !follow.contains(&range) {
                 follow.push(range);
@@ -296,6 +303,7 @@ impl AddressSpace {
 
     fn settle_move(
         &self,
+        gate: &impl Inside,
         run: &Run,
         first: StageIndex,
         result: Option<&MoveRun>,
@@ -307,7 +315,7 @@ impl AddressSpace {
         for step in 0..run.pages {
             let page = run.page.plus(u64::from(step));
             let place = StageIndex(first.0 + step);
-            let entry = self.table.entry(page);
+            let entry = gate.table().entry(page);
             let moving = PageState::Moving(place);
             if step < moved {
                 settled.staged += 1;

@@ -15,6 +15,7 @@ use crate::address_space::{AddressSpace, Attached};
 use crate::concession::VainSearch;
 use crate::deferred::DeferredFault;
 use crate::fault::{Admission, Served, Server, wake};
+use crate::gate::Inside;
 use crate::group::{Group, Watermarks, lock};
 use crate::mover::{Settled, bytes};
 use crate::page::{PageRange, VirtualPage};
@@ -242,8 +243,8 @@ impl Reclaimer {
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.look_whether_halted();
-        } else if busy && let Ok(_gate) = space.shared() {
-            progress.add(space.settle());
+        } else if busy && let Ok(gate) = space.shared() {
+            progress.add(space.settle(&gate));
         }
         progress
     }
@@ -261,13 +262,13 @@ impl Reclaimer {
         let Ok(gate) = space.shared() else {
             return target;
         };
-        progress.add(space.settle());
+        progress.add(space.settle(&gate));
         if lock(&space.mover).is_busy() {
             return target;
         }
         let staged = lock(&space.stage).live();
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
-        let moves = plan(space, wanted, self.group.seconds());
+        let moves = plan(space, &gate, wanted, self.group.seconds());
         let drops = lock(&space.stage).take_dead(RUNS_MAX);
         let nothing_to_be_had = wanted > 0 && moves.is_empty();
         if !moves.is_empty() || !drops.is_empty() {
@@ -365,9 +366,9 @@ impl Reclaimer {
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
-        if let Ok(_gate) = space.shared() {
+        if let Ok(gate) = space.shared() {
             for (place, page, slot) in stored {
-                let entry = space.table.entry(*page);
+                let entry = gate.table().entry(*page);
                 if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
                     lock(&space.stage).retire(*place);
                     count += 1;

@@ -7,9 +7,9 @@
 //!
 //! 1. The stage is registered no more: the kernel refuses whatever the helper would still move when
 //!    it goes on. What lies in the stage from then on is what was moved.
-//! 2. The helper's bit of the gate becomes one of the supervisor's shares. If it has gone on meanwhile
-//!    and left, that fails, and all is as ever.
-//! 3. The batch is settled by what lies in the stage, before the share is given up.
+//! 2. Its place in the gate is taken from it, by one who is in the supervisor's own. If it has gone on
+//!    meanwhile and left, that fails, and all is as ever.
+//! 3. The batch is settled by what lies in the stage, before the gate is left.
 //!
 //! The same goes for a helper that ended in the gate, while another process is in the address space yet:
 //! the child of a `vfork` whose parent was killed.
@@ -34,21 +34,20 @@ impl AddressSpace {
         else {
             return false;
         };
+        let Ok(gate) = self.shared() else {
+            return false;
+        };
         let mut mover = lock(&self.mover);
         if mover.batch.is_none() {
             // It was stopped on its way out: what it did is settled.
-            let relieved = self.channel.gate().relieve_helper();
-            if relieved {
-                self.channel.gate().leave_shared();
-            }
-            return relieved;
+            return self.channel.helper_gate().relieve();
         }
         if self.close_stage(attached.arena.stage).is_err() {
             return false;
         }
         mover.closed = true;
         let looked = mover.batch.as_ref().and_then(|batch| self.look(batch));
-        let (Some(outcome), true) = (looked, self.channel.gate().relieve_helper()) else {
+        let (Some(outcome), true) = (looked, self.channel.helper_gate().relieve()) else {
             // It went on, and what it could not move stays where it is.
             self.reopen_stage(&mut mover);
             return false;
@@ -56,8 +55,8 @@ impl AddressSpace {
         mover.relieved = true;
         let batch = mover.batch.take().unwrap_or_default();
         drop(mover);
-        self.settle_batch(&batch, &outcome);
-        self.channel.gate().leave_shared();
+        self.settle_batch(&gate, &batch, &outcome);
+        drop(gate);
         log::debug!("a program was stopped while its helper moved pages; its gate is taken over");
         true
     }

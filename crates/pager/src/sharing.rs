@@ -4,6 +4,7 @@
 //! relative at the same address, and takes a count of it if its contents are the same.
 
 use crate::address_space::AddressSpace;
+use crate::gate::Inside;
 use crate::group::{Group, lock};
 use crate::page::VirtualPage;
 use memfold_swap::{Page, Scratch, Slot};
@@ -67,17 +68,20 @@ impl Kin {
             return Kin { candidates };
         }
         for relative in space.family.others(space) {
-            let swapped = |page: &VirtualPage| relative.table.swapped_slot(*page).is_some();
-            if !pages.iter().any(swapped) {
+            let any = relative.try_shared().is_some_and(|gate| {
+                let slot = |page: &VirtualPage| gate.table().swapped_slot(*page);
+                pages.iter().any(|page| slot(page).is_some())
+            });
+            if !any {
                 continue;
             }
             // While the gate is held alone, a slot that a page state names stays that page's.
-            let Ok(_gate) = relative.exclusive_within(PATIENCE) else {
+            let Ok(gate) = relative.exclusive_within(PATIENCE) else {
                 continue;
             };
             for (page, found) in pages.iter().zip(&mut candidates) {
                 if found.len() < CANDIDATES
-                    && let Some(slot) = relative.table.swapped_slot(*page)
+                    && let Some(slot) = gate.table().swapped_slot(*page)
                     && !found.contains(&slot)
                     && space.group().swap.duplicate(slot).is_ok()
                 {

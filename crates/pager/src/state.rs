@@ -191,6 +191,11 @@ impl Entry {
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
 
+    /// Whether nothing is known of the page.
+    pub fn is_hole(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == PageState::Hole.pack()
+    }
+
     /// Changes the state if it is still `from`.
     pub fn replace(&self, from: PageState, to: PageState) -> bool {
         // AcqRel: what was stored in the slot or stage that the old state names is seen, and so is

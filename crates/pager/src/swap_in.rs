@@ -3,6 +3,7 @@
 use crate::address_space::AddressSpace;
 use crate::density::{BLOCK, Density, has_ample_room};
 use crate::fault::{Served, Server, after_failure, copy, stop_program, wake};
+use crate::gate::{Inside, Shared};
 use crate::group::{Watermarks, lock};
 use crate::page::{PageRange, VirtualPage};
 use crate::state::{ClaimNumber, PageState};
@@ -25,11 +26,11 @@ pub struct Claim {
 
 impl Claim {
     /// Claims the page and, as the windows advise, some around it. `None` if the page is not
-    /// swapped out any more. The gate is held shared.
-    pub fn make(space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
+    /// swapped out any more.
+    pub fn make(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let take = |page: VirtualPage| {
-            let entry = space.table.entry(page);
+            let entry = gate.table().entry(page);
             match entry.load() {
                 state @ PageState::Swapped(slot)
                     if entry.replace(state, PageState::Filling(slot, number)) =>
@@ -41,8 +42,8 @@ impl Claim {
         };
         let asked_for = take(page)?;
         let mut advice =
-            lock(&space.windows).swap_in(page, SWAP_IN_WINDOW, |block| swapped_of(space, block));
-        if advice.pages() < u64::from(SWAP_IN_WINDOW) && is_dense_with_room(space, page) {
+            lock(&space.windows).swap_in(page, SWAP_IN_WINDOW, |block| swapped_of(gate, block));
+        if advice.pages() < u64::from(SWAP_IN_WINDOW) && is_dense_with_room(gate, space, page) {
             advice = PageRange::around(page, u64::from(SWAP_IN_WINDOW));
         }
         let range = if advice.pages() > 1 {
@@ -63,12 +64,11 @@ impl Claim {
         })
     }
 
-    /// Claims what is swapped out of a range of at most [`SWAP_IN_WINDOW`] pages, without a fault. The
-    /// gate is held shared.
-    pub fn of_range(space: &AddressSpace, range: PageRange) -> Option<Claim> {
+    /// Claims what is swapped out of a range of at most [`SWAP_IN_WINDOW`] pages, without a fault.
+    pub fn of_range(space: &AddressSpace, gate: &impl Inside, range: PageRange) -> Option<Claim> {
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let mut pages = Vec::new();
-        space.table.visit(range, |page, entry| {
+        gate.table().visit(range, |page, entry| {
             if let state @ PageState::Swapped(slot) = entry.load()
                 && entry.replace(state, PageState::Filling(slot, number))
             {
@@ -104,7 +104,7 @@ impl Claim {
 
 /// Whether much of the block around a page is resident, and there is room for all of it far from
 /// where reclaim works.
-fn is_dense_with_room(space: &AddressSpace, page: VirtualPage) -> bool {
+fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> bool {
     let group = space.group();
     let limit = group.resident_limit_bytes();
     let wanted = (BLOCK * PAGE_SIZE) as u64;
@@ -113,8 +113,7 @@ fn is_dense_with_room(space: &AddressSpace, page: VirtualPage) -> bool {
         return false;
     }
     let mut resident = 1;
-    space
-        .table
+    gate.table()
         .visit(PageRange::around(page, BLOCK as u64), |_, entry| {
             resident += usize::from(matches!(entry.load(), PageState::Resident { .. }));
             true
@@ -123,9 +122,9 @@ fn is_dense_with_room(space: &AddressSpace, page: VirtualPage) -> bool {
 }
 
 /// Which pages of a block of sixteen are swapped out, as bits.
-fn swapped_of(space: &AddressSpace, block: PageRange) -> u16 {
+fn swapped_of(gate: &Shared<'_>, block: PageRange) -> u16 {
     let mut swapped = 0;
-    space.table.visit(block, |page, entry| {
+    gate.table().visit(block, |page, entry| {
         if matches!(entry.load(), PageState::Swapped(_)) {
             swapped |= 1 << (page.0 - block.start.0);
         }
@@ -145,6 +144,7 @@ impl Server {
         };
         let mut filling = Filling {
             space,
+            gate: &gate,
             claim,
             buffer: &self.buffer,
             open: vec![true; claim.pages.len()],
@@ -189,9 +189,10 @@ impl Server {
     }
 }
 
-/// Claimed pages on their way in. The gate is held shared.
+/// Claimed pages on their way in.
 struct Filling<'a> {
     space: &'a AddressSpace,
+    gate: &'a Shared<'a>,
     claim: &'a Claim,
     buffer: &'a [Page],
     /// The pages whose claim was not used yet.
@@ -202,7 +203,7 @@ struct Filling<'a> {
 
 impl Filling<'_> {
     fn is_ours(&self, index: usize) -> bool {
-        let entry = self.space.table.entry(self.claim.page(index));
+        let entry = self.gate.table().entry(self.claim.page(index));
         entry.load() == self.claim.state(index)
     }
 
@@ -268,7 +269,7 @@ impl Filling<'_> {
         } else {
             PageState::RESIDENT
         };
-        let entry = self.space.table.entry(page);
+        let entry = self.gate.table().entry(page);
         entry.replace(self.claim.state(index), state);
         self.close(index);
     }
@@ -285,7 +286,7 @@ impl Filling<'_> {
                 continue;
             }
             let (page, slot) = self.claim.pages[index];
-            let entry = self.space.table.entry(page);
+            let entry = self.gate.table().entry(page);
             if !entry.replace(self.claim.state(index), PageState::Swapped(slot)) {
                 self.spare.push(slot);
             }

@@ -4,6 +4,7 @@
 //! behind the clock hand, in address order.
 
 use crate::address_space::AddressSpace;
+use crate::gate::{Inside, Shared};
 use crate::group::lock;
 use crate::mover::Run;
 use crate::page::{PageRange, VirtualPage};
@@ -20,10 +21,10 @@ const REMOVED_RUNS: usize = 64;
 const LATELY: u64 = 8;
 
 /// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
-/// The gate is held shared.
-pub fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
+pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Vec<Run> {
     let mut planner = Planner {
         space,
+        gate,
         thread_ends: lock(&space.thread_ends).clone(),
         wanted,
         now,
@@ -34,24 +35,24 @@ pub fn plan(space: &AddressSpace, wanted: usize, now: u32) -> Vec<Run> {
     };
     if wanted > 0 {
         planner.choose();
-        settle_removed(space, &planner.removed);
+        settle_removed(space, gate, &planner.removed);
     }
     planner.runs
 }
 
-/// Finds out what became of pages that were dropped: they were touched since, or are holes. The gate
-/// is held shared.
-fn settle_removed(space: &AddressSpace, ranges: &[PageRange]) {
+/// Finds out what became of pages that were dropped: they were touched since, or are holes.
+fn settle_removed(space: &AddressSpace, gate: &Shared<'_>, ranges: &[PageRange]) {
     for range in ranges {
         let Ok(present) = space.present(*range) else {
             continue;
         };
-        space.table.visit(*range, |page, entry| {
+        gate.table().visit(*range, |page, entry| {
             if let state @ PageState::Removed(_) = entry.load() {
                 let is_there = present.containing(page).is_some();
                 let known = if is_there {
                     PageState::FRESH
                 } else {
+                    space.sweep.holes.store(true, Ordering::Relaxed);
                     PageState::Hole
                 };
                 entry.replace(state, known);
@@ -63,6 +64,7 @@ fn settle_removed(space: &AddressSpace, ranges: &[PageRange]) {
 
 struct Planner<'a> {
     space: &'a AddressSpace,
+    gate: &'a Shared<'a>,
     thread_ends: Arc<[VirtualPage]>,
     wanted: usize,
     now: u32,
@@ -124,8 +126,8 @@ impl Planner<'_> {
     /// Takes victims of a range; `Some(page)` where the hand stops.
     fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
         let mut stopped = None;
-        let space = self.space;
-        space.table.visit(range, |page, entry| {
+        let gate = self.gate;
+        gate.table().visit(range, |page, entry| {
             self.looked += 1;
             if self.looked > LOOKED_AT {
                 stopped = Some(page);

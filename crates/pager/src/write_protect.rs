@@ -15,6 +15,7 @@
 
 use crate::address_space::AddressSpace;
 use crate::fault::{Admission, Fault, Served, after_failure, must_wait, wake};
+use crate::gate::Inside;
 use crate::group::lock;
 use crate::mover::{Run, bytes};
 use crate::page::{PageRange, VirtualPage};
@@ -124,8 +125,11 @@ impl AddressSpace {
 
     /// Notes that the pages of a range are about to be copied, the first of them for certain.
     fn note_copies(&self, range: PageRange) {
+        let Ok(gate) = self.shared() else {
+            return;
+        };
         let mut copies = 0;
-        self.table.visit(range, |page, entry| {
+        gate.table().visit(range, |page, entry| {
             if let state @ PageState::Resident {
                 passes,
                 shared: true,
@@ -142,6 +146,7 @@ impl AddressSpace {
             }
             true
         });
+        drop(gate);
         self.written_to.store(range.end.0, Ordering::Relaxed);
         // The governor, who sees the kernel's faults, is not to count them again.
         self.counted_faults.fetch_add(copies, Ordering::Relaxed);

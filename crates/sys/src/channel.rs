@@ -5,7 +5,7 @@
 //! outstanding at most, so each field has one writer at a time: the supervisor while
 //! `posted == done`, the helper otherwise.
 
-use crate::gate::Gate;
+use crate::gate::HelperGate;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -101,8 +101,8 @@ pub struct Channel {
     /// Not 0: no other thread of the program is left, and the helper is to end, too, with the status
     /// that is one less.
     pub dismissed: AtomicU32,
-    /// Who may change pages.
-    pub gate: Gate,
+    /// Lets the helper change pages.
+    pub gate: HelperGate,
     /// What the program wants to be unregistered.
     pub unregister: UnregisterRequest,
     command: UnsafeCell<Command>,

@@ -13,9 +13,12 @@
 //! itself answers `EAGAIN` to every ioctl on that userfaultfd. Both together leave no moment at
 //! which a page state and the mapping it describes disagree unnoticed.
 //!
-//! The gate lies in memory shared with the program, because its helper thread is one of those
-//! that change pages. A program may be stopped while its helper is inside, die there, or scribble
-//! over the gate: whoever waits says when it gives up.
+//! The gate has two leaves. [`Gate`] is the supervisor's own: a reader-writer lock in its own memory,
+//! which no program can reach, so that what it protects is protected whatever a program does.
+//! [`HelperGate`] lies in the channel, as the program's helper thread moves pages, too. Whoever enters
+//! exclusively takes the first and then closes the second; the helper takes the second alone. A
+//! program may be stopped while its helper is inside, die there, or scribble over the word: only who
+//! closes it waits for it, and says when to give up.
 
 use crate::futex;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -24,20 +27,36 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const EXCLUSIVE: u32 = 1 << 31;
 /// A writer waits: newcomers stay out, so that messages are read soon.
 const PENDING: u32 = 1 << 30;
-/// The program's helper is inside, shared. A bit of its own, so that entering, leaving and being
-/// relieved are one step each: it can be stopped between any two.
+/// How many are inside, shared.
+const COUNT: u32 = PENDING - 1;
+/// The program's helper is inside. A bit of its own, so that entering, leaving and being relieved are
+/// one step each: it can be stopped between any two.
 const HELPER: u32 = 1 << 29;
-/// How many others are inside, shared.
-const COUNT: u32 = HELPER - 1;
 
 /// How long one wait lasts, in nanoseconds, before `give_up` is asked again, where the caller has
 /// no hurry.
 pub const NAP_NS: u64 = 20_000_000;
 
-/// A reader-writer lock of one word for use between processes. All zero is "open".
-#[repr(C)]
+/// A reader-writer lock among the supervisor's threads. All zero is "open".
+#[derive(Debug)]
 pub struct Gate {
     state: AtomicU32,
+    queue: Queue,
+}
+
+/// What the program's helper enters, and the supervisor closes before it reads messages. All zero is
+/// "open". Nothing in it is trusted.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HelperGate {
+    state: AtomicU32,
+    queue: Queue,
+}
+
+/// Those who wait for a change.
+#[repr(C)]
+#[derive(Debug)]
+struct Queue {
     /// Changes at each release that somebody may wait for.
     turn: AtomicU32,
     waiters: AtomicU32,
@@ -52,76 +71,45 @@ impl Gate {
     pub const fn new() -> Gate {
         Gate {
             state: AtomicU32::new(0),
-            turn: AtomicU32::new(0),
-            waiters: AtomicU32::new(0),
+            queue: Queue::new(),
         }
     }
 
-    /// Enters to change pages. `give_up` is asked every `nap_ns` while waiting, and whenever the gate
-    /// was left meanwhile.
+    /// Enters to change pages, or looks at them. `give_up` is asked every `nap_ns` while waiting, and
+    /// whenever the gate was left meanwhile.
     pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
-        self.enter(1, nap_ns, give_up)
-    }
-
-    /// The same for the program's helper, of which there is one.
-    pub fn enter_as_helper(
-        &self,
-        nap_ns: u64,
-        give_up: impl Fn() -> bool,
-    ) -> Result<(), Abandoned> {
-        self.enter(HELPER, nap_ns, give_up)
-    }
-
-    fn enter(&self, share: u32, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
-        loop {
-            let state = self.state.load(Ordering::Relaxed);
-            if state & (EXCLUSIVE | PENDING) == 0 {
-                // Acquire: what the last exclusive holder did to the page states is seen.
-                if self
-                    .state
-                    .compare_exchange_weak(
-                        state,
-                        state + share,
-                        Ordering::Acquire,
-                        Ordering::Relaxed,
-                    )
-                    .is_ok()
-                {
-                    return Ok(());
-                }
-                continue;
-            }
-            let blocked = |state| state & (EXCLUSIVE | PENDING) != 0;
-            self.sleep(blocked, nap_ns, &give_up)?;
+        while !self.try_enter_shared() {
+            let blocked = || self.state.load(Ordering::SeqCst) & (EXCLUSIVE | PENDING) != 0;
+            self.queue.sleep(blocked, nap_ns, &give_up)?;
         }
+        Ok(())
+    }
+
+    /// The same where nobody else holds it exclusively, or waits to: never waits.
+    pub fn try_enter_shared(&self) -> bool {
+        let mut state = self.state.load(Ordering::Relaxed);
+        while state & (EXCLUSIVE | PENDING) == 0 {
+            // Acquire: what the last exclusive holder did to the page states is seen.
+            match self.state.compare_exchange_weak(
+                state,
+                state + 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return true,
+                Err(now) => state = now,
+            }
+        }
+        false
     }
 
     /// Leaves after [`Gate::enter_shared`].
     pub fn leave_shared(&self) {
         // Release: the page states written inside are seen by the next exclusive holder.
         let state = self.state.fetch_sub(1, Ordering::Release) - 1;
-        if state & (COUNT | HELPER) == 0 && state & PENDING != 0 {
-            self.notify();
+        if state & COUNT == 0 && state & PENDING != 0 {
+            self.queue.notify();
         }
-    }
-
-    /// Leaves after [`Gate::enter_as_helper`], unless relieved meanwhile.
-    pub fn leave_as_helper(&self) {
-        // Release: as in `leave_shared`.
-        let state = self.state.fetch_and(!HELPER, Ordering::Release);
-        if state & HELPER != 0 && state & COUNT == 0 && state & PENDING != 0 {
-            self.notify();
-        }
-    }
-
-    /// Takes over the share of a helper that was stopped inside: the caller leaves
-    /// ([`Gate::leave_shared`]) in its place. `false` if it is not inside.
-    pub fn relieve_helper(&self) -> bool {
-        let take_over = |state| (state & HELPER != 0).then_some((state & !HELPER) + 1);
-        // Acquire: what the helper did inside is seen. Its own leaving changes nothing any more.
-        self.state
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, take_over)
-            .is_ok()
     }
 
     /// Enters to read messages, alone. `give_up` is asked as by [`Gate::enter_shared`].
@@ -132,7 +120,7 @@ impl Gate {
     ) -> Result<(), Abandoned> {
         loop {
             let state = self.state.load(Ordering::Relaxed);
-            if state & (EXCLUSIVE | HELPER | COUNT) == 0 {
+            if state & (EXCLUSIVE | COUNT) == 0 {
                 // Taking the gate clears PENDING; writers that still wait set it again.
                 if self
                     .state
@@ -143,7 +131,7 @@ impl Gate {
                 }
                 continue;
             }
-            if state & PENDING == 0 && state & EXCLUSIVE == 0 {
+            if state & (PENDING | EXCLUSIVE) == 0 {
                 let _ = self.state.compare_exchange_weak(
                     state,
                     state | PENDING,
@@ -152,10 +140,10 @@ impl Gate {
                 );
                 continue;
             }
-            let blocked = |state| state & (EXCLUSIVE | HELPER | COUNT) != 0;
-            if let Err(abandoned) = self.sleep(blocked, nap_ns, &give_up) {
+            let blocked = || self.state.load(Ordering::SeqCst) & (EXCLUSIVE | COUNT) != 0;
+            if let Err(abandoned) = self.queue.sleep(blocked, nap_ns, &give_up) {
                 self.state.fetch_and(!PENDING, Ordering::Relaxed);
-                self.notify();
+                self.queue.notify();
                 return Err(abandoned);
             }
         }
@@ -164,7 +152,104 @@ impl Gate {
     /// Leaves after [`Gate::enter_exclusive`].
     pub fn leave_exclusive(&self) {
         self.state.fetch_and(!EXCLUSIVE, Ordering::Release);
-        self.notify();
+        self.queue.notify();
+    }
+}
+
+impl HelperGate {
+    /// An open gate.
+    pub const fn new() -> HelperGate {
+        HelperGate {
+            state: AtomicU32::new(0),
+            queue: Queue::new(),
+        }
+    }
+
+    /// For the helper, of which there is one: enters to move pages.
+    pub fn enter(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if state & (EXCLUSIVE | PENDING) == 0 {
+                // Acquire: the event count of the last who closed it is seen.
+                if self
+                    .state
+                    .compare_exchange_weak(
+                        state,
+                        state | HELPER,
+                        Ordering::Acquire,
+                        Ordering::Relaxed,
+                    )
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+                continue;
+            }
+            let blocked = || self.state.load(Ordering::SeqCst) & (EXCLUSIVE | PENDING) != 0;
+            self.queue.sleep(blocked, nap_ns, &give_up)?;
+        }
+    }
+
+    /// For the helper: leaves, unless relieved meanwhile.
+    pub fn leave(&self) {
+        // Release: what was moved is seen by who closes it next.
+        let state = self.state.fetch_and(!HELPER, Ordering::Release);
+        if state & HELPER != 0 && state & PENDING != 0 {
+            self.queue.notify();
+        }
+    }
+
+    /// For the supervisor, which holds its own gate exclusively: keeps the helper out. `give_up` is asked
+    /// whatever the program does to the word.
+    pub fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        /// Tries before `give_up` is asked: the helper changes the word twice in a command.
+        const TRIES: u32 = 16;
+        for round in 0u64.. {
+            for _ in 0..TRIES {
+                let state = self.state.load(Ordering::Relaxed);
+                if state & HELPER != 0 {
+                    break;
+                }
+                if self
+                    .state
+                    .compare_exchange(state, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    return Ok(());
+                }
+            }
+            self.state.fetch_or(PENDING, Ordering::Relaxed);
+            let blocked = || self.state.load(Ordering::SeqCst) & HELPER != 0;
+            let again = round > 0;
+            if again && give_up() || self.queue.sleep(blocked, nap_ns, &give_up).is_err() {
+                break;
+            }
+        }
+        self.state.fetch_and(!PENDING, Ordering::Relaxed);
+        self.queue.notify();
+        Err(Abandoned)
+    }
+
+    /// Lets the helper in again.
+    pub fn open(&self) {
+        self.state.fetch_and(!EXCLUSIVE, Ordering::Release);
+        self.queue.notify();
+    }
+
+    /// For the supervisor, which is in its own gate: takes the place of a helper that was stopped inside.
+    /// `false` if it is not inside. Its own leaving changes nothing any more.
+    pub fn relieve(&self) -> bool {
+        // Acquire: what the helper did inside is seen.
+        self.state.fetch_and(!HELPER, Ordering::Acquire) & HELPER != 0
+    }
+}
+
+impl Queue {
+    const fn new() -> Queue {
+        Queue {
+            turn: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
+        }
     }
 
     fn notify(&self) {
@@ -177,12 +262,12 @@ impl Gate {
 
     fn sleep(
         &self,
-        blocked: impl Fn(u32) -> bool,
+        blocked: impl Fn() -> bool,
         nap_ns: u64,
         give_up: &impl Fn() -> bool,
     ) -> Result<(), Abandoned> {
         for _ in 0..50 {
-            if !blocked(self.state.load(Ordering::Relaxed)) {
+            if !blocked() {
                 return Ok(());
             }
             core::hint::spin_loop();
@@ -190,7 +275,7 @@ impl Gate {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let turn = self.turn.load(Ordering::SeqCst);
         let mut result = Ok(());
-        if blocked(self.state.load(Ordering::SeqCst)) {
+        if blocked() {
             let _ = futex::wait(&self.turn, turn, Some(nap_ns));
             if give_up() {
                 result = Err(Abandoned);
@@ -202,6 +287,12 @@ impl Gate {
 }
 
 impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Default for HelperGate {
     fn default() -> Self {
         Self::new()
     }
@@ -221,35 +312,84 @@ mod tests {
         entered
     }
 
+    fn can_be_closed(gate: &HelperGate) -> bool {
+        let closed = gate.close(1000, AT_ONCE).is_ok();
+        if closed {
+            gate.open();
+        }
+        closed
+    }
+
     #[test]
-    fn a_helper_keeps_writers_out_until_it_leaves() {
+    fn many_share_and_one_is_alone() {
         let gate = Gate::new();
-        gate.enter_as_helper(1000, AT_ONCE).unwrap();
-        assert!(!can_be_had_alone(&gate));
         gate.enter_shared(1000, AT_ONCE).unwrap();
-        gate.leave_as_helper();
+        assert!(gate.try_enter_shared());
+        gate.leave_shared();
         assert!(!can_be_had_alone(&gate), "another is inside");
         gate.leave_shared();
-        assert!(can_be_had_alone(&gate));
-        assert!(!gate.relieve_helper(), "it is not inside");
+        gate.enter_exclusive(1000, AT_ONCE).unwrap();
+        assert!(!gate.try_enter_shared());
+        assert!(gate.enter_shared(1000, AT_ONCE).is_err());
+        assert!(!can_be_had_alone(&gate));
+        gate.leave_exclusive();
+        assert!(gate.try_enter_shared());
+    }
+
+    #[test]
+    fn a_helper_keeps_the_gate_open_until_it_leaves() {
+        let gate = HelperGate::new();
+        gate.enter(1000, AT_ONCE).unwrap();
+        assert!(!can_be_closed(&gate));
+        gate.leave();
+        gate.close(1000, AT_ONCE).unwrap();
+        assert!(gate.enter(1000, AT_ONCE).is_err());
+        gate.open();
+        gate.enter(1000, AT_ONCE).unwrap();
+        gate.leave();
+        assert!(!gate.relieve(), "it is not inside");
     }
 
     #[test]
     fn a_relieved_helper_is_left_for_once() {
-        let gate = Gate::new();
-        gate.enter_as_helper(1000, AT_ONCE).unwrap();
-        assert!(gate.relieve_helper());
-        assert!(!gate.relieve_helper());
-        assert!(!can_be_had_alone(&gate), "its share is the reliever's now");
-        gate.leave_shared();
-        gate.enter_exclusive(1000, AT_ONCE).unwrap();
+        let gate = HelperGate::new();
+        gate.enter(1000, AT_ONCE).unwrap();
+        assert!(gate.relieve());
+        assert!(!gate.relieve());
+        gate.close(1000, AT_ONCE).unwrap();
         // It goes on, whoever is inside by then.
-        gate.leave_as_helper();
-        assert!(!can_be_had_alone(&gate));
-        gate.leave_exclusive();
-        gate.enter_as_helper(1000, AT_ONCE).unwrap();
-        assert!(!can_be_had_alone(&gate));
-        gate.leave_as_helper();
-        assert!(can_be_had_alone(&gate));
+        gate.leave();
+        assert!(gate.enter(1000, AT_ONCE).is_err());
+        gate.open();
+        gate.enter(1000, AT_ONCE).unwrap();
+        assert!(!can_be_closed(&gate));
+        gate.leave();
+        assert!(can_be_closed(&gate));
+    }
+
+    #[test]
+    fn no_value_of_the_word_is_waited_for_without_an_end() {
+        let gate = HelperGate::new();
+        for bit in 0..32 {
+            gate.state.store(1 << bit, Ordering::Relaxed);
+            assert_eq!(can_be_closed(&gate), 1 << bit != HELPER, "bit {bit}");
+        }
+        // A thread of the program's that writes without a pause.
+        let stop = core::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut word = 1u32;
+                while !stop.load(Ordering::Relaxed) {
+                    word = word.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    gate.state.store(word, Ordering::Relaxed);
+                    gate.queue.turn.store(word, Ordering::Relaxed);
+                    gate.queue.waiters.store(word, Ordering::Relaxed);
+                }
+            });
+            for _ in 0..2000 {
+                can_be_closed(&gate);
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
     }
 }

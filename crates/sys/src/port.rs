@@ -3,7 +3,7 @@
 use crate::PAGE_SIZE;
 use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use crate::futex;
-use crate::gate::Gate;
+use crate::gate::{Gate, HelperGate};
 use crate::memory::{Mapping, sealed_file};
 use crate::thread::{RobustEntry, RobustList};
 use std::io;
@@ -51,8 +51,10 @@ pub struct Port {
     outstanding: bool,
 }
 
-/// The part that everyone may use at any time: the gate and the event count.
+/// The part that everyone may use at any time: the gates and the event count.
 pub struct SharedChannel {
+    /// In the supervisor's memory: the program cannot write to it.
+    gate: Gate,
     mapping: Mapping,
     robust: Option<Arc<RobustList>>,
 }
@@ -77,6 +79,11 @@ impl SharedChannel {
 
     /// The address space's gate.
     pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The helper's part of it.
+    pub fn helper_gate(&self) -> &HelperGate {
         &self.channel().gate
     }
 
@@ -173,6 +180,7 @@ impl Port {
         let file = sealed_file(CHANNEL_BYTES)?;
         let mapping = Mapping::shared_behind_own_page(&file, CHANNEL_BYTES)?;
         let mut shared = SharedChannel {
+            gate: Gate::new(),
             mapping,
             robust: None,
         };

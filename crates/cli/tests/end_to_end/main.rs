@@ -8,6 +8,7 @@ mod admission;
 mod crash;
 mod debuggers;
 mod departures;
+mod growth;
 mod harness;
 mod helper;
 mod host_swap;

@@ -2,6 +2,7 @@
 
 use super::{GATE_PATIENCE, Governor};
 use crate::address_space::AddressSpace;
+use crate::gate::Inside;
 use crate::page::{PageRange, VirtualPage};
 use crate::stage::StageIndex;
 use crate::state::PageState;
@@ -91,10 +92,10 @@ impl Governor {
 
     /// Reads and applies what events there are; `false` if the gate cannot be had.
     pub(super) fn read_events(&mut self, space: &Arc<AddressSpace>) -> bool {
-        let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+        let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.relieve_helper();
         };
-        let messages = self.handlers.read_messages(space, &gate);
+        let messages = self.handlers.read_messages(space, &mut gate);
         drop(gate);
         self.take_in(space, messages);
         true
@@ -103,10 +104,10 @@ impl Governor {
 
 /// The first of a range that is out. `None` if the gate cannot be had, as the program is gone.
 fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
-    let _gate = space.shared().ok()?;
+    let gate = space.shared().ok()?;
     let mut found = Next::Looked(range.end);
     let mut looked = 0;
-    space.table.visit(range, |page, entry| {
+    gate.table().visit(range, |page, entry| {
         looked += 1;
         if looked > LOOKED_AT {
             found = Next::Looked(page);
@@ -115,7 +116,7 @@ fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
         match entry.load() {
             PageState::Swapped(_) => {
                 let end = page.plus(u64::from(SWAP_IN_WINDOW)).min(range.end);
-                let claim = Claim::of_range(space, PageRange { start: page, end });
+                let claim = Claim::of_range(space, &gate, PageRange { start: page, end });
                 found = claim.map_or(Next::Awaited(page), |claim| Next::Claimed(page, claim));
                 false
             }

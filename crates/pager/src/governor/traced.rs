@@ -166,8 +166,8 @@ impl Governor {
 
 /// Whether a command is with the helper.
 fn is_moving(space: &AddressSpace) -> bool {
-    if let Ok(_gate) = space.shared() {
-        space.settle();
+    if let Ok(gate) = space.shared() {
+        space.settle(&gate);
     }
     lock(&space.mover).batch.is_some()
 }

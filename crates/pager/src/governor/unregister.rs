@@ -12,7 +12,8 @@
 
 use super::recall::SLICE;
 use super::{GATE_PATIENCE, Governor};
-use crate::address_space::{AddressSpace, Exclusive};
+use crate::address_space::AddressSpace;
+use crate::gate::{Exclusive, Inside};
 use crate::group::lock;
 use crate::mover::bytes;
 use crate::page::{PageRange, VirtualPage};
@@ -115,8 +116,8 @@ impl Governor {
         range: PageRange,
         number: u32,
     ) -> Option<Request> {
-        let gate = space.exclusive_within(GATE_PATIENCE).ok()?;
-        let messages = self.handlers.read_messages(space, &gate);
+        let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
+        let messages = self.handlers.read_messages(space, &mut gate);
         let mut managed = Regions::default();
         let mut regions = lock(&space.regions);
         let parts = regions.covered(range);
@@ -137,17 +138,17 @@ impl Governor {
 
     /// Unregisters the range if all of it is in memory.
     fn finish(&mut self, space: &Arc<AddressSpace>, request: &Request) -> bool {
-        let Ok(gate) = space.exclusive_within(GATE_PATIENCE) else {
+        let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };
-        let messages = self.handlers.read_messages(space, &gate);
+        let messages = self.handlers.read_messages(space, &mut gate);
         // What the helper has not begun to move is stale from now on.
         space.begin_events(&gate);
         let is_ready = !space.is_changing()
-            && !is_any_out(space, request.range)
+            && !is_any_out(&gate, request.range)
             && !is_unsharing(space, request.range);
         if is_ready {
-            release(space, &gate, request);
+            release(space, &mut gate, request);
         }
         drop(gate);
         self.take_in(space, messages);
@@ -173,9 +174,9 @@ fn range_of(space: &AddressSpace, wanted: UnregisterWanted) -> Option<PageRange>
 
 /// Whether something of a range is neither in memory nor a hole. What is on its way to the stage, the
 /// batch being stale, is in memory.
-fn is_any_out(space: &AddressSpace, range: PageRange) -> bool {
+fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     let mut any = false;
-    space.table.visit(range, |_, entry| {
+    gate.table().visit(range, |_, entry| {
         any = matches!(
             entry.load(),
             PageState::Swapped(_)
@@ -202,7 +203,7 @@ fn is_unsharing(space: &AddressSpace, range: PageRange) -> bool {
 
 /// Lets go of a range. What the kernel may refuse to unregister counts as unmanaged all the same: its
 /// faults are served as those of any page that nothing is known of.
-fn release(space: &AddressSpace, gate: &Exclusive<'_>, request: &Request) {
+fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     let mut ours = request.managed.clone();
     let arrived = lock(&space.regions).covered(request.range);
     arrived.into_iter().for_each(|part| ours.add(part));

@@ -1,0 +1,69 @@
+//! What must not grow with time: page tables, mappings.
+
+use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, memfold, source};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// What a run's page tables and swap tables take now.
+fn metadata(run: &Running) -> u64 {
+    let output = Command::new(memfold())
+        .args(["stat", "--json", &run.root().to_string()])
+        .output()
+        .expect("memfold stat runs");
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    figures["metadata_bytes"].as_u64().expect("a number")
+}
+
+/// The most that metadata takes within a time.
+fn most_metadata(run: &Running, time: Duration) -> u64 {
+    let end = Instant::now() + time;
+    let mut most = 0;
+    while Instant::now() < end {
+        most = most.max(metadata(run));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    most
+}
+
+#[test]
+fn page_tables_of_random_mappings_do_not_grow() {
+    if !available("random mappings", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("randmap", &["randmap.c"], &[])).args(["9", "200"]);
+    let running = program.start(Limits::Total(48 * MIB));
+    std::thread::sleep(Duration::from_secs(2));
+    let early = most_metadata(&running, Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_secs(3));
+    let late = most_metadata(&running, Duration::from_millis(1500));
+    let outcome = running.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "randmap ok\n");
+    assert!(
+        late < early + MIB,
+        "from {} to {} KiB",
+        early / 1024,
+        late / 1024
+    );
+}
+
+/// How much a collector leaves lying about changes by the second, so this looks at what is left once
+/// nothing is.
+#[test]
+fn page_tables_of_node_go_with_its_heap() {
+    if !available("node's page tables", &["node"]) {
+        return;
+    }
+    let _guard = alone();
+    let script = source("churn.js");
+    let program = Program::new("node").arg("--expose-gc").arg(script);
+    let mut running = program.args(["8", "5"]).start(Limits::Total(100 * MIB));
+    running.wait_for_output(1);
+    std::thread::sleep(Duration::from_secs(3));
+    let left = metadata(&running);
+    let outcome = running.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "all given up\nchurn ok\n");
+    assert!(left < 6 * MIB, "{} KiB", left / 1024);
+}
