@@ -86,6 +86,7 @@ pub struct Group {
     warned_over_limit: AtomicBool,
     warned_zeroed: AtomicBool,
     warned_held: AtomicBool,
+    pub warned_mappings: AtomicBool,
     pub warned_file: AtomicBool,
     /// Milliseconds since the start: until then the file is left alone.
     pub file_paused_until: AtomicU64,
@@ -172,6 +173,7 @@ impl Group {
             warned_over_limit: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_held: AtomicBool::new(false),
+            warned_mappings: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
             swapping_off: Mutex::default(),
@@ -390,7 +392,7 @@ impl Group {
             } else {
                 "executed"
             };
-            log::warn!(
+            log::error!(
                 "a page ({:#x} of the {kind} process {pid}) was not in memory, where it was known to be, \
                  and reads zeros now: if the program did not give it up (MADV_FREE, MADV_GUARD_INSTALL), \
                  its contents are lost; please report that (this is said once)",

@@ -9,15 +9,31 @@
 //!
 //! Guard regions themselves are never managed: `UFFDIO_MOVE` refuses them, and `UFFDIO_COPY` would
 //! put a page in their place.
+//!
+//! The kernel never merges a mapping that was registered after it was touched with its neighbour: each
+//! has an `anon_vma` of its own. Were all registered as soon as it is seen, a heap that grows bit by
+//! bit would become as many mappings, up to `vm.max_map_count`. So what grew beside a managed range is
+//! left alone, to grow on as one, until it is a part of that range or of the limit that matters.
 
 use crate::address_space::{AddressSpace, Attached};
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
 use crate::regions::Regions;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::proc_text;
 use std::io;
+use std::sync::atomic::Ordering;
 
 /// Mappings smaller than this are left alone: they would not be worth their fault.
 const SMALLEST_MAPPING_PAGES: u64 = 16;
+/// What grew is left alone below this part of the range that it lies at; a smaller part means more
+/// mappings.
+const PART_OF_RANGE: u64 = 16;
+/// All that is left alone of a program is at most this part of its share of the limit, as nothing of it
+/// can be moved out.
+const PART_OF_LIMIT: u64 = 8;
+/// With fewer mappings than this nobody can have come near `vm.max_map_count` by being managed.
+const FEW_MAPPINGS: usize = 1 << 12;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -28,6 +44,8 @@ pub struct Survey {
     pub guards: Regions,
     /// The last pages of threads' stacks, in order.
     pub thread_ends: Vec<VirtualPage>,
+    /// Those of `fresh` that grew beside a managed range and are a small part of it.
+    tails: Vec<PageRange>,
 }
 
 impl Survey {
@@ -55,6 +73,9 @@ impl Survey {
                     .guards(part.start.address(), part.end.address())?;
                 guards.extend(found.iter().map(|&(s, e)| PageRange::of_addresses(s, e)));
             }
+            if parts == [range] && is_small_tail(&lock(&space.regions), range) {
+                survey.tails.push(range);
+            }
             let below = index.checked_sub(1).map(|index| &areas[index]);
             survey.add(
                 below.is_some_and(|below| below.guards(area)),
@@ -63,7 +84,38 @@ impl Survey {
                 &guards,
             );
         }
+        if has_many_mappings(areas.len()) {
+            survey.leave_all(space);
+        } else {
+            survey.leave_tails(left_alone_at_most(space));
+        }
         Ok(survey)
+    }
+
+    /// Leaves the smallest tails alone, of so many pages together.
+    fn leave_tails(&mut self, at_most: u64) {
+        self.tails.sort_by_key(|tail| tail.pages());
+        let mut left = at_most;
+        for tail in std::mem::take(&mut self.tails) {
+            if tail.pages() > left {
+                break;
+            }
+            left -= tail.pages();
+            self.fresh.retain(|range| *range != tail);
+        }
+    }
+
+    /// The program needs the mappings that it may yet have.
+    fn leave_all(&mut self, space: &AddressSpace) {
+        let warned = &space.group().warned_mappings;
+        if !self.fresh.is_empty() && !warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "a program has more than three quarters of the mappings that vm.max_map_count allows: \
+                 what it maps from now on stays in memory, and the limit may be exceeded by that; raise \
+                 vm.max_map_count (this is said once)"
+            );
+        }
+        self.fresh.clear();
     }
 
     /// Adds a mapping: of which `parts` are not managed, with the guard regions in these.
@@ -82,6 +134,37 @@ impl Survey {
             self.fresh.push(range);
         }
     }
+}
+
+/// Whether a range that is not managed is a small part of one beside it that is.
+fn is_small_tail(managed: &Regions, range: PageRange) -> bool {
+    let before = range.start.0.checked_sub(1).map(VirtualPage);
+    let beside = before.into_iter().chain([range.end]);
+    let largest = beside
+        .filter_map(|page| managed.containing(page))
+        .max_by_key(|range| range.pages());
+    largest.is_some_and(|largest| range.pages() < largest.pages() / PART_OF_RANGE)
+}
+
+/// Pages of a program that may be left alone though they could be managed.
+fn left_alone_at_most(space: &AddressSpace) -> u64 {
+    let group = space.group();
+    let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
+    let own = space.resident_pages().max(0) as u64;
+    let all = group.charged_pages().max(own).max(1);
+    (u128::from(limit / PART_OF_LIMIT) * u128::from(own) / u128::from(all)) as u64
+}
+
+/// Whether a program is near the number of mappings that it may have.
+fn has_many_mappings(count: usize) -> bool {
+    let most = || {
+        proc_text("/proc/sys/vm/max_map_count")
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    count > FEW_MAPPINGS && most().is_some_and(|most: usize| count > most / 4 * 3)
 }
 
 #[cfg(test)]
@@ -110,6 +193,38 @@ mod tests {
         let two = [one, range(160, 161)];
         let (ends, fresh) = survey(false, &[range(100, 200)], &two);
         assert_eq!((ends, fresh), (vec![159, 199], true));
+    }
+
+    #[test]
+    fn what_grew_is_left_until_it_is_a_part_that_matters() {
+        let mut managed = Regions::default();
+        managed.add(range(1000, 2600));
+        for (tail, small) in [
+            (range(2600, 2699), true),
+            (range(2600, 2700), false),
+            (range(950, 1000), true),
+            (range(2601, 2610), false),
+        ] {
+            assert_eq!(is_small_tail(&managed, tail), small, "{tail:?}");
+        }
+        let tails = [range(0, 30), range(100, 110), range(200, 220)];
+        let left = |at_most| {
+            let mut survey = Survey {
+                fresh: [range(500, 900)].iter().chain(&tails).copied().collect(),
+                tails: tails.to_vec(),
+                ..Survey::default()
+            };
+            survey.leave_tails(at_most);
+            survey.fresh.len() - 1
+        };
+        // The largest are taken first.
+        assert_eq!([60, 59, 30, 29, 9].map(left), [0, 1, 1, 2, 3]);
+    }
+
+    #[test]
+    fn few_mappings_are_not_near_what_a_program_may_have() {
+        assert!(!has_many_mappings(FEW_MAPPINGS));
+        assert!(has_many_mappings(usize::MAX));
     }
 
     #[test]

@@ -67,3 +67,34 @@ fn page_tables_of_node_go_with_its_heap() {
     assert_eq!(outcome.text(), "all given up\nchurn ok\n");
     assert!(left < 6 * MIB, "{} KiB", left / 1024);
 }
+
+#[test]
+fn a_heap_that_grows_bit_by_bit_stays_few_mappings() {
+    if !available("a growing heap", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("grow", &["grow.c"], &[])).args(["250", "2000", "0"]);
+    let outcome = program.run(Limits::Resident(64 * MIB));
+    outcome.assert_success();
+    outcome.assert_limit_held();
+    outcome.assert_swapped(250 * MIB);
+    let mappings: u32 = outcome.text().trim().parse().expect("a number");
+    assert!(mappings < 80, "{mappings} mappings");
+}
+
+#[test]
+fn a_program_keeps_the_mappings_that_it_may_have() {
+    let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").expect("the most mappings");
+    let own = most.trim().parse::<u64>().expect("a number") - 70;
+    if !available("many mappings", &["cc"]) || own > 100_000 {
+        return;
+    }
+    let _guard = alone();
+    let own = own.to_string();
+    let program = Program::new(compiled("grow", &["grow.c"], &[])).args(["60", "1000", &own]);
+    let outcome = program.run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    let warnings = outcome.errors.matches("vm.max_map_count allows").count();
+    assert_eq!(warnings, 1, "{}", outcome.errors);
+}
