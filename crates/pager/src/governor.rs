@@ -118,6 +118,7 @@ impl Governor {
             }
         }
         let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);
+        self.count_refused(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();

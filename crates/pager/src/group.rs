@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 /// The smallest resident limit that a full pool can press a group down to.
 const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 
+/// What cannot be managed leaves to the rest at least one part in so many of the resident limit. More
+/// keeps the limit better, and has the rest go out and come back more often.
+const REFUSED_LEAVES: u64 = 2;
+
 /// Slots that wait to be released, at most.
 const SPARE_SLOTS: usize = 1024;
 
@@ -67,6 +71,8 @@ pub struct Group {
     resident_limit: AtomicU64,
     concession: Concession,
     pub gains: Gains,
+    /// Pages in memory that cannot be managed, as they have a userfaultfd of their program's own.
+    pub refused_pages: AtomicU64,
     /// Pages that were brought back for tracers, by which the limit is exceeded while these hold their
     /// programs.
     pub held_pages: AtomicU64,
@@ -160,6 +166,7 @@ impl Group {
             meeting: Mutex::default(),
             resident_limit: AtomicU64::new(u64::MAX),
             concession: Concession::new(Instant::now()),
+            refused_pages: AtomicU64::new(0),
             held_pages: AtomicU64::new(0),
             shared: Arc::default(),
             deferred: Deferred::default(),
@@ -263,6 +270,12 @@ impl Group {
                 .max(RESIDENT_FLOOR_BYTES)
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
+        // Where such memory takes most of the limit, all else would have to fit into what is left.
+        let refused = bytes(self.refused_pages.load(Ordering::Relaxed));
+        let limit = match refused {
+            0 => limit,
+            _ => limit.max(refused + limit / REFUSED_LEAVES),
+        };
         let conceded = self.concession.bytes(Instant::now());
         let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resident_limit

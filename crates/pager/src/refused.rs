@@ -26,6 +26,11 @@ impl Refused {
         self.lately.add(range);
     }
 
+    /// What was refused lately.
+    pub fn ranges(&self) -> &[PageRange] {
+        self.lately.ranges()
+    }
+
     /// Forgets what is to be tried again.
     pub fn age(&mut self) {
         if self.since.is_some_and(|since| since.elapsed() >= AGAIN) {

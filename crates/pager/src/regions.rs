@@ -12,6 +12,11 @@ impl Regions {
         &self.0
     }
 
+    /// Pages of all ranges.
+    pub fn pages(&self) -> u64 {
+        self.0.iter().map(|range| range.pages()).sum()
+    }
+
     /// The range that holds `page`.
     pub fn containing(&self, page: VirtualPage) -> Option<PageRange> {
         let index = self.0.partition_point(|range| range.end <= page);

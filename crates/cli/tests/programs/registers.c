@@ -85,8 +85,10 @@ static void *serve(void *argument)
         }
         stamp_page(page, index + 1, 2);
         struct uffdio_copy copy = {.dst = (uintptr_t)address, .src = (uintptr_t)page, .len = PAGE};
-        if (ioctl(server->fd, UFFDIO_COPY, &copy) && copy.copy != -EEXIST)
-            fail("UFFDIO_COPY");
+        /* Refused with EAGAIN where another thread's madvise takes an empty page table away just then. */
+        while (ioctl(server->fd, UFFDIO_COPY, &copy) && copy.copy != -EEXIST)
+            if (copy.copy != -EAGAIN)
+                fail("UFFDIO_COPY");
         server->missing++;
     }
     return NULL;
@@ -201,7 +203,7 @@ static atomic_int touching = 1;
 static void *touch(void *argument)
 {
     (void)argument;
-    uint64_t seed = 1;
+    uint64_t seed = (uintptr_t)&seed;
     while (touching) {
         seed = mix(seed);
         uint64_t first = *(volatile uint64_t *)(shared_memory + seed % shared_pages * WORDS);
@@ -219,13 +221,15 @@ static void faults(size_t pages)
     shared_pages = 8 * SECTION;
     shared_memory = map_pages(shared_pages);
     struct server *server = start_server(shared_memory, shared_pages);
-    pthread_t thread[2];
-    for (unsigned i = 0; i < 2; i++)
+    pthread_t thread[THREADS];
+    for (unsigned i = 0; i < THREADS; i++)
         pthread_create(&thread[i], NULL, touch, NULL);
-    for (unsigned round = 0; round < 60; round++) {
+    for (unsigned round = 0; round < 20; round++) {
         for (size_t page = round % 8; page < pages; page += 8)
             verify_pages("beside", filler, page, page + 1, 1);
-        usleep(30000);
+        /* Those who touch wait for room while it is registered. */
+        madvise(shared_memory, shared_pages * PAGE, MADV_DONTNEED);
+        usleep(100 * (round % 8));
         register_pages(server->fd, shared_memory, shared_pages, UFFDIO_REGISTER_MODE_MISSING);
         madvise(shared_memory, shared_pages * PAGE, MADV_DONTNEED);
         verify_pages("asked for", shared_memory, 0, shared_pages, 2);
@@ -235,7 +239,7 @@ static void faults(size_t pages)
         madvise(shared_memory, shared_pages * PAGE, MADV_DONTNEED);
     }
     touching = 0;
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
 }
 

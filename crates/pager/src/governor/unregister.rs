@@ -32,9 +32,16 @@ const ANSWERED: Duration = Duration::from_secs(1);
 /// A range that is not back by then stays managed, and the program is refused it.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Requests that are being served, by address space.
+/// How often memory is counted that memfold is kept from.
+const COUNT: Duration = Duration::from_millis(250);
+
+/// Requests that are being served.
 #[derive(Default)]
-pub struct Unregistering(HashMap<u64, Request>);
+pub struct Unregistering {
+    /// By address space.
+    requests: HashMap<u64, Request>,
+    counted: Option<Instant>,
+}
 
 struct Request {
     number: u32,
@@ -49,7 +56,7 @@ struct Request {
 impl Unregistering {
     /// Whether mappings of this program must be left alone for the moment.
     pub fn is_pending(&self, space: &AddressSpace) -> bool {
-        self.0.get(&space.id).is_some_and(|request| {
+        self.requests.get(&space.id).is_some_and(|request| {
             let is_over = |at: Instant| at.elapsed() > ANSWERED;
             !request.answered.is_some_and(is_over)
         })
@@ -60,13 +67,14 @@ impl Governor {
     /// Serves what programs ask for; whether one waits.
     pub(super) fn unregister_for_programs(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         let gone = |id: &u64| !spaces.iter().any(|space| space.id == *id);
-        if !self.unregistering.0.is_empty() {
-            self.unregistering.0.retain(|id, _| !gone(id));
+        let requests = &mut self.unregistering.requests;
+        if !requests.is_empty() {
+            requests.retain(|id, _| !gone(id));
         }
         let mut is_awaited = false;
         for space in spaces {
             let Some(wanted) = space.channel.unregister_wanted() else {
-                self.unregistering.0.remove(&space.id);
+                self.unregistering.requests.remove(&space.id);
                 continue;
             };
             if !wanted.is_answered {
@@ -83,7 +91,7 @@ impl Governor {
             return false;
         };
         space.channel.note_unregister_progress();
-        let known = self.unregistering.0.remove(&space.id);
+        let known = self.unregistering.requests.remove(&space.id);
         let known = known.filter(|known| known.number == wanted.number && known.range == range);
         let Some(mut request) = known.or_else(|| self.begin(space, range, wanted.number)) else {
             return true;
@@ -106,8 +114,29 @@ impl Governor {
             space.look_again.store(true, Ordering::Relaxed);
             space.channel.answer_unregister(request.number);
         }
-        self.unregistering.0.insert(space.id, request);
+        self.unregistering.requests.insert(space.id, request);
         !is_over
+    }
+
+    /// Counts what is in memory of that from which memfold is kept: it cannot go out to make room for
+    /// the rest.
+    pub(super) fn count_refused(&mut self, spaces: &[Arc<AddressSpace>]) {
+        let counted = &mut self.unregistering.counted;
+        if counted.is_some_and(|at| at.elapsed() < COUNT) {
+            return;
+        }
+        *counted = Some(Instant::now());
+        let pages = |space: &Arc<AddressSpace>| -> u64 {
+            let ranges = lock(&space.refused).ranges().to_vec();
+            if space.has_left() {
+                return 0;
+            }
+            let present = ranges.iter().map(|range| space.present(*range));
+            // Of a program that is gone there is nothing.
+            present.flatten().map(|present| present.pages()).sum()
+        };
+        let refused = spaces.iter().map(pages).sum();
+        self.group.refused_pages.store(refused, Ordering::Relaxed);
     }
 
     fn begin(
@@ -149,6 +178,7 @@ impl Governor {
             && !is_unsharing(space, request.range);
         if is_ready {
             release(space, &mut gate, request);
+            self.unregistering.counted = None;
         }
         drop(gate);
         self.take_in(space, messages);
@@ -215,6 +245,7 @@ fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     }
     space.apply_unmap(gate, request.range);
     space.unregistered.fetch_add(1, Ordering::Relaxed);
+    lock(&space.refused).note(request.range);
 }
 
 /// Adds what of a range is registered and was never counted as managed. Which that is, is told by the
