@@ -187,7 +187,7 @@ impl Helper {
             }
             let dismissed = channel.dismissed.load(Ordering::Acquire);
             if dismissed != 0 {
-                system::exit_thread(dismissed as usize - 1);
+                system::end_program(dismissed - 1);
             }
             let posted = channel.posted.load(Ordering::Acquire);
             if posted == done {

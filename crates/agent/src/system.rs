@@ -332,6 +332,29 @@ pub fn exit_thread(status: usize) -> ! {
     }
 }
 
+/// Ends the program, of which the calling thread is the last, with a status as `wait` has it. One of a
+/// signal is that of a thread that the kernel ended alone, for a system call that a filter forbids.
+pub fn end_program(status: u32) -> ! {
+    let signal = status & 0x7f;
+    if signal == 0 {
+        exit_thread(status as usize >> 8);
+    }
+    let by_default = [0usize; 4];
+    let others = !(1u64 << (signal - 1));
+    set_mask(&others, None);
+    // SAFETY: a live structure of the kernel's, which says "as by default", and numbers. Nobody else is left
+    // whose handler this was.
+    unsafe {
+        let action = by_default.as_ptr() as usize;
+        syscall(nr::RT_SIGACTION, [signal as usize, action, 0, 8, 0, 0]);
+        let pid = syscall(nr::GETPID, [0; 6]);
+        if pid > 0 {
+            syscall(nr::KILL, [pid as usize, signal as usize, 0, 0, 0, 0]);
+        }
+    }
+    kill_program()
+}
+
 /// Writes to what the *program* has as standard error (the helper's own table has none).
 pub fn complain(text: &[u8]) {
     // SAFETY: queries and descriptors of our own process; the text outlives the write.

@@ -98,8 +98,8 @@ pub struct Channel {
     pub event_count: AtomicU32,
     /// Threads of the program that are forking.
     pub forking: AtomicU32,
-    /// Not 0: no other thread of the program is left, and the helper is to end, too, with the status
-    /// that is one less.
+    /// Not 0: no other thread of the program is left, and the helper is to end, too, so that the
+    /// program's status, as `wait` has it, is one less.
     pub dismissed: AtomicU32,
     /// Lets the helper change pages.
     pub gate: HelperGate,

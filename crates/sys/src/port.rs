@@ -106,7 +106,7 @@ impl SharedChannel {
 
     /// Tells the helper to end with that status, the process's own from then on. To be said again until
     /// it has: a wake-up can fall between its look and its sleep.
-    pub fn dismiss_helper(&self, status: u8) {
+    pub fn dismiss_helper(&self, status: u16) {
         let channel = self.channel();
         channel
             .dismissed

@@ -12,6 +12,7 @@ pub mod nr {
     pub const MMAP: usize = 9;
     pub const MPROTECT: usize = 10;
     pub const MUNMAP: usize = 11;
+    pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
     pub const IOCTL: usize = 16;
     pub const MINCORE: usize = 27;

@@ -29,6 +29,18 @@ fn programs_whose_threads_end_one_by_one_end() {
     }
 }
 
+/// The kernel ends only the thread that makes it, and the process with its last.
+#[test]
+fn a_forbidden_system_call_is_told_as_the_signal_it_is() {
+    for (mode, signal) in [("forbidden", 9), ("filtered", 31)] {
+        let Some(outcome) = run(mode, "32") else {
+            return;
+        };
+        assert_eq!(outcome.code(), 128 + signal, "{mode}: {}", outcome.errors);
+        assert_eq!(outcome.text(), "");
+    }
+}
+
 fn ends_well(mode: &str, megabytes: &str, said: &str) -> Option<Outcome> {
     let outcome = run(mode, megabytes)?;
     outcome.assert_success();

@@ -2,6 +2,8 @@
  *
  *   helper exit MEGABYTES      the only thread ends by the system call `exit`, with status 3
  *   helper strict MEGABYTES    the same, where hardly any other system call is allowed
+ *   helper forbidden MEGABYTES makes another then, for which the kernel kills
+ *   helper filtered MEGABYTES  the same with a filter that kills the thread
  *   helper last MEGABYTES      the main thread ends so, and another one after it, both with status 3
  *   helper room MEGABYTES      forks where there is no room for a helper's memory
  *   helper descriptors MEGABYTES  forks where hardly a descriptor can be opened
@@ -195,6 +197,14 @@ int main(int count, char **arguments)
         must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), "seccomp");
         verify("strict");
         syscall(SYS_exit, 3);
+    } else if (!strcmp(mode, "forbidden")) {
+        must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT), "seccomp");
+        syscall(SYS_getppid);
+    } else if (!strcmp(mode, "filtered")) {
+        static const int forbidden[] = {SYS_getppid};
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        filter_system_calls(forbidden, 1, SECCOMP_RET_KILL_THREAD, SECCOMP_RET_ALLOW);
+        syscall(SYS_getppid);
     } else if (!strcmp(mode, "last")) {
         pthread_t other;
         if (pthread_create(&other, NULL, end_later, NULL))

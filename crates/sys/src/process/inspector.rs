@@ -97,13 +97,11 @@ impl Inspector {
         stat_field(&text, 10).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// What the main thread ended with, if it has ended and one other thread is left.
-    pub fn left_to_one(&self) -> Option<u8> {
+    /// What the main thread ended with, as `wait` has it, if it has ended and one other thread is left.
+    pub fn left_to_one(&self) -> Option<u16> {
         let text = self.process.text("stat").ok()?;
         let left = stat_field(&text, 3) == Some('Z') && stat_field(&text, 20) == Some(2);
-        let status: u32 = stat_field(&text, 52).filter(|_| left)?;
-        // As `wait` has it.
-        Some((status >> 8) as u8)
+        stat_field(&text, 52).filter(|_| left)
     }
 
     /// How much is mapped, and how much anonymous memory is resident.
