@@ -7,8 +7,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// The longest chain of parents that is followed. Each takes a descriptor for a moment.
-const DEEPEST: usize = 128;
+/// The longest way up that is followed, in processes.
+const DEEPEST: usize = 1024;
+
+/// How often it is begun anew.
+const WALKS: u32 = 16;
 
 /// See the module. Everything is read through descriptors that were opened for this process, so nothing
 /// that is read here is ever that of another one; once it is reaped, reading fails.
@@ -116,17 +119,33 @@ impl Process {
     /// # Errors
     /// If descriptors are short: then it is not known.
     pub fn descends_from_here(&self) -> io::Result<bool> {
-        let own = super::own_id();
-        let folder = self.folder.try_clone()?;
-        // Parents may end, and their children come to others, while the chain is followed.
-        for _ in 0..3 {
-            match chain(folder.as_fd(), own)? {
-                Some(chain) if is_still(&chain) => return Ok(true),
-                Some(_) => {}
-                None => return Ok(false),
+        // Parents end while the way up is followed, and their children come to others.
+        for _ in 0..WALKS {
+            if let Some(found) = self.walk_up()? {
+                return Ok(found);
             }
         }
         Ok(false)
+    }
+
+    /// Whether the way up leads here; none if one on it ended meanwhile.
+    fn walk_up(&self) -> io::Result<Option<bool>> {
+        let own = super::own_id();
+        let mut above: Option<OwnedFd> = None;
+        for _ in 0..DEEPEST {
+            let folder = above.as_ref().map_or(self.folder.as_fd(), AsFd::as_fd);
+            let parent = match parent_of(folder) {
+                Some(parent) if parent == own => return Ok(Some(true)),
+                Some(parent) if parent > 1 => parent,
+                Some(_) => return Ok(Some(false)),
+                None => return Ok(None),
+            };
+            match parent_folder(folder, parent)? {
+                Some(folder) => above = Some(folder),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(false))
     }
 
     /// The thread that knows itself by `number`, which differs where the process is in a PID namespace
@@ -229,45 +248,28 @@ pub(super) fn open_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<File>
 }
 
 pub(super) fn text_below(folder: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    const ROOM: usize = 2048;
+    let file = open_below(folder, path)?;
     let mut bytes = Vec::new();
-    open_below(folder, path)?.read_to_end(&mut bytes)?;
-    Ok(super::text_of(bytes))
-}
-
-/// A process on the way up, and the parent that it had.
-type Link = (OwnedFd, i32);
-
-/// The chain of parents from a process to `ancestor`; none if it does not lead there.
-fn chain(folder: BorrowedFd<'_>, ancestor: i32) -> io::Result<Option<Vec<Link>>> {
-    let mut links = vec![];
-    let mut folder = folder.try_clone_to_owned()?;
-    while links.len() < DEEPEST {
-        let Some(parent) = parent_of(folder.as_fd()) else {
-            return Ok(None);
-        };
-        links.push((folder, parent));
-        if parent == ancestor {
-            return Ok(Some(links));
+    // (`read_to_end` asks first how long the file is, which such files do not know.)
+    loop {
+        bytes.reserve(ROOM);
+        if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
+            return Ok(super::text_of(bytes));
         }
-        if parent <= 1 {
-            return Ok(None);
-        }
-        folder = match folder_of(parent) {
-            Ok(folder) => folder,
-            // It ended meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(links)),
-            Err(error) => return Err(error),
-        };
     }
-    Ok(None)
 }
 
-/// Whether each process of a chain still has the parent that it had, the last of them this one: then all of
-/// them lived at once, and none was another by then.
-fn is_still(chain: &[Link]) -> bool {
-    let leads_here = chain.last().is_some_and(|(_, top)| *top == super::own_id());
-    let unchanged = |(folder, parent): &Link| parent_of(folder.as_fd()) == Some(*parent);
-    leads_here && chain.iter().all(unchanged)
+/// The folder of the parent whose PID was read; none if it ended meanwhile.
+///
+/// A process keeps its parent until that ends, and comes to one that lives then. So the PID, read again
+/// after the folder was opened, is the same only if all the time it was that parent's, and so the folder.
+fn parent_folder(folder: BorrowedFd<'_>, parent: i32) -> io::Result<Option<OwnedFd>> {
+    match folder_of(parent) {
+        Ok(above) => Ok((parent_of(folder) == Some(parent)).then_some(above)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn parent_of(folder: BorrowedFd<'_>) -> Option<i32> {
