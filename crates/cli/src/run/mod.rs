@@ -6,6 +6,7 @@ mod process;
 pub mod runtime;
 mod signals;
 mod stats_file;
+mod stats_place;
 mod unmanaged;
 mod watch;
 

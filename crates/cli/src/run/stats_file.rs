@@ -1,24 +1,36 @@
-//! The file of `--stats`: opened before the program starts, complete or absent when it ends.
+//! The file of `--stats`: checked before the program starts, complete or as it was when it ends.
 
+use super::stats_place::{Place, entry, refuse_planted, resolve, writable};
 use crate::failure::Failure;
 use crate::report::Report;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use rustix::fs::{
+    Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, accessat, fchmod, fchown, fstat,
+    openat, renameat, unlinkat,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 /// Where the report goes.
 #[derive(Debug)]
-pub struct StatsFile {
-    file: File,
-    /// The name to take and the one to give up for it; none for what is no regular file (a
-    /// terminal, a pipe), which is written as it is.
-    rename: Option<Rename>,
-}
-
-#[derive(Debug)]
-struct Rename {
-    temporary: PathBuf,
-    target: PathBuf,
+pub enum StatsFile {
+    /// A descriptor that the user opened, or what is no regular file (a terminal, a pipe): behind what
+    /// was written there already.
+    Open(File),
+    /// A file that this user may write and not replace.
+    InPlace(File),
+    /// A name, which a new file takes: with the owner and mode of the one that has it now.
+    Name {
+        /// The folder it is in.
+        folder: OwnedFd,
+        /// The last part of the path.
+        name: OsString,
+        /// The file that had it at the start.
+        existing: Option<File>,
+    },
 }
 
 impl StatsFile {
@@ -33,51 +45,145 @@ impl StatsFile {
     }
 
     fn try_open(path: &Path) -> io::Result<StatsFile> {
-        match fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-            Ok(found) if !found.is_file() => {
-                let file = OpenOptions::new().write(true).open(path)?;
-                return Ok(StatsFile { file, rename: None });
-            }
-            _ => {}
+        if path == Path::new("-") {
+            return Ok(StatsFile::Open(writable(io::stdout().as_fd())?.into()));
         }
-        // Through a symbolic link, so that it stays one.
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let mut temporary = std::ffi::OsString::from(".");
-        temporary.push(name);
-        temporary.push(format!(".memfold-{}", std::process::id()));
-        let temporary = target.with_file_name(temporary);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)?;
-        Ok(StatsFile {
-            file,
-            rename: Some(Rename { temporary, target }),
+        let (folder, name) = match resolve(path)? {
+            Place::Descriptor(descriptor) => {
+                return Ok(StatsFile::Open(writable(descriptor.as_fd())?.into()));
+            }
+            Place::Name(folder, name) => (folder, name),
+        };
+        let may_make = accessat(
+            &folder,
+            c".",
+            Access::WRITE_OK | Access::EXEC_OK,
+            AtFlags::EACCESS,
+        );
+        let Some(found) = entry(&folder, &name)? else {
+            may_make?;
+            let existing = None;
+            return Ok(StatsFile::Name {
+                folder,
+                name,
+                existing,
+            });
+        };
+        refuse_planted(&fstat(&folder)?, &found)?;
+        let kind = FileType::from_raw_mode(found.st_mode);
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+        if kind != FileType::RegularFile {
+            let flags = flags | OFlags::APPEND;
+            return Ok(StatsFile::Open(
+                openat(&folder, &name, flags, Mode::empty())?.into(),
+            ));
+        }
+        if let Some(redirected) = redirected_to(&found) {
+            return Ok(StatsFile::Open(redirected.into()));
+        }
+        let file = File::from(openat(&folder, &name, flags, Mode::empty())?);
+        let own = rustix::process::geteuid();
+        if may_make.is_err() || !(own.is_root() || found.st_uid == own.as_raw()) {
+            return Ok(StatsFile::InPlace(file));
+        }
+        Ok(StatsFile::Name {
+            folder,
+            name,
+            existing: Some(file),
         })
     }
 
-    /// Writes the report under its name, in one step as seen from outside.
-    pub fn write(mut self, report: &Report) -> io::Result<()> {
+    /// Writes the report: under a name, in one step as seen from outside.
+    pub fn write(self, report: &Report) -> io::Result<()> {
         let mut document = serde_json::to_vec_pretty(report)?;
         document.push(b'\n');
-        self.file.write_all(&document)?;
-        if let Some(Rename { temporary, target }) = &self.rename {
-            fs::rename(temporary, target)?;
-            self.rename = None;
+        match self {
+            StatsFile::Open(mut file) => file.write_all(&document),
+            StatsFile::InPlace(file) => write_in_place(file, &document),
+            StatsFile::Name {
+                folder,
+                name,
+                existing,
+            } => replace(&folder, &name, existing, &document),
         }
-        Ok(())
     }
 }
 
-impl Drop for StatsFile {
-    /// Not written: nothing stays behind.
-    fn drop(&mut self) {
-        if let Some(Rename { temporary, .. }) = &self.rename {
-            let _ = fs::remove_file(temporary);
+/// Standard output or error, if that is the file: what was written there must stay.
+fn redirected_to(found: &Stat) -> Option<OwnedFd> {
+    let (output, errors) = (io::stdout(), io::stderr());
+    [output.as_fd(), errors.as_fd()]
+        .into_iter()
+        .find_map(|descriptor| {
+            let open = fstat(descriptor).ok()?;
+            let is_it = (open.st_dev, open.st_ino) == (found.st_dev, found.st_ino);
+            is_it.then(|| writable(descriptor).ok()).flatten()
+        })
+}
+
+fn write_in_place(mut file: File, document: &[u8]) -> io::Result<()> {
+    file.set_len(0)?;
+    file.write_all(document)
+}
+
+fn replace(
+    folder: &OwnedFd,
+    name: &OsStr,
+    existing: Option<File>,
+    document: &[u8],
+) -> io::Result<()> {
+    let found = entry(folder, name)?;
+    if let Some(found) = &found {
+        refuse_planted(&fstat(folder)?, found)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Err(io::Error::new(
+                ErrorKind::AlreadyExists,
+                "something else than a file has that name by now",
+            ));
         }
     }
+    let temporary = format!(".memfold-stats-{:016x}", random()?);
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let mode = if found.is_some() { 0o600 } else { 0o666 };
+    let mut file = File::from(openat(
+        folder,
+        &temporary,
+        flags,
+        Mode::from_raw_mode(mode),
+    )?);
+    let put = || -> io::Result<bool> {
+        file.write_all(document)?;
+        if found.is_some_and(|found| !takes_over(&file, &found)) {
+            return Ok(false);
+        }
+        renameat(folder, &temporary, folder, name)?;
+        Ok(true)
+    };
+    let put = { put }();
+    if !matches!(put, Ok(true)) {
+        let _ = unlinkat(folder, &temporary, AtFlags::empty());
+    }
+    match (put?, existing) {
+        (true, _) => Ok(()),
+        (false, Some(existing)) => write_in_place(existing, document),
+        (false, None) => Err(ErrorKind::PermissionDenied.into()),
+    }
+}
+
+/// Gives a new file the owner, group and mode of another one, if this user may.
+fn takes_over(file: &File, from: &Stat) -> bool {
+    let Ok(now) = fstat(file) else { return false };
+    let owner = (now.st_uid != from.st_uid).then(|| Uid::from_raw(from.st_uid));
+    let group = (now.st_gid != from.st_gid).then(|| Gid::from_raw(from.st_gid));
+    let is_same = owner.is_none() && group.is_none();
+    let mode = Mode::from_raw_mode(from.st_mode & 0o777);
+    (is_same || fchown(file, owner, group).is_ok()) && fchmod(file, mode).is_ok()
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -85,6 +191,7 @@ mod tests {
     use super::*;
     use crate::report::Figures;
     use memfold_pager::Stats;
+    use std::fs;
 
     fn report() -> Report {
         let figures = Figures::new(&Stats::default(), 0.0, 0);
@@ -119,6 +226,19 @@ mod tests {
     }
 
     #[test]
+    fn an_existing_file_keeps_its_mode() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        StatsFile::open(&path).unwrap().write(&report()).unwrap();
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.permissions().mode() & 0o7777, 0o600);
+        assert!(fs::read_to_string(&path).unwrap().contains("exit_code"));
+    }
+
+    #[test]
     fn a_link_stays_a_link() {
         let folder = tempfile::tempdir().unwrap();
         let (path, link) = (folder.path().join("run.json"), folder.path().join("link"));
@@ -134,6 +254,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(StatsFile::open(folder.path()).is_err());
         assert!(StatsFile::open(&folder.path().join("no/run.json")).is_err());
+        assert!(StatsFile::open(&folder.path().join("run.json/")).is_err());
         StatsFile::open(Path::new("/dev/null"))
             .unwrap()
             .write(&report())

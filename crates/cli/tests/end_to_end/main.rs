@@ -19,6 +19,7 @@ mod pass_through;
 mod processes;
 mod programs;
 mod redis;
+mod redirected;
 mod repeat;
 mod support;
 mod tiers;
