@@ -4,6 +4,7 @@ use crate::arguments::DoctorArguments;
 use crate::describe::print;
 use crate::failure::Failure;
 use crate::run::runtime;
+use memfold_sys::privilege;
 use memfold_sys::probe::{self, Check, Verdict};
 use serde::Serialize;
 use std::fmt::Write;
@@ -29,7 +30,7 @@ struct Document<'a> {
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     let mut checks = requirements();
     let ok = checks.iter().all(|check| check.verdict != Verdict::Missing);
-    checks.extend(probe::notes());
+    checks.extend(raised(probe::notes));
     let text = if arguments.json {
         json(ok, &checks)?
     } else {
@@ -43,7 +44,7 @@ pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Refuses, with the first gap and what mends it, where programs cannot be supervised.
+/// Refuses, with the first gap and what fixes it, where programs cannot be supervised.
 pub fn check() -> Result<(), Failure> {
     let checks = requirements();
     let Some(gap) = checks
@@ -54,15 +55,21 @@ pub fn check() -> Result<(), Failure> {
     };
     let remedy = gap.remedy.as_deref().unwrap_or("see memfold doctor");
     Err(Failure::own(format!(
-        "{}: {}. To mend it: {remedy}",
+        "{}: {}. To fix it: {remedy}",
         gap.name, gap.found
     )))
 }
 
 fn requirements() -> Vec<Check> {
-    let mut checks = probe::requirements();
+    let mut checks = raised(probe::requirements);
     checks.push(runtime::check());
     checks
+}
+
+/// The host is tried with the rights that a run has.
+fn raised(probe: impl Fn() -> Vec<Check>) -> Vec<Check> {
+    let _raised = privilege::raised();
+    probe()
 }
 
 fn json(ok: bool, checks: &[Check]) -> Result<String, Failure> {
@@ -112,7 +119,7 @@ fn table(ok: bool, checks: &[Check]) -> String {
     text.push_str(if ok {
         "\nmemfold run works on this host.\n"
     } else {
-        "\nmemfold run does not work here yet: mend what is missing (→).\n"
+        "\nmemfold run does not work here yet: fix what is missing (→).\n"
     });
     text
 }

@@ -18,9 +18,13 @@ use arguments::{Arguments, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
 use failure::Failure;
+use memfold_sys::privilege;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if let Err(failure) = lower_privileges() {
+        return failure.report();
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
@@ -35,6 +39,17 @@ fn main() -> ExitCode {
         Command::Man(arguments) => describe::manual(&arguments),
     };
     outcome.unwrap_or_else(|failure| failure.report())
+}
+
+/// Before anything else: whatever path a user names is opened with the user's own rights.
+fn lower_privileges() -> Result<(), Failure> {
+    if rustix::process::getuid() != rustix::process::geteuid() {
+        return Err(Failure::own(
+            "memfold must not be set-user-ID, as programs would run as its owner; chmod u-s it, and \
+             give it the capability instead (see memfold doctor)",
+        ));
+    }
+    privilege::lower().map_err(|error| Failure::own(format!("cannot lower privileges: {error}")))
 }
 
 /// Help is printed as it is; a mistake becomes one line and memfold's own exit status, as for

@@ -1,9 +1,13 @@
-//! What this process was started with and Rust's runtime, or memfold, changes: signals ignored.
+//! What this process was started with and others change before `main`, or memfold does: signals
+//! ignored, the environment.
 //!
-//! The runtime ignores SIGPIPE before `main`, so it is noted before that, as the loader calls
-//! initialisers.
+//! Rust's runtime ignores SIGPIPE, so that is noted before, as the loader calls initialisers. The C
+//! library takes variables out of the environment in secure mode.
 
+use crate::privilege::is_secure;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A bit for each standard signal.
@@ -53,6 +57,55 @@ pub fn set_ignored(signal: i32, ignored: bool) -> io::Result<()> {
     }
 }
 
+/// The environment that this process was started with: also what the C library keeps from one in
+/// secure mode (`LD_LIBRARY_PATH`, `TMPDIR` and others), which is meant for the programs it starts.
+#[must_use]
+pub fn environment() -> Vec<(OsString, OsString)> {
+    if !is_secure() {
+        return std::env::vars_os().collect();
+    }
+    let block = initial_environment().unwrap_or_default();
+    let entries = block.split(|byte| *byte == 0);
+    entries.filter_map(variable_in).collect()
+}
+
+/// One variable of it, the first of that name.
+#[must_use]
+pub fn variable(name: &str) -> Option<OsString> {
+    if !is_secure() {
+        return std::env::var_os(name);
+    }
+    let mut all = environment().into_iter();
+    all.find_map(|(key, value)| (key == name).then_some(value))
+}
+
+fn variable_in(entry: &[u8]) -> Option<(OsString, OsString)> {
+    // A name may begin with the sign, as the C library has it.
+    let sign = entry.iter().skip(1).position(|byte| *byte == b'=')? + 1;
+    let text = |bytes| OsStr::from_bytes(bytes).to_owned();
+    Some((text(&entry[..sign]), text(&entry[sign + 1..])))
+}
+
+/// The strings on the initial stack. `/proc/self/environ` is the same, but belongs to root where the
+/// process is undumpable, as in secure mode.
+fn initial_environment() -> Option<&'static [u8]> {
+    const ENV_START: usize = 50;
+    let stat = std::fs::read("/proc/self/stat").ok()?;
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    let mut fields = std::str::from_utf8(&stat[name_end + 1..])
+        .ok()?
+        .split_ascii_whitespace()
+        .skip(ENV_START - 3)
+        .map(|field| field.parse::<usize>().ok());
+    let (start, end) = (fields.next()??, fields.next()??);
+    if start == 0 || end <= start {
+        return None;
+    }
+    // SAFETY: the kernel put them there when it started this program, and they stay as long as the
+    // process: nobody here writes to them or unmaps the initial stack.
+    Some(unsafe { std::slice::from_raw_parts(start as *const u8, end - start) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +124,23 @@ mod tests {
         }
         assert!(!was_ignored(0) && !was_ignored(32));
         assert!(set_ignored(libc::SIGKILL, true).is_err());
+    }
+
+    #[test]
+    fn the_initial_environment_is_that_of_the_library_where_nothing_was_taken_out() {
+        let block = initial_environment().unwrap();
+        assert_eq!(block, std::fs::read("/proc/self/environ").unwrap());
+        let mut ours: Vec<_> = block
+            .split(|byte| *byte == 0)
+            .filter_map(variable_in)
+            .collect();
+        let mut its: Vec<_> = std::env::vars_os().collect();
+        ours.sort();
+        its.sort();
+        assert_eq!(ours, its);
+        let path = variable_in(b"PATH=/bin:a=b").unwrap();
+        assert_eq!(path, ("PATH".into(), "/bin:a=b".into()));
+        assert_eq!(variable_in(b"=x=y").unwrap(), ("=x".into(), "y".into()));
+        assert_eq!((variable_in(b"none"), variable_in(b"")), (None, None));
     }
 }

@@ -5,6 +5,7 @@
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
 use super::unmanaged::{self, Reason};
+use memfold_sys::privilege;
 use memfold_sys::process::{self, proc_text};
 use std::collections::HashMap;
 use std::fs;
@@ -81,6 +82,7 @@ impl Descendants {
     /// Looks at the tree, of which `managed` have connected and `guardian` is memfold's own; returns
     /// those newly found outside the limit.
     pub fn look(&mut self, managed: &[i32], guardian: Option<i32>) -> Vec<Finding> {
+        let _raised = privilege::raised();
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
         for pid in process::below(self.root) {

@@ -2,13 +2,13 @@
 
 use super::signals::Signals;
 use crate::failure::{self, Failure};
-use memfold_sys::probe;
+use memfold_sys::privilege::is_secure;
+use memfold_sys::{inherited, probe};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
     set_dumpable_behavior, setrlimit,
 };
-use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -85,9 +85,12 @@ pub fn start(
     let mask = signals.original();
     let limits = original.limits;
     let mut command = Command::new(name);
-    command
-        .args(arguments)
-        .env(PRELOAD, preload_list(preload, env::var_os(PRELOAD)));
+    command.args(arguments);
+    if is_secure() {
+        // What the C library took out of this process's environment is the program's all the same.
+        command.env_clear().envs(inherited::environment());
+    }
+    command.env(PRELOAD, preload_list(preload, inherited::variable(PRELOAD)));
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
     // and exec must.
     unsafe {
