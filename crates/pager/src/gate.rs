@@ -84,7 +84,8 @@ impl AddressSpace {
     /// The same if nobody holds it exclusively just now.
     pub fn try_shared(&self) -> Option<Shared<'_>> {
         let entered = self.channel.gate().try_enter_shared();
-        entered.then_some(Shared(self))
+        // Not `then_some`: an entry that was not made must not leave.
+        entered.then(|| Shared(self))
     }
 
     /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
