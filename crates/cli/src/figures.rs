@@ -45,6 +45,18 @@ pub fn ratio(original: u64, stored: u64) -> Option<String> {
     (original > 0 && stored > 0).then(|| format!("{:.1}:1", original as f64 / stored as f64))
 }
 
+/// Text without what would steer a terminal, or show in another order than it stands.
+pub fn printable(text: &str) -> String {
+    let safe = |c: char| match c {
+        '\n' | '\t' => ' ',
+        c if c.is_control() => '?',
+        '\u{200e}' | '\u{200f}' | '\u{61c}' => '?',
+        '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
+        c => c,
+    };
+    text.chars().map(safe).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +80,12 @@ mod tests {
         assert_eq!(nanoseconds(31_234), "31 µs");
         assert_eq!(nanoseconds(1_500_000), "1.5 ms");
         assert_eq!(nanoseconds(2_000_000_000), "2.00 s");
+    }
+
+    #[test]
+    fn nothing_steers_a_terminal() {
+        assert_eq!(printable("a\nb\u{1b}[2J\u{9b}31m\u{7f}"), "a b?[2J?31m?");
+        assert_eq!(printable("\u{202e}gnp.exe ü"), "?gnp.exe ü");
     }
 
     #[test]

@@ -1,23 +1,33 @@
 //! The figures of a run while it goes on, over a socket in the run's private folder.
 //!
-//! Whoever connects gets one JSON document and the end of the file. Both sides look at whom they
-//! talk to: only the same user and root are served, and only their answers are believed (the
-//! shared `/tmp` lets anybody make a folder with a name like ours).
+//! Whoever connects gets one JSON document and the end of the file. Only the same user and root are
+//! served. A user is shown the own runs alone. Root is shown everybody's: what another user's says
+//! is shortened, made fit for a terminal, and known by the PID that the kernel tells.
 
+use crate::figures::printable;
 use crate::report::Snapshot;
 use crate::run::runtime;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, openat};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Where figures are asked for.
 pub const SOCKET: &str = "stats.sock";
 /// Far more than a document takes.
-const LONGEST_DOCUMENT: u64 = 1 << 20;
+const LONGEST_DOCUMENT: usize = 1 << 20;
+/// Characters of a command line.
+const LONGEST_COMMAND: usize = 200;
+/// Runs of other users that root asks at most.
+const MOST_OTHERS: usize = 1000;
 /// How long an answer is waited for: a stopped run gives none, and one on a busy machine takes its
 /// time.
 pub const PATIENCE: Duration = Duration::from_secs(3);
@@ -72,43 +82,125 @@ impl Drop for Server {
     }
 }
 
-/// The same user, or root on either side.
-pub fn is_trusted(stream: &UnixStream) -> bool {
+/// The same user, or root.
+fn is_trusted(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(stream)
-        .is_ok_and(|peer| peer.uid == own || peer.uid.is_root() || own.is_root())
+    socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
-/// Asks one run.
-fn ask(socket: &Path, patience: Duration) -> io::Result<Snapshot> {
-    let stream = UnixStream::connect(socket)?;
-    if !is_trusted(&stream) {
-        return Err(io::ErrorKind::PermissionDenied.into());
+/// The private folder of a run, perhaps, and whom it belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFolder {
+    path: PathBuf,
+    owner: u32,
+}
+
+impl RunFolder {
+    /// Whether the run is the asking user's own.
+    pub fn is_own(&self) -> bool {
+        self.owner == rustix::process::geteuid().as_raw()
     }
-    stream.set_read_timeout(Some(patience))?;
-    let mut document = Vec::new();
-    stream.take(LONGEST_DOCUMENT).read_to_end(&mut document)?;
-    Ok(serde_json::from_slice(&document)?)
+
+    /// Connects to a socket in it, of the folder's owner, at which that user or root listens. Returns
+    /// the PID of the process that listens, too, if it can be seen from here.
+    ///
+    /// The folder may be another user's, who puts into it whatever he likes: no link is followed, and
+    /// where the queue of the socket is full, it is waited for until the deadline.
+    pub fn connect(&self, name: &str, deadline: Instant) -> io::Result<(UnixStream, Option<u32>)> {
+        let place = self.open(name)?;
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        while let Err(error) = connect(&socket, &address) {
+            if error != Errno::AGAIN || Instant::now() >= deadline {
+                return Err(error.into());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let peer = socket_peercred(&socket)?;
+        if !peer.uid.is_root() && peer.uid.as_raw() != self.owner {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        Ok((
+            UnixStream::from(socket),
+            u32::try_from(peer.pid.as_raw_pid()).ok(),
+        ))
+    }
+
+    fn open(&self, name: &str) -> io::Result<OwnedFd> {
+        let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let folder = path | OFlags::DIRECTORY;
+        let (home, run) = (self.path.parent(), self.path.file_name());
+        let home = open(home.unwrap_or(Path::new("/")), folder, Mode::empty())?;
+        let run = openat(&home, run.unwrap_or_default(), folder, Mode::empty())?;
+        let place = openat(&run, name, path, Mode::empty())?;
+        let found = fstat(&place)?;
+        let is_socket = FileType::from_raw_mode(found.st_mode) == FileType::Socket;
+        if !is_socket || found.st_uid != self.owner {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        Ok(place)
+    }
+
+    /// Asks for the figures.
+    fn ask(&self, deadline: Instant) -> io::Result<Snapshot> {
+        let (stream, pid) = self.connect(SOCKET, deadline)?;
+        let document = read_all(stream, Some(deadline))?;
+        let mut snapshot: Snapshot = serde_json::from_slice(&document)?;
+        // The rest is what it says of itself.
+        snapshot.pid = pid
+            .or(self.is_own().then_some(snapshot.pid))
+            .ok_or(ErrorKind::NotFound)?;
+        let command = printable(&snapshot.command);
+        snapshot.command = command.chars().take(LONGEST_COMMAND).collect();
+        Ok(snapshot)
+    }
 }
 
-/// Asks all runs that can be found, oldest process number first. With the private folder of each.
-/// Those that take longer than `patience` to answer are left out.
-pub fn runs(patience: Duration) -> Vec<(PathBuf, Snapshot)> {
-    let mut found: Vec<(PathBuf, Snapshot)> = Vec::new();
-    for base in runtime::candidates() {
-        let Ok(entries) = fs::read_dir(base) else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            if !entry
-                .file_name()
-                .to_string_lossy()
-                .starts_with(runtime::FOLDER_PREFIX)
-            {
-                continue;
-            }
-            if let Ok(snapshot) = ask(&entry.path().join(SOCKET), patience) {
-                found.push((entry.path(), snapshot));
+/// Reads what comes until the end of the file, as much as may be an answer.
+pub fn read_all(mut stream: UnixStream, deadline: Option<Instant>) -> io::Result<Vec<u8>> {
+    let mut document = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        let rest = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let rest = rest.map(|rest| Timespec {
+            tv_sec: rest.as_secs() as i64,
+            tv_nsec: i64::from(rest.subsec_nanos()),
+        });
+        let mut source = [PollFd::new(&stream, PollFlags::IN)];
+        if poll(&mut source, rest.as_ref())? == 0 {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match stream.read(&mut part) {
+            Ok(0) => return Ok(document),
+            Ok(length) => document.extend_from_slice(&part[..length]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if document.len() > LONGEST_DOCUMENT {
+            return Err(ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// Asks all runs that can be found, lowest PID first: those of this user, and for root everybody's.
+/// Those that take longer than `patience` to answer are left out; other users' share that time.
+pub fn runs(patience: Duration) -> Vec<(RunFolder, Snapshot)> {
+    let others = Instant::now() + patience;
+    let mut found: Vec<(RunFolder, Snapshot)> = Vec::new();
+    let mut asked = 0;
+    for (home, owner) in runtime::homes() {
+        for entry in fs::read_dir(&home).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let folder = RunFolder { path, owner };
+            let deadline = match folder.is_own() {
+                true => Instant::now() + patience,
+                false if asked == MOST_OTHERS || Instant::now() >= others => break,
+                false => others,
+            };
+            asked += usize::from(!folder.is_own());
+            if let Ok(snapshot) = folder.ask(deadline) {
+                found.push((folder, snapshot));
             }
         }
     }
@@ -117,14 +209,18 @@ pub fn runs(patience: Duration) -> Vec<(PathBuf, Snapshot)> {
     found
 }
 
-/// The figures of the runs with this process number (memfold's or the program's); of all without
-/// one. Those that take longer than `patience` to answer are left out.
+/// Whether a user means this run by a PID: memfold's, or the program's as a run of the user's own tells
+/// it.
+pub fn is_meant(folder: &RunFolder, snapshot: &Snapshot, pid: u32) -> bool {
+    snapshot.pid == pid || (folder.is_own() && snapshot.program_pid == pid)
+}
+
+/// The figures of the run with this PID; of all without one. Those that take longer than `patience`
+/// to answer are left out.
 pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
-    let found = runs(patience).into_iter().map(|(_, snapshot)| snapshot);
-    let is_meant = |snapshot: &Snapshot| {
-        pid.is_none_or(|pid| snapshot.pid == pid || snapshot.program_pid == pid)
-    };
-    found.filter(is_meant).collect()
+    let mut found = runs(patience);
+    found.retain(|(folder, snapshot)| pid.is_none_or(|pid| is_meant(folder, snapshot, pid)));
+    found.into_iter().map(|(_, snapshot)| snapshot).collect()
 }
 
 #[cfg(test)]
@@ -150,30 +246,90 @@ mod tests {
         }
     }
 
+    fn run_folder(home: &Path) -> RunFolder {
+        let path = home.join("run");
+        fs::create_dir_all(&path).unwrap();
+        let owner = rustix::process::geteuid().as_raw();
+        RunFolder { path, owner }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(100)
+    }
+
     #[test]
     fn who_asks_is_answered() {
-        let folder = tempfile::tempdir().unwrap();
-        let server = Server::bind(folder.path(), SOCKET).unwrap();
-        let socket = folder.path().join(SOCKET);
-        assert_eq!(
-            fs::metadata(&socket).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
-        let asked = std::thread::spawn(move || ask(&socket, PATIENCE));
+        let home = tempfile::tempdir().unwrap();
+        let folder = run_folder(home.path());
+        let server = Server::bind(&folder.path, SOCKET).unwrap();
+        let mode = fs::metadata(folder.path.join(SOCKET))
+            .unwrap()
+            .permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+        let asking = folder.clone();
+        let asked = std::thread::spawn(move || asking.ask(Instant::now() + PATIENCE));
         while !asked.is_finished() {
-            server.answer(snapshot);
+            server.answer(|| Snapshot {
+                command: "so\u{1b}[31mrt".into(),
+                ..snapshot()
+            });
         }
-        assert_eq!(asked.join().unwrap().unwrap(), snapshot());
+        let answer = asked.join().unwrap().unwrap();
+        let expected = Snapshot {
+            pid: std::process::id(),
+            command: "so?[31mrt".into(),
+            ..snapshot()
+        };
+        assert_eq!(answer, expected);
         drop(server);
-        assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+        assert!(fs::read_dir(&folder.path).unwrap().next().is_none());
     }
 
     #[test]
     fn a_run_that_does_not_answer_is_passed_over() {
-        let folder = tempfile::tempdir().unwrap();
-        let _server = Server::bind(folder.path(), SOCKET).unwrap();
-        let patience = Duration::from_millis(50);
-        assert!(ask(&folder.path().join(SOCKET), patience).is_err());
-        assert!(ask(&folder.path().join("none"), patience).is_err());
+        let home = tempfile::tempdir().unwrap();
+        let folder = run_folder(home.path());
+        assert!(folder.ask(soon()).is_err(), "nothing is there");
+        let server = Server::bind(&folder.path, SOCKET).unwrap();
+        let began = Instant::now();
+        assert!(folder.ask(soon()).is_err());
+        // A full queue makes nobody wait longer.
+        let address = SocketAddrUnix::new(&server.path).unwrap();
+        let mut waiting = Vec::new();
+        for _ in 0..10_000 {
+            let flags = SocketFlags::NONBLOCK;
+            let family = AddressFamily::UNIX;
+            let socket = socket_with(family, SocketType::STREAM, flags, None).unwrap();
+            if connect(&socket, &address).is_err() {
+                break;
+            }
+            waiting.push(socket);
+        }
+        assert!(folder.ask(soon()).is_err());
+        assert!(began.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn nothing_but_a_socket_of_the_folders_owner_is_asked() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = run_folder(home.path());
+        let _server = Server::bind(&folder.path, "elsewhere").unwrap();
+        std::os::unix::fs::symlink("elsewhere", folder.path.join(SOCKET)).unwrap();
+        assert!(folder.connect(SOCKET, soon()).is_err(), "a link");
+        assert!(folder.connect("elsewhere", soon()).is_ok());
+        let others = RunFolder {
+            owner: folder.owner + 1,
+            ..folder
+        };
+        assert!(others.connect("elsewhere", soon()).is_err());
+    }
+
+    #[test]
+    fn an_answer_without_end_is_refused() {
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        let writing = std::thread::spawn(move || while other.write_all(&[b'x'; 4096]).is_ok() {});
+        let read = read_all(stream, Some(Instant::now() + PATIENCE));
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::InvalidData);
+        writing.join().unwrap();
     }
 }

@@ -164,7 +164,8 @@ pub struct Snapshot {
 impl Snapshot {
     /// All that counts towards the limit now, in bytes.
     pub fn total_bytes(&self) -> u64 {
-        self.resident_bytes + self.pool_bytes + self.metadata_bytes
+        let with_pool = self.resident_bytes.saturating_add(self.pool_bytes);
+        with_pool.saturating_add(self.metadata_bytes)
     }
 
     /// What is in force: the total limit, or else the resident one.

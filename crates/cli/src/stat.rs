@@ -32,7 +32,7 @@ pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
 /// There is nothing to show.
 pub fn nothing_runs(pid: Option<u32>) -> Failure {
     let text = match pid {
-        Some(pid) => format!("no run of yours has the process number {pid}; see memfold stat"),
+        Some(pid) => format!("no run of yours has the PID {pid}; see memfold stat"),
         None => "nothing of yours runs under memfold now".to_owned(),
     };
     Failure::with_status(1, text)
@@ -45,7 +45,10 @@ fn block(snapshot: &Snapshot) -> String {
     let packed = ratio(figures.bytes_original, figures.bytes_stored)
         .map(|ratio| format!(" at {ratio}"))
         .unwrap_or_default();
-    let faults = figures.faults_swap_in + figures.faults_zero_fill + figures.faults_cache;
+    let faults = figures
+        .faults_swap_in
+        .saturating_add(figures.faults_zero_fill);
+    let faults = faults.saturating_add(figures.faults_cache);
     let unmanaged = match figures.processes_unmanaged {
         0 => String::new(),
         count => format!(", {count} not under the limit"),

@@ -6,16 +6,16 @@
 use crate::arguments::SwapOffArguments;
 use crate::describe::print;
 use crate::failure::Failure;
-use crate::figures::grouped;
-use crate::live::{self, Server};
+use crate::figures::{grouped, printable};
+use crate::live::{self, RunFolder, Server};
 use crate::stat::nothing_runs;
 use memfold_pager::Control;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// The socket's name in the private folder of a run.
 pub const SOCKET: &str = "command.sock";
@@ -34,27 +34,29 @@ enum Answer {
 /// `memfold swapoff [PID]`.
 pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
     let runs = live::runs(live::PATIENCE);
-    let mut chosen = runs.into_iter().filter(|(_, snapshot)| {
-        let is_meant = |pid| snapshot.pid == pid || snapshot.program_pid == pid;
-        arguments.pid.is_none_or(is_meant)
-    });
+    let mut chosen = runs
+        .into_iter()
+        .filter(|(folder, snapshot)| match arguments.pid {
+            Some(pid) => live::is_meant(folder, snapshot, pid),
+            None => folder.is_own(),
+        });
     let (folder, snapshot) = chosen.next().ok_or_else(|| nothing_runs(arguments.pid))?;
     if chosen.next().is_some() {
         return Err(Failure::with_status(
             1,
-            "several runs of yours go on; give the process number of one (see memfold stat)",
+            "several runs of yours go on; give the PID of one (see memfold stat)",
         ));
     }
-    match ask(&folder.join(SOCKET)) {
+    match ask(&folder) {
         Ok(Answer::Pages(pages)) => {
             let text = format!(
-                "{} pages of run {} are back in memory, and its swap file is no more used\n",
+                "{} pages of run {} are back in memory, and its swap file is no longer used\n",
                 grouped(pages),
                 snapshot.pid
             );
             print(text.as_bytes())
         }
-        Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, reason)),
+        Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, printable(&reason))),
         Err(error) => Err(Failure::with_status(
             1,
             format!("run {} does not answer: {error}", snapshot.pid),
@@ -62,15 +64,12 @@ pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
     }
 }
 
-fn ask(socket: &Path) -> io::Result<Answer> {
-    let mut stream = UnixStream::connect(socket)?;
-    if !live::is_trusted(&stream) {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
+fn ask(folder: &RunFolder) -> io::Result<Answer> {
+    let (mut stream, _) = folder.connect(SOCKET, Instant::now() + live::PATIENCE)?;
     stream.write_all(COMMAND)?;
     stream.shutdown(Shutdown::Write)?;
     // However long it takes: it comes when all is back, and the end of the file if the run ends.
-    Ok(serde_json::from_reader(stream)?)
+    Ok(serde_json::from_slice(&live::read_all(stream, None)?)?)
 }
 
 /// Executes the commands of those who ask now; never waits.

@@ -122,7 +122,7 @@ impl View {
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>) {
-        let rows = self.runs.len() as u16;
+        let rows = self.runs.len().min(100) as u16;
         let [list, detail, help] = Layout::vertical([
             Constraint::Length((rows + 1).clamp(2, 12)),
             Constraint::Min(0),
@@ -172,7 +172,9 @@ impl View {
 }
 
 fn push(history: &mut Vec<u64>, now: u64, before: u64) {
-    history.push(now.saturating_sub(before));
+    // Multiplied when it is drawn; more does not come from a run that says the truth.
+    const MOST: u64 = 1 << 40;
+    history.push(now.saturating_sub(before).min(MOST));
     let surplus = history.len().saturating_sub(HISTORY);
     history.drain(..surplus);
 }

@@ -58,7 +58,8 @@ pub struct Options {
     pub writeback_after: Option<Duration>,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
-    /// Where the run's private directory (control socket, preload library) is made; the
-    /// directory is removed when the supervisor stops.
+    /// Where the run's private directory (control socket, preload library) is made, under a random
+    /// name; it is removed when the supervisor stops. Processes that were not managed may keep its
+    /// name in their `LD_PRELOAD`: nobody but this user may ever be able to make names in here.
     pub runtime_dir: PathBuf,
 }

@@ -86,22 +86,18 @@ impl Supervisor {
             swap.add_tier(Box::new(file.clone()))?;
         }
         let (stop, stop_handlers) = io::pipe()?;
-        let directory = make_directory(&options)?;
+        let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
         let supervisor = Supervisor {
             group: Arc::new(Group::new(options.limit, swap, file)),
             preload: directory.join("libmemfold.so"),
             directory,
             _stop_handlers: stop_handlers,
         };
-        let control = supervisor.directory.join("control");
+        let control = supervisor.directory.join(CONTROL);
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| StartError::Directory { path, source }
         };
-        let listeners = [
-            socket::listen(&control).map_err(failed(&control))?,
-            socket::listen_abstract(&control).map_err(failed(&control))?,
-        ];
         let image = patched(options.agent_image, &control)?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
         // A program that changed its user and starts another must find the library.
@@ -195,7 +191,8 @@ impl Drop for Supervisor {
                 let _ = attached.inspector.kill(9);
             }
         }
-        // What cannot be removed is in a directory of temporary files anyway.
+        // Its name lives on in the environment of processes that were not managed. It becomes free
+        // only where nobody else may make names (see `Options::runtime_dir`).
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -256,27 +253,61 @@ fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize>
     sizes.into_iter().filter(move |size| *size < most)
 }
 
-fn make_directory(options: &Options) -> Result<PathBuf, StartError> {
-    let name = format!("memfold-{}", std::process::id());
-    let directory = options.runtime_dir.join(name);
-    let failed = |source| StartError::Directory {
-        path: directory.clone(),
-        source,
-    };
-    // Left over from a killed run whose process number came round again.
-    if let Ok(metadata) = std::fs::symlink_metadata(&directory) {
-        if !metadata.is_dir() {
-            return Err(failed(io::ErrorKind::AlreadyExists.into()));
+/// The control socket in the run's directory.
+const CONTROL: &str = "control";
+/// Names that are tried for a directory and its socket.
+const TRIES: usize = 16;
+
+/// Makes the run's directory, and listens at the control socket in it and at its abstract name.
+///
+/// Abstract names are everybody's to take: where one is taken already, another is tried, as for the
+/// directory's.
+fn listen_in_directory(
+    parent: &Path,
+    mut name: impl FnMut() -> io::Result<String>,
+) -> Result<(PathBuf, [OwnedFd; 2]), StartError> {
+    let mut tries = 0..TRIES;
+    loop {
+        let directory = parent.join(name()?);
+        let control = directory.join(CONTROL);
+        let listening = make_directory(&directory).and_then(|()| {
+            let failed = |source| (control.clone(), source);
+            let by_path = socket::listen(&control).map_err(failed)?;
+            Ok([by_path, socket::listen_abstract(&control).map_err(failed)?])
+        });
+        let (path, source) = match listening {
+            Ok(listeners) => return Ok((directory, listeners)),
+            Err(failed) => failed,
+        };
+        let is_taken = matches!(
+            source.kind(),
+            io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse
+        );
+        if source.kind() != io::ErrorKind::AlreadyExists {
+            // It is this run's own.
+            let _ = std::fs::remove_dir_all(&directory);
         }
-        std::fs::remove_dir_all(&directory).map_err(failed)?;
+        if !is_taken || tries.next().is_none() {
+            return Err(StartError::Directory { path, source });
+        }
     }
-    std::fs::DirBuilder::new()
-        .mode(0o711)
-        .create(&directory)
-        .map_err(failed)?;
+}
+
+fn make_directory(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let failed = |source| (directory.to_owned(), source);
     // A program that gave up its privileges must still find the library.
-    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).map_err(failed)?;
-    Ok(directory)
+    let mode = 0o711;
+    std::fs::DirBuilder::new()
+        .mode(mode)
+        .create(directory)
+        .map_err(failed)?;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode)).map_err(failed)
+}
+
+fn random_name() -> io::Result<String> {
+    let mut bytes = [0; 6];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The library's image with what it needs to find and know this process in its place.
@@ -320,6 +351,22 @@ mod tests {
         assert_eq!(sizes, [16_384, 8192, 4096]);
         assert_eq!(smaller_capacities(1 << 22, 1 << 24).count(), 2);
         assert_eq!(smaller_capacities(1 << 24, 1 << 24).count(), 0);
+    }
+
+    #[test]
+    fn names_that_are_taken_are_passed_over() {
+        let parent = std::env::temp_dir().join(format!("names-of-{}", std::process::id()));
+        std::fs::create_dir_all(parent.join("folder")).unwrap();
+        let _other = socket::listen_abstract(&parent.join("socket").join(CONTROL)).unwrap();
+        let mut names = ["folder", "socket", "free"].into_iter().map(str::to_owned);
+        let (directory, listeners) =
+            listen_in_directory(&parent, || Ok(names.next().unwrap())).unwrap();
+        assert_eq!(directory, parent.join("free"));
+        assert!(parent.join("folder").exists() && !parent.join("socket").exists());
+        drop(listeners);
+        let all_taken = listen_in_directory(&parent, || Ok("folder".to_owned()));
+        assert!(matches!(all_taken, Err(StartError::Directory { .. })));
+        std::fs::remove_dir_all(parent).unwrap();
     }
 
     #[test]

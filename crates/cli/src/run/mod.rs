@@ -1,6 +1,7 @@
 //! `memfold run`.
 
 mod descendants;
+mod home;
 mod outcome;
 mod process;
 pub mod runtime;
@@ -13,7 +14,7 @@ mod watch;
 use crate::arguments::{After, Algorithm, RunArguments};
 use crate::doctor;
 use crate::failure::Failure;
-use crate::figures;
+use crate::figures::{self, printable};
 use crate::live::{self, Server};
 use crate::messages;
 use crate::report::{self, Figures, Report};
@@ -52,13 +53,17 @@ const DEFAULT_LIMIT: Size = Size::Percent(50.0);
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     messages::show(arguments.quiet)
         .map_err(|error| Failure::own(format!("cannot start a thread: {error}")))?;
-    let options = options(arguments)?;
     doctor::check()?;
     let stats_file = arguments
         .stats
         .as_deref()
         .map(StatsFile::open)
         .transpose()?;
+    let home = runtime::prepare().map_err(|reasons| {
+        let remedy = runtime::remedy();
+        Failure::own(format!("no folder for the run: {reasons}; {remedy}"))
+    })?;
+    let options = options(arguments, home.path())?;
     let signals =
         Signals::block().map_err(|error| Failure::own(format!("cannot take signals: {error}")))?;
     let original = process::harden()?;
@@ -68,9 +73,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         Supervisor::start(options).map_err(|error| Failure::own(format!("cannot start: {error}")));
     umask(mask);
     let supervisor = supervisor?;
+    home.stay();
     let started = Instant::now();
     let ended = supervise(arguments, &supervisor, &signals, &original);
     let stats = supervisor.stop();
+    home.stay();
     messages::flush();
     let (outcome, unmanaged) = ended?;
     let figures = Figures::new(&stats, processor_seconds(), unmanaged);
@@ -140,11 +147,8 @@ impl Ending {
     }
 }
 
-fn options(arguments: &RunArguments) -> Result<Options, Failure> {
+fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Failure> {
     let limit = limit(arguments)?;
-    let runtime_dir = runtime::base()
-        .map_err(|reasons| Failure::own(format!("no folder for the run: {reasons}; set TMPDIR")))?;
-    runtime::sweep(&runtime_dir);
     Ok(Options {
         limit,
         algorithm: match arguments.algo {
@@ -161,7 +165,7 @@ fn options(arguments: &RunArguments) -> Result<Options, Failure> {
         },
         writeback_after: arguments.writeback_after.0,
         agent_image: AGENT,
-        runtime_dir,
+        runtime_dir: runtime_dir.to_owned(),
     })
 }
 
@@ -234,16 +238,6 @@ fn command_line(program: &[OsString]) -> String {
     const LONGEST: usize = 200;
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     printable(&words.join(" ")).chars().take(LONGEST).collect()
-}
-
-/// Without what would steer a terminal.
-fn printable(text: &str) -> String {
-    let safe = |c: char| match c {
-        '\n' | '\t' => ' ',
-        c if c.is_control() => '?',
-        c => c,
-    };
-    text.chars().map(safe).collect()
 }
 
 #[cfg(test)]

@@ -1,195 +1,269 @@
-//! Where the private folder of a run can be.
+//! Where the private folders of runs are.
 //!
-//! The preload library is mapped from there as code, its path travels in `LD_PRELOAD` (a list
-//! separated by spaces and colons), and sockets lie there, whose paths have little room.
+//! The preload library is mapped from there as code, and its path stays in the `LD_PRELOAD` of
+//! processes that memfold does not wait for. So the path must lead through folders that only this
+//! user and root can make, during the run and after it: runs are in a *home*, which stays.
 
+use super::home::{Home, Names};
+use memfold_sys::inherited;
 use memfold_sys::probe::Check;
-use rustix::fs::{Access, StatVfsMountFlags};
-use std::env;
+use rustix::fs::{Access, AtFlags, CWD, StatVfsMountFlags, accessat};
 use std::fs;
-use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// Room that is left for `/memfold-PID/` and a file name in a socket's path of 107 bytes.
-const LONGEST_BASE: usize = 60;
+/// A home's name, or its beginning.
+const HOME: &str = "memfold";
+/// Bytes that a socket's path may have.
+const LONGEST_PATH: usize = 107;
+/// What comes after a base at most: the home, a run's folder and a socket in it.
+const LONGEST_REST: usize = "/memfold-123456-1234567890/123456789012/command.sock".len();
 
-/// How the supervisor names the private folder of a run, before its process number.
-pub const FOLDER_PREFIX: &str = "memfold-";
-/// Its socket in there.
-const CONTROL: &str = "control";
-/// A run has begun to listen long before this.
-const SETTLED: Duration = Duration::from_secs(60);
+/// Where root's homes may be, the first that fits is taken: `/run` is mounted noexec on some
+/// distributions.
+const ROOTS: [&str; 3] = ["/run", "/var/lib", "/usr/local/lib"];
+/// Where everybody may make names.
+const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 
-/// The folders a run may be in, the first that fits is taken. `stat` looks through all.
-pub fn candidates() -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = ["XDG_RUNTIME_DIR", "TMPDIR"]
-        .into_iter()
-        .filter_map(env::var_os)
-        .filter(|value| !value.is_empty())
-        .map(PathBuf::from)
-        .collect();
-    folders.extend(["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from));
-    folders
+const SEARCH_BY_OTHERS: u32 = 0o001;
+const WRITE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// A folder in which a home may be.
+#[derive(Debug)]
+struct Base {
+    path: PathBuf,
+    /// Perhaps a file system that other hosts have mounted, too.
+    may_be_remote: bool,
 }
 
-/// The folder for this run's private one, or why each candidate does not do.
-pub fn base() -> Result<PathBuf, String> {
+impl Base {
+    fn local(path: impl Into<PathBuf>) -> Base {
+        Base {
+            path: path.into(),
+            may_be_remote: false,
+        }
+    }
+
+    fn named_by(variable: &str) -> Option<Base> {
+        let value = inherited::variable(variable)?;
+        (!value.is_empty()).then(|| Base {
+            path: value.into(),
+            may_be_remote: variable != "XDG_RUNTIME_DIR",
+        })
+    }
+
+    fn names(&self, kind: Kind) -> Names {
+        match kind {
+            Kind::Private if self.may_be_remote => Names::OfBoot(HOME),
+            Kind::Private => Names::Fixed(HOME),
+            Kind::Sticky => Names::Random(HOME),
+        }
+    }
+}
+
+/// Who can make names in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// This user and root.
+    Private,
+    /// Everybody, but only root and who made one can take it away.
+    Sticky,
+}
+
+/// The bases of this user's runs, in order of preference.
+fn bases() -> Vec<Base> {
+    let is_root = rustix::process::geteuid().is_root();
+    let mut bases = Vec::new();
+    if is_root {
+        bases.extend(ROOTS.map(Base::local));
+    } else {
+        bases.extend(Base::named_by("XDG_RUNTIME_DIR"));
+    }
+    bases.extend(Base::named_by("TMPDIR"));
+    if !is_root {
+        bases.extend(SHARED.map(Base::local));
+    }
+    bases
+}
+
+/// The home for this run, made where it is not there yet, or why none of the bases does.
+pub fn prepare() -> Result<Home, String> {
     let mut reasons = Vec::new();
-    for folder in candidates() {
-        match unfit(&folder) {
-            None => return Ok(folder),
-            Some(reason) => reasons.push(format!("{} {reason}", folder.display())),
+    for base in bases() {
+        let made = fits(&base.path)
+            .map_err(str::to_owned)
+            .and_then(|kind| Home::make(&base.path, base.names(kind)));
+        match made {
+            Ok(home) => {
+                home.sweep();
+                return Ok(home);
+            }
+            Err(reason) => reasons.push(format!("{} {reason}", base.path.display())),
         }
     }
     Err(reasons.join(", "))
 }
 
-/// The same as a check of `memfold doctor`.
+/// What `prepare` needs, as a check of `memfold doctor`.
 pub fn check() -> Check {
     const NAME: &str = "runtime-folder";
-    match base() {
-        Ok(folder) => Check::ok(NAME, folder.display().to_string()),
-        Err(reasons) => Check::missing(
-            NAME,
-            reasons,
-            "export TMPDIR=… to a short path without spaces, writable and not mounted noexec",
-        ),
+    let mut reasons = Vec::new();
+    for base in bases() {
+        match fits(&base.path) {
+            Ok(_) => return Check::ok(NAME, base.path.display().to_string()),
+            Err(reason) => reasons.push(format!("{} {reason}", base.path.display())),
+        }
+    }
+    Check::missing(NAME, reasons.join(", "), remedy())
+}
+
+/// What makes one of the bases do.
+pub fn remedy() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "set TMPDIR to a folder that only root can write to, everybody can search, and that is not \
+         mounted noexec"
+    } else {
+        "set TMPDIR to a folder of your own that nobody else can write to, with a short path \
+         without spaces, and not mounted noexec"
     }
 }
 
-/// Removes what runs of this user that were killed left in `base`: folders whose control socket
-/// nobody listens at. (Asking for the wrong kind of connection tells that without disturbing a run
-/// that lives.) What cannot be removed stays.
-pub fn sweep(base: &Path) {
-    let own = rustix::process::geteuid().as_raw();
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        if !entry
-            .file_name()
-            .as_bytes()
-            .starts_with(FOLDER_PREFIX.as_bytes())
-        {
-            continue;
-        }
+/// All homes that this user's questions may go to, with their owners: its own, and for root
+/// everybody's.
+pub fn homes() -> Vec<(PathBuf, u32)> {
+    let own = rustix::process::geteuid();
+    let mut folders: Vec<PathBuf> = bases().into_iter().map(|base| base.path).collect();
+    if own.is_root() {
+        folders.extend(SHARED.map(PathBuf::from));
+        let entries = fs::read_dir("/run/user").into_iter().flatten().flatten();
+        folders.extend(entries.map(|entry| entry.path()));
+    }
+    let mut found: Vec<(PathBuf, u32)> = Vec::new();
+    for entry in folders.iter().flat_map(fs::read_dir).flatten().flatten() {
+        let is_home = entry.file_name().as_bytes().starts_with(HOME.as_bytes());
         // Of the entry itself: no link is followed.
-        let Ok(found) = entry.metadata() else {
-            continue;
-        };
-        // A run that is just starting is not listening yet.
-        let age = found.modified().ok().and_then(|time| time.elapsed().ok());
-        if found.is_dir() && found.uid() == own && age.is_some_and(|age| age > SETTLED) {
-            let refused = UnixStream::connect(entry.path().join(CONTROL))
-                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-            if refused {
-                let _ = fs::remove_dir_all(entry.path());
-            }
+        let folder = entry
+            .metadata()
+            .ok()
+            .filter(|found| is_home && found.is_dir());
+        if let Some(folder) = folder.filter(|folder| own.is_root() || folder.uid() == own.as_raw())
+        {
+            found.push((entry.path(), folder.uid()));
         }
     }
+    found
 }
 
-fn unfit(folder: &Path) -> Option<&'static str> {
+/// Whether a folder may be a base, and of which kind, or why not.
+fn fits(folder: &Path) -> Result<Kind, &'static str> {
     let bytes = folder.as_os_str().as_bytes();
     if !folder.is_absolute() {
-        return Some("is not absolute");
+        return Err("is not absolute");
     }
-    if bytes.len() > LONGEST_BASE {
-        return Some("is too long a path");
+    if bytes.len() + LONGEST_REST > LONGEST_PATH {
+        return Err("is too long a path");
     }
     // `$` would be expanded by the loader ($ORIGIN and its like).
     if bytes
         .iter()
         .any(|byte| b" :$\\".contains(byte) || byte.is_ascii_control())
     {
-        return Some("has a character that LD_PRELOAD cannot hold");
+        return Err("has a character that LD_PRELOAD cannot hold");
     }
     if !folder.is_dir() {
-        return Some("is no folder");
+        return Err("is no folder");
     }
-    if rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_err() {
-        return Some("is not writable");
-    }
-    // Root's programs may become other users, and must find the library then.
-    if rustix::process::geteuid().is_root() && !others_may_enter(folder) {
-        return Some("is closed to other users");
+    let kind = kind(folder)?;
+    if accessat(
+        CWD,
+        folder,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )
+    .is_err()
+    {
+        return Err("is not writable");
     }
     match rustix::fs::statvfs(folder) {
         Ok(file_system) if file_system.f_flag.contains(StatVfsMountFlags::NOEXEC) => {
-            Some("is mounted noexec")
+            Err("is mounted noexec")
         }
-        Ok(_) => None,
-        Err(_) => Some("cannot be examined"),
+        Ok(_) => Ok(kind),
+        Err(_) => Err("cannot be examined"),
     }
 }
 
-/// Whether everybody may go through a folder and all above it.
-fn others_may_enter(folder: &Path) -> bool {
-    const SEARCH: u32 = 0o001;
+fn kind(folder: &Path) -> Result<Kind, &'static str> {
+    let own = rustix::process::geteuid();
     // As it is reached: by way of links there are other folders above it.
-    let real = fs::canonicalize(folder).unwrap_or_default();
-    let mut folders = real.ancestors();
-    folders.all(|folder| fs::metadata(folder).is_ok_and(|found| found.mode() & SEARCH != 0))
+    let real = fs::canonicalize(folder).map_err(|_| "cannot be examined")?;
+    let mut kind = Kind::Private;
+    for (level, folder) in real.ancestors().enumerate() {
+        let found = fs::metadata(folder).map_err(|_| "cannot be examined")?;
+        if found.uid() != 0 && found.uid() != own.as_raw() {
+            return Err("belongs to another user, or is in a folder that does");
+        }
+        if own.is_root() && found.mode() & SEARCH_BY_OTHERS == 0 {
+            // Root's programs may become other users, and must find the library then.
+            return Err("is closed to other users");
+        }
+        let is_shared = found.mode() & WRITE_BY_OTHERS != 0;
+        if is_shared && (own.is_root() || found.mode() & STICKY == 0) {
+            return Err("can be written by other users, or is in a folder that can");
+        }
+        if level == 0 && is_shared {
+            kind = Kind::Sticky;
+        } else if level == 0 && found.uid() != own.as_raw() {
+            return Err("belongs to another user");
+        }
+    }
+    Ok(kind)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::net::UnixListener;
 
     #[test]
     fn folders_that_cannot_serve_are_told_apart() {
-        assert_eq!(unfit(Path::new("tmp")), Some("is not absolute"));
-        assert_eq!(unfit(Path::new("/no/such/folder")), Some("is no folder"));
+        assert_eq!(fits(Path::new("tmp")), Err("is not absolute"));
+        assert_eq!(fits(Path::new("/no/such/folder")), Err("is no folder"));
         assert_eq!(
-            unfit(Path::new(&format!("/{}", "x".repeat(80)))),
-            Some("is too long a path")
+            fits(Path::new(&format!("/{}", "x".repeat(80)))),
+            Err("is too long a path")
         );
         let folder = tempfile::tempdir_in("/tmp").unwrap();
-        let allow = |mode| {
-            let permissions = fs::Permissions::from_mode(mode);
-            fs::set_permissions(folder.path(), permissions).unwrap();
-        };
-        allow(0o700);
-        let closed = rustix::process::geteuid().is_root();
-        assert_eq!(
-            unfit(folder.path()),
-            closed.then_some("is closed to other users")
-        );
-        allow(0o755);
-        assert_eq!(unfit(folder.path()), None);
         let spaced = folder.path().join("a b");
         std::fs::create_dir(&spaced).unwrap();
         assert_eq!(
-            unfit(&spaced),
-            Some("has a character that LD_PRELOAD cannot hold")
+            fits(&spaced),
+            Err("has a character that LD_PRELOAD cannot hold")
         );
     }
 
     #[test]
-    fn only_what_nobody_listens_at_is_swept() {
-        let base = tempfile::tempdir_in("/tmp").unwrap();
-        let make = |name: &str, age: u64| {
-            let folder = base.path().join(name);
-            fs::create_dir(&folder).unwrap();
-            let listener = UnixListener::bind(folder.join(CONTROL)).unwrap();
-            let time = std::time::SystemTime::now() - Duration::from_secs(age);
-            fs::File::open(&folder).unwrap().set_modified(time).unwrap();
-            listener
+    fn only_folders_where_names_are_safe_serve() {
+        let is_root = rustix::process::geteuid().is_root();
+        let parent = if is_root { "/var/lib" } else { "/tmp" };
+        let folder = tempfile::tempdir_in(parent).unwrap();
+        let with_mode = |mode| {
+            let permissions = fs::Permissions::from_mode(mode);
+            fs::set_permissions(folder.path(), permissions).unwrap();
+            fits(folder.path())
         };
-        let _alive = make("memfold-1", 3600);
-        drop(make("memfold-2", 3600));
-        drop(make("memfold-3", 0));
-        drop(make("other-4", 3600));
-        fs::create_dir(base.path().join("memfold-5")).unwrap();
-        sweep(base.path());
-        let mut left: Vec<_> = fs::read_dir(base.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["memfold-1", "memfold-3", "memfold-5", "other-4"]);
+        assert_eq!(with_mode(0o755), Ok(Kind::Private));
+        let others = "can be written by other users, or is in a folder that can";
+        assert_eq!(with_mode(0o777), Err(others));
+        if is_root {
+            assert_eq!(with_mode(0o1777), Err(others));
+            assert_eq!(with_mode(0o700), Err("is closed to other users"));
+            assert_eq!(fits(Path::new("/tmp")), Err(others));
+        } else {
+            assert_eq!(with_mode(0o1777), Ok(Kind::Sticky));
+            assert_eq!(with_mode(0o700), Ok(Kind::Private));
+        }
     }
 }

@@ -41,7 +41,8 @@ fn kill_supervisor(mut running: Running, least: usize) {
 
 /// Folders that a run might have left in the temporary and runtime directories.
 fn traces() -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let runs = fs::read_dir("/run/memfold").into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = runs.map(|entry| entry.path()).collect();
     for folder in [std::env::temp_dir(), "/dev/shm".into(), "/run".into()] {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with("memfold-") {

@@ -5,6 +5,7 @@
 //! comparison is repeated.  Tests run one at a time, whatever the number of threads.
 
 mod admission;
+mod capability;
 mod crash;
 mod debuggers;
 mod departures;
@@ -13,11 +14,13 @@ mod harness;
 mod helper;
 mod host_swap;
 mod inherited;
+mod intruders;
 mod leftovers;
 mod own_userfaultfd;
 mod pass_through;
 mod processes;
 mod programs;
+mod redirected;
 mod redis;
 mod redirected;
 mod repeat;

@@ -5,12 +5,14 @@ mod heartbeat;
 mod judge;
 mod redis_client;
 mod run;
+mod stranger;
 mod tree;
 
 pub use heartbeat::Heartbeat;
 pub use judge::{Verdict, judge};
 pub use redis_client::RedisClient;
 pub use run::{Limits, Outcome, Program, Running};
+pub use stranger::{OTHER, STRANGER, Stage, as_user};
 pub use tree::{Sample, descendants, is_alive, wait_until_stopped};
 
 use std::collections::HashMap;

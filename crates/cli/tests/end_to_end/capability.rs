@@ -1,0 +1,96 @@
+//! A memfold with a file capability, which its user has not.
+
+use crate::support::{STRANGER, Stage, alone, available};
+use std::process::{Command, Output, Stdio};
+
+const TOOLS: [&str; 3] = ["setpriv", "unshare", "setcap"];
+
+fn prepared() -> Stage {
+    let stage = Stage::new();
+    stage.set_capability();
+    stage
+}
+
+fn as_stranger(stage: &Stage, command: &str) -> Output {
+    stage.run(&format!(
+        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups {command}"
+    ))
+}
+
+#[test]
+fn a_program_has_its_whole_environment_and_no_capability() {
+    if !available("environment in secure mode", &TOOLS) {
+        return;
+    }
+    let _guard = alone();
+    let stage = prepared();
+    let variables = [
+        "LD_LIBRARY_PATH=/no/such",
+        "TMPDIR=/tmp",
+        "GLIBC_TUNABLES=glibc.malloc.perturb=1",
+        "LOCPATH=/no/locales",
+        "MALLOC_ARENA_MAX=1",
+    ];
+    let output = as_stranger(
+        &stage,
+        &format!(
+            "env {} LD_PRELOAD=/no/such.so ./memfold run --limit 64M -- \
+             sh -c 'env; grep ^Cap /proc/self/status'",
+            variables.join(" ")
+        ),
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    for variable in variables {
+        assert!(
+            text.lines().any(|line| line == variable),
+            "{variable}: {text}"
+        );
+    }
+    let preload = text.lines().find(|line| line.starts_with("LD_PRELOAD="));
+    let preload = preload.expect("a list of preloads");
+    assert!(preload.ends_with("libmemfold.so:/no/such.so"), "{preload}");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        let line = text.lines().find(|line| line.starts_with(set));
+        assert!(
+            line.expect("the set").ends_with("\t0000000000000000"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_user_reaches_no_file_by_the_capability() {
+    if !available("paths in secure mode", &TOOLS) {
+        return;
+    }
+    let _guard = alone();
+    let stage = prepared();
+    // Everybody may write into the inner folder, but nobody gets there.
+    stage.folder("closed", 0o700);
+    let open = stage.folder("closed/open", 0o777);
+    let mut sleeping = Command::new("sleep")
+        .arg("60")
+        .current_dir(&open)
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("sleep runs");
+    let folder = format!("/proc/{}/cwd", sleeping.id());
+    for option in [
+        format!("--stats {folder}/run.json"),
+        format!("--swap-size 1M --swap-file {folder}"),
+    ] {
+        let command = format!("./memfold run --limit 64M {option} -- echo started");
+        let output = as_stranger(&stage, &command);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{option}: {errors}");
+        assert!(errors.contains("ermission denied"), "{option}: {errors}");
+        assert!(output.stdout.is_empty(), "{option}");
+    }
+    let output = as_stranger(&stage, &format!("./memfold run --limit 64M -- {folder}/x"));
+    assert_eq!(output.status.code(), Some(126), "a program there");
+    sleeping.kill().expect("it is killed");
+    sleeping.wait().expect("it ends");
+    assert_eq!(std::fs::read_dir(open).expect("the folder").count(), 0);
+}
