@@ -3,7 +3,7 @@
 use crate::arguments::DoctorArguments;
 use crate::describe::print;
 use crate::failure::Failure;
-use crate::run::runtime;
+use crate::run::{descriptors, runtime};
 use memfold_sys::privilege;
 use memfold_sys::probe::{self, Check, Verdict};
 use serde::Serialize;
@@ -63,6 +63,7 @@ pub fn check() -> Result<(), Failure> {
 fn requirements() -> Vec<Check> {
     let mut checks = raised(probe::requirements);
     checks.push(runtime::check());
+    checks.push(descriptors::check());
     checks
 }
 

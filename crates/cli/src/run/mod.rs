@@ -1,6 +1,8 @@
 //! `memfold run`.
 
 mod descendants;
+pub mod descriptors;
+mod escalation;
 mod home;
 mod outcome;
 mod process;

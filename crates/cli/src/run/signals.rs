@@ -2,13 +2,19 @@
 //!
 //! The program stays in memfold's process group, so what the terminal sends (Ctrl-C, Ctrl-Z, a
 //! new window size) reaches it without memfold, which must only not die of it first. What is sent
-//! to memfold itself is passed on.
+//! to memfold itself is passed on. A thread takes it in, so that it is seen whatever the rest of
+//! memfold waits for.
 
+use super::escalation::Escalation;
 use memfold_sys::inherited::{set_ignored, was_ignored};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// All that end, stop or tell a process something and can be caught. Not among them: those that
 /// a fault of memfold's own raises.
@@ -51,10 +57,19 @@ pub struct Received {
     pub was_ignored: bool,
 }
 
-/// The blocked signals and the descriptor they come from.
+/// Signals that came and were not taken yet.
+#[derive(Debug)]
+struct Queue {
+    received: Mutex<VecDeque<Received>>,
+    arrived: OwnedFd,
+}
+
+/// The blocked signals and the descriptors that tell of them.
 #[derive(Debug)]
 pub struct Signals {
-    descriptor: SignalFd,
+    children: SignalFd,
+    queue: Arc<Queue>,
+    escalation: Escalation,
     original: SigSet,
 }
 
@@ -64,14 +79,36 @@ impl Signals {
         for (signal, ignored) in OWN_ACTIONS {
             set_ignored(signal as i32, ignored)?;
         }
-        let mut set: SigSet = PASSED_ON.into_iter().collect();
-        set.add(Signal::SIGCHLD);
-        let original = set.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let passed_on: SigSet = PASSED_ON.into_iter().collect();
+        let children = SigSet::from(Signal::SIGCHLD);
+        let all = passed_on.iter().chain(&children).collect::<SigSet>();
+        let original = all.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+        let source = SignalFd::with_flags(&passed_on, flags)?;
+        let queue = Arc::new(Queue {
+            received: Mutex::default(),
+            arrived: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        let escalation = Escalation::default();
+        let taker = Taker {
+            source,
+            queue: queue.clone(),
+            escalation: escalation.clone(),
+        };
+        std::thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || taker.run())?;
         Ok(Signals {
-            descriptor: SignalFd::with_flags(&set, flags)?,
+            children: SignalFd::with_flags(&children, flags)?,
+            queue,
+            escalation,
             original,
         })
+    }
+
+    /// What becomes of the run when it is asked to end a second time.
+    pub fn escalation(&self) -> &Escalation {
+        &self.escalation
     }
 
     /// The mask as memfold found it: the program's.
@@ -90,15 +127,68 @@ impl Signals {
         Ok(())
     }
 
-    /// To wait for signals.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+    /// To wait for signals and the ends of children.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.children.as_fd(), self.queue.arrived.as_fd()]
     }
 
-    /// The next signal, if one has come.
+    /// The next signal, if one has come. The ends of children are none: they have only to be waited for.
     pub fn next(&self) -> Option<Received> {
+        while let Ok(Some(_)) = self.children.read_signal() {}
+        let mut count = [0; 8];
+        // Fails if nothing has come.
+        let _ = rustix::io::read(&self.queue.arrived, &mut count);
+        self.queue.received().pop_front()
+    }
+}
+
+impl Queue {
+    fn received(&self) -> std::sync::MutexGuard<'_, VecDeque<Received>> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, received: Received) {
+        self.received().push_back(received);
+        // Fails only where so many have come that nobody waits.
+        let _ = rustix::io::write(&self.arrived, &1_u64.to_ne_bytes());
+    }
+}
+
+/// Takes signals in.
+struct Taker {
+    source: SignalFd,
+    queue: Arc<Queue>,
+    escalation: Escalation,
+}
+
+impl Taker {
+    fn run(self) {
         loop {
-            let info = self.descriptor.read_signal().ok().flatten()?;
+            let mut sources = [PollFd::from_borrowed_fd(self.source.as_fd(), PollFlags::IN)];
+            let rest = self
+                .escalation
+                .deadline()
+                .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let rest = rest.map(|rest| Timespec {
+                tv_sec: rest.as_secs() as i64,
+                tv_nsec: i64::from(rest.subsec_nanos()),
+            });
+            // An interruption only means to look sooner.
+            let _ = poll(&mut sources, rest.as_ref());
+            while let Some(received) = self.next() {
+                let ends_run = self.escalation.is_last(received);
+                self.queue.push(received);
+                if ends_run {
+                    self.escalation.end_programs();
+                }
+            }
+            self.escalation.die_in_time();
+        }
+    }
+
+    fn next(&self) -> Option<Received> {
+        loop {
+            let info = self.source.read_signal().ok().flatten()?;
             let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else {
                 continue;
             };

@@ -1,6 +1,7 @@
 //! Why a process is outside the limit.
 
 use super::descendants::contains;
+use super::descriptors;
 use memfold_sys::process;
 use std::fmt;
 use std::fs::{self, File};
@@ -24,6 +25,8 @@ pub enum Reason {
     Forked,
     /// The library was loaded but could not get on.
     Refused,
+    /// memfold had no descriptors for it.
+    Descriptors,
     /// It ended before it could be looked at.
     Unseen,
 }
@@ -52,6 +55,10 @@ impl fmt::Display for Reason {
             Reason::Refused => {
                 "it may not use userfaultfd or not reach memfold, as in some containers; start memfold \
                  inside (see memfold doctor)"
+            }
+            Reason::Descriptors => {
+                "memfold has too few descriptors for it; raise the hard limit of ulimit -n (see \
+                 memfold doctor)"
             }
             Reason::Unseen => {
                 "it never loaded memfold's library; is it statically linked or set-user-ID?"
@@ -84,6 +91,7 @@ pub fn reason(pid: i32, preload: &Path) -> Reason {
     let has =
         |file: &str| fs::read(format!("/proc/{pid}/{file}")).map(|bytes| contains(&bytes, preload));
     match (has("maps"), has("environ")) {
+        (Ok(true), _) if descriptors::are_short() => Reason::Descriptors,
         (Ok(true), _) if process::is_fork(pid) => Reason::Forked,
         (Ok(true), _) => Reason::Refused,
         (_, Ok(false)) => Reason::Environment,

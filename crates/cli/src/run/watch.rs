@@ -1,10 +1,13 @@
 //! While the program runs: signals, the ends of processes, who asks for figures.
 
 use super::descendants::{Descendants, Finding};
+use super::descriptors;
+use super::escalation::{SAME_WISH, signal_below};
 use super::outcome::Outcome;
 use super::processor_seconds;
 use super::signals::{self, Received, Signals};
 use super::unmanaged::Reason;
+use crate::figures::printable;
 use crate::live::Server;
 use crate::report::{Figures, Snapshot};
 use crate::swapoff;
@@ -23,8 +26,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL_AFTER: Duration = Duration::from_millis(100);
 /// After this long the user is told what is being waited for.
 const UNEXPLAINED: Duration = Duration::from_secs(1);
-/// Two signals closer together than this are one wish (`timeout` sends it twice, for instance).
-const SAME_WISH: Duration = Duration::from_millis(100);
 
 /// What is watched.
 pub struct Watch<'a> {
@@ -52,6 +53,8 @@ struct State {
     asked_to_end: Option<Instant>,
     explained: bool,
     warned: bool,
+    /// Programs for which there were no descriptors.
+    without_descriptors: u64,
 }
 
 impl Watch<'_> {
@@ -65,6 +68,7 @@ impl Watch<'_> {
             asked_to_end: None,
             explained: false,
             warned: false,
+            without_descriptors: 0,
         };
         let mut next_look = state.started + INTERVAL / 4;
         loop {
@@ -86,6 +90,9 @@ impl Watch<'_> {
             if let Some((outcome, since)) = state.ended {
                 if self.nobody_needs_memory(&mut state) {
                     self.notice_unseen(&mut state);
+                    if state.without_descriptors > 1 {
+                        descriptors::tell_of_shortage(state.without_descriptors);
+                    }
                     return (outcome, state.descendants.unmanaged());
                 }
                 self.explain(&mut state, outcome, since);
@@ -106,8 +113,10 @@ impl Watch<'_> {
             tv_sec: rest.as_secs() as i64,
             tv_nsec: i64::from(rest.subsec_nanos()),
         };
+        let [children, signals] = self.signals.descriptors();
         let sources = [
-            self.signals.descriptor(),
+            children,
+            signals,
             self.server.descriptor(),
             self.commands.descriptor(),
         ];
@@ -118,11 +127,10 @@ impl Watch<'_> {
 
     fn take_signals(&self, state: &mut State) {
         while let Some(received) = self.signals.next() {
-            match (received.signal, state.ended) {
-                (Signal::SIGCHLD, _) => {}
-                (_, None) => self.pass_on(received),
-                (_, Some(_)) if received.was_ignored => {}
-                (_, Some(_)) => self.end_the_rest(state, received.signal),
+            match state.ended {
+                None => self.pass_on(received),
+                Some(_) if received.was_ignored => {}
+                Some(_) => self.end_the_rest(state, received.signal),
             }
         }
     }
@@ -143,6 +151,8 @@ impl Watch<'_> {
                 continue;
             }
             if let Some(outcome) = Outcome::of(ExitStatus::from_raw(status.as_raw())) {
+                self.signals.escalation().program_ended();
+                let outcome = self.asked_twice().unwrap_or(outcome);
                 state.ended = Some((outcome, Instant::now()));
                 relevant = true;
             } else if let Some(signal) = status.stopping_signal() {
@@ -150,6 +160,13 @@ impl Watch<'_> {
             }
         }
         relevant
+    }
+
+    /// Who asks twice that the run end sees it end by that.
+    fn asked_twice(&self) -> Option<Outcome> {
+        let signal = self.signals.escalation().ended_by()?;
+        log::warn!("{signal} came a second time: the program and all it started were killed");
+        Some(Outcome::Killed(signal as i32))
     }
 
     /// Whether memfold may leave. As that ends whom it forgot, it looks twice.
@@ -174,11 +191,13 @@ impl Watch<'_> {
     }
 
     fn warn(&self, state: &mut State, findings: Vec<Finding>) {
+        let lack = |finding: &&Finding| finding.reason == Reason::Descriptors;
+        state.without_descriptors += findings.iter().filter(lack).count() as u64;
         let Some(first) = findings.into_iter().next() else {
             return;
         };
         if !state.warned {
-            let name = super::printable(&first.name);
+            let name = printable(&first.name);
             log::warn!(
                 "{name} (process {}) is not under the limit: {}",
                 first.pid,
@@ -242,7 +261,7 @@ impl Watch<'_> {
         state.asked_to_end.get_or_insert_with(Instant::now);
         self.look(state);
         for pid in self.waited_for(state) {
-            let _ = kill(Pid::from_raw(pid), send);
+            signal_below(pid, send);
         }
     }
 

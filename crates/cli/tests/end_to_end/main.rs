@@ -5,11 +5,13 @@
 //! comparison is repeated.  Tests run one at a time, whatever the number of threads.
 
 mod admission;
+mod asked_twice;
 mod capability;
 mod crash;
 mod debuggers;
 mod departures;
 mod growth;
+mod few_descriptors;
 mod harness;
 mod helper;
 mod host_swap;

@@ -1,0 +1,83 @@
+//! Who asks a run twice to end sees it end.
+
+use crate::support::{Limits, MIB, Program, alone, available, is_alive};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::time::{Duration, Instant};
+
+const MOMENT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_second_sigterm_ends_a_program_that_ignores_it() {
+    if !available("SIGTERM twice", &["sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let script = "trap '' TERM INT; sh -c 'sleep 60' & echo ready; while :; do sleep 1; done";
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .timeout(Duration::from_secs(30))
+        .start(Limits::Resident(16 * MIB));
+    running.wait_for_output(6);
+    let processes = running.processes();
+    let root = Pid::from_raw(running.root());
+    let send = |signal| {
+        kill(root, signal).expect("it is sent");
+        std::thread::sleep(MOMENT);
+    };
+    // An interactive program is interrupted as often as its user likes.
+    send(Signal::SIGINT);
+    send(Signal::SIGINT);
+    send(Signal::SIGINT);
+    assert!(!running.has_ended());
+    let began = Instant::now();
+    send(Signal::SIGTERM);
+    let outcome = running.wait();
+    assert!(began.elapsed() < Duration::from_secs(5), "it ended late");
+    assert_eq!(
+        outcome.code(),
+        128 + Signal::SIGTERM as i32,
+        "{}",
+        outcome.errors
+    );
+    assert!(outcome.errors.contains("second time"), "{}", outcome.errors);
+    for process in processes {
+        assert!(!is_alive(process), "{process} lives on");
+    }
+}
+
+#[test]
+fn signals_are_taken_while_messages_cannot_be_written() {
+    if !available("full standard error", &["sh"]) {
+        return;
+    }
+    let _guard = alone();
+    // A pipe that nobody reads is full before memfold has anything to say.
+    let (reading, writing) = std::io::pipe().expect("a pipe");
+    let script = "trap '' TERM; head -c 65536 /dev/zero >&2; echo ready; \
+                  while :; do sleep 1; done";
+    let mut running = std::process::Command::new(crate::support::memfold())
+        .args(["run", "--limit", "64M", "--", "sh", "-c", script])
+        .stdout(std::process::Stdio::piped())
+        .stderr(writing)
+        .spawn()
+        .expect("memfold runs");
+    let mut line = String::new();
+    let output = running.stdout.take().expect("its output");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
+    let root = Pid::from_raw(running.id() as i32);
+    for _ in 0..2 {
+        kill(root, Signal::SIGTERM).expect("it is sent");
+        std::thread::sleep(MOMENT);
+    }
+    let began = Instant::now();
+    while running.try_wait().expect("it is asked").is_none() {
+        if began.elapsed() > Duration::from_secs(15) {
+            running.kill().expect("it is killed");
+            running.wait().expect("it ends");
+            panic!("it did not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(reading);
+}
