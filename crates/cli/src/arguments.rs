@@ -93,7 +93,7 @@ pub struct RunArguments {
     /// Keep no checksum of the stored pages
     #[arg(long)]
     pub no_checksum: bool,
-    /// Write the figures of the run to FILE as JSON when it ends
+    /// Write the figures of the run to FILE as JSON when it ends (`-`: standard output)
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Print neither warnings nor the summary
