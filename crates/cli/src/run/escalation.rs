@@ -1,9 +1,8 @@
 //! A run that is asked to end a second time ends, whatever state it is in.
 
 use super::signals::{self, Received};
-use memfold_sys::process;
+use memfold_sys::process::{self, Process};
 use nix::sys::signal::Signal;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -111,21 +110,13 @@ impl Escalation {
     }
 }
 
-/// Sends a signal to a process below this one, and to no other that has its number by then.
+/// Sends a signal to a process below this one, and to no other that has its PID by then.
 pub fn signal_below(pid: i32, signal: Signal) {
-    let (Some(pid), Some(signal)) = (
-        Pid::from_raw(pid),
-        rustix::process::Signal::from_named_raw(signal as i32),
-    ) else {
-        return;
-    };
     // Fails where it is gone, as does what is sent to one that has ended.
-    let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else {
-        return;
-    };
-    // Of the handle's process, or of one that is below as well.
-    if process::descends_from(pid.as_raw_nonzero().get(), process::own_id()) {
-        let _ = pidfd_send_signal(&handle, signal);
+    if let Ok(process) = Process::open(pid)
+        && process.descends_from_here().unwrap_or(false)
+    {
+        let _ = process.signal(signal as i32);
     }
 }
 
