@@ -94,3 +94,63 @@ fn a_user_reaches_no_file_by_the_capability() {
     sleeping.wait().expect("it ends");
     assert_eq!(std::fs::read_dir(open).expect("the folder").count(), 0);
 }
+
+/// A program of the user's, its child, and what both hold.
+const FORKS: &str = "
+import hashlib, os
+memory = bytearray(os.urandom(1 << 16)) * 800
+digest = hashlib.sha256(memory).digest()
+child = os.fork()
+same = hashlib.sha256(memory).digest() == digest
+if child == 0:
+    os._exit(0 if same else 1)
+print(same and os.waitpid(child, 0)[1] == 0)
+";
+
+#[test]
+fn programs_and_their_children_are_managed_by_the_capability() {
+    if !available(
+        "programs in secure mode",
+        &[&TOOLS[..], &["python3"]].concat(),
+    ) {
+        return;
+    }
+    let _guard = alone();
+    let stage = prepared();
+    std::fs::write(stage.path("forks.py"), FORKS).expect("a script");
+    stage.allow("forks.py", 0o644);
+    let command =
+        "./memfold run --resident 20M --stats /dev/stderr --quiet -- /usr/bin/env python3 forks.py";
+    let output = as_stranger(&stage, command);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "True\n",
+        "{errors}"
+    );
+    let start = errors.find('{').expect("statistics");
+    let stats: serde_json::Value = serde_json::from_str(&errors[start..]).expect("JSON");
+    assert!(stats["processes"].as_u64() >= Some(2), "{errors}");
+    assert!(stats["pages_out"].as_u64() > Some(5000), "{errors}");
+}
+
+/// By a userfaultfd of its own, a program could have another one read than it is, with more rights.
+#[test]
+fn nobody_is_read_by_the_capability_but_who_can_be_written() {
+    if !available("hellos in secure mode", &[&TOOLS[..], &["cc"]].concat()) {
+        return;
+    }
+    let _guard = alone();
+    let stage = prepared();
+    let program = crate::support::compiled("uninvited", &["uninvited.c"], &[]);
+    stage.program(&program, "uninvited");
+    for mode in ["foreign", "claim 32", "rubbish"] {
+        let command = format!("./memfold run --resident 16M --quiet -- ./uninvited {mode}");
+        let output = as_stranger(&stage, &command);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{mode}: {errors}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "not welcomed\n", "{mode}: {errors}");
+    }
+}
