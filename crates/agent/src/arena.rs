@@ -72,6 +72,7 @@ impl Arena {
         // While the stage is not registered (its helper was stopped and relieved), nobody but the kernel
         // itself could fill it.
         system::forbid_huge(self.start, self.length);
+        system::forbid_merging(self.start, self.length);
         system::open_up(stack, STACK)?;
         system::open_up(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)
     }

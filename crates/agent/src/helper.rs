@@ -295,6 +295,8 @@ impl Helper {
             let moved = self.trash_uffd.move_pages(self.trash as u64, start, length);
             let emptied = system::drop_pages(self.trash, length as usize);
             if moved.is_err() {
+                // The program may have asked for merging since.
+                system::forbid_merging(start as usize, length as usize);
                 self.drop_singly(start, pages)?;
             }
             emptied?;

@@ -14,6 +14,7 @@ const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
 /// Refused (EINVAL) for locked memory.
 const MADV_DONTNEED: usize = 4;
 const MADV_DONTFORK: usize = 10;
+const MADV_UNMERGEABLE: usize = 13;
 const MADV_NOHUGEPAGE: usize = 15;
 const MADV_DONTDUMP: usize = 16;
 const MADV_WIPEONFORK: usize = 18;
@@ -100,6 +101,12 @@ pub fn unlock(start: usize, length: usize) {
 /// refuses.)
 pub fn forbid_huge(start: usize, length: usize) {
     let _ = advise(start, length, MADV_NOHUGEPAGE);
+}
+
+/// Keeps the kernel from merging pages of our own range with others (`PR_SET_MEMORY_MERGE`), and makes
+/// those it merged single again: merged ones cannot be moved. (One that merges none refuses.)
+pub fn forbid_merging(start: usize, length: usize) {
+    let _ = advise(start, length, MADV_UNMERGEABLE);
 }
 
 /// Keeps our own range out of forked children.
