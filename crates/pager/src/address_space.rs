@@ -159,6 +159,10 @@ pub struct AddressSpace {
     pub born: Instant,
     /// For a child without a helper: it must not outlive the supervisor.
     guarded: OnceLock<Guarded>,
+    /// The same where its process is not known.
+    held: OnceLock<Guarded>,
+    /// When the governor found it detached first.
+    pub detached_since: OnceLock<Instant>,
     /// Pages that are no longer shared since the last command and go out next.
     pub unshared: Mutex<Vec<PageRange>>,
     /// Pages that relatives took out of sharing to move them out: here they are to go out, too.
@@ -227,6 +231,8 @@ impl AddressSpace {
             family: Arc::default(),
             born: Instant::now(),
             guarded: OnceLock::new(),
+            held: OnceLock::new(),
+            detached_since: OnceLock::new(),
             unshared: Mutex::default(),
             to_follow: Mutex::default(),
             grown_by_itself: AtomicI64::new(0),
@@ -307,21 +313,30 @@ impl AddressSpace {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Sees to it that a child without a helper, which would tell it, does not outlive the
-    /// supervisor and read zeros. To be tried again where descriptors are short, which passes.
+    /// Sees to it that who has no helper, or lost it, does not outlive the supervisor and read zeros.
+    /// To be tried again where descriptors are short, which passes.
     pub fn guard(&self) {
-        let Some(inspector) = self.inspector() else {
-            return;
+        let guardian = &self.group.guardian;
+        // Where a helper ended, it is another process that shares the memory.
+        let known = self.seen.get().filter(|_| self.attached().is_none());
+        let (place, guarded) = match known {
+            _ if self.guarded.get().is_some() => return,
+            Some(inspector) => {
+                let handle = inspector.handle();
+                (
+                    &self.guarded,
+                    handle.and_then(|handle| guardian.guard(handle)),
+                )
+            }
+            None if self.held.get().is_some() => return,
+            None => {
+                let uffd = self.uffd.try_clone();
+                (&self.held, uffd.and_then(|uffd| guardian.hold(uffd)))
+            }
         };
-        if self.guarded.get().is_some() || self.attached().is_some() {
-            return;
-        }
-        match inspector
-            .handle()
-            .and_then(|handle| self.group.guardian.guard(handle))
-        {
+        match guarded {
             // The governor alone gets here.
-            Ok(guarded) => drop(self.guarded.set(guarded)),
+            Ok(guarded) => drop(place.set(guarded)),
             Err(error) if is_shortage(&error) && self.born.elapsed() < shortage::PATIENCE => {}
             Err(error) => {
                 self.stop_program(&format!("it cannot be guarded: {error}"));
@@ -395,10 +410,7 @@ impl AddressSpace {
 
     /// Whether the kernel says that the address space is no more.
     pub fn is_gone(&self) -> bool {
-        // The last page a program can have is never registered, so nothing can be filled there.
-        const LAST_PAGE: u64 = 0x7fff_ffff_e000;
-        let asked = self.uffd().zero(LAST_PAGE, PAGE_SIZE as u64);
-        asked.is_err_and(|partial| partial.errno == Errno::ESRCH)
+        self.uffd().is_gone()
     }
 
     /// Whether the program is changing its mappings, or has and the event is unread.

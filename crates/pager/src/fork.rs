@@ -392,12 +392,14 @@ impl AddressSpace {
         scratch: &mut Scratch,
     ) {
         let group = self.group();
-        // The pool's memory is the supervisor's own: without it nothing can go on.
-        let slot = self.store(contents, scratch).unwrap_or_else(|error| {
-            log::error!("a forking program's page cannot be stored: {error}");
-            log::logger().flush();
-            std::process::abort()
-        });
+        let slot = match self.store(contents, scratch) {
+            Ok(slot) => slot,
+            Err(error) => {
+                // It stays in the stage: the parent has it, the child counts as having lost it.
+                log::error!("a forking program's page cannot be stored: {error}");
+                return;
+            }
+        };
         group.counters.pages_out.fetch_add(1, Ordering::Relaxed);
         gate.table().entry(page).set(PageState::Swapped(slot));
         lock(&self.stage).retire(place);

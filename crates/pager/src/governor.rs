@@ -35,6 +35,8 @@ const SMALLEST_PROGRAM_PAGES: i64 = 128;
 const FASTEST_GROWTH: u64 = 8 << 30;
 /// A forked child that has no helper by now is taken to have none for good.
 const HELPERLESS: Duration = Duration::from_millis(250);
+/// A program whose helper ended and that is still there by now has another process in its memory.
+const OUTLIVED: Duration = Duration::from_millis(50);
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// Resident memory that nobody here filled in and that makes it worth to look at the mappings again.
@@ -106,7 +108,7 @@ impl Governor {
                 space.note_resident_pages(sizes.resident_pages);
                 space.mapped.store(sizes.mapped_pages, Ordering::Relaxed);
             }
-            if space.attached().is_none() && space.born.elapsed() > HELPERLESS {
+            if is_without_helper(space) {
                 space.guard();
             }
             space.sweep_table();
@@ -308,6 +310,17 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
         shared: space.forked.load(Ordering::Relaxed),
     };
     present.into_iter().for_each(|range| note(range, state));
+}
+
+/// Whether nobody would tell a program that the supervisor is gone: it never had a helper, or lost it
+/// and is still there, as another process shares its memory.
+fn is_without_helper(space: &AddressSpace) -> bool {
+    if space.attached().is_none() {
+        return space.born.elapsed() > HELPERLESS;
+    }
+    space.detached.load(Ordering::Relaxed)
+        && !space.is_dead()
+        && space.detached_since.get_or_init(Instant::now).elapsed() > OUTLIVED
 }
 
 /// From how many resident bytes on programs are managed: three quarters of the limit, or less where

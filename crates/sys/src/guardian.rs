@@ -5,6 +5,9 @@
 //! supervisor's descriptor table, so that they stay open, waits for the supervisor's end, kills the
 //! children on its list, sees them gone, and ends.
 //!
+//! Where it is not known who is in an address space, it waits until that is no more, and keeps the
+//! userfaultfd open until then: whoever touches what is missing waits, and reads no zeros.
+//!
 //! It also shares the supervisor's memory, where the list is: it costs a stack of its own and
 //! nothing more, and there is nothing to send to it. (Whoever kills *all* processes that use that
 //! memory, as the kernel does when it runs out, kills it too.)
@@ -12,15 +15,19 @@
 use crate::PAGE_SIZE;
 use crate::memory::Mapping;
 use crate::raw::{self, nr, syscall};
+use crate::uffd::Uffd;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 const STACK: usize = 4 * PAGE_SIZE;
-const LIST: usize = 4 * PAGE_SIZE;
-const PLACES: usize = LIST / size_of::<AtomicI32>() - 2;
+const LIST: usize = PAGE_SIZE;
+/// As the size of the mapping comes out.
+const PLACES: usize = LIST / size_of::<AtomicI32>() - 4;
 const FREE: i32 = -1;
+/// Added to the descriptor of a userfaultfd; that of a process stands as it is.
+const SPACE: i32 = 1 << 30;
 const SIGKILL: usize = 9;
 const POLLIN: u64 = 1;
 
@@ -28,17 +35,42 @@ const CLONE_VM: usize = 0x100;
 const CLONE_FS: usize = 0x200;
 const CLONE_FILES: usize = 0x400;
 
-/// What the guardian reads, at the start of its own mapping.
+/// What the guardian reads, each in a mapping of its own.
 #[repr(C)]
 struct List {
+    /// The next list, or null.
+    next: AtomicPtr<List>,
     /// A descriptor of the process whose end it waits for.
     supervisor: AtomicI32,
     unused: AtomicI32,
-    /// Descriptors of the processes to kill.
+    /// Descriptors of the processes to kill, and of the address spaces whose end to wait for.
     places: [AtomicI32; PLACES],
 }
 
 const _: () = assert!(size_of::<List>() == LIST);
+
+impl List {
+    /// An empty list with room for so many bytes behind it. Never unmapped: the guardian uses it after
+    /// this process's end.
+    fn new(behind: usize) -> io::Result<&'static List> {
+        let mapping: &'static Mapping = Box::leak(Box::new(Mapping::anonymous(LIST + behind)?));
+        // SAFETY: the mapping is page aligned, at least LIST long and never unmapped; any bytes are
+        // a valid list of atomics.
+        let list: &'static List = unsafe { mapping.start().cast::<List>().as_ref() };
+        for place in &list.places {
+            place.store(FREE, Ordering::Relaxed);
+        }
+        Ok(list)
+    }
+
+    /// This and those behind it.
+    fn all(&'static self) -> impl Iterator<Item = &'static List> {
+        std::iter::successors(Some(self), |list| {
+            // SAFETY: null, or a list made by `new`.
+            unsafe { list.next.load(Ordering::SeqCst).as_ref() }
+        })
+    }
+}
 
 /// The guardian process, once there is something to guard.
 #[derive(Default)]
@@ -47,17 +79,15 @@ pub struct Guardian {
 }
 
 struct Running {
-    /// List and stack. Never unmapped: the guardian uses it after this process's end.
-    mapping: &'static Mapping,
+    list: &'static List,
     process: i32,
-    next: usize,
 }
 
-/// A process that is guarded as long as this lives.
+/// A process or address space that is guarded as long as this lives.
 pub struct Guarded {
     place: &'static AtomicI32,
     /// Closed after its place is free.
-    _process: OwnedFd,
+    _descriptor: OwnedFd,
 }
 
 impl Drop for Guarded {
@@ -67,30 +97,15 @@ impl Drop for Guarded {
 }
 
 impl Running {
-    fn list(&self) -> &'static List {
-        // SAFETY: the mapping is page aligned, at least LIST long and never unmapped; any bytes are
-        // a valid list of atomics.
-        unsafe { self.mapping.start().cast::<List>().as_ref() }
-    }
-
     fn start() -> io::Result<Running> {
-        let mapping: &'static Mapping = Box::leak(Box::new(Mapping::anonymous(LIST + STACK)?));
+        let list = List::new(STACK)?;
         // SAFETY: numbers only.
         let own = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as i32;
         if own < 0 {
             return Err(io::Error::last_os_error());
         }
-        let mut running = Running {
-            mapping,
-            process: 0,
-            next: 0,
-        };
-        let list = running.list();
-        for place in &list.places {
-            place.store(FREE, Ordering::Relaxed);
-        }
         list.supervisor.store(own, Ordering::Relaxed);
-        let stack_top = mapping.start().as_ptr() as usize + LIST + STACK;
+        let stack_top = std::ptr::from_ref(list) as usize + LIST + STACK;
         let flags = CLONE_VM | CLONE_FS | CLONE_FILES;
         // Signals to all of this process's group are not meant for the guardian.
         let mask = block_signals();
@@ -98,11 +113,29 @@ impl Running {
         // uses nothing of the C library's.
         let process = unsafe { raw::clone(flags, stack_top, guard, (&raw const *list).cast()) };
         restore_signals(&mask);
-        running.process = i32::try_from(process).unwrap_or(-1);
-        if running.process <= 0 {
-            return Err(io::Error::from_raw_os_error(-(process as i32)));
+        let process = i32::try_from(process).unwrap_or(-1);
+        if process <= 0 {
+            return Err(io::Error::from_raw_os_error(-process));
         }
-        Ok(running)
+        Ok(Running { list, process })
+    }
+
+    /// Puts a value into a free place, of a new list if need be.
+    fn place(&self, value: i32) -> io::Result<&'static AtomicI32> {
+        let mut last = self.list;
+        for list in self.list.all() {
+            last = list;
+            let is_free = |place: &&AtomicI32| place.load(Ordering::Relaxed) == FREE;
+            if let Some(place) = list.places.iter().find(is_free) {
+                place.store(value, Ordering::SeqCst);
+                return Ok(place);
+            }
+        }
+        let list = List::new(0)?;
+        list.places[0].store(value, Ordering::SeqCst);
+        last.next
+            .store(std::ptr::from_ref(list).cast_mut(), Ordering::SeqCst);
+        Ok(&list.places[0])
     }
 }
 
@@ -111,8 +144,21 @@ impl Guardian {
     /// this is its first.
     ///
     /// # Errors
-    /// If it cannot be started, or guards as many as it can.
+    /// If it cannot be started, or there is no memory for a longer list.
     pub fn guard(&self, process: OwnedFd) -> io::Result<Guarded> {
+        self.add(process, 0)
+    }
+
+    /// Sees to it that an address space whose processes are not known reads no zeros after this process's
+    /// end: `uffd` stays open until it is no more.
+    ///
+    /// # Errors
+    /// As [`Guardian::guard`].
+    pub fn hold(&self, uffd: OwnedFd) -> io::Result<Guarded> {
+        self.add(uffd, SPACE)
+    }
+
+    fn add(&self, descriptor: OwnedFd, kind: i32) -> io::Result<Guarded> {
         let mut running = self
             .running
             .lock()
@@ -121,19 +167,10 @@ impl Guardian {
             Some(running) => running,
             none => none.insert(Running::start()?),
         };
-        let places = &running.list().places;
-        for step in 0..PLACES {
-            let place = &places[(running.next + step) % PLACES];
-            if place.load(Ordering::Relaxed) == FREE {
-                place.store(process.as_raw_fd(), Ordering::SeqCst);
-                running.next = (running.next + step + 1) % PLACES;
-                return Ok(Guarded {
-                    place,
-                    _process: process,
-                });
-            }
-        }
-        Err(io::ErrorKind::QuotaExceeded.into())
+        Ok(Guarded {
+            place: running.place(descriptor.as_raw_fd() | kind)?,
+            _descriptor: descriptor,
+        })
     }
 
     /// The guardian's process number, if there is one.
@@ -169,9 +206,8 @@ extern "C" fn guard(list: *const u8) -> ! {
     // SAFETY: takes nothing. Whoever kills this process's group does not mean the guardian.
     unsafe { syscall(nr::SETSID, [0; 6]) };
     while !is_ended(list.supervisor.load(Ordering::Relaxed), None) {}
-    for place in &list.places {
-        let process = place.load(Ordering::SeqCst);
-        if process != FREE {
+    each(list, |process, is_space| {
+        if !is_space {
             // SAFETY: a descriptor and numbers.
             unsafe {
                 syscall(
@@ -180,19 +216,40 @@ extern "C" fn guard(list: *const u8) -> ! {
                 )
             };
         }
-    }
+    });
     // The descriptors that their faults wait for are closed when this process ends, not before
     // they have. A process that does not end within seconds is stuck in the kernel.
-    for place in &list.places {
-        let process = place.load(Ordering::SeqCst);
-        if process != FREE {
+    each(list, |process, is_space| {
+        if !is_space {
             is_ended(process, Some(5));
         }
-    }
+    });
+    each(list, |uffd, is_space| {
+        while is_space && !Uffd(uffd).is_gone() {
+            pause();
+        }
+    });
     loop {
         // SAFETY: ends this process.
         unsafe { syscall(nr::EXIT_GROUP, [0; 6]) };
     }
+}
+
+/// Hands over each descriptor that is listed, and whether it is that of an address space.
+fn each(list: &'static List, mut act: impl FnMut(i32, bool)) {
+    for place in list.all().flat_map(|list| &list.places) {
+        let value = place.load(Ordering::SeqCst);
+        if value != FREE {
+            act(value & !SPACE, value & SPACE != 0);
+        }
+    }
+}
+
+/// Sleeps a tenth of a second.
+fn pause() {
+    let time = [0i64, 100_000_000];
+    // SAFETY: no descriptors, and a live time.
+    unsafe { syscall(nr::PPOLL, [0, 0, time.as_ptr() as usize, 0, 8, 0]) };
 }
 
 /// Waits for the end of a process, at most so many seconds.
@@ -222,6 +279,34 @@ mod tests {
             assert!(fd >= 0);
             OwnedFd::from_raw_fd(fd)
         }
+    }
+
+    #[test]
+    fn as_many_are_guarded_as_there_are() {
+        let running = Running {
+            list: List::new(0).unwrap(),
+            process: 0,
+        };
+        let places: Vec<_> = (0..5000)
+            .map(|descriptor| {
+                running
+                    .place(descriptor | (SPACE * (descriptor & 1)))
+                    .unwrap()
+            })
+            .collect();
+        let mut seen = Vec::new();
+        each(running.list, |descriptor, is_space| {
+            assert_eq!(is_space, descriptor & 1 == 1);
+            seen.push(descriptor);
+        });
+        assert!(seen.into_iter().eq(0..5000));
+        for place in &places[..4000] {
+            place.store(FREE, Ordering::SeqCst);
+        }
+        assert!(std::ptr::eq(running.place(7).unwrap(), places[0]));
+        let mut left = 0;
+        each(running.list, |_, _| left += 1);
+        assert_eq!(left, 1001);
     }
 
     /// Runs this test's binary anew: the process that is to die.

@@ -308,6 +308,16 @@ impl Uffd {
         asked == Err(Errno::EINVAL)
     }
 
+    /// Whether nobody is in the address space any more. Changes nothing: whatever the program has mapped
+    /// there, memory that is registered has nothing to continue.
+    pub fn is_gone(self) -> bool {
+        // The last page that a program can have with four levels of page tables.
+        const LAST_PAGE: u64 = 0x7fff_ffff_e000;
+        let length = crate::PAGE_SIZE as u64;
+        let asked = ioctl(self.0, IOC_CONTINUE, &mut [LAST_PAGE, length, 0, 0]);
+        asked == Err(Errno::ESRCH)
+    }
+
     /// Makes the next write to each page of the range that is there a fault. All of the range must
     /// be registered so; pages up to the first mapping that is not are protected all the same.
     pub fn protect(self, start: u64, length: u64) -> Result<(), Errno> {

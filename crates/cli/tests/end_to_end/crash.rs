@@ -169,3 +169,24 @@ fn signals_to_memfold_reach_the_program() {
     assert_eq!(outcome.code(), 7);
     assert_eq!(outcome.text(), "ready\nhung up\nterminated\n");
 }
+
+#[test]
+fn who_shares_the_memory_of_a_program_that_ended_reads_no_zeros_after_the_supervisors_death() {
+    if !available("supervisor of a sharer killed", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("sharer", &["sharer.c"], &[])).arg("64");
+    let mut running = program.start(Limits::Resident(16 * MIB));
+    running.wait_for_output(b"alone\n".len());
+    let processes = running.processes();
+    send(Signal::SIGKILL, running.root());
+    std::thread::sleep(Duration::from_secs(1));
+    // It waits for what is missing, or is gone.
+    assert_eq!(String::from_utf8_lossy(&running.output_so_far()), "alone\n");
+    for process in processes {
+        // Some have ended.
+        let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+    }
+    running.wait();
+}

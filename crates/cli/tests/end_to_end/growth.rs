@@ -1,6 +1,8 @@
 //! What must not grow with time: page tables, mappings.
 
-use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, memfold, source};
+use crate::support::{
+    Limits, MIB, Program, Running, alone, available, compiled, memfold, skip, source,
+};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -97,4 +99,21 @@ fn a_program_keeps_the_mappings_that_it_may_have() {
     outcome.assert_success();
     let warnings = outcome.errors.matches("vm.max_map_count allows").count();
     assert_eq!(warnings, 1, "{}", outcome.errors);
+}
+
+/// The kernel merges no page of the stage with another: it could not be moved to be dropped.
+#[test]
+fn the_stage_is_kept_from_merging() {
+    if !available("merging", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = Program::new(compiled("merged", &["merged.c"], &[])).args(["exec", "40"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    if outcome.text() == "no merging\n" {
+        skip("merging", "KSM (PR_SET_MEMORY_MERGE)");
+        return;
+    }
+    assert_eq!(outcome.text(), "1 stages, 0 merged\n");
 }

@@ -283,3 +283,50 @@ fn stressapptest_finds_nothing() {
     outcome.assert_swapped(96 * MIB);
     outcome.assert_limit_held();
 }
+
+#[test]
+fn the_last_pages_that_a_program_can_have_are_kept() {
+    if !available("last_pages", &["cc"]) {
+        return;
+    }
+    let _guard = alone();
+    let program = compiled("last_pages", &["last_pages.c"], &[]);
+    let outcome = Program::new(program)
+        .args(["3", "24"])
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    if outcome.text() == "taken\n" {
+        skip("last_pages", "free memory at the end of the address space");
+        return;
+    }
+    assert_eq!(outcome.text(), "last_pages ok\n");
+}
+
+/// A program that writes over its channel harms itself, if anybody.
+#[test]
+fn a_program_that_scribbles_over_its_channel_harms_no_other() {
+    if !available("scribble", &["cc", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("result");
+    let script = "for seed in 1 2 3; do \"$0\" 4 24 $seed >/dev/null & done
+                  \"$1\" 40 4 \"$2\"; status=$?; sleep 4; kill -9 $(jobs -p) 2>/dev/null; exit $status";
+    let program = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("scribble", &["scribble.c"], &[]))
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .arg(&file)
+        .timeout(Duration::from_secs(60));
+    let outcome = program.run(Limits::Resident(32 * MIB));
+    assert!(
+        outcome.status.success(),
+        "{}\n{}",
+        outcome.text(),
+        outcome.errors
+    );
+    let result = std::fs::read_to_string(&file).expect("the result file");
+    assert_eq!(result, "", "{}", outcome.text());
+    assert!(outcome.number("pages_in") > 1000.0);
+}
