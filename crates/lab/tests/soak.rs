@@ -16,8 +16,9 @@ use serde_json::Value;
 
 use common::skip;
 
-/// Long enough for every program to replace all that it holds several times.
-const MINUTES: &str = "0.75";
+/// Long enough for every program to replace all that it holds several times. `MEMFOLD_SOAK_MINUTES` says
+/// how long it takes instead.
+const MINUTES: &str = "1";
 
 /// How much a figure may grow from the first sample to the last: noise, as a share of what it was, and
 /// a constant on top.
@@ -25,8 +26,9 @@ const ALLOWED: [(&str, f64, f64); 6] = [
     ("descriptors", 0.0, 3.0),
     ("threads", 0.0, 1.0),
     ("mappings", 0.0, 5.0),
-    ("heap_bytes", 0.05, 1e6),
-    ("table_bytes", 0.05, 0.0),
+    // What was needed for a while stays with the allocator, and what pages share with relatives varies.
+    ("heap_bytes", 0.0, 3e6),
+    ("table_bytes", 0.1, 0.0),
     // It depends on what is in memory just now.
     ("pool_bytes", 0.2, 0.0),
 ];
@@ -55,8 +57,9 @@ fn memfold_does_not_grow() {
         return;
     }
     let _alone = alone();
+    let minutes = std::env::var("MEMFOLD_SOAK_MINUTES").unwrap_or(MINUTES.to_owned());
     let output = lab()
-        .args(["soak", "--json", "--minutes", MINUTES])
+        .args(["soak", "--json", "--minutes", &minutes])
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -65,7 +68,7 @@ fn memfold_does_not_grow() {
     for note in report["notes"].as_array().expect("notes") {
         skip(note.as_str().expect("a text"));
     }
-    let hours = MINUTES.parse::<f64>().unwrap() / 60.0;
+    let hours = minutes.parse::<f64>().unwrap() / 60.0;
     let rows = report["rows"].as_array().expect("rows");
     let mut grown = Vec::new();
     for (figure, share, constant) in ALLOWED {

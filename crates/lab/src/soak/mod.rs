@@ -48,7 +48,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let minutes = options.value("minutes").unwrap_or(DEFAULT_MINUTES);
     let time = minutes.parse().ok().map(|minutes: f64| minutes * 60.0);
     let time = time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let time = time.filter(|time| *time >= 10 * SAMPLE_EVERY);
+    let time = time.filter(|time| *time >= 12 * SAMPLE_EVERY);
     let time =
         time.with_context(|| format!("--minutes takes a number, at least 0.2, not {minutes:?}"))?;
     let memfold = find_memfold(options.value("memfold"))?;

@@ -2,8 +2,10 @@
 
 use crate::report::Samples;
 
-/// More are not compared with each other: a long run's samples are summed up before.
+/// More are not compared with each other: in a long run each is of more samples.
 const MOST_POINTS: usize = 400;
+/// Samples that a point is made of. With more, what lasts longer does not count.
+const LEAST_SAMPLES: usize = 6;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// Samples of one figure: when (in seconds), and what.
@@ -23,25 +25,24 @@ impl Series {
         self.0.last().map(|&(_, value)| value)
     }
 
-    /// What is typical of the first tenth.
+    /// The least of the first tenth: forks and saves come on top of it for a while.
     pub fn at_start(&self) -> f64 {
-        median(self.0[..self.tenth()].iter().map(|&(_, value)| value))
+        least(&self.0[..self.tenth()])
     }
 
-    /// What is typical of the last tenth.
+    /// The least of the last tenth.
     pub fn at_end(&self) -> f64 {
-        let first = self.0.len() - self.tenth();
-        median(self.0[first..].iter().map(|&(_, value)| value))
+        least(&self.0[self.0.len() - self.tenth()..])
     }
 
     fn tenth(&self) -> usize {
         self.0.len().div_ceil(10)
     }
 
-    /// The median slope between all pairs of samples (Theil and Sen): a program that just forks, or
-    /// a save that runs at the end, does not tilt it as it would a least-squares line.
+    /// The median slope between all pairs of points (Theil and Sen), each the least of some samples in
+    /// a row: what is there for a while, as while a program forks or saves, does not tilt it.
     pub fn slope_per_hour(&self) -> f64 {
-        let points = self.summed_up();
+        let points = self.points();
         let slopes = points.iter().enumerate().flat_map(|(index, one)| {
             let later = points[index + 1..].iter();
             later.map(move |other| (other.1 - one.1) / (other.0 - one.0))
@@ -49,15 +50,21 @@ impl Series {
         median(slopes) * SECONDS_PER_HOUR
     }
 
-    /// At most [`MOST_POINTS`], each the medians of as many samples.
-    fn summed_up(&self) -> Vec<(f64, f64)> {
-        let size = self.0.len().div_ceil(MOST_POINTS).max(1);
+    /// At most [`MOST_POINTS`], each of at least [`LEAST_SAMPLES`] samples.
+    fn points(&self) -> Vec<(f64, f64)> {
+        let size = self.0.len().div_ceil(MOST_POINTS).max(LEAST_SAMPLES);
         let point = |part: &[(f64, f64)]| {
             let times = median(part.iter().map(|&(seconds, _)| seconds));
-            (times, median(part.iter().map(|&(_, value)| value)))
+            (times, least(part))
         };
-        self.0.chunks(size).map(point).collect()
+        // A rest is too short to tell the least.
+        self.0.chunks_exact(size).map(point).collect()
     }
+}
+
+fn least(samples: &[(f64, f64)]) -> f64 {
+    let values = samples.iter().map(|&(_, value)| value);
+    values.fold(f64::INFINITY, f64::min)
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -78,8 +85,8 @@ mod tests {
 
     #[test]
     fn a_leak_shows_among_outliers() {
-        // One more a minute, and every seventh sample sees a fork.
-        let fork = |second: usize| if second % 7 == 3 { 40.0 } else { 0.0 };
+        // One more a minute, and a fork that lives for five seconds of eight.
+        let fork = |second: usize| if second % 8 < 5 { 40.0 } else { 0.0 };
         let leak = series(600, |second| 20.0 + second as f64 / 60.0 + fork(second));
         let slope = leak.slope_per_hour();
         assert!((59.0..61.0).contains(&slope), "{slope}");
@@ -92,7 +99,7 @@ mod tests {
     #[test]
     fn a_long_run_is_summed_up() {
         let long = series(10_000, |second| second as f64);
-        assert!(long.summed_up().len() <= MOST_POINTS);
+        assert!(long.points().len() <= MOST_POINTS);
         assert!((long.slope_per_hour() - SECONDS_PER_HOUR).abs() < 1.0);
     }
 }
