@@ -5,6 +5,8 @@ mod describe;
 mod doctor;
 mod failure;
 mod figures;
+#[cfg(test)]
+mod fuzzing;
 mod live;
 mod messages;
 mod report;

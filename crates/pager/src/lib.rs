@@ -42,6 +42,11 @@ mod sharing_count;
 mod shortage;
 #[cfg(test)]
 mod skip;
+
+/// What the fuzz targets run on their input, and tests on what lies in `fuzz/corpus`.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod stage;
 mod standing;
 mod state;

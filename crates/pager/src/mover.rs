@@ -359,6 +359,51 @@ pub fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
+/// What a helper says of a move, whatever it says.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing {
+    use super::Run;
+    use crate::page::VirtualPage;
+    use crate::stage::StageIndex;
+    use memfold_sys::Errno;
+    use memfold_sys::channel::MoveRun;
+
+    /// A run, the result of it, and which pages lie in the stage, a bit each.
+    pub fn outcome(input: &[u8]) {
+        let mut words = input.chunks_exact(4).map(|word| {
+            let word = word.try_into().expect("four bytes");
+            u32::from_le_bytes(word)
+        });
+        let mut next = || words.next().unwrap_or(0);
+        let pages = next() % 512;
+        let first = next() % 2048;
+        let run = Run {
+            page: VirtualPage(u64::from(next())),
+            pages,
+            place: next().is_multiple_of(2).then_some(StageIndex(first)),
+        };
+        let said = MoveRun {
+            moved: next(),
+            errno: next().cast_signed(),
+            ..MoveRun::default()
+        };
+        let staged = next();
+        let mut looked = 0;
+        let mut result = said;
+        run.count_forgotten(&mut result, |place| {
+            looked += 1;
+            let step = place.0.checked_sub(first).expect("a place of the run's");
+            assert!(step < pages, "a place of the run's");
+            staged >> (step % 32) & 1 == 1
+        });
+        assert!(looked <= pages);
+        assert!(result.moved >= said.moved, "what was moved stays so");
+        if result.moved != said.moved {
+            assert!(result.moved <= pages && result.errno == Errno::EAGAIN.0);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -168,6 +168,123 @@ impl Order {
     }
 }
 
+/// Events as they may be read, whatever a program does to its mappings.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing {
+    use super::{Change, Order};
+    use crate::page::{PageRange, VirtualPage};
+    use crate::regions::Regions;
+
+    /// Each four bytes are an event that is read, or have the next ones applied. None is lost or comes
+    /// twice but for echoes, forks come in their order, and before them all that was read before.
+    pub fn events(input: &[u8]) {
+        let mut order = Order::default();
+        let mut regions = Regions::default();
+        let mut applied = Applied::default();
+        for step in input.chunks_exact(4) {
+            let range = range(step[1], step[2]);
+            match step[0] % 8 {
+                0 => regions.add(range),
+                1 | 2 => applied.read(&mut order, Change::Unmap(range)),
+                3 => applied.read(&mut order, Change::Remove(range)),
+                4 | 5 => applied.read(
+                    &mut order,
+                    Change::Remap {
+                        from: range,
+                        to: VirtualPage(u64::from(step[3])),
+                        stays: true,
+                    },
+                ),
+                6 => applied.read(&mut order, Change::Fork(applied.forks_read)),
+                _ => applied.apply(
+                    &mut order,
+                    &mut regions,
+                    usize::from(step[1]),
+                    step[2] > 127,
+                ),
+            }
+        }
+        applied.apply(&mut order, &mut regions, usize::MAX, true);
+        assert!(!order.is_waiting() && order.next(&regions, true).is_none());
+        assert_eq!(applied.forks, applied.forks_read);
+        assert!(
+            order.echoes.is_empty(),
+            "echoes are not waited for for ever"
+        );
+    }
+
+    /// Short ranges at few places, so that they meet.
+    fn range(start: u8, length: u8) -> PageRange {
+        let start = VirtualPage(u64::from(start));
+        PageRange {
+            start,
+            end: start.plus(u64::from(length % 32)),
+        }
+    }
+
+    #[derive(Default)]
+    struct Applied {
+        forks_read: u64,
+        forks: u64,
+        waiting: usize,
+    }
+
+    impl Applied {
+        fn read(&mut self, order: &mut Order, change: Change) {
+            order.push(change);
+            let is_echo = order.pending.len() == self.waiting;
+            if is_echo {
+                assert!(
+                    matches!(change, Change::Unmap(_)),
+                    "only an unmapping can be one"
+                );
+            }
+            self.waiting = order.pending.len();
+            if let Change::Fork(number) = change {
+                assert_eq!(number, self.forks_read);
+                self.forks_read += 1;
+            }
+        }
+
+        fn apply(&mut self, order: &mut Order, regions: &mut Regions, most: usize, quiet: bool) {
+            for _ in 0..most {
+                let before = order.pending.clone();
+                let Some(change) = order.next(regions, quiet) else {
+                    assert!(before.is_empty());
+                    return;
+                };
+                self.waiting -= 1;
+                assert_eq!(order.pending.len(), self.waiting);
+                match change {
+                    Change::Unmap(range) => regions.remove(range),
+                    Change::Remap { from, to, stays } => {
+                        let target = from.moved(from.start, to);
+                        let managed = regions.covered(from);
+                        if !stays {
+                            regions.remove(from);
+                        }
+                        managed
+                            .iter()
+                            .for_each(|part| regions.add(part.moved(from.start, to)));
+                        assert_eq!(target.pages(), from.pages());
+                    }
+                    Change::Remove(_) => {
+                        let index = before.iter().position(|one| *one == change);
+                        let index = index.expect("it was waiting");
+                        let is_fork = |one: &Change| matches!(one, Change::Fork(_));
+                        assert!(!before[..index].iter().any(is_fork), "the child sees it");
+                    }
+                    Change::Fork(number) => {
+                        assert_eq!(number, self.forks, "forks come in their order");
+                        assert_eq!(before[0], change, "what was read before is in the child");
+                        self.forks += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

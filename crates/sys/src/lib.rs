@@ -49,6 +49,11 @@ pub mod socket;
 #[cfg(feature = "std")]
 pub mod thread;
 
+/// What the fuzz targets run on their input, and tests on what lies in `fuzz/corpus`.
+#[cfg(all(feature = "std", any(test, feature = "fuzzing")))]
+#[doc(hidden)]
+pub mod fuzzing;
+
 #[cfg(all(test, feature = "std"))]
 #[path = "../tests/common/mod.rs"]
 mod common;

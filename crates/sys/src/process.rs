@@ -7,6 +7,8 @@ mod mappings;
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
 pub use mappings::{InheritedRange, VirtualMemoryArea};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use mappings::{parse_line, registered_ranges};
 
 use std::collections::VecDeque;
 use std::io;
@@ -149,7 +151,7 @@ pub fn living_since(pid: i32) -> Option<u64> {
 }
 
 /// A main thread that ended before the others shows as a zombie, too.
-fn start_of_living(stat: &str) -> Option<u64> {
+pub(crate) fn start_of_living(stat: &str) -> Option<u64> {
     let ended = matches!(stat_field(stat, 3)?, 'Z' | 'X');
     let others = stat_field(stat, 20).is_some_and(|threads: u64| threads > 1);
     if ended && !others {
@@ -166,7 +168,7 @@ pub fn is_fork(pid: i32) -> bool {
 }
 
 /// What stands behind a name and a colon, in files that have a line for each name.
-fn named_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn named_field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(value.trim())
@@ -179,7 +181,7 @@ pub(crate) fn named_bytes(text: &str, name: &str) -> Option<u64> {
 }
 
 /// A field of a `stat` file, counted from 1. The second, the name, may hold anything.
-fn stat_field<T: std::str::FromStr>(text: &str, field: usize) -> Option<T> {
+pub(crate) fn stat_field<T: std::str::FromStr>(text: &str, field: usize) -> Option<T> {
     let behind_name = text.rsplit_once(')')?.1;
     behind_name
         .split_ascii_whitespace()

@@ -50,7 +50,7 @@ fn whole(file: &File) -> io::Result<String> {
     }
 }
 
-fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
+pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let permissions = fields.next()?;
@@ -63,6 +63,34 @@ fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
         movable: permissions == "rw-p" && inode == "0" && anonymous_name,
         guard: permissions == "---p" && inode == "0" && anonymous_name,
     })
+}
+
+/// The ranges that a `smaps` shows as registered with a userfaultfd.
+pub(crate) fn registered_ranges(smaps: &str) -> Vec<InheritedRange> {
+    let mut area = None;
+    let mut ranges = Vec::new();
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
+            ranges.extend(
+                area.take()
+                    .filter(|_| has("um"))
+                    .map(|area: VirtualMemoryArea| InheritedRange {
+                        start: area.start,
+                        end: area.end,
+                        wiped: has("wf"),
+                        movable: area.movable,
+                    }),
+            );
+        } else if line
+            .as_bytes()
+            .first()
+            .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+        {
+            area = parse_line(line);
+        }
+    }
+    ranges
 }
 
 impl VirtualMemoryArea {
@@ -130,30 +158,7 @@ impl Inspector {
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let text = whole(file)?;
         *smaps = None;
-        let mut area = None;
-        let mut ranges = Vec::new();
-        for line in text.lines() {
-            if let Some(flags) = line.strip_prefix("VmFlags:") {
-                let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
-                ranges.extend(
-                    area.take()
-                        .filter(|_| has("um"))
-                        .map(|area: VirtualMemoryArea| InheritedRange {
-                            start: area.start,
-                            end: area.end,
-                            wiped: has("wf"),
-                            movable: area.movable,
-                        }),
-                );
-            } else if line
-                .as_bytes()
-                .first()
-                .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
-            {
-                area = parse_line(line);
-            }
-        }
-        Ok(ranges)
+        Ok(registered_ranges(&text))
     }
 
     /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own

@@ -1,0 +1,12 @@
+//! Answers to `memfold stat` and `memfold top`. The command is a program: its files are taken one by one.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../crates/cli/src/figures.rs"]
+mod figures;
+#[path = "../../crates/cli/src/fuzzing.rs"]
+mod fuzzing;
+#[path = "../../crates/cli/src/report.rs"]
+mod report;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzing::snapshot(input));
