@@ -39,6 +39,9 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_UNMAP
     | uffd::FEATURE_THREAD_ID;
 
+/// So many random bytes fill the page by which a userfaultfd is proven, again and again.
+const PROOF_BYTES: usize = 64;
+
 /// How often a child's beacon is tried where its mappings change.
 const BEACON_TRIES: u32 = 50;
 
@@ -253,8 +256,12 @@ fn proves_itself(
     stage: PageRange,
 ) -> io::Result<bool> {
     let (start, end) = (stage.start.address(), stage.end.address());
+    let mut secret = [0u8; PROOF_BYTES];
+    getrandom::fill(&mut secret)?;
     let mut proof = [0u8; PAGE_SIZE];
-    getrandom::fill(&mut proof)?;
+    for part in proof.chunks_exact_mut(PROOF_BYTES) {
+        part.copy_from_slice(&secret);
+    }
     space
         .uffd()
         .put_page(start, &proof)

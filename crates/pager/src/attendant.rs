@@ -128,13 +128,16 @@ impl Attendant {
     /// Who connected is looked at before it is listened to. It may be stopped before it says hello: nobody
     /// waits for it.
     fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
-        let user = socket::peer(connection.as_fd())?.uid;
+        let peer = socket::peer(connection.as_fd())?;
+        let user = peer.uid;
         if self.banned.contains(&user) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
+        let group = self.group.clone();
         let identify = || {
-            let process = Process::of_peer(connection.as_fd())?;
-            Ok((process.descends_from_here()?, process))
+            let process = Process::of_peer(connection.as_fd(), peer)?;
+            let is_ours = is_known_child(&group, &process) || process.descends_from_here()?;
+            Ok((is_ours, process))
         };
         let process = loop {
             match identify() {
@@ -202,10 +205,7 @@ impl Attendant {
         // Fails only if it is not there.
         let _ = self.epoll.remove(newcomer.who.connection.as_fd());
         // What a hello brings is lost where there is no room for it.
-        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
-            .map(|_| newcomer.who.connection.try_clone())
-            .collect();
-        if room.is_err() {
+        if !self.has_room(&newcomer.who.connection) {
             if newcomer.is_late(Instant::now())
                 || !self.may_wait()
                 || self.expect(newcomer).is_err()
@@ -214,7 +214,6 @@ impl Attendant {
             }
             return;
         }
-        drop(room);
         self.short_since = None;
         let pid = newcomer.who.process.pid();
         if let Err(error) = self.attach(newcomer)
@@ -222,6 +221,22 @@ impl Attendant {
         {
             self.warn(pid, &error);
         }
+    }
+
+    /// Whether there are descriptors to attach a program with. They are tried where there may be few.
+    fn has_room(&self, any: &OwnedFd) -> bool {
+        /// What the supervisor has by itself, at most, and for each program and newcomer.
+        const OWN: usize = 256;
+        const EACH: usize = 16;
+        let known = OWN + EACH * (self.sockets.len() + self.newcomers.len());
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        if limit.is_none_or(|limit| limit > 2 * known as u64) {
+            return true;
+        }
+        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
+            .map(|_| any.try_clone())
+            .collect();
+        room.is_ok()
     }
 
     /// A program says hello. It may be lent what it needs to say it again.
@@ -279,4 +294,17 @@ impl Attendant {
             space.leave();
         }
     }
+}
+
+/// Whether the parent of a process is managed already, and so descends from here. A PID is not given again
+/// before its process is reaped: the parent's, read before that is found not to be, is its own.
+fn is_known_child(group: &Group, process: &Process) -> bool {
+    let Some(parent) = process.parent() else {
+        return false;
+    };
+    group.spaces().iter().any(|space| {
+        let inspector = space.inspector();
+        let known = inspector.filter(|inspector| inspector.pid() == parent);
+        known.is_some_and(|inspector| inspector.process().signal(0).is_ok())
+    })
 }

@@ -75,6 +75,11 @@ impl<T> Newcomers<T> {
         gone
     }
 
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Takes one out.
     pub fn take(&mut self, token: u64) -> Option<Newcomer<T>> {
         self.waiting.remove(&token)
@@ -119,7 +124,7 @@ mod tests {
                 assert_eq!(gone.user, 65_534);
             }
         }
-        assert_eq!(newcomers.waiting.len(), MOST);
+        assert_eq!(newcomers.len(), MOST);
         assert!(newcomers.take(first).is_none(), "the oldest of them went");
         assert_eq!(newcomers.take(victim).map(|one| one.who), Some("victim"));
     }

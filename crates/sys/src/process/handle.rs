@@ -2,6 +2,7 @@
 //! process whoever gets its PID later.
 
 use super::{children_in, named_field, stat_field, threads_in};
+use crate::socket::Peer;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{self, Read};
@@ -23,14 +24,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that called `connect` for the other end of `socket`.
+    /// The process that called `connect` for the other end of `socket`, which told of it as `peer`.
     ///
     /// # Errors
     /// If it is gone already, is in a PID namespace that is not visible from here, or before Linux 6.5.
-    pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Process> {
-        // Both are of the same moment and the same process.
-        let pid = crate::socket::peer(socket)?.pid;
-        Process::new(crate::socket::peer_handle(socket)?, pid)
+    pub fn of_peer(socket: BorrowedFd<'_>, peer: Peer) -> io::Result<Process> {
+        // PID and handle are of the same moment and the same process.
+        Process::new(crate::socket::peer_handle(socket)?, peer.pid)
     }
 
     /// The process that has a PID now. Who it is must be checked through the result.
@@ -326,7 +326,8 @@ mod tests {
         rustix::net::connect(&own_end, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         std::fs::remove_file(path).unwrap();
         let connection = crate::socket::accept(listener.as_fd()).unwrap().unwrap();
-        let peer = Process::of_peer(connection.as_fd()).unwrap();
+        let told = crate::socket::peer(connection.as_fd()).unwrap();
+        let peer = Process::of_peer(connection.as_fd(), told).unwrap();
         assert_eq!(peer.pid(), own_id());
         let (thread, credentials) = peer.thread_by_own_number(own_id() as u64).unwrap();
         assert_eq!(credentials, peer.credentials(thread).unwrap());
