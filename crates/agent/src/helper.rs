@@ -138,22 +138,13 @@ impl Introduced {
         let channel = unsafe { &*(arena.channel as *const Channel) };
         set_channel(channel);
         ADDRESS_SPACE.store(welcome.address_space, Ordering::Relaxed);
-        let helper = Helper {
+        Ok(Helper {
             channel,
             uffd,
             trash_uffd: self.trash_uffd,
             stage: arena.stage,
             trash: arena.trash,
-        };
-        if welcome.replaces_uffd == 0 {
-            // By it the supervisor saw that the userfaultfd is this program's. Its place is needed.
-            helper.drop_run(&DropRun {
-                start: arena.stage as u64,
-                pages: 1,
-                errno: 0,
-            })?;
-        }
-        Ok(helper)
+        })
     }
 }
 

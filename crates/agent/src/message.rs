@@ -1,6 +1,7 @@
 //! One exchange with the supervisor, with descriptors.
 
 use crate::system;
+use core::sync::atomic::{AtomicBool, Ordering};
 use memfold_sys::Errno;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::raw::{nr, syscall};
@@ -89,12 +90,22 @@ fn is_supervisor(socket: i32, rendezvous: &Rendezvous) -> bool {
     asked == 0 && is_its_pid && expected_user(rendezvous) == Some(user)
 }
 
+/// This program is known to be in the supervisor's user namespace, and what it forks: a process with a
+/// helper cannot enter another one.
+static IN_ITS_NAMESPACE: AtomicBool = AtomicBool::new(false);
+
 /// How this program's user namespace numbers the supervisor's user; none if it does not.
 fn expected_user(rendezvous: &Rendezvous) -> Option<u32> {
+    if IN_ITS_NAMESPACE.load(Ordering::Relaxed) {
+        return Some(rendezvous.user);
+    }
     match system::own_user_namespace() {
         // Without `/proc` it cannot be told, and numbers mean what they mean in the first.
         Err(_) => Some(rendezvous.user),
-        Ok(own) if own == rendezvous.user_namespace => Some(rendezvous.user),
+        Ok(own) if own == rendezvous.user_namespace => {
+            IN_ITS_NAMESPACE.store(true, Ordering::Relaxed);
+            Some(rendezvous.user)
+        }
         Ok(_) => {
             let mut map = UserMap::default();
             let outside = rendezvous.user;

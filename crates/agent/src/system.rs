@@ -255,6 +255,7 @@ pub fn own_user_namespace() -> Result<u64, Errno> {
 /// capabilities that the program has could be traced by any process of its user.
 pub fn give_up_privileges() {
     const PR_SET_NO_NEW_PRIVS: usize = 38;
+    const PR_GET_SECUREBITS: usize = 27;
     const VERSION_3: u32 = 0x2008_0522;
     // Of the calling thread.
     let header = [VERSION_3, 0];
@@ -263,17 +264,19 @@ pub fn give_up_privileges() {
     // SAFETY: numbers, and live structures of which the kernel reads the lengths that it knows.
     unsafe {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
-        if syscall(nr::GETEUID, [0; 6]) == 0 {
-            become_nobody_else();
+        // One who is root no more has lost its capabilities by that.
+        let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
+        if syscall(nr::GETEUID, [0; 6]) == 0 && (!become_nobody_else() || keeps_them()) {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
         }
     }
 }
 
-/// Lets the calling thread take a user and group that no other process has. Whether the program may be
-/// dumped stays as it is: the kernel takes that away from a process of which a thread changes its user.
-fn become_nobody_else() {
+/// Lets the calling thread take a user and group that no other process has; `false` if it cannot. Whether
+/// the program may be dumped stays as it is: the kernel takes that away from a process of which a thread
+/// changes its user.
+fn become_nobody_else() -> bool {
     const PR_GET_DUMPABLE: usize = 3;
     const PR_SET_DUMPABLE: usize = 4;
     let mut random = 0u32;
@@ -286,17 +289,17 @@ fn become_nobody_else() {
             [(&raw mut random) as usize, length, 0, 0, 0, 0],
         );
         if filled != length as isize {
-            return;
+            return false;
         }
         let user = (FIRST_HELPER_USER + random % HELPER_USERS) as usize;
         let dumpable = syscall(nr::PRCTL, [PR_GET_DUMPABLE, 0, 0, 0, 0, 0]);
-        if syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0 {
-            syscall(nr::SETGROUPS, [0; 6]);
-            syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]);
-        }
+        let done = syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0
+            && syscall(nr::SETGROUPS, [0; 6]) == 0
+            && syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]) == 0;
         if dumpable == 1 {
             syscall(nr::PRCTL, [PR_SET_DUMPABLE, 1, 0, 0, 0, 0]);
         }
+        done
     }
 }
 

@@ -25,6 +25,7 @@ use crate::table::{PageTable, TableUse};
 use crate::window::Windows;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
 use memfold_sys::guardian::Guarded;
+use memfold_sys::hello::is_helper_user;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
@@ -51,8 +52,8 @@ pub struct Arena {
 pub struct Attached {
     pub inspector: Inspector,
     pub arena: Arena,
-    /// What the helper may, if the program may have less one day.
-    pub to_follow: Option<Credentials>,
+    /// What the helper may, if the program may have less one day. Looked at when it is first compared.
+    pub to_follow: OnceLock<Option<Credentials>>,
 }
 
 /// Changes of the mappings that were read and are not applied yet.
@@ -363,7 +364,11 @@ impl AddressSpace {
         let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
             return;
         };
-        let Some(of_helper) = &attached.to_follow else {
+        let privileges = || {
+            let of_helper = attached.inspector.credentials().ok();
+            of_helper.filter(|one| one.are_privileged() && !one.are_of(is_helper_user))
+        };
+        let Some(of_helper) = attached.to_follow.get_or_init(privileges) else {
             return;
         };
         let process = attached.inspector.process();

@@ -6,9 +6,9 @@
 //!
 //! * the numbers can be those of an arena (`Hello::layout`), and the helper is a thread of the peer;
 //! * the userfaultfd and the files of `/proc` by which the peer is inspected are of *one* address space. A
-//!   page of random bytes is put into the stage through the userfaultfd and must be read through
-//!   the opened memory. The page map and the mappings, which were opened before, must show it, and the
-//!   stage as a mapping of its own. (A peer that executes a program with more rights between two of
+//!   page of random bytes is put behind the places of the stage through the userfaultfd, where it stays,
+//!   and must be read through the opened memory. The page map and the mappings, which were opened before,
+//!   must show it, and the stage as a mapping of its own. (A peer that executes a program with more rights between two of
 //!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
 //! * who claims what was inherited by a fork has it: the page that the kernel's own userfaultfd of that
 //!   child puts into its beacon, with a secret that is nowhere else, must be read from the claimant.
@@ -20,7 +20,7 @@ use crate::attendant::Attendant;
 use crate::group::lock;
 use crate::page::{PageRange, VirtualPage};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome, is_helper_user};
+use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome};
 use memfold_sys::privilege;
 use memfold_sys::process::{self, Inspector, Process};
 use memfold_sys::thread::set_nice_of;
@@ -28,8 +28,8 @@ use memfold_sys::uffd::{self, Uffd};
 use memfold_sys::{Errno, socket};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 /// What is asked of the program's userfaultfd.
 pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
@@ -38,6 +38,9 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_REMOVE
     | uffd::FEATURE_EVENT_UNMAP
     | uffd::FEATURE_THREAD_ID;
+
+/// Pages behind the places of the stage, by which a userfaultfd is proven.
+pub const PROOF_PAGES: u64 = 1;
 
 /// So many random bytes fill the page by which a userfaultfd is proven, again and again.
 const PROOF_BYTES: usize = 64;
@@ -101,12 +104,13 @@ impl Peer {
     }
 }
 
-/// The arena that a hello tells of.
+/// The arena that a hello tells of; the last page of what it calls the stage is that of the proof.
 fn arena_of(layout: &Layout) -> Arena {
     let range = |(start, end)| PageRange::of_addresses(start, end);
+    let (stage, stage_end) = layout.stage;
     Arena {
         whole: range(layout.arena),
-        stage: range(layout.stage),
+        stage: range((stage, stage_end - PROOF_PAGES * PAGE_SIZE as u64)),
         beacon: VirtualPage::containing(layout.beacon),
     }
 }
@@ -124,7 +128,7 @@ impl Attendant {
             .layout()
             .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
         let arena = arena_of(&layout);
-        let (thread, credentials) = peer
+        let thread = peer
             .process
             .thread_by_own_number(hello.thread)
             .ok_or_else(|| invalid("its helper is none of its threads"))?;
@@ -146,11 +150,10 @@ impl Attendant {
         let file = lock(&space.mover)
             .take_file()
             .ok_or_else(|| invalid("it has a helper"))?;
-        let has_more = credentials.are_privileged() && !credentials.are_of(is_helper_user);
         let attached = Attached {
             inspector,
             arena,
-            to_follow: has_more.then_some(credentials),
+            to_follow: OnceLock::new(),
         };
         if !space.attach(attached) {
             return Err(invalid("it has a helper"));
@@ -249,13 +252,14 @@ fn is_relative(relative: &AddressSpace, peer: &Peer, user: u32) -> bool {
 }
 
 /// Whether the userfaultfd, by which the stage was registered, and the files of the inspector are of one
-/// address space; see the module. The page is left there, for the helper to drop.
+/// address space; see the module.
 fn proves_itself(
     space: &AddressSpace,
     inspector: &Inspector,
     stage: PageRange,
 ) -> io::Result<bool> {
-    let (start, end) = (stage.start.address(), stage.end.address());
+    let (start, place) = (stage.start.address(), stage.end.address());
+    let end = place + PROOF_PAGES * PAGE_SIZE as u64;
     let mut secret = [0u8; PROOF_BYTES];
     getrandom::fill(&mut secret)?;
     let mut proof = [0u8; PAGE_SIZE];
@@ -264,11 +268,11 @@ fn proves_itself(
     }
     space
         .uffd()
-        .put_page(start, &proof)
+        .put_page(place, &proof)
         .map_err(|partial| io::Error::from(partial.errno))?;
     let mut found = [0u8; PAGE_SIZE];
-    let is_read = matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == proof;
-    let is_present = inspector.present(start, end)? == [(start, start + PAGE_SIZE as u64)];
+    let is_read = matches!(inspector.read_pages(&[place], &mut found), Ok(1)) && found == proof;
+    let is_present = inspector.present(start, end)? == [(place, end)];
     Ok(is_read && is_present && inspector.has_mapping(start, end)?)
 }
 

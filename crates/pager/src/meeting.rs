@@ -80,7 +80,7 @@ impl AddressSpace {
                 let process = Arc::new(process);
                 // The main thread may have ended before others.
                 let by_other = || {
-                    let (other, _) = process.thread_by_own_number(thread.into())?;
+                    let other = process.thread_by_own_number(thread.into())?;
                     Inspector::open_child(&process, other).ok()
                 };
                 let main = Inspector::open_child(&process, process.pid()).ok();

@@ -17,6 +17,7 @@
 //! The helper gets no other command until it has done this one; then the stage is registered again.
 
 use crate::address_space::AddressSpace;
+use crate::admission::PROOF_PAGES;
 use crate::group::lock;
 use crate::mover::{Batch, Mover, bytes};
 use crate::page::PageRange;
@@ -62,14 +63,14 @@ impl AddressSpace {
     }
 
     fn close_stage(&self, stage: PageRange) -> Result<(), Errno> {
-        self.uffd()
-            .unregister(stage.start.address(), bytes(stage.pages()))
+        let pages = stage.pages() + PROOF_PAGES;
+        self.uffd().unregister(stage.start.address(), bytes(pages))
     }
 
-    /// Registers the stage: nothing can be moved there before.
+    /// Registers the stage, with the page behind it: nothing can be moved there before.
     pub fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
-        self.uffd()
-            .register(stage.start.address(), bytes(stage.pages()))
+        let pages = stage.pages() + PROOF_PAGES;
+        self.uffd().register(stage.start.address(), bytes(pages))
     }
 
     /// The same after a relief; where the system has no memory for it, it is tried again.

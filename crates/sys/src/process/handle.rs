@@ -134,7 +134,8 @@ impl Process {
         let mut above: Option<OwnedFd> = None;
         for _ in 0..DEEPEST {
             let folder = above.as_ref().map_or(self.folder.as_fd(), AsFd::as_fd);
-            let parent = match parent_of(folder) {
+            let first = above.is_none().then(|| self.parent());
+            let parent = match first.unwrap_or_else(|| parent_of(folder)) {
                 Some(parent) if parent == own => return Ok(Some(true)),
                 Some(parent) if parent > 1 => parent,
                 Some(_) => return Ok(Some(false)),
@@ -149,19 +150,26 @@ impl Process {
     }
 
     /// The thread that knows itself by `number`, which differs where the process is in a PID namespace
-    /// of its own, and what it may.
-    pub fn thread_by_own_number(&self, number: u64) -> Option<(i32, Credentials)> {
-        let knows_itself = |thread: i32| {
+    /// of its own.
+    pub fn thread_by_own_number(&self, number: u64) -> Option<i32> {
+        // One of that number is its own, whichever of its threads. In a PID namespace numbers begin
+        // anew, and none is.
+        let same = i32::try_from(number).ok();
+        let same = same.filter(|thread| self.has(&format!("task/{thread}")));
+        let knows_itself = |thread: &i32| {
             let status = self.text(&format!("task/{thread}/status")).ok()?;
             let own = named_field(&status, "NSpid")?;
             let own: u64 = own.split_ascii_whitespace().next_back()?.parse().ok()?;
-            (own == number).then(|| (thread, Credentials::of_status(&status)))
+            Some(own == number)
         };
-        let same = i32::try_from(number).ok();
-        same.and_then(knows_itself).or_else(|| {
-            let threads = threads_in(self.folder.as_fd());
-            threads.into_iter().find_map(knows_itself)
+        same.or_else(|| {
+            let mut threads = threads_in(self.folder.as_fd()).into_iter();
+            threads.find(|thread| knows_itself(thread) == Some(true))
         })
+    }
+
+    fn has(&self, path: &str) -> bool {
+        rustix::fs::statat(&self.folder, path, rustix::fs::AtFlags::empty()).is_ok()
     }
 
     /// The CPU that one of its threads last ran on.
@@ -192,7 +200,20 @@ impl Process {
 
     /// Its parent's PID.
     pub fn parent(&self) -> Option<i32> {
-        parent_of(self.folder.as_fd())
+        let mut information = HandleInformation::default();
+        // SAFETY: our own descriptor, and a live structure of the size that the request tells.
+        let result = unsafe {
+            libc::ioctl(
+                self.handle.as_raw_fd(),
+                PIDFD_GET_INFO,
+                &raw mut information,
+            )
+        };
+        match result {
+            0 => i32::try_from(information.parent).ok(),
+            // Before Linux 6.13, or it is reaped.
+            _ => parent_of(self.folder.as_fd()),
+        }
     }
 
     /// Its children's PIDs.
@@ -200,6 +221,23 @@ impl Process {
         children_in(self.folder.as_fd())
     }
 }
+
+const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
+
+/// The kernel's `struct pidfd_info`, in its first version.
+#[repr(C)]
+#[derive(Default)]
+struct HandleInformation {
+    mask: u64,
+    control_group: u64,
+    thread: u32,
+    process: u32,
+    parent: u32,
+    /// Users, groups and the exit status: nothing that is of interest here.
+    others: [u32; 9],
+}
+
+const _: () = assert!(size_of::<HandleInformation>() == 64);
 
 /// What a thread may, as `/proc` writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -290,7 +328,7 @@ mod tests {
         assert!(process.text("stat").is_ok() && process.signal(0).is_ok());
         assert!(process.last_cpu(child.id()).is_some());
         let thread = process.thread_by_own_number(u64::from(child.id()));
-        assert_eq!(thread.map(|(thread, _)| thread), Some(child.id() as i32));
+        assert_eq!(thread, Some(child.id() as i32));
         assert!(process.thread_by_own_number(u64::MAX).is_none());
         assert_eq!(process.parent(), Some(own_id()));
         child.kill().unwrap();
@@ -329,8 +367,8 @@ mod tests {
         let told = crate::socket::peer(connection.as_fd()).unwrap();
         let peer = Process::of_peer(connection.as_fd(), told).unwrap();
         assert_eq!(peer.pid(), own_id());
-        let (thread, credentials) = peer.thread_by_own_number(own_id() as u64).unwrap();
-        assert_eq!(credentials, peer.credentials(thread).unwrap());
+        let thread = peer.thread_by_own_number(own_id() as u64).unwrap();
+        let credentials = peer.credentials(thread).unwrap();
         let own = crate::process::own_user();
         assert_eq!(peer.owner().unwrap(), own);
         assert!(credentials.are_of(|user| user == own) && !credentials.are_of(|_| false));

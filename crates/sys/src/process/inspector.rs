@@ -1,6 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Process, named_bytes, named_field, stat_field};
+use super::{Credentials, Process, named_bytes, named_field, stat_field};
 use crate::PAGE_SIZE;
 use std::fs::File;
 use std::io;
@@ -84,6 +84,14 @@ impl Inspector {
     /// Its PID, for messages and for comparing with what is known to live.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// What the thread may by which it is looked at.
+    ///
+    /// # Errors
+    /// If that is gone.
+    pub fn credentials(&self) -> io::Result<Credentials> {
+        self.process.credentials(self.thread)
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
@@ -250,8 +258,7 @@ mod tests {
             );
             assert!(inspector.inherited_ranges().is_ok());
             let process = inspector.process();
-            let found = process.thread_by_own_number(thread as u64);
-            assert_eq!(found.map(|(thread, _)| thread), Some(thread));
+            assert_eq!(process.thread_by_own_number(thread as u64), Some(thread));
             assert!(living_since(thread).is_some());
             let mut processes = processes_by_own_number(thread as u64);
             assert_eq!(
