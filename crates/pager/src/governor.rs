@@ -112,11 +112,13 @@ impl Governor {
                 space.guard();
             }
             space.sweep_table();
-            if space.set_aside.swap(false, Ordering::Relaxed) {
-                // Where that fails it is tried again at the next tick.
-                let _ = self.handlers.listen(space);
-            } else {
+            if !space.set_aside.load(Ordering::Relaxed) {
                 self.handlers.remind(space);
+                space.note_heard();
+            } else if space.may_be_heard_again() {
+                space.set_aside.store(false, Ordering::Relaxed);
+                // Where that fails it is tried again soon.
+                let _ = self.handlers.listen(space);
             }
         }
         let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);

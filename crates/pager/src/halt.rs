@@ -9,11 +9,23 @@
 //! is found to have been stopped: its pages stay, its faults are served. Only for a while: a debugger
 //! keeps a program stopped for as long as somebody thinks.
 
+//!
+//! A program in a frozen control group shows no such state, nor one that gets no CPU. Its helper is
+//! *silent* once it has left a command alone for a while: then commands go to others, if there are any,
+//! until it has done it; and where it is inside the gate, handlers look for it less and less often.
+
 use crate::address_space::AddressSpace;
+use crate::group::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How long a tracer is spared, in milliseconds.
 const SPARED: u64 = 100;
+
+/// Milliseconds after which a helper that has not done its command is silent; more keeps others waiting
+/// for longer, less takes turns from programs on a busy machine.
+const SILENT: u64 = 30;
+/// Milliseconds between two looks of handlers at a gate that could not be had: first and longest.
+const PAUSES: (u64, u64) = (20, 160);
 
 /// What is known of a program's stops.
 #[derive(Debug, Default)]
@@ -24,6 +36,11 @@ pub struct Halt {
     pub held: AtomicBool,
     /// Milliseconds since the supervisor started: until then it is spared as a tracer.
     spared_until: AtomicU64,
+    /// When the last command was posted, in the same milliseconds.
+    posted: AtomicU64,
+    /// The last pause between two looks at its gate, and when it ends.
+    pause: AtomicU64,
+    pause_ends: AtomicU64,
 }
 
 impl AddressSpace {
@@ -47,6 +64,43 @@ impl AddressSpace {
     /// Whether a tracer has the program stopped for longer than a moment.
     pub fn is_held(&self) -> bool {
         self.halt.held.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a command is posted.
+    pub fn note_posted(&self) {
+        let now = self.group().milliseconds();
+        self.halt.posted.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether the helper has left a command alone for a while.
+    pub fn is_silent(&self) -> bool {
+        let posted = self.halt.posted.load(Ordering::Relaxed);
+        let waits = self.group().milliseconds().saturating_sub(posted) > SILENT;
+        waits && lock(&self.mover).waits_for_helper()
+    }
+
+    /// For the governor: whether handlers are to try again to enter the gate of a program that was set
+    /// aside. Less often each time.
+    pub fn may_be_heard_again(&self) -> bool {
+        let now = self.group().milliseconds();
+        if now < self.halt.pause_ends.load(Ordering::Relaxed) {
+            return false;
+        }
+        let (first, longest) = PAUSES;
+        let pause = 2 * self.halt.pause.load(Ordering::Relaxed);
+        let pause = pause.clamp(first, longest);
+        self.halt.pause.store(pause, Ordering::Relaxed);
+        self.halt.pause_ends.store(now + pause, Ordering::Relaxed);
+        true
+    }
+
+    /// For the governor: handlers listen to the program.
+    pub fn note_heard(&self) {
+        if self.halt.pause.load(Ordering::Relaxed) != 0
+            && self.group().milliseconds() >= self.halt.pause_ends.load(Ordering::Relaxed)
+        {
+            self.halt.pause.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Spares the one that traces this program.

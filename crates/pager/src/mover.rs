@@ -105,6 +105,11 @@ impl Mover {
         self.batch.is_some() || self.relieved || self.closed
     }
 
+    /// Whether the helper has a command that it has not done.
+    pub fn waits_for_helper(&self) -> bool {
+        (self.batch.is_some() || self.relieved) && !self.port.is_done()
+    }
+
     /// The number to wait for.
     pub fn posted(&self) -> u32 {
         self.port.posted()
@@ -169,6 +174,7 @@ impl AddressSpace {
             .collect();
         let count = self.channel.event_count();
         mover.port.post(count, &drop_runs, &move_runs);
+        self.note_posted();
         mover.batch = Some(Batch { moves, drops });
     }
 

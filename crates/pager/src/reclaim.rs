@@ -215,10 +215,12 @@ impl Reclaimer {
         }
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
-        for space in spaces {
-            if !can_be_commanded(&space) {
-                continue;
-            }
+        // Those whose helpers are silent have no turn, unless there are no others.
+        let (silent, others): (Vec<_>, Vec<_>) = spaces
+            .into_iter()
+            .filter(|space| can_be_commanded(space))
+            .partition(|space| space.is_silent());
+        for space in if others.is_empty() { silent } else { others } {
             let weight = space.resident_pages();
             total += weight;
             let credit = space.credit.fetch_add(weight, Ordering::Relaxed) + weight;

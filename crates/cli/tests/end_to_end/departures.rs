@@ -5,6 +5,8 @@
 use crate::support::{Limits, MIB, Outcome, Program, alone, available, compiled, is_alive, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 fn departures(mode: &str, megabytes: &str) -> Program {
@@ -188,6 +190,90 @@ fn a_stopped_program_does_not_hold_up_the_others() {
         running.wait_for_output(before + 2);
         kill(stopped, Signal::SIGCONT).expect("the program is continued");
     }
+    for process in running.processes() {
+        if process != running.root() {
+            // Some have ended.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+    }
+    let outcome = running.wait();
+    assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
+}
+
+/// A control group in which one process is frozen; thawed and removed in the end.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// `None` where there is no freezer.
+    fn process(process: i32) -> Option<Frozen> {
+        let name = format!("memfold-test-{}", std::process::id());
+        let legacy = Path::new("/sys/fs/cgroup/freezer");
+        let folder = if legacy.is_dir() {
+            legacy.join(name)
+        } else {
+            Path::new("/sys/fs/cgroup").join(name)
+        };
+        fs::create_dir(&folder).ok()?;
+        let frozen = Frozen(folder);
+        fs::write(frozen.0.join("cgroup.procs"), process.to_string()).ok()?;
+        frozen.set(true).then_some(frozen)
+    }
+
+    fn set(&self, frozen: bool) -> bool {
+        let (legacy, unified) = if frozen {
+            ("FROZEN", "1")
+        } else {
+            ("THAWED", "0")
+        };
+        fs::write(self.0.join("freezer.state"), legacy).is_ok()
+            || fs::write(self.0.join("cgroup.freeze"), unified).is_ok()
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.set(false);
+        let processes = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        for process in processes.lines().filter_map(|line| line.parse().ok()) {
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// A frozen program looks like one that sleeps: its helper leaves its commands alone.
+#[test]
+fn a_frozen_program_does_not_hold_up_the_others() {
+    if !available("frozen program", &["cc", "sh"]) {
+        return;
+    }
+    let _guard = alone();
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let script = "\"$0\" 60 0 \"$1\" > /dev/null & echo $!; exec \"$0\" 60 0 \"$1\"";
+    let mut running = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .arg(folder.path().join("result"))
+        .start(Limits::Resident(64 * MIB));
+    running.wait_for_output(10);
+    let first = String::from_utf8_lossy(&running.output_so_far())
+        .lines()
+        .next()
+        .and_then(|line| line.parse().ok())
+        .expect("the first program's number");
+    let frozen = Frozen::process(first);
+    if frozen.is_some() {
+        let (began, before) = (Instant::now(), running.output_so_far().len());
+        running.wait_for_output(before + 6);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(10), "6 rounds took {took:?}");
+    } else {
+        skip("frozen program", "a freezer that may be used");
+    }
+    drop(frozen);
     for process in running.processes() {
         if process != running.root() {
             // Some have ended.
