@@ -252,13 +252,18 @@ fn a_frozen_program_does_not_hold_up_the_others() {
     }
     let _guard = alone();
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let script = "\"$0\" 60 0 \"$1\" > /dev/null & echo $!; exec \"$0\" 60 0 \"$1\"";
+    // The second grows once the first is frozen, which holds most of what there is by then.
+    let script = "\"$0\" 60 0 \"$1\" > /dev/null & echo $!
+                  while ! [ -e \"$2\" ]; do sleep 0.05; done; exec \"$0\" 60 0 \"$1\"";
+    let sign = folder.path().join("sign");
     let mut running = Program::new("sh")
         .args(["-c", script])
         .arg(compiled("verify", &["verify.c"], &[]))
         .arg(folder.path().join("result"))
+        .arg(&sign)
         .start(Limits::Resident(64 * MIB));
-    running.wait_for_output(10);
+    running.wait_for_output(2);
+    std::thread::sleep(Duration::from_secs(2));
     let first = String::from_utf8_lossy(&running.output_so_far())
         .lines()
         .next()
@@ -267,9 +272,10 @@ fn a_frozen_program_does_not_hold_up_the_others() {
     let frozen = Frozen::process(first);
     if frozen.is_some() {
         let (began, before) = (Instant::now(), running.output_so_far().len());
-        running.wait_for_output(before + 6);
+        fs::write(&sign, "").expect("the sign");
+        running.wait_for_output(before + 12);
         let took = began.elapsed();
-        assert!(took < Duration::from_secs(10), "6 rounds took {took:?}");
+        assert!(took < Duration::from_secs(10), "12 rounds took {took:?}");
     } else {
         skip("frozen program", "a freezer that may be used");
     }
