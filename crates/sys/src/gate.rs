@@ -367,6 +367,7 @@ mod tests {
         assert!(can_be_closed(&gate));
     }
 
+    #[cfg(feature = "std")]
     #[test]
     fn no_value_of_the_word_is_waited_for_without_an_end() {
         let gate = HelperGate::new();
