@@ -297,7 +297,8 @@ impl Attendant {
 }
 
 /// Whether the parent of a process is managed already, and so descends from here. A PID is not given again
-/// before its process is reaped: the parent's, read before that is found not to be, is its own.
+/// before its process is reaped. So one that was the parent's after a process of that PID was found, and
+/// before that is found not to be reaped, is that process's.
 fn is_known_child(group: &Group, process: &Process) -> bool {
     let Some(parent) = process.parent() else {
         return false;
@@ -305,6 +306,8 @@ fn is_known_child(group: &Group, process: &Process) -> bool {
     group.spaces().iter().any(|space| {
         let inspector = space.inspector();
         let known = inspector.filter(|inspector| inspector.pid() == parent);
-        known.is_some_and(|inspector| inspector.process().signal(0).is_ok())
+        known.is_some_and(|inspector| {
+            process.parent() == Some(parent) && inspector.process().signal(0).is_ok()
+        })
     })
 }
