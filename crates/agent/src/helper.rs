@@ -106,6 +106,12 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
             pair
         }
     };
+    if system::is_locked(arena.trash) {
+        // By `mlockall` for what is mapped later: the kernel has filled it.
+        let length = (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE;
+        system::unlock(arena.stage, length);
+        system::drop_pages(arena.stage, length)?;
+    }
     // Before anybody's word can set it to work, and while the program waits.
     system::give_up_privileges();
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;

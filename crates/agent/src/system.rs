@@ -296,8 +296,9 @@ fn become_nobody_else() -> bool {
         let done = syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0
             && syscall(nr::SETGROUPS, [0; 6]) == 0
             && syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]) == 0;
-        if dumpable == 1 {
-            syscall(nr::PRCTL, [PR_SET_DUMPABLE, 1, 0, 0, 0, 0]);
+        // (The kernel makes it what `fs.suid_dumpable` says, which may be more than it was.)
+        if dumpable == 0 || dumpable == 1 {
+            syscall(nr::PRCTL, [PR_SET_DUMPABLE, dumpable as usize, 0, 0, 0, 0]);
         }
         done
     }

@@ -25,7 +25,6 @@ use crate::table::{PageTable, TableUse};
 use crate::window::Windows;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
 use memfold_sys::guardian::Guarded;
-use memfold_sys::hello::is_helper_user;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
@@ -366,7 +365,7 @@ impl AddressSpace {
         };
         let privileges = || {
             let of_helper = attached.inspector.credentials().ok();
-            of_helper.filter(|one| one.are_privileged() && !one.are_of(is_helper_user))
+            of_helper.filter(Credentials::are_privileged)
         };
         let Some(of_helper) = attached.to_follow.get_or_init(privileges) else {
             return;

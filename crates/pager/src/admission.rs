@@ -10,8 +10,8 @@
 //!   and must be read through the opened memory. The page map and the mappings, which were opened before,
 //!   must show it, and the stage as a mapping of its own. (A peer that executes a program with more rights between two of
 //!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
-//! * who claims what was inherited by a fork has it: the page that the kernel's own userfaultfd of that
-//!   child puts into its beacon, with a secret that is nowhere else, must be read from the claimant.
+//! * who claims what was inherited by a fork shows the secret of that child's beacon, and is the process that was
+//!   seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
 //!
 //! Nobody else's memory can pass: whoever fills its own with what is expected has shown it its own.
 
@@ -45,8 +45,8 @@ pub const PROOF_PAGES: u64 = 1;
 /// So many random bytes fill the page by which a userfaultfd is proven, again and again.
 const PROOF_BYTES: usize = 64;
 
-/// How often a child's beacon is tried where its mappings change.
-const BEACON_TRIES: u32 = 50;
+/// How often a page is tried to be put where mappings change.
+const TRIES: u32 = 50;
 
 /// One who connected.
 #[derive(Debug)]
@@ -83,10 +83,12 @@ impl Peer {
     ///
     /// Where this process has a capability of its file and not of its user, it is used for children
     /// that the kernel told of, and for processes that the user may inspect (but for a general
-    /// prohibition), never for others.
-    fn inspect(&self, thread: i32, is_child: bool) -> io::Result<Inspector> {
+    /// prohibition), never for others. What is opened so is nobody's to see before it has proven itself.
+    fn inspect(&self, thread: i32, claimed: Option<&AddressSpace>) -> io::Result<Inspector> {
+        let is_child = claimed.is_some();
+        let is_compared = claimed.is_none_or(|space| lock(&space.inheritance).is_none());
         let open = || {
-            if is_child {
+            if !is_compared {
                 Inspector::open_child(&self.process, thread)
             } else {
                 Inspector::open(&self.process, thread)
@@ -133,19 +135,17 @@ impl Attendant {
             .thread_by_own_number(hello.thread)
             .ok_or_else(|| invalid("its helper is none of its threads"))?;
         let is_child = hello.inherited != 0;
-        let inspector = peer.inspect(thread, is_child)?;
-        let space = if is_child {
-            self.claimed(hello.inherited, &inspector, arena.beacon)?
+        let (space, inspector) = if is_child {
+            self.claimed(hello.inherited, &peer, thread, arena.beacon)?
         } else {
-            self.newcomer(own, &peer, user, hello.relative)?
+            let inspector = peer.inspect(thread, None)?;
+            (self.newcomer(own, &peer, user, hello.relative)?, inspector)
         };
         space.open_stage(arena.stage)?;
-        if !is_child && !proves_itself(&space, &inspector, arena.stage)? {
+        if !proves_itself(&space, &inspector, arena.stage)? {
             return Err(invalid("its userfaultfd is of another process"));
         }
         prepare_trash(&layout, &trash)?;
-        // What it does is short and makes room: it must not queue behind who needs the room.
-        set_nice_of(thread, -10);
         let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
         let file = lock(&space.mover)
             .take_file()
@@ -159,6 +159,10 @@ impl Attendant {
             return Err(invalid("it has a helper"));
         }
         space.helper.store(hello.thread as u32, Ordering::Relaxed);
+        if user == process::own_user() {
+            // What it does is short and makes room: it must not queue behind who needs the room.
+            set_nice_of(thread, -10);
+        }
         space.set_resident_pages(resident);
         self.take_in(&space, is_child, resident)?;
         welcome(&peer.connection, &space, &file, is_child)?;
@@ -181,28 +185,35 @@ impl Attendant {
         Ok(())
     }
 
-    /// The address space of a forked child that says it is its own.
+    /// The address space of a forked child that says it is its own, and the way to look into it.
+    ///
+    /// A child can read what its beacon holds, and show it to others. So this only tells who may go on to
+    /// prove that the userfaultfd which the kernel made for that child is its own.
     fn claimed(
         &self,
         id: u64,
-        inspector: &Inspector,
+        peer: &Peer,
+        thread: i32,
         beacon: VirtualPage,
-    ) -> io::Result<Arc<AddressSpace>> {
-        let space = self.group.space(id);
-        let space = space.filter(|space| space.asks_for_number(beacon));
+    ) -> io::Result<(Arc<AddressSpace>, Inspector)> {
+        let is_its_own = |space: &Arc<AddressSpace>| {
+            let seen = space.inspector().map(Inspector::process);
+            let is_the_same =
+                |seen: &Arc<Process>| seen.pid() == peer.process.pid() && seen.signal(0).is_ok();
+            space.asks_for_number(beacon) && seen.is_none_or(is_the_same)
+        };
+        let space = self.group.space(id).filter(is_its_own);
         let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
+        let inspector = peer.inspect(thread, Some(&space))?;
+        // It was asked for already, and emptied since, or not.
         let shown = space.beacon_page();
-        for _ in 0..BEACON_TRIES {
-            // It was asked for already, and emptied since, or not.
-            match space.uffd().put_page(beacon.address(), &shown) {
-                Err(partial) if partial.errno == Errno::EAGAIN => {
-                    std::thread::sleep(std::time::Duration::from_millis(1));
-                }
-                _ => break,
-            }
+        match put(&space, beacon.address(), &shown) {
+            Ok(()) => {}
+            Err(errno) if errno == Errno::EEXIST => {}
+            Err(errno) => return Err(errno.into()),
         }
-        if space.is_shown_by(inspector, beacon) {
-            Ok(space)
+        if space.is_shown_by(&inspector, beacon) {
+            Ok((space, inspector))
         } else {
             Err(invalid("it claims memory of another process"))
         }
@@ -266,14 +277,25 @@ fn proves_itself(
     for part in proof.chunks_exact_mut(PROOF_BYTES) {
         part.copy_from_slice(&secret);
     }
-    space
-        .uffd()
-        .put_page(place, &proof)
-        .map_err(|partial| io::Error::from(partial.errno))?;
+    put(space, place, &proof)?;
     let mut found = [0u8; PAGE_SIZE];
     let is_read = matches!(inspector.read_pages(&[place], &mut found), Ok(1)) && found == proof;
     let is_present = inspector.present(start, end)? == [(place, end)];
     Ok(is_read && is_present && inspector.has_mapping(start, end)?)
+}
+
+/// Puts a page where there is none, also while mappings change for a moment.
+fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(), Errno> {
+    let mut tries = 0;
+    loop {
+        match space.uffd().put_page(address, page) {
+            Err(partial) if partial.errno == Errno::EAGAIN && tries < TRIES => {
+                tries += 1;
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            put => return put.map_err(|partial| partial.errno),
+        }
+    }
 }
 
 /// Dropped pages pass through the trash, which asks for no events.

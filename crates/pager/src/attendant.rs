@@ -12,7 +12,7 @@ use crate::newcomers::{FIRST_TOKEN, Newcomer, Newcomers};
 use crate::sentinel::Sentinel;
 use crate::shortage::{self, is_shortage};
 use memfold_sys::epoll::Epoll;
-use memfold_sys::process::Process;
+use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -30,6 +30,18 @@ const DESCRIPTORS_TO_ATTACH: usize = 16;
 /// How long programs wait for descriptors before they are sent away.
 const SHORTAGE_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How many are accepted from a listener before others have a turn.
+const MOST_AT_A_TIME: usize = 16;
+
+/// Between two sweeps.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// After so many strangers of a user between two sweeps, further connections of that user are not looked at.
+const MOST_LOOKS: u32 = 100;
+
+/// With so many users whose descriptors cannot be closed, no other's are taken.
+const MOST_BANNED: usize = 8;
+
 /// So many programs that cannot be managed are told of one by one.
 const MOST_WARNINGS: u32 = 10;
 
@@ -45,6 +57,9 @@ pub struct Attendant {
     newcomers: Newcomers<Peer>,
     /// Users whose programs sent descriptors that cannot be closed.
     banned: HashSet<u32>,
+    /// How many strangers of a user were looked at since the last sweep.
+    looks: HashMap<u32, u32>,
+    own_user: u32,
     /// Since when descriptors are short.
     short_since: Option<Instant>,
     said_short: bool,
@@ -75,15 +90,19 @@ impl Attendant {
             sockets: HashMap::new(),
             newcomers: Newcomers::new(),
             banned: HashSet::new(),
+            looks: HashMap::new(),
+            own_user: process::own_user(),
             short_since: None,
             said_short: false,
             warnings: 0,
         })
     }
 
-    /// Runs until the group stops.
+    /// Runs until the group stops. Those who are known come first, then who comes by the path, which only
+    /// the supervisor's own user can, then by the name that is everybody's; a few of them at a time.
     pub fn run(&mut self) {
         let mut ready = Vec::new();
+        let mut swept = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
             if self
                 .epoll
@@ -92,21 +111,33 @@ impl Attendant {
             {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            for token in &ready {
-                match LISTENERS.iter().position(|listener| listener == token) {
-                    Some(listener) => self.let_in(listener),
-                    None if *token >= FIRST_TOKEN => self.hear(*token),
-                    None => self.see_off(*token),
+            for token in ready.iter().filter(|token| !LISTENERS.contains(token)) {
+                if *token >= FIRST_TOKEN {
+                    self.hear(*token);
+                } else {
+                    self.see_off(*token);
+                }
+            }
+            for (listener, token) in LISTENERS.iter().enumerate() {
+                if ready.contains(token) {
+                    self.let_in(listener);
                 }
             }
             for late in self.newcomers.take_late(Instant::now()) {
                 self.warn(late.who.process.pid(), &"it did not say hello in time");
             }
+            if swept.elapsed() >= SWEEP {
+                swept = Instant::now();
+                self.looks.clear();
+                // Whoever holds the other end keeps nothing here.
+                let group = &self.group;
+                self.sockets.retain(|id, _| group.space(*id).is_some());
+            }
         }
     }
 
     fn let_in(&mut self, listener: usize) {
-        loop {
+        for _ in 0..MOST_AT_A_TIME {
             match socket::accept(self.listeners[listener].as_fd()) {
                 Ok(Some(connection)) => {
                     if let Err(error) = self.look_at(connection) {
@@ -130,7 +161,7 @@ impl Attendant {
     fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
         let peer = socket::peer(connection.as_fd())?;
         let user = peer.uid;
-        if self.banned.contains(&user) {
+        if !self.may_look(user) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let group = self.group.clone();
@@ -142,7 +173,10 @@ impl Attendant {
         let process = loop {
             match identify() {
                 Ok((true, process)) => break process,
-                Ok((false, _)) => return Err(io::ErrorKind::PermissionDenied.into()),
+                Ok((false, _)) => {
+                    *self.looks.entry(user).or_default() += 1;
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
                 Err(error) if is_shortage(&error) && self.may_wait() => {}
                 Err(error) => return Err(error),
             }
@@ -152,6 +186,17 @@ impl Attendant {
             process: Arc::new(process),
         };
         self.expect(Newcomer::new(user, who))
+    }
+
+    /// Whether a user's connection is worth a look at its process, which takes longer than to hang up.
+    fn may_look(&self, user: u32) -> bool {
+        user == self.own_user
+            || self.banned.len() < MOST_BANNED
+                && !self.banned.contains(&user)
+                && self
+                    .looks
+                    .get(&user)
+                    .is_none_or(|looks| *looks < MOST_LOOKS)
     }
 
     /// Waits for a hello.

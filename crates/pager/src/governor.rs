@@ -95,6 +95,10 @@ impl Governor {
             for space in &spaces {
                 space.end_with_program();
                 space.follow_privileges();
+                // Its end is not told where somebody else holds its helper's socket.
+                if space.is_gone() {
+                    space.detached.store(true, Ordering::Relaxed);
+                }
             }
         }
         for space in &spaces {

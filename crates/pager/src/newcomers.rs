@@ -96,16 +96,18 @@ impl<T> Newcomers<T> {
             .collect()
     }
 
-    /// The oldest of the user who has the most.
+    /// The oldest of the user who has the most; of several such users, the oldest.
     fn oldest_of_most(&self) -> Option<u64> {
-        let mut users: HashMap<u32, usize> = HashMap::new();
-        for newcomer in self.waiting.values() {
-            *users.entry(newcomer.user).or_default() += 1;
-        }
-        let (most, _) = users.into_iter().max_by_key(|(_, count)| *count)?;
-        let theirs = self.waiting.iter().filter(|(_, one)| one.user == most);
         // Tokens count up.
-        theirs.map(|(token, _)| *token).min()
+        let mut users: HashMap<u32, (usize, u64)> = HashMap::new();
+        for (token, newcomer) in &self.waiting {
+            let (count, oldest) = users.entry(newcomer.user).or_insert((0, *token));
+            *count += 1;
+            *oldest = (*oldest).min(*token);
+        }
+        let most = users.into_values();
+        let most = most.max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
+        most.map(|(_, oldest)| oldest)
     }
 }
 
@@ -127,6 +129,19 @@ mod tests {
         assert_eq!(newcomers.len(), MOST);
         assert!(newcomers.take(first).is_none(), "the oldest of them went");
         assert_eq!(newcomers.take(victim).map(|one| one.who), Some("victim"));
+    }
+
+    #[test]
+    fn one_with_many_users_keeps_nobody_out_either() {
+        let mut newcomers = Newcomers::new();
+        for user in 0..MOST as u32 {
+            newcomers.add(Newcomer::new(100_000 + user, "flood"));
+        }
+        let victim = newcomers.next_token();
+        let gone = newcomers.add(Newcomer::new(0, "victim"));
+        assert_eq!(gone.map(|one| one.user), Some(100_000), "the oldest");
+        newcomers.add(Newcomer::new(200_000, "flood"));
+        assert!(newcomers.take(victim).is_some());
     }
 
     #[test]

@@ -25,18 +25,12 @@ pub const STAGE_PAGES: usize = 2048;
 /// Pages of the trash, where dropped pages pass through.
 pub const TRASH_PAGES: usize = 128;
 
-/// Users that helpers take who can become another user: from here on, one at random for each helper, so that no
-/// other process has it.
+/// Users that helpers take who can become another user: from here on, one at random for each helper, so that
+/// most likely no other process has it.
 pub const FIRST_HELPER_USER: u32 = 1 << 30;
 
 /// How many of them there are.
 pub const HELPER_USERS: u32 = 1 << 30;
-
-/// Whether a user is one of those.
-pub fn is_helper_user(user: u32) -> bool {
-    user.checked_sub(FIRST_HELPER_USER)
-        .is_some_and(|number| number < HELPER_USERS)
-}
 
 /// What the preload library's image holds where a [`Rendezvous`] is patched in.
 pub const RENDEZVOUS_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
@@ -253,15 +247,6 @@ mod tests {
             spoil(&mut hello);
             assert_eq!(hello.layout(), None, "number {index}");
         }
-    }
-
-    #[test]
-    fn only_the_upper_users_are_helpers() {
-        assert!(!is_helper_user(0) && !is_helper_user(65_534));
-        assert!(is_helper_user(FIRST_HELPER_USER));
-        assert!(is_helper_user(FIRST_HELPER_USER + HELPER_USERS - 1));
-        assert!(!is_helper_user(FIRST_HELPER_USER + HELPER_USERS));
-        assert!(!is_helper_user(u32::MAX));
     }
 
     #[test]

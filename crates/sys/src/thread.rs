@@ -141,6 +141,10 @@ pub fn step_behind() {
 }
 
 fn set_schedule(thread: u32, nice: i32, turn: Duration) -> bool {
+    schedule(thread, nice, turn, 0)
+}
+
+fn schedule(thread: u32, nice: i32, turn: Duration, flags: u64) -> bool {
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -155,7 +159,7 @@ fn set_schedule(thread: u32, nice: i32, turn: Duration) -> bool {
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
         policy: libc::SCHED_OTHER as u32,
-        flags: 0,
+        flags,
         nice,
         priority: 0,
         runtime: turn.as_nanos() as u64,
@@ -172,10 +176,10 @@ pub fn nice() -> i32 {
     unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
 }
 
-/// Sets the nice value of another process's thread (best effort, as above).
+/// Sets the nice value of another process's thread (best effort, as above). What it forks does not have it.
 pub fn set_nice_of(thread: i32, nice: i32) {
-    // SAFETY: numbers only.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as u32, nice) };
+    const RESET_ON_FORK: u64 = 1;
+    schedule(thread as u32, nice, Duration::ZERO, RESET_ON_FORK);
 }
 
 /// Lets short sleeps of the calling thread be short.

@@ -2,12 +2,13 @@
  *
  *   uninvited knock NAME COUNT     connects COUNT times to the abstract name NAME, says nothing, and
  *                                 counts on which of these it is hung up within two seconds
+ *   uninvited flood NAME SECONDS  connects and hangs up without a pause, deep below other processes
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
  *   uninvited foreign              says hello for a child with userfaultfds of its own
  *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork
  *   uninvited rubbish              says hello with what cannot be, and with other descriptors
  *
- * All but the first are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
+ * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
 #define _GNU_SOURCE
 #include "filter.h"
 
@@ -81,9 +82,11 @@ static struct hello sound_hello(char *arena)
     return hello;
 }
 
-static char *map_arena(void)
+/* At an address, or where the kernel likes. */
+static char *map_arena(char *address)
 {
-    char *arena = mmap(NULL, ARENA_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | (address ? MAP_FIXED : 0);
+    char *arena = mmap(address, ARENA_PAGES * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0);
     must(arena == MAP_FAILED, "mmap");
     return arena;
 }
@@ -160,6 +163,23 @@ static int knock(int count)
     return 0;
 }
 
+static int flood(double seconds)
+{
+    /* So that it takes long to find out whose child it is. */
+    for (int level = 0; level < 40; level++) {
+        pid_t child = fork();
+        must(child < 0, "fork");
+        if (child > 0) {
+            waitpid(child, NULL, 0);
+            _exit(0);
+        }
+    }
+    double end = seconds_now() + seconds;
+    while (seconds_now() < end)
+        close(connect_to_memfold());
+    return 0;
+}
+
 static int hold(int count)
 {
     find_memfold();
@@ -177,7 +197,7 @@ static int foreign(void)
 {
     find_memfold();
     become_nobody();
-    char *arena = map_arena();
+    char *arena = map_arena(NULL);
     int own = own_userfaultfd(), trash = own_userfaultfd();
     pid_t child = fork();
     if (child == 0) {
@@ -193,55 +213,80 @@ static int foreign(void)
     return status != 0;
 }
 
-/* Whoever has the layout of a managed program, by a fork, knows all that a claim has to say. */
+/* The page in which a forked child reads what it inherited: one page, wiped by forks, and registered. */
+static char *find_beacon(void)
+{
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[512];
+    unsigned long start = 0, end = 0, beacon = 0;
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long from, to;
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            start = from, end = to;
+        if (strstr(line, "VmFlags:") && strstr(line, " wf") && strstr(line, " um") && end - start == PAGE)
+            beacon = start;
+    }
+    if (maps)
+        fclose(maps);
+    if (!beacon) {
+        say("FAILED: no beacon\n");
+        _exit(2);
+    }
+    return (char *)beacon;
+}
+
+static int claim_one(char *arena, char *beacon, uint64_t number)
+{
+    int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
+    must(socket_ < 0, "connect");
+    struct hello hello = sound_hello(arena);
+    hello.inherited = number;
+    hello.beacon = (uint64_t)beacon;
+    int welcomed = is_welcomed(socket_, &hello, sizeof hello, own, trash);
+    close(socket_), close(own), close(trash);
+    return welcomed;
+}
+
+/* Claims what another child inherited: by its number, and by all that it reads in its beacon. */
+static _Noreturn void claim_all(char *arena, const char *shown)
+{
+    char *beacon = find_beacon();
+    /* Its own it may claim. */
+    uint64_t own_number = *(volatile uint64_t *)beacon, its_number;
+    become_nobody();
+    map_arena(arena);
+    int welcomed = 0;
+    for (uint64_t number = 1; number <= 40; number++)
+        welcomed += number != own_number && claim_one(arena, beacon, number);
+    memcpy(&its_number, shown, sizeof its_number);
+    must(its_number == 0 || its_number == own_number, "the other child's number");
+    memcpy(beacon, shown, PAGE);
+    welcomed += claim_one(arena, beacon, its_number);
+    say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
+    _exit(welcomed != 0);
+}
+
+/* Whoever has the layout of a managed program, by a fork, knows much of what a claim has to say. */
 static int claim(size_t pages)
 {
     find_memfold();
+    char *shown = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    must(shown == MAP_FAILED, "mmap");
+    /* Where both children map one of their own. */
+    char *arena = map_arena(NULL);
     uint64_t *memory = map_stamped(pages);
     verify_pages("own", memory, 0, pages, 1);
-    /* The beacon is the page that memfold registered between two guards. */
     pid_t victim = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     if (victim == 0) {
-        usleep(3000000);
+        map_arena(arena);
+        memcpy(shown, find_beacon(), PAGE);
+        usleep(5000000);
         _exit(0);
     }
-    usleep(300000);
+    usleep(500000);
     pid_t worker = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
-    if (worker == 0) {
-        FILE *maps = fopen("/proc/self/smaps", "r");
-        char line[512];
-        unsigned long start = 0, end = 0, beacon = 0;
-        while (maps && fgets(line, sizeof line, maps)) {
-            unsigned long from, to;
-            if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
-                start = from, end = to;
-            /* One page, wiped by forks, and registered. */
-            if (strstr(line, "VmFlags:") && strstr(line, " wf") && strstr(line, " um") && end - start == PAGE)
-                beacon = start;
-        }
-        if (!beacon) {
-            say("FAILED: no beacon\n");
-            _exit(2);
-        }
-        /* Its own it may claim. */
-        uint64_t own_number = *(volatile uint64_t *)beacon;
-        become_nobody();
-        char *arena = map_arena();
-        int welcomed = 0;
-        for (uint64_t number = 1; number <= 40; number++) {
-            if (number == own_number)
-                continue;
-            int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
-            must(socket_ < 0, "connect");
-            struct hello hello = sound_hello(arena);
-            hello.inherited = number;
-            hello.beacon = beacon;
-            welcomed += is_welcomed(socket_, &hello, sizeof hello, own, trash);
-            close(socket_), close(own), close(trash);
-        }
-        say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
-        _exit(welcomed != 0);
-    }
+    if (worker == 0)
+        claim_all(arena, shown);
     int status = -1;
     must(waitpid(worker, &status, 0) != worker, "waitpid");
     kill(victim, SIGKILL);
@@ -252,7 +297,7 @@ static int rubbish(void)
 {
     find_memfold();
     become_nobody();
-    char *arena = map_arena();
+    char *arena = map_arena(NULL);
     unsigned seed = 7;
     int welcomed = 0, ends[2];
     must(pipe(ends), "pipe");
@@ -290,6 +335,10 @@ int main(int count, char **arguments)
     if (!strcmp(mode, "knock") && count == 4 && strlen(arguments[2]) < sizeof name) {
         strcpy(name, arguments[2]);
         return knock(atoi(arguments[3]));
+    }
+    if (!strcmp(mode, "flood") && count == 4 && strlen(arguments[2]) < sizeof name) {
+        strcpy(name, arguments[2]);
+        return flood(atof(arguments[3]));
     }
     if (!strcmp(mode, "hold") && count == 3)
         return hold(atoi(arguments[2]));
