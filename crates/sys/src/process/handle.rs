@@ -134,8 +134,7 @@ impl Process {
         let mut above: Option<OwnedFd> = None;
         for _ in 0..DEEPEST {
             let folder = above.as_ref().map_or(self.folder.as_fd(), AsFd::as_fd);
-            let first = above.is_none().then(|| self.parent());
-            let parent = match first.unwrap_or_else(|| parent_of(folder)) {
+            let parent = match parent_of(folder) {
                 Some(parent) if parent == own => return Ok(Some(true)),
                 Some(parent) if parent > 1 => parent,
                 Some(_) => return Ok(Some(false)),
