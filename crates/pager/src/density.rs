@@ -5,7 +5,7 @@
 //! later pays. This holds only where nothing has to leave memory for them; a program that works in
 //! more than its limit gets each page alone.
 
-use crate::state::{Entry, PageState};
+use crate::page_state::{Entry, PageState};
 
 /// Pages of a block.
 pub const BLOCK: usize = 64;

@@ -1,7 +1,7 @@
 //! What the fuzz targets run on their input. Tests run the same on the corpus and on random bytes.
 
-pub use crate::mover::fuzzing::outcome;
-pub use crate::order::fuzzing::events;
+pub use crate::supervised::events::reorder::fuzzing::events;
+pub use crate::supervised::reclaim::batch::fuzzing::outcome;
 
 #[cfg(test)]
 mod tests {

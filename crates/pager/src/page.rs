@@ -78,6 +78,11 @@ impl PageRange {
     }
 }
 
+/// Pages in bytes.
+pub fn bytes(pages: u64) -> u64 {
+    pages * PAGE_SIZE as u64
+}
+
 /// Pages by their numbers, for tests.
 #[cfg(test)]
 pub fn range(start: u64, end: u64) -> PageRange {

@@ -1,6 +1,6 @@
 //! The account of an engine's memory.
 
-use crate::concession::Concession;
+use crate::backoff::Concession;
 use crate::density::has_ample_room;
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;

@@ -1,7 +1,7 @@
 //! The pages of one region.
 
 use crate::density::{BLOCK, Density};
-use crate::state::{Entry, PageState};
+use crate::page_state::{Entry, PageState};
 use memfold_swap::Slot;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::memory::Mapping;

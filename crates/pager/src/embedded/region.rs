@@ -7,7 +7,7 @@ use super::fault::Cause;
 use super::stats::EmbeddedStats;
 use super::streams::Advice;
 use super::worker::{self, WINDOW, Worker};
-use crate::state::PageState;
+use crate::page_state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::signal::block_all;
 use std::ops::Range;

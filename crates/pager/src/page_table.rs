@@ -1,0 +1,427 @@
+//! The page states of one address space: a radix tree as the hardware's, nodes made on demand and
+//! freed once they are empty.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::page_state::{Entry, PageState};
+use memfold_swap::Slot;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+const BITS: u32 = 9;
+const FANOUT: usize = 1 << BITS;
+
+struct Node<T>([OnceLock<Box<T>>; FANOUT]);
+
+impl<T> Default for Node<T> {
+    fn default() -> Self {
+        Node([const { OnceLock::new() }; FANOUT])
+    }
+}
+
+struct Leaf([Entry; FANOUT]);
+
+impl Default for Leaf {
+    fn default() -> Self {
+        Leaf([const { Entry::new() }; FANOUT])
+    }
+}
+
+type Middle = Node<Leaf>;
+type Upper = Node<Middle>;
+type Root = Node<Upper>;
+
+/// All pages that a program on x86-64 can map: those below 2^36 (128 TiB and as much again) in the
+/// usual four levels, those beyond, which only five levels of the hardware's tables can have, one
+/// level further down.
+pub struct PageTable {
+    root: Root,
+    high: OnceLock<Box<Node<Root>>>,
+    used: Arc<TableUse>,
+}
+
+/// What a table takes, to be read without an entry to the gate.
+#[derive(Debug)]
+pub struct TableUse {
+    bytes: AtomicU64,
+    /// Nodes made since the last whole sweep began.
+    made: AtomicU64,
+}
+
+impl TableUse {
+    /// Memory that the table takes, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether nodes were made since the last whole sweep began.
+    pub fn has_grown(&self) -> bool {
+        self.made.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Bits of a page's number that the hardware's four levels tell apart, and five.
+const LOW_BITS: u32 = 4 * BITS;
+const ALL_BITS: u32 = 5 * BITS;
+
+impl Default for PageTable {
+    fn default() -> Self {
+        PageTable {
+            root: Root::default(),
+            high: OnceLock::new(),
+            used: Arc::new(TableUse {
+                bytes: AtomicU64::new(size_of::<Self>() as u64),
+                made: AtomicU64::new(0),
+            }),
+        }
+    }
+}
+
+fn index(page: VirtualPage, level: u32) -> usize {
+    (page.0 >> (BITS * level)) as usize & (FANOUT - 1)
+}
+
+fn is_high(page: VirtualPage) -> bool {
+    page.0 >> LOW_BITS != 0
+}
+
+impl PageTable {
+    /// The entry of a page, made if need be.
+    pub fn entry(&self, page: VirtualPage) -> &Entry {
+        let root = if is_high(page) {
+            let high = self.child(&self.high);
+            self.child(&high.0[index(page, 4)])
+        } else {
+            &self.root
+        };
+        let upper = self.child(&root.0[index(page, 3)]);
+        let middle = self.child(&upper.0[index(page, 2)]);
+        let leaf = self.child(&middle.0[index(page, 1)]);
+        &leaf.0[index(page, 0)]
+    }
+
+    fn child<'a, T: Default>(&self, place: &'a OnceLock<Box<T>>) -> &'a T {
+        place.get_or_init(|| {
+            let bytes = size_of::<T>() as u64;
+            self.used.bytes.fetch_add(bytes, Ordering::Relaxed);
+            self.used.made.fetch_add(1, Ordering::Relaxed);
+            Box::default()
+        })
+    }
+
+    /// The slot of a page that is swapped out, without making its entry.
+    pub fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
+        match self.leaf(page)?.0[index(page, 0)].load() {
+            PageState::Swapped(slot) => Some(slot),
+            _ => None,
+        }
+    }
+
+    fn root_of(&self, page: VirtualPage) -> Option<&Root> {
+        if is_high(page) {
+            let root = &self.high.get()?.0[index(page, 4)];
+            root.get().map(|root| &**root)
+        } else {
+            Some(&self.root)
+        }
+    }
+
+    fn leaf(&self, page: VirtualPage) -> Option<&Leaf> {
+        let upper = self.root_of(page)?.0[index(page, 3)].get()?;
+        let middle = upper.0[index(page, 2)].get()?;
+        middle.0[index(page, 1)].get().map(|leaf| &**leaf)
+    }
+
+    /// Visits the entries of a range, in order, skipping where there are none. Stops when
+    /// `visit` returns `false`.
+    pub fn visit(&self, range: PageRange, mut visit: impl FnMut(VirtualPage, &Entry) -> bool) {
+        self.visit_leaves(range, |part, leaf| {
+            (part.start.0..part.end.0)
+                .map(VirtualPage)
+                .all(|page| visit(page, &leaf.0[index(page, 0)]))
+        });
+    }
+
+    fn visit_leaves(&self, range: PageRange, mut visit: impl FnMut(PageRange, &Leaf) -> bool) {
+        let range = range.intersection(Self::everything());
+        let mut page = range.start;
+        while page < range.end {
+            let Some(leaf) = self.leaf(page) else {
+                page = self.skip(page);
+                continue;
+            };
+            let end = VirtualPage((page.0 | (FANOUT as u64 - 1)) + 1).min(range.end);
+            if !visit(PageRange { start: page, end }, leaf) {
+                return;
+            }
+            page = end;
+        }
+    }
+
+    /// The first page behind the largest missing node around `page`.
+    fn skip(&self, page: VirtualPage) -> VirtualPage {
+        let level = match self.root_of(page) {
+            None if self.high.get().is_none() => 5,
+            None => 4,
+            Some(root) => match root.0[index(page, 3)].get() {
+                None => 3,
+                Some(upper) if upper.0[index(page, 2)].get().is_none() => 2,
+                Some(_) => 1,
+            },
+        };
+        VirtualPage(((page.0 >> (BITS * level)) + 1) << (BITS * level))
+    }
+
+    /// Every page there can be.
+    pub fn everything() -> PageRange {
+        PageRange {
+            start: VirtualPage(0),
+            end: VirtualPage(1 << ALL_BITS),
+        }
+    }
+
+    /// What it takes.
+    pub fn used(&self) -> &Arc<TableUse> {
+        &self.used
+    }
+
+    /// Frees the nodes that a range touches and in which there are only holes. Nodes elsewhere stay,
+    /// so that it takes no longer than to visit the range.
+    pub fn prune(&mut self, range: PageRange) {
+        let range = range.intersection(Self::everything());
+        let low_end = 1 << LOW_BITS;
+        let mut freed = 0;
+        if range.start.0 < low_end && !range.is_empty() {
+            let end = range.end.0.min(low_end);
+            self.root.prune(range.start.0, end, &mut freed);
+        }
+        if let Some(high) = self.high.get_mut()
+            && range.end.0 > low_end
+            && high.prune(range.start.0.max(low_end), range.end.0, &mut freed)
+        {
+            self.high.take();
+            freed += size_of::<Node<Root>>() as u64;
+        }
+        self.used.bytes.fetch_sub(freed, Ordering::Relaxed);
+    }
+
+    /// The same for so many leaves from a page on: for what became holes without an event. Returns where
+    /// to go on; page 0 once all was looked at.
+    pub fn sweep(&mut self, from: VirtualPage, leaves: usize) -> VirtualPage {
+        let all = Self::everything();
+        if from == all.start {
+            self.used.made.store(0, Ordering::Relaxed);
+        }
+        let (mut left, mut end) = (leaves, all.end);
+        let rest = PageRange { start: from, ..all };
+        self.visit_leaves(rest, |part, _| {
+            if left == 0 {
+                end = part.start;
+            }
+            left = left.saturating_sub(1);
+            end == all.end
+        });
+        self.prune(PageRange { start: from, end });
+        if end == all.end { all.start } else { end }
+    }
+}
+
+trait Tree {
+    /// Pages below it.
+    const SPAN: u64;
+
+    /// Frees what is empty of the pages from `start` to `end`, which count from its first one, and adds
+    /// up how much that was. Whether it is empty itself now.
+    fn prune(&mut self, start: u64, end: u64, freed: &mut u64) -> bool;
+}
+
+impl Tree for Leaf {
+    const SPAN: u64 = FANOUT as u64;
+
+    fn prune(&mut self, _start: u64, _end: u64, _freed: &mut u64) -> bool {
+        self.0.iter().all(Entry::is_hole)
+    }
+}
+
+impl<T: Tree> Tree for Node<T> {
+    const SPAN: u64 = T::SPAN * FANOUT as u64;
+
+    fn prune(&mut self, start: u64, end: u64, freed: &mut u64) -> bool {
+        let mut any = false;
+        for index in start / T::SPAN..end.div_ceil(T::SPAN) {
+            let place = &mut self.0[index as usize];
+            let first = index * T::SPAN;
+            if let Some(child) = place.get_mut()
+                && child.prune(
+                    start.saturating_sub(first),
+                    (end - first).min(T::SPAN),
+                    freed,
+                )
+            {
+                place.take();
+                *freed += size_of::<T>() as u64;
+                any = true;
+            }
+        }
+        // One that lost nothing has a child: none is made without.
+        any && self.0.iter().all(|place| place.get().is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visits_only_what_was_made() {
+        let table = PageTable::default();
+        let far = VirtualPage(0x7_ffff_ffff);
+        table.entry(VirtualPage(5)).set(PageState::FRESH);
+        table.entry(far).set(PageState::FRESH);
+        let mut seen = Vec::new();
+        table.visit(PageTable::everything(), |page, entry| {
+            if entry.load() == PageState::FRESH {
+                seen.push(page);
+            }
+            true
+        });
+        assert_eq!(seen, [VirtualPage(5), far]);
+        assert!(table.leaf(VirtualPage(1 << 20)).is_none());
+        assert_eq!(table.entry(VirtualPage(6)).load(), PageState::Hole);
+    }
+
+    #[test]
+    fn a_visit_keeps_to_its_range_and_stops() {
+        let table = PageTable::default();
+        for page in 500..1030 {
+            table.entry(VirtualPage(page)).set(PageState::FRESH);
+        }
+        let mut seen = 0;
+        let range = PageRange {
+            start: VirtualPage(510),
+            end: VirtualPage(1026),
+        };
+        table.visit(range, |page, _| {
+            assert!(page >= range.start && page < range.end);
+            seen += 1;
+            true
+        });
+        assert_eq!(seen, 516);
+        let mut stopped = 0;
+        table.visit(range, |_, _| {
+            stopped += 1;
+            stopped < 7
+        });
+        assert_eq!(stopped, 7);
+    }
+
+    /// Random changes against a plain map, near each other and far apart; the nodes are those that the
+    /// model needs, and none once all is gone.
+    #[test]
+    fn agrees_with_a_map_and_keeps_no_empty_node() {
+        let mut table = PageTable::default();
+        let used = table.used().clone();
+        let baseline = used.bytes();
+        let mut model = std::collections::BTreeMap::new();
+        let mut seed = 1u64;
+        let mut next = |below: u64| {
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 20) % below
+        };
+        let starts = [
+            0,
+            511,
+            1 << 9,
+            1 << 18,
+            (1 << 27) - 3,
+            1 << 36,
+            (1 << 45) - 600,
+        ];
+        for round in 0..4000 {
+            let start = starts[next(7) as usize] + next(600);
+            let changed = PageRange {
+                start: VirtualPage(start),
+                end: VirtualPage(start + 1 + next(300)).min(PageTable::everything().end),
+            };
+            if next(2) == 0 {
+                for page in changed.start.0..changed.end.0 {
+                    let state = PageState::Swapped(Slot::from_raw(next(1 << 30) as u32));
+                    table.entry(VirtualPage(page)).set(state);
+                    model.insert(page, state);
+                }
+            } else {
+                table.visit(changed, |_, entry| {
+                    entry.set(PageState::Hole);
+                    true
+                });
+                model.retain(|page, _| !(changed.start.0..changed.end.0).contains(page));
+                table.prune(changed);
+            }
+            let mut found = std::collections::BTreeMap::new();
+            if round % 50 == 0 {
+                table.visit(PageTable::everything(), |page, entry| {
+                    if entry.load() != PageState::Hole {
+                        found.insert(page.0, entry.load());
+                    }
+                    true
+                });
+                assert_eq!(found, model);
+            }
+            assert_eq!(used.bytes(), baseline + needed(model.keys().copied()));
+        }
+        table.visit(PageTable::everything(), |_, entry| {
+            entry.set(PageState::Hole);
+            true
+        });
+        assert!(used.has_grown());
+        let mut from = VirtualPage(0);
+        let mut steps = 0;
+        while from != VirtualPage(0) || steps == 0 {
+            from = table.sweep(from, 2);
+            steps += 1;
+        }
+        assert!(steps > 3 && !used.has_grown());
+        assert_eq!(used.bytes(), baseline);
+    }
+
+    /// Bytes of the nodes in which such pages lie.
+    fn needed(pages: impl Iterator<Item = u64>) -> u64 {
+        let mut nodes = std::collections::BTreeSet::new();
+        for page in pages {
+            nodes.extend((1..=3).map(|level| (level, page >> (BITS * level))));
+            if page >> LOW_BITS != 0 {
+                nodes.extend((4..=5).map(|level| (level, page >> (BITS * level))));
+            }
+        }
+        let size = |level: u32| match level {
+            1 => size_of::<Leaf>(),
+            _ => size_of::<Middle>(),
+        };
+        nodes.iter().map(|(level, _)| size(*level) as u64).sum()
+    }
+
+    #[test]
+    fn no_two_pages_share_an_entry() {
+        let table = PageTable::default();
+        let pages = [0, 1 << 35, 1 << 36, 1 << 44, (1 << 45) - 1].map(VirtualPage);
+        for (number, page) in pages.iter().enumerate() {
+            let slot = Slot::from_raw(number as u32);
+            table.entry(*page).set(PageState::Swapped(slot));
+        }
+        for (number, page) in pages.iter().enumerate() {
+            assert_eq!(
+                table.swapped_slot(*page),
+                Some(Slot::from_raw(number as u32))
+            );
+        }
+        let mut seen = Vec::new();
+        table.visit(PageTable::everything(), |page, entry| {
+            if entry.load() != PageState::Hole {
+                seen.push(page);
+            }
+            true
+        });
+        assert_eq!(seen, pages);
+    }
+}

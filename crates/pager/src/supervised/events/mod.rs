@@ -1,0 +1,5 @@
+//! Changes of mappings that userfaultfd reports: unmap, remap, madvise.
+
+pub mod apply;
+pub mod recent_remove;
+pub mod reorder;

@@ -1,0 +1,463 @@
+//! The fault handlers: a thread a CPU, each listening to the address spaces whose threads fault
+//! on its CPU.
+//!
+//! Waking a thread on another CPU costs more than the rest of a fault, for whoever wakes (an
+//! interrupt to be sent) as for who is woken (a CPU to be started). So an address space is
+//! registered only with the handlers of the CPUs that its faults come from. Which those are is
+//! sampled: now and then the handler looks where the thread it served runs, often at first and
+//! after each surprise, rarely once it is settled.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::supervised::events::reorder::Change;
+use crate::supervised::fault::serve::{Fault, Served, Server, wake};
+use crate::supervised::fork::apply::{BesideForks, Stash};
+use crate::supervised::group::Group;
+use crate::supervised::helper::sentinel::Sentinel;
+use crate::supervised::space::gate::Exclusive;
+use crate::supervised::space::{AddressSpace, Changes};
+use crate::supervised::util::fd_pressure::{self, patiently};
+use crate::supervised::util::run_time::Waited;
+use crate::sync::lock;
+use memfold_sys::epoll::Epoll;
+use memfold_sys::thread;
+use memfold_sys::uffd::{self, Message};
+use std::cell::LazyCell;
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Samples are at least this far apart, in faults, and at most.
+const SAMPLE_NEAREST: u32 = 2;
+const SAMPLE_FARTHEST: u32 = 512;
+/// So many samples in a row from elsewhere, and a handler stops listening.
+const MISSES_TO_LEAVE: u32 = 4;
+/// No address space's number.
+const STOP: u64 = u64::MAX;
+/// How long changes of mappings may follow one upon the other before those read are applied, in an
+/// order that is then a guess. Ten threads that do little else, on a machine with forty more to run,
+/// were found quiet after 0.9 s; meanwhile the kernel changes no pages of theirs anyway.
+const QUIET_PATIENCE: Duration = Duration::from_secs(10);
+/// The first nap between two looks, and the longest: each is twice the one before, so that a thread
+/// that ends its change on this very CPU is not woken over again and again.
+const QUIET_NAP: Duration = Duration::from_micros(5);
+const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
+/// How long a handler waits for a gate before it turns to other programs. A helper is inside for
+/// some tens of microseconds, unless it was stopped there.
+const GATE_PATIENCE: Duration = Duration::from_millis(10);
+
+/// Which handlers listen to an address space.
+#[derive(Debug, Default)]
+pub struct Armed {
+    /// Handler numbers, with the samples in a row that came from other CPUs.
+    listening: Vec<(usize, u32)>,
+    until_sample: u32,
+    distance: u32,
+}
+
+impl Armed {
+    /// The numbers of the handlers, which are in the order of the allowed CPUs.
+    pub fn listeners(&self) -> impl Iterator<Item = usize> + '_ {
+        self.listening.iter().map(|(number, _)| *number)
+    }
+}
+
+/// All handlers.
+pub struct Handlers {
+    group: Arc<Group>,
+    cpus: Vec<usize>,
+    epolls: Vec<Epoll>,
+    sentinel: Arc<Sentinel>,
+    /// Its other end hangs up when the group stops, which wakes the handlers.
+    _stop: PipeReader,
+}
+
+/// What one read of messages brought.
+#[derive(Default)]
+pub struct Messages {
+    pub faults: Vec<(Fault, u32)>,
+    pub children: Vec<Arc<AddressSpace>>,
+    /// The stage as it was before a fork's event was read.
+    stash: Option<Stash>,
+}
+
+impl Handlers {
+    /// The group's handlers. To stop them, say that the group stops and drop the other end of `stop`.
+    pub fn new(
+        group: Arc<Group>,
+        sentinel: Arc<Sentinel>,
+        stop: PipeReader,
+    ) -> io::Result<Handlers> {
+        let cpus = thread::allowed_cpus();
+        let epolls: Vec<Epoll> = cpus
+            .iter()
+            .map(|_| Epoll::new())
+            .collect::<io::Result<_>>()?;
+        for epoll in &epolls {
+            epoll.add(stop.as_fd(), STOP)?;
+        }
+        Ok(Handlers {
+            group,
+            cpus,
+            epolls,
+            sentinel,
+            _stop: stop,
+        })
+    }
+
+    /// Starts the threads.
+    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+        for number in 0..self.cpus.len() {
+            let handlers = self.clone();
+            std::thread::Builder::new()
+                .name(format!("fault-{}", self.cpus[number]))
+                .spawn(move || handlers.run(number))?;
+        }
+        Ok(())
+    }
+
+    /// Listens to an address space, at first where its main thread ran last. Where that fails it is said
+    /// once, and the governor tries again if the space is one of the group's.
+    pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
+        let cpu = space
+            .attached()
+            .and_then(|attached| attached.inspector.last_cpu(attached.inspector.pid() as u32));
+        let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
+        let mut armed = lock(&space.armed);
+        if armed.listening.is_empty() {
+            let descriptor = space.uffd_descriptor().as_fd();
+            if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
+                space.set_aside.store(true, Ordering::Relaxed);
+                if !space.said_unheard.swap(true, Ordering::Relaxed) {
+                    log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
+                }
+                return Err(error);
+            }
+            armed.listening.push((number, 0));
+        }
+        Ok(())
+    }
+
+    /// Has what was left unread reported again. Handlers hear of messages once, as they come, which
+    /// spares them a look at each fault whether more are there; a fork's that cannot be read (there is
+    /// no descriptor for the child, say) stays, and the kernel does not tell when a read of several
+    /// stopped for that.
+    pub fn remind(&self, space: &AddressSpace) {
+        for (number, _) in &lock(&space.armed).listening {
+            // Fails only if the address space is gone.
+            let _ = self.epolls[*number].remind(space.uffd_descriptor().as_fd(), space.id);
+        }
+    }
+
+    /// Does without a program whose helper was stopped inside the gate, until the governor's next
+    /// [`Handlers::listen`]: the others on this CPU must not wait for it.
+    fn set_aside(&self, space: &AddressSpace) {
+        self.forget(space);
+        space.set_aside.store(true, Ordering::Relaxed);
+    }
+
+    /// Stops listening.
+    pub fn forget(&self, space: &AddressSpace) {
+        for (number, _) in lock(&space.armed).listening.drain(..) {
+            // Fails only if it is not there.
+            let _ = self.epolls[number].remove(space.uffd_descriptor().as_fd());
+        }
+    }
+
+    fn number_of(&self, cpu: usize) -> Option<usize> {
+        self.cpus.iter().position(|candidate| *candidate == cpu)
+    }
+
+    fn run(&self, number: usize) {
+        // Best effort: an unpinned handler is slower, not wrong.
+        let _ = thread::pin_to(self.cpus[number]);
+        thread::set_nice(-10);
+        thread::set_timer_slack(1000);
+        let mut server = Server::default();
+        let mut ready = Vec::new();
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            if self.epolls[number].wait(&mut ready, None).is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for token in &ready {
+                if let Some(space) = self.group.space(*token) {
+                    self.serve_space(number, &space, &mut server);
+                }
+            }
+        }
+    }
+
+    /// Reads and serves until there is nothing more to read.
+    fn serve_space(&self, number: usize, space: &Arc<AddressSpace>, server: &mut Server) {
+        let mut retries: Vec<(Fault, u32)> = Vec::new();
+        let mut rounds = 0;
+        loop {
+            let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
+                if !space.is_dead() {
+                    if space.relieve_helper() {
+                        continue;
+                    }
+                    self.set_aside(space);
+                }
+                for (fault, _) in retries {
+                    wake(space, fault.page, 1);
+                }
+                return;
+            };
+            let messages = self.read_messages(space, &mut gate);
+            drop(gate);
+            for child in &messages.children {
+                let _ = self.listen(child);
+            }
+            if messages.faults.is_empty() && retries.is_empty() {
+                return;
+            }
+            let again = std::mem::take(&mut retries);
+            let news = messages.faults.len();
+            let faults = messages.faults.into_iter().chain(again);
+            for (index, (fault, thread)) in faults.enumerate() {
+                let began = Instant::now();
+                if !space.meet(Some(thread)) && !space.asks_for_number(fault.page) {
+                    // It waits. (In the beacon it reads itself what became of it.)
+                    continue;
+                }
+                let admission = space.admission_of(thread);
+                if server.serve(space, fault, admission) == Served::Retry {
+                    retries.push((fault, thread));
+                } else {
+                    let elapsed = began.elapsed().as_nanos() as u64;
+                    self.group.counters.latency.record(elapsed);
+                    if !fault.protected {
+                        space.counted_faults.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                if index < news {
+                    self.sample(number, space, thread);
+                }
+            }
+            rounds += 1;
+            if retries.is_empty() {
+                // What came meanwhile is reported.
+                return;
+            }
+            if rounds > 1000 {
+                for (fault, _) in retries.drain(..) {
+                    wake(space, fault.page, 1);
+                }
+            } else if rounds > 10 {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Reads what there is and applies its events; faults are left to the caller, who serves them
+    /// after leaving the gate.
+    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &mut Exclusive<'_>) -> Messages {
+        let mut messages = Messages::default();
+        let mut changes = lock(&space.changes);
+        let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
+            return messages;
+        };
+        space.begin_events(gate);
+        let (mut beside, mut emptied) = (BesideForks::default(), Vec::new());
+        if changes.order.has_fork() {
+            space.store_staged(gate, messages.stash.take());
+        }
+        loop {
+            let change = changes.order.next(&lock(&space.regions), quiet);
+            if let Some(change) = change {
+                beside.note(space, gate, change, changes.order.has_fork());
+            }
+            match change {
+                None => break,
+                Some(Change::Unmap(range)) => {
+                    space.apply_unmap(gate, range);
+                    emptied.push(range);
+                }
+                Some(Change::Remove(range)) => space.apply_remove(gate, range),
+                Some(Change::Remap { from, to, stays }) => {
+                    // Unless it is quiet, the echo of a move may be yet to come.
+                    space.apply_remap(gate, from, to, stays && quiet);
+                    emptied.push(from);
+                }
+                Some(Change::Fork(number)) => {
+                    if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
+                        let child = self.fork(space, gate, uffd, &mut beside);
+                        messages.children.extend(child);
+                    }
+                }
+            }
+        }
+        beside.finish(space);
+        let table = gate.table_mut();
+        emptied.into_iter().for_each(|range| table.prune(range));
+        messages
+    }
+
+    fn fork(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &Exclusive<'_>,
+        uffd: OwnedFd,
+        beside: &mut BesideForks,
+    ) -> Option<Arc<AddressSpace>> {
+        match patiently(|| self.sentinel.mover()) {
+            Ok(mover) => Some(space.apply_fork(gate, uffd, mover, beside)),
+            Err(error) => {
+                log::warn!("a forked program stands still, as there is no channel for it: {error}");
+                // It must not read zeros: kept open, its userfaultfd makes its faults wait.
+                std::mem::forget(uffd);
+                None
+            }
+        }
+    }
+
+    /// Learns now and then where the faults come from, and listens there.
+    fn sample(&self, number: usize, space: &AddressSpace, thread: u32) {
+        let mut armed = lock(&space.armed);
+        if armed.until_sample > 0 {
+            armed.until_sample -= 1;
+            return;
+        }
+        let Some(attached) = space.attached() else {
+            return;
+        };
+        let Some(cpu) = attached.inspector.last_cpu(thread) else {
+            return;
+        };
+        let Some(home) = self.number_of(cpu) else {
+            return;
+        };
+        let descriptor = space.uffd_descriptor().as_fd();
+        let as_expected = home == number;
+        armed.distance = if as_expected {
+            (armed.distance * 2).clamp(SAMPLE_NEAREST, SAMPLE_FARTHEST)
+        } else {
+            SAMPLE_NEAREST
+        };
+        armed.until_sample = armed.distance;
+        if !armed
+            .listening
+            .iter()
+            .any(|(listener, _)| *listener == home)
+            && self.epolls[home].add_arrivals(descriptor, space.id).is_ok()
+        {
+            armed.listening.push((home, 0));
+        }
+        for (listener, misses) in &mut armed.listening {
+            *misses = if *listener == home { 0 } else { *misses + 1 };
+        }
+        // Misses are counted in a row, so the last that hit is never among those who leave.
+        let somebody_hits = armed.listening.iter().any(|(_, misses)| *misses == 0);
+        if armed.listening.len() > 1 && somebody_hits {
+            armed.listening.retain(|(listener, misses)| {
+                let stays = *misses < MISSES_TO_LEAVE;
+                if !stays {
+                    // Fails only if it is not there.
+                    let _ = self.epolls[*listener].remove(descriptor);
+                }
+                stays
+            });
+        }
+    }
+}
+
+/// Reads messages until there are none and, if mappings changed, until no change is under way.
+/// `None` if there is nothing to apply; else whether it is quiet: nothing more is to come.
+fn collect(
+    space: &AddressSpace,
+    gate: &Exclusive<'_>,
+    messages: &mut Messages,
+    changes: &mut Changes,
+) -> Option<bool> {
+    let waited = LazyCell::new(Waited::begin);
+    // What an earlier read brought may not have been applied.
+    let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
+    let mut nap = QUIET_NAP;
+    loop {
+        let mut buffer = [Message::default(); 8];
+        if messages.stash.is_none() && space.channel.is_forking() && space.is_changing() {
+            // Once the event is read, the parent may be gone at any moment.
+            messages.stash = Some(space.stash(gate));
+        }
+        let read = match space.uffd().read_now(&mut buffer) {
+            Ok(read) => read,
+            Err(_) if space.is_gone() => {
+                space.detached.store(true, Ordering::Relaxed);
+                return any.then_some(false);
+            }
+            Err(errno) => {
+                // No descriptor for a forked child, say. The event stays unread, what was read stays
+                // pending, and the kernel changes no pages until both are dealt with.
+                if !std::mem::replace(&mut changes.unreadable, true) {
+                    log::warn!("a program's events cannot be read ({errno}); it waits");
+                }
+                std::thread::sleep(fd_pressure::PAUSE);
+                return None;
+            }
+        };
+        changes.unreadable = false;
+        for message in &buffer[..read] {
+            let Some(change) = change_of(message, space, changes) else {
+                messages
+                    .faults
+                    .push((Fault::of_message(message, space), message.fault_thread()));
+                continue;
+            };
+            any = true;
+            needs_order |= change.needs_order();
+            changes.order.push(change);
+        }
+        if read == buffer.len() {
+            continue;
+        }
+        if !needs_order {
+            return any.then_some(true);
+        }
+        if !space.is_changing() {
+            return Some(true);
+        }
+        if waited.so_far() > QUIET_PATIENCE {
+            log::warn!(
+                "a program has changed its mappings for {} s without a pause; \
+                 their order is a guess from now on",
+                QUIET_PATIENCE.as_secs()
+            );
+            return Some(false);
+        }
+        // The thread whose event was read must run to end its change, maybe on this very CPU.
+        std::thread::sleep(nap);
+        nap = (2 * nap).min(QUIET_NAP_LONGEST);
+    }
+}
+
+/// What an event says; `None` for a fault.
+fn change_of(message: &Message, space: &AddressSpace, changes: &mut Changes) -> Option<Change> {
+    let range = || {
+        let (start, end) = message.range();
+        PageRange::of_addresses(start, end)
+    };
+    match message.event {
+        uffd::EVENT_UNMAP => Some(Change::Unmap(range())),
+        uffd::EVENT_REMOVE => Some(Change::Remove(range())),
+        uffd::EVENT_REMAP => {
+            let (from, to, length) = message.remap();
+            let from = PageRange::of_addresses(from, from + length);
+            Some(Change::Remap {
+                from,
+                to: VirtualPage::containing(to),
+                stays: true,
+            })
+        }
+        uffd::EVENT_FORK => {
+            let number = changes.next_fork;
+            changes.next_fork += 1;
+            let under_way = space.group().shared.begin_fork();
+            let uffd = message.take_fork_descriptor();
+            changes.forks.insert(number, (uffd, under_way));
+            Some(Change::Fork(number))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,358 @@
+//! The attendant: lets helpers in, and notices when their programs are gone.
+//!
+//! Whoever connects is looked at when its connection is accepted, as a process and not as a PID. Only what
+//! this process started, or what that started, may speak; others are hung up on and counted. What those who
+//! may speak say is input ([`crate::supervised::helper::admission`]).
+
+use crate::supervised::fault::handler::Handlers;
+use crate::supervised::group::Group;
+use crate::supervised::helper::admission::Peer;
+use crate::supervised::helper::discard::Discard;
+use crate::supervised::helper::pending::{FIRST_TOKEN, Newcomer, Newcomers};
+use crate::supervised::helper::sentinel::Sentinel;
+use crate::supervised::util::fd_pressure::{self, is_shortage};
+use memfold_sys::epoll::Epoll;
+use memfold_sys::process::{self, Process};
+use memfold_sys::socket;
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Tokens of the listeners; those of address spaces count from 1 and never come near.
+const LISTENERS: [u64; 2] = [0, u64::MAX];
+
+/// As many as are needed to attach a program, and more.
+const DESCRIPTORS_TO_ATTACH: usize = 16;
+
+/// How long programs wait for descriptors before they are sent away.
+const SHORTAGE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many are accepted from a listener before others have a turn.
+const MOST_AT_A_TIME: usize = 16;
+
+/// Between two sweeps.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// After so many strangers of a user between two sweeps, further connections of that user are not looked at.
+const MOST_LOOKS: u32 = 100;
+
+/// With so many users whose descriptors cannot be closed, no other's are taken.
+const MOST_BANNED: usize = 8;
+
+/// So many programs that cannot be managed are told of one by one.
+const MOST_WARNINGS: u32 = 10;
+
+/// The attendant's thread.
+pub struct Attendant {
+    pub(crate) group: Arc<Group>,
+    pub(crate) handlers: Arc<Handlers>,
+    pub(crate) sentinel: Arc<Sentinel>,
+    pub(crate) discard: Discard,
+    listeners: [OwnedFd; 2],
+    epoll: Epoll,
+    sockets: HashMap<u64, OwnedFd>,
+    newcomers: Newcomers<Peer>,
+    /// Users whose programs sent descriptors that cannot be closed.
+    banned: HashSet<u32>,
+    /// How many strangers of a user were looked at since the last sweep.
+    looks: HashMap<u32, u32>,
+    own_user: u32,
+    /// Since when descriptors are short.
+    short_since: Option<Instant>,
+    said_short: bool,
+    warnings: u32,
+    /// Given up for a moment to hang up on somebody.
+    spare: Option<OwnedFd>,
+}
+
+impl Attendant {
+    pub fn new(
+        group: Arc<Group>,
+        handlers: Arc<Handlers>,
+        sentinel: Arc<Sentinel>,
+        listeners: [OwnedFd; 2],
+    ) -> io::Result<Attendant> {
+        let epoll = Epoll::new()?;
+        for (listener, token) in listeners.iter().zip(LISTENERS) {
+            epoll.add(listener.as_fd(), token)?;
+        }
+        Ok(Attendant {
+            group,
+            handlers,
+            sentinel,
+            discard: Discard::default(),
+            spare: listeners[0].try_clone().ok(),
+            listeners,
+            epoll,
+            sockets: HashMap::new(),
+            newcomers: Newcomers::new(),
+            banned: HashSet::new(),
+            looks: HashMap::new(),
+            own_user: process::own_user(),
+            short_since: None,
+            said_short: false,
+            warnings: 0,
+        })
+    }
+
+    /// Runs until the group stops. Those who are known come first, then who comes by the path, which only
+    /// the supervisor's own user can, then by the name that is everybody's; a few of them at a time.
+    pub fn run(&mut self) {
+        let mut ready = Vec::new();
+        let mut swept = Instant::now();
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            if self
+                .epoll
+                .wait(&mut ready, Some(Duration::from_millis(500)))
+                .is_err()
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            for token in ready.iter().filter(|token| !LISTENERS.contains(token)) {
+                if *token >= FIRST_TOKEN {
+                    self.hear(*token);
+                } else {
+                    self.see_off(*token);
+                }
+            }
+            for (listener, token) in LISTENERS.iter().enumerate() {
+                if ready.contains(token) {
+                    self.let_in(listener);
+                }
+            }
+            for late in self.newcomers.take_late(Instant::now()) {
+                self.warn(late.who.process.pid(), &"it did not say hello in time");
+            }
+            if swept.elapsed() >= SWEEP {
+                swept = Instant::now();
+                self.looks.clear();
+                // Whoever holds the other end keeps nothing here.
+                let group = &self.group;
+                self.sockets.retain(|id, _| group.space(*id).is_some());
+            }
+        }
+    }
+
+    fn let_in(&mut self, listener: usize) {
+        for _ in 0..MOST_AT_A_TIME {
+            match socket::accept(self.listeners[listener].as_fd()) {
+                Ok(Some(connection)) => {
+                    if let Err(error) = self.look_at(connection) {
+                        log::debug!("a connection is refused: {error}");
+                        self.refuse();
+                    }
+                }
+                Ok(None) => return,
+                Err(error) if is_shortage(&error) && self.may_wait() => return,
+                Err(error) if is_shortage(&error) => self.hang_up(listener),
+                Err(error) => {
+                    log::debug!("a connection is lost: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Who connected is looked at before it is listened to. It may be stopped before it says hello: nobody
+    /// waits for it.
+    fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
+        let peer = socket::peer(connection.as_fd())?;
+        let user = peer.uid;
+        if !self.may_look(user) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let group = self.group.clone();
+        let identify = || {
+            let process = Process::of_peer(connection.as_fd(), peer)?;
+            let is_ours = is_known_child(&group, &process) || process.descends_from_here()?;
+            Ok((is_ours, process))
+        };
+        let process = loop {
+            match identify() {
+                Ok((true, process)) => break process,
+                Ok((false, _)) => {
+                    *self.looks.entry(user).or_default() += 1;
+                    return Err(io::ErrorKind::PermissionDenied.into());
+                }
+                Err(error) if is_shortage(&error) && self.may_wait() => {}
+                Err(error) => return Err(error),
+            }
+        };
+        let who = Peer {
+            connection,
+            process: Arc::new(process),
+        };
+        self.expect(Newcomer::new(user, who))
+    }
+
+    /// Whether a user's connection is worth a look at its process, which takes longer than to hang up.
+    fn may_look(&self, user: u32) -> bool {
+        user == self.own_user
+            || self.banned.len() < MOST_BANNED
+                && !self.banned.contains(&user)
+                && self
+                    .looks
+                    .get(&user)
+                    .is_none_or(|looks| *looks < MOST_LOOKS)
+    }
+
+    /// Waits for a hello.
+    fn expect(&mut self, newcomer: Newcomer<Peer>) -> io::Result<()> {
+        let token = self.newcomers.next_token();
+        self.epoll.add(newcomer.who.connection.as_fd(), token)?;
+        // Closed, it is not watched any more.
+        if self.newcomers.add(newcomer).is_some() {
+            self.refuse();
+        }
+        Ok(())
+    }
+
+    fn refuse(&self) {
+        let refused = &self.group.counters.connections_refused;
+        refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Descriptors are short. Whether that may pass: then they are waited for, for a moment here.
+    fn may_wait(&mut self) -> bool {
+        let since = *self.short_since.get_or_insert_with(Instant::now);
+        let may_wait = since.elapsed() < SHORTAGE_PATIENCE;
+        if may_wait {
+            std::thread::sleep(fd_pressure::PAUSE);
+        } else if !std::mem::replace(&mut self.said_short, true) {
+            log::warn!(
+                "memfold has too few file descriptors for more programs; these run unmanaged, outside the \
+                 limit. Raise the hard limit (ulimit -Hn) before memfold starts"
+            );
+        }
+        may_wait
+    }
+
+    /// There is no descriptor for who connects: it is not to wait for ever.
+    fn hang_up(&mut self, listener: usize) {
+        drop(self.spare.take());
+        // Closed at once.
+        if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
+            self.refuse();
+        } else {
+            std::thread::sleep(fd_pressure::PAUSE);
+        }
+        self.spare = self.listeners[listener].try_clone().ok();
+    }
+
+    /// One who connected says hello, or is gone.
+    fn hear(&mut self, token: u64) {
+        let Some(newcomer) = self.newcomers.take(token) else {
+            return;
+        };
+        // Fails only if it is not there.
+        let _ = self.epoll.remove(newcomer.who.connection.as_fd());
+        // What a hello brings is lost where there is no room for it.
+        if !self.has_room(&newcomer.who.connection) {
+            if newcomer.is_late(Instant::now())
+                || !self.may_wait()
+                || self.expect(newcomer).is_err()
+            {
+                self.refuse();
+            }
+            return;
+        }
+        self.short_since = None;
+        let pid = newcomer.who.process.pid();
+        if let Err(error) = self.attach(newcomer)
+            && error.kind() != io::ErrorKind::UnexpectedEof
+        {
+            self.warn(pid, &error);
+        }
+    }
+
+    /// Whether there are descriptors to attach a program with. They are tried where there may be few.
+    fn has_room(&self, any: &OwnedFd) -> bool {
+        /// What the supervisor has by itself, at most, and for each program and newcomer.
+        const OWN: usize = 256;
+        const EACH: usize = 16;
+        let known = OWN + EACH * (self.sockets.len() + self.newcomers.len());
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        if limit.is_none_or(|limit| limit > 2 * known as u64) {
+            return true;
+        }
+        let room: io::Result<Vec<OwnedFd>> = (0..DESCRIPTORS_TO_ATTACH)
+            .map(|_| any.try_clone())
+            .collect();
+        room.is_ok()
+    }
+
+    /// A program says hello. It may be lent what it needs to say it again.
+    fn attach(&mut self, mut newcomer: Newcomer<Peer>) -> io::Result<()> {
+        let (hello, descriptors) = socket::receive_hello(newcomer.who.connection.as_fd())?;
+        let (user, is_lent) = (newcomer.user, newcomer.is_lent);
+        let descriptors = self.sort_out(descriptors, user);
+        if hello.refused != 0 {
+            newcomer.who.lend(hello.refused, is_lent)?;
+            newcomer.is_lent = true;
+            return self.expect(newcomer);
+        }
+        let (id, connection) = self.admit(newcomer.who, user, &hello, descriptors?)?;
+        self.epoll.add(connection.as_fd(), id)?;
+        self.sockets.insert(id, connection);
+        Ok(())
+    }
+
+    /// The two userfaultfds of a hello. Whatever else came is not touched, but closed where nobody
+    /// waits for it.
+    fn sort_out(&mut self, descriptors: Vec<OwnedFd>, user: u32) -> io::Result<[OwnedFd; 2]> {
+        let is_ours = |one: &OwnedFd| memfold_sys::uffd::is_userfaultfd(one.as_fd());
+        if descriptors.iter().all(is_ours) {
+            return descriptors
+                .try_into()
+                .map_err(|_| io::Error::other("its helper sent no userfaultfds"));
+        }
+        if !self.discard.close(descriptors) {
+            self.banned.insert(user);
+        }
+        Err(io::Error::other(
+            "its helper sent descriptors that are no userfaultfds",
+        ))
+    }
+
+    fn warn(&mut self, pid: i32, why: &dyn std::fmt::Display) {
+        self.warnings += 1;
+        if self.warnings <= MOST_WARNINGS {
+            log::warn!("process {pid} runs unmanaged, outside the limit: {why}");
+        }
+        if self.warnings == MOST_WARNINGS {
+            log::warn!("further processes that run unmanaged are counted only");
+        }
+    }
+
+    /// A helper's socket closed: its thread ended, and with it the address space, or soon. It is
+    /// kept until the kernel says that it is gone, as another process may still be in it.
+    fn see_off(&mut self, id: u64) {
+        if let Some(connection) = self.sockets.remove(&id) {
+            // Fails only if it is not there.
+            let _ = self.epoll.remove(connection.as_fd());
+        }
+        if let Some(space) = self.group.space(id) {
+            space.detached.store(true, Ordering::Relaxed);
+            space.leave();
+        }
+    }
+}
+
+/// Whether the parent of a process is managed already, and so descends from here. A PID is not given again
+/// before its process is reaped. So one that was the parent's after a process of that PID was found, and
+/// before that is found not to be reaped, is that process's.
+fn is_known_child(group: &Group, process: &Process) -> bool {
+    let Some(parent) = process.parent() else {
+        return false;
+    };
+    group.spaces().iter().any(|space| {
+        let inspector = space.inspector();
+        let known = inspector.filter(|inspector| inspector.pid() == parent);
+        known.is_some_and(|inspector| {
+            process.parent() == Some(parent) && inspector.process().signal(0).is_ok()
+        })
+    })
+}

@@ -1,0 +1,324 @@
+//! What must be true before an address space is served, whatever its hello says.
+//!
+//! A hello comes from a process that descends from this one, which may be another user's by now, or
+//! taken over. It names addresses and sends userfaultfds, and memfold will read memory, register ranges and
+//! put pages by them. So before any of that it is checked that
+//!
+//! * the numbers can be those of an arena (`Hello::layout`), and the helper is a thread of the peer;
+//! * the userfaultfd and the files of `/proc` by which the peer is inspected are of *one* address space. A
+//!   page of random bytes is put behind the places of the stage through the userfaultfd, where it stays,
+//!   and must be read through the opened memory. The page map and the mappings, which were opened before,
+//!   must show it, and the stage as a mapping of its own. (A peer that executes a program with more rights between two of
+//!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
+//! * who claims what was inherited by a fork shows the secret of that child's beacon, and is the process that was
+//!   seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
+//!
+//! Nobody else's memory can pass: whoever fills its own with what is expected has shown it its own.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::supervised::helper::accept::Attendant;
+use crate::supervised::space::{AddressSpace, Arena, Attached};
+use crate::sync::lock;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome};
+use memfold_sys::privilege;
+use memfold_sys::process::{self, Inspector, Process};
+use memfold_sys::thread::set_nice_of;
+use memfold_sys::uffd::{self, Uffd};
+use memfold_sys::{Errno, socket};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+/// What is asked of the program's userfaultfd.
+pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
+    | uffd::FEATURE_EVENT_FORK
+    | uffd::FEATURE_EVENT_REMAP
+    | uffd::FEATURE_EVENT_REMOVE
+    | uffd::FEATURE_EVENT_UNMAP
+    | uffd::FEATURE_THREAD_ID;
+
+/// Pages behind the places of the stage, by which a userfaultfd is proven.
+pub const PROOF_PAGES: u64 = 1;
+
+/// So many random bytes fill the page by which a userfaultfd is proven, again and again.
+const PROOF_BYTES: usize = 64;
+
+/// How often a page is tried to be put where mappings change.
+const TRIES: u32 = 50;
+
+/// One who connected.
+#[derive(Debug)]
+pub struct Peer {
+    pub connection: OwnedFd,
+    pub process: Arc<Process>,
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+impl Peer {
+    /// A program that was started here and is another user's by now may do what this process may: it is
+    /// lent the device, once, and says hello again.
+    pub fn lend(&self, refused: u64, is_lent: bool) -> io::Result<()> {
+        let why = io::Error::from_raw_os_error(i32::try_from(refused).unwrap_or(0));
+        if why.kind() == io::ErrorKind::PermissionDenied
+            && !is_lent
+            && let Ok(device) = uffd::open_device()
+        {
+            let welcome = Welcome {
+                magic: MAGIC,
+                ..Welcome::default()
+            };
+            return socket::send_welcome(self.connection.as_fd(), &welcome, &[device.as_fd()]);
+        }
+        Err(io::Error::other(format!(
+            "it may not use userfaultfd ({why})"
+        )))
+    }
+
+    /// Opens the files by which the peer is inspected.
+    ///
+    /// Where this process has a capability of its file and not of its user, it is used for children
+    /// that the kernel told of, and for processes that the user may inspect (but for a general
+    /// prohibition), never for others. What is opened so is nobody's to see before it has proven itself.
+    fn inspect(&self, thread: i32, claimed: Option<&AddressSpace>) -> io::Result<Inspector> {
+        let is_child = claimed.is_some();
+        let is_compared = claimed.is_none_or(|space| lock(&space.inheritance).is_none());
+        let open = || {
+            if !is_compared {
+                Inspector::open_child(&self.process, thread)
+            } else {
+                Inspector::open(&self.process, thread)
+            }
+        };
+        let opened = open();
+        let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        if opened.as_ref().is_err_and(is_refused)
+            && (is_child || self.process.owner().ok() == Some(process::own_user()))
+        {
+            let _raised = privilege::raised();
+            return open();
+        }
+        opened
+    }
+}
+
+/// The arena that a hello tells of; the last page of what it calls the stage is that of the proof.
+fn arena_of(layout: &Layout) -> Arena {
+    let range = |(start, end)| PageRange::of_addresses(start, end);
+    let (stage, stage_end) = layout.stage;
+    Arena {
+        whole: range(layout.arena),
+        stage: range((stage, stage_end - PROOF_PAGES * PAGE_SIZE as u64)),
+        beacon: VirtualPage::containing(layout.beacon),
+    }
+}
+
+impl Attendant {
+    /// Admits a program. Returns its number, and the connection by which its end is noticed.
+    pub fn admit(
+        &mut self,
+        peer: Peer,
+        user: u32,
+        hello: &Hello,
+        [own, trash]: [OwnedFd; 2],
+    ) -> io::Result<(u64, OwnedFd)> {
+        let layout = hello
+            .layout()
+            .ok_or_else(|| invalid("its helper named addresses that cannot be"))?;
+        let arena = arena_of(&layout);
+        let thread = peer
+            .process
+            .thread_by_own_number(hello.thread)
+            .ok_or_else(|| invalid("its helper is none of its threads"))?;
+        let is_child = hello.inherited != 0;
+        let (space, inspector) = if is_child {
+            self.claimed(hello.inherited, &peer, thread, arena.beacon)?
+        } else {
+            let inspector = peer.inspect(thread, None)?;
+            (self.newcomer(own, &peer, user, hello.relative)?, inspector)
+        };
+        space.open_stage(arena.stage)?;
+        if !proves_itself(&space, &inspector, arena.stage)? {
+            return Err(invalid("its userfaultfd is of another process"));
+        }
+        prepare_trash(&layout, &trash)?;
+        let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
+        let file = lock(&space.mover)
+            .take_file()
+            .ok_or_else(|| invalid("it has a helper"))?;
+        let attached = Attached {
+            inspector,
+            arena,
+            to_follow: OnceLock::new(),
+        };
+        if !space.attach(attached) {
+            return Err(invalid("it has a helper"));
+        }
+        space.helper.store(hello.thread as u32, Ordering::Relaxed);
+        if user == process::own_user() {
+            // What it does is short and makes room: it must not queue behind who needs the room.
+            set_nice_of(thread, -10);
+        }
+        space.set_resident_pages(resident);
+        self.take_in(&space, is_child, resident)?;
+        welcome(&peer.connection, &space, &file, is_child)?;
+        space.detached.store(false, Ordering::Relaxed);
+        Ok((space.id, peer.connection))
+    }
+
+    /// From here on its faults are served.
+    fn take_in(&self, space: &Arc<AddressSpace>, is_child: bool, resident: u64) -> io::Result<()> {
+        if is_child {
+            // It stands still until it is welcomed, so its mappings are those of the fork.
+            space.meet(None);
+            return Ok(());
+        }
+        self.handlers.listen(space)?;
+        self.group.add_space(space.clone());
+        if space.forked.load(Ordering::Relaxed) {
+            self.group.shared.came(resident);
+        }
+        Ok(())
+    }
+
+    /// The address space of a forked child that says it is its own, and the way to look into it.
+    ///
+    /// A child can read what its beacon holds, and show it to others. So this only tells who may go on to
+    /// prove that the userfaultfd which the kernel made for that child is its own.
+    fn claimed(
+        &self,
+        id: u64,
+        peer: &Peer,
+        thread: i32,
+        beacon: VirtualPage,
+    ) -> io::Result<(Arc<AddressSpace>, Inspector)> {
+        let is_its_own = |space: &Arc<AddressSpace>| {
+            let seen = space.inspector().map(Inspector::process);
+            let is_the_same =
+                |seen: &Arc<Process>| seen.pid() == peer.process.pid() && seen.signal(0).is_ok();
+            space.asks_for_number(beacon) && seen.is_none_or(is_the_same)
+        };
+        let space = self.group.space(id).filter(is_its_own);
+        let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
+        let inspector = peer.inspect(thread, Some(&space))?;
+        // It was asked for already, and emptied since, or not.
+        let shown = space.beacon_page();
+        match put(&space, beacon.address(), &shown) {
+            Ok(()) => {}
+            Err(errno) if errno == Errno::EEXIST => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if space.is_shown_by(&inspector, beacon) {
+            Ok((space, inspector))
+        } else {
+            Err(invalid("it claims memory of another process"))
+        }
+    }
+
+    /// An address space that inherits nothing by way of the supervisor. It may share pages all the
+    /// same, with the one that forked it when nothing there was managed.
+    fn newcomer(
+        &self,
+        uffd: OwnedFd,
+        peer: &Peer,
+        user: u32,
+        relative: u64,
+    ) -> io::Result<Arc<AddressSpace>> {
+        {
+            // Forks are told of to who may trace.
+            let _raised = privilege::raised();
+            Uffd(uffd.as_raw_fd()).api(FEATURES)?;
+        }
+        let mover = self.sentinel.mover()?;
+        let (group, id) = (self.group.clone(), self.group.next_id());
+        let space = AddressSpace::new(group, id, uffd, mover);
+        let relative = self.group.space(relative);
+        let relative = relative.filter(|relative| is_relative(relative, peer, user));
+        let Some(relative) = relative else {
+            return Ok(Arc::new(space));
+        };
+        let space = Arc::new(space.of_child(relative.family.clone(), None));
+        relative.forked.store(true, Ordering::Relaxed);
+        space.family.join(&relative);
+        space.family.join(&space);
+        Ok(space)
+    }
+}
+
+/// Whether a program may share pages with one that it says forked it: that is its parent, or of its user.
+fn is_relative(relative: &AddressSpace, peer: &Peer, user: u32) -> bool {
+    let Some(inspector) = relative.inspector() else {
+        return false;
+    };
+    let process = inspector.process();
+    let is_parent = || {
+        let parent = peer.process.parent();
+        parent == Some(process.pid()) && process.signal(0).is_ok()
+    };
+    is_parent() || process.owner().ok() == Some(user)
+}
+
+/// Whether the userfaultfd, by which the stage was registered, and the files of the inspector are of one
+/// address space; see the module.
+fn proves_itself(
+    space: &AddressSpace,
+    inspector: &Inspector,
+    stage: PageRange,
+) -> io::Result<bool> {
+    let (start, place) = (stage.start.address(), stage.end.address());
+    let end = place + PROOF_PAGES * PAGE_SIZE as u64;
+    let mut secret = [0u8; PROOF_BYTES];
+    getrandom::fill(&mut secret)?;
+    let mut proof = [0u8; PAGE_SIZE];
+    for part in proof.chunks_exact_mut(PROOF_BYTES) {
+        part.copy_from_slice(&secret);
+    }
+    put(space, place, &proof)?;
+    let mut found = [0u8; PAGE_SIZE];
+    let is_read = matches!(inspector.read_pages(&[place], &mut found), Ok(1)) && found == proof;
+    let is_present = inspector.present(start, end)? == [(place, end)];
+    Ok(is_read && is_present && inspector.has_mapping(start, end)?)
+}
+
+/// Puts a page where there is none, also while mappings change for a moment.
+fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(), Errno> {
+    let mut tries = 0;
+    loop {
+        match space.uffd().put_page(address, page) {
+            Err(partial) if partial.errno == Errno::EAGAIN && tries < TRIES => {
+                tries += 1;
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            put => return put.map_err(|partial| partial.errno),
+        }
+    }
+}
+
+/// Dropped pages pass through the trash, which asks for no events.
+fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
+    let trash_uffd = Uffd(trash.as_raw_fd());
+    // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
+    trash_uffd.api(uffd::FEATURE_SIGBUS)?;
+    trash_uffd.register(layout.trash.0, layout.trash.1 - layout.trash.0)?;
+    Ok(())
+}
+
+fn welcome(
+    connection: &OwnedFd,
+    space: &AddressSpace,
+    channel: &OwnedFd,
+    is_child: bool,
+) -> io::Result<()> {
+    let welcome = Welcome {
+        magic: MAGIC,
+        address_space: space.id,
+        replaces_uffd: u64::from(is_child),
+    };
+    let both = [channel.as_fd(), space.uffd_descriptor().as_fd()];
+    let sent = if is_child { &both[..] } else { &both[..1] };
+    socket::send_welcome(connection.as_fd(), &welcome, sent)
+}

@@ -1,0 +1,131 @@
+//! A program that is stopped while its helper is in the gate.
+//!
+//! Whoever stops all threads of a program, a debugger or a check for leaks, stops its helper, too, and
+//! may read its memory then. If the helper is in the gate just then, no message can be read, and
+//! what it has moved already cannot be brought back, until it goes on: for whoever waits for a page
+//! before it lets the program go on, never. So the supervisor takes the helper's share of the gate:
+//!
+//! 1. The stage is registered no more: the kernel refuses whatever the helper would still move when
+//!    it goes on. What lies in the stage from then on is what was moved.
+//! 2. Its place in the gate is taken from it, by one who is in the supervisor's own. If it has gone on
+//!    meanwhile and left, that fails, and all is as ever.
+//! 3. The batch is settled by what lies in the stage, before the gate is left.
+//!
+//! The same goes for a helper that ended in the gate, while another process is in the address space yet:
+//! the child of a `vfork` whose parent was killed.
+//!
+//! The helper gets no other command until it has done this one; then the stage is registered again.
+
+use crate::page::PageRange;
+use crate::page::bytes;
+use crate::page_state::StageIndex;
+use crate::supervised::helper::admission::PROOF_PAGES;
+use crate::supervised::reclaim::batch::{Batch, Mover};
+use crate::supervised::space::AddressSpace;
+use crate::sync::lock;
+use memfold_sys::Errno;
+use memfold_sys::channel::{DropRun, MoveRun};
+use memfold_sys::port::Outcome;
+
+impl AddressSpace {
+    /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
+    pub fn relieve_helper(&self) -> bool {
+        let Some(attached) = self
+            .attached()
+            .filter(|attached| attached.inspector.stands_still())
+        else {
+            return false;
+        };
+        let Ok(gate) = self.shared() else {
+            return false;
+        };
+        let mut mover = lock(&self.mover);
+        if mover.batch.is_none() {
+            // It was stopped on its way out: what it did is settled.
+            return self.channel.helper_gate().relieve();
+        }
+        if self.close_stage(attached.arena.stage).is_err() {
+            return false;
+        }
+        mover.closed = true;
+        let looked = mover.batch.as_ref().and_then(|batch| self.look(batch));
+        let (Some(outcome), true) = (looked, self.channel.helper_gate().relieve()) else {
+            // It went on, and what it could not move stays where it is.
+            self.reopen_stage(&mut mover);
+            return false;
+        };
+        mover.relieved = true;
+        let batch = mover.batch.take().unwrap_or_default();
+        drop(mover);
+        self.settle_batch(&gate, &batch, &outcome);
+        drop(gate);
+        log::debug!("a program was stopped while its helper moved pages; its gate is taken over");
+        true
+    }
+
+    fn close_stage(&self, stage: PageRange) -> Result<(), Errno> {
+        let pages = stage.pages() + PROOF_PAGES;
+        self.uffd().unregister(stage.start.address(), bytes(pages))
+    }
+
+    /// Registers the stage, with the page behind it: nothing can be moved there before.
+    pub fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
+        let pages = stage.pages() + PROOF_PAGES;
+        self.uffd().register(stage.start.address(), bytes(pages))
+    }
+
+    /// The same after a relief; where the system has no memory for it, it is tried again.
+    pub fn reopen_stage(&self, mover: &mut Mover) {
+        if let Some(attached) = self.attached() {
+            mover.closed = self.open_stage(attached.arena.stage).is_err();
+        }
+    }
+
+    /// What became of a command, by what is in memory. `None` if that cannot be seen.
+    fn look(&self, batch: &Batch) -> Option<Outcome> {
+        let in_stage = self.in_stage().ok()?;
+        let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
+        let errno = Errno::EAGAIN.0;
+        let drops = batch.drops.iter().map(|(first, pages)| {
+            let left = (0..*pages).any(|step| is_staged(StageIndex(first.0 + step)));
+            DropRun {
+                errno: if left { errno } else { 0 },
+                ..DropRun::default()
+            }
+        });
+        let sources = batch.moves.iter().map(|run| {
+            let end = run.page.plus(u64::from(run.pages));
+            let start = run.page;
+            self.present(PageRange { start, end }).ok()
+        });
+        let sources = sources.collect::<Option<Vec<_>>>()?;
+        // What is where the pages were may be others then, and these may have left without being moved.
+        // Nobody reads an event while the helper is inside, so this is not over unseen.
+        let changing = self.is_changing();
+        let moves = batch.moves.iter().zip(sources).map(|(run, still)| {
+            let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
+            let arrived = |step: u32| {
+                run.place
+                    .is_some_and(|first| is_staged(StageIndex(first.0 + step)))
+            };
+            let is_moved = |step: &u32| arrived(*step) && (changing || !stays(*step));
+            let moved = (0..run.pages).take_while(is_moved).count() as u32;
+            // As the helper would have found the page that it came to.
+            let errno = match moved < run.pages && !changing {
+                true if run.place.is_some() && arrived(moved) => Errno::EEXIST.0,
+                true if run.place.is_some() && !stays(moved) => Errno::ENOENT.0,
+                _ => errno,
+            };
+            MoveRun {
+                moved,
+                errno,
+                ..MoveRun::default()
+            }
+        });
+        Some(Outcome {
+            stale: false,
+            drops: drops.collect(),
+            moves: moves.collect(),
+        })
+    }
+}

@@ -1,0 +1,109 @@
+//! A histogram of durations, without locks: 16 steps to each power of two.
+
+use crate::supervised::stats::FaultLatency;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const STEPS: usize = 16;
+const BUCKETS: usize = 40 * STEPS;
+
+/// Durations in nanoseconds, to about 6 %.
+pub struct Histogram {
+    buckets: Vec<AtomicU64>,
+    max: AtomicU64,
+}
+
+fn bucket(nanoseconds: u64) -> usize {
+    if nanoseconds < STEPS as u64 {
+        return nanoseconds as usize;
+    }
+    let power = 63 - nanoseconds.leading_zeros() as usize;
+    let step = (nanoseconds >> (power - 4)) as usize & (STEPS - 1);
+    ((power - 3) * STEPS + step).min(BUCKETS - 1)
+}
+
+fn upper_bound(bucket: usize) -> u64 {
+    if bucket < STEPS {
+        return bucket as u64;
+    }
+    let power = bucket / STEPS + 3;
+    let step = (bucket % STEPS) as u64;
+    ((STEPS as u64 + step + 1) << (power - 4)) - 1
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram {
+            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            max: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Histogram {
+    /// Notes one duration.
+    pub fn record(&self, nanoseconds: u64) {
+        self.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
+        self.max.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// The percentiles so far.
+    pub fn summary(&self) -> FaultLatency {
+        let counts: Vec<u64> = self
+            .buckets
+            .iter()
+            .map(|b| b.load(Ordering::Relaxed))
+            .collect();
+        let total: u64 = counts.iter().sum();
+        let max = self.max.load(Ordering::Relaxed);
+        let percentile = |percent: u64| {
+            let rank = (total * percent).div_ceil(100);
+            let mut seen = 0;
+            for (index, count) in counts.iter().enumerate() {
+                seen += count;
+                if seen >= rank && rank > 0 {
+                    return upper_bound(index).min(max);
+                }
+            }
+            0
+        };
+        FaultLatency {
+            p50: percentile(50),
+            p90: percentile(90),
+            p99: percentile(99),
+            max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_within_a_step() {
+        let histogram = Histogram::default();
+        assert_eq!(histogram.summary(), FaultLatency::default());
+        for nanoseconds in 1..=100_000u64 {
+            histogram.record(nanoseconds);
+        }
+        let summary = histogram.summary();
+        for (found, exact) in [
+            (summary.p50, 50_000.0),
+            (summary.p90, 90_000.0),
+            (summary.p99, 99_000.0),
+        ] {
+            assert!(
+                (found as f64 / exact - 1.0).abs() < 0.08,
+                "{found} for {exact}"
+            );
+        }
+        assert_eq!(summary.max, 100_000);
+    }
+
+    #[test]
+    fn buckets_cover_their_bounds() {
+        for nanoseconds in (0..5000).chain([1 << 20, (1 << 30) + 12345]) {
+            assert!(upper_bound(bucket(nanoseconds)) >= nanoseconds);
+        }
+    }
+}

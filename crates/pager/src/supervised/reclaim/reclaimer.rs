@@ -1,0 +1,430 @@
+//! The reclaimer: keeps a group under its limit.
+//!
+//! Work goes in rounds over one address space at a time, so that the helper moves the next batch
+//! into the stage while this thread compresses an earlier one:
+//!
+//! 1. settle what the helper has done;
+//! 2. post the next command: drop the places that are dead, move the next victims in;
+//! 3. compress the oldest staged pages (those in the batch just posted are not among them);
+//! 4. wait for the helper.
+//!
+//! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
+//! left, from the stage or from the pool, is passed over seven times.
+
+use crate::backoff::VainSearch;
+use crate::page::{PageRange, VirtualPage, bytes};
+use crate::page_state::{MOST_PASSES, PageState, StageIndex};
+use crate::supervised::fault::deferred::DeferredFault;
+use crate::supervised::fault::serve::{Admission, Served, Server, wake};
+use crate::supervised::fork::dedup::Kin;
+use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::reclaim::affinity::Steering;
+use crate::supervised::reclaim::batch::Settled;
+use crate::supervised::reclaim::victims::{LOOKED_AT, plan};
+use crate::supervised::space::gate::Inside;
+use crate::supervised::space::{AddressSpace, Attached};
+use crate::sync::lock;
+use memfold_swap::{Page, Scratch, Slot};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::channel::RUNS_MAX;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Pages moved and compressed in one round, at most.
+pub const BATCH: usize = 64;
+/// Pages of a program that are kept staged, however small its part of the whole is.
+const STAGED_AT_LEAST: u64 = 16;
+/// Of so many turns, one is in turn, however much there is to follow.
+const TURNS_TO_FOLLOW: u32 = 8;
+/// After so many laps of the hand each page that can be moved was a victim.
+const LAPS: usize = 1 + MOST_PASSES as usize;
+/// Milliseconds without new mappings, after which what programs map is taken to be known.
+const SETTLED: u64 = 500;
+/// How long a round waits for the helper before it turns to another address space.
+const HELPER_PATIENCE: Duration = Duration::from_millis(5);
+
+/// What the reclaimer's thread keeps.
+pub struct Reclaimer {
+    group: Arc<Group>,
+    scratch: Scratch,
+    buffer: Vec<Page>,
+    oldest: Vec<(StageIndex, VirtualPage)>,
+    server: Server,
+    /// Turns out of turn since the last that was in turn.
+    out_of_turn: u32,
+    vain_search: VainSearch,
+}
+
+/// A page, where it is staged, and its slot.
+type StoredPage = (StageIndex, VirtualPage, Slot);
+
+/// What one round did.
+#[derive(Debug, Default, Clone, Copy)]
+struct Progress {
+    moved: usize,
+    stored: usize,
+    dropped: usize,
+    unshared: usize,
+    /// Pages that were put back, as nothing is gained by storing them.
+    refused: usize,
+}
+
+impl Progress {
+    /// What was only asked for, and may be refused again and again, is no progress.
+    fn any(self) -> bool {
+        self.moved + self.stored + self.dropped > 0
+    }
+
+    fn add(&mut self, settled: Option<Settled>) {
+        let settled = settled.unwrap_or_default();
+        self.moved += settled.staged;
+        self.dropped += settled.dropped;
+        self.unshared += settled.unshared;
+    }
+}
+
+impl Reclaimer {
+    pub fn new(group: Arc<Group>) -> Reclaimer {
+        Reclaimer {
+            group,
+            scratch: Scratch::new(),
+            buffer: vec![[0; PAGE_SIZE]; BATCH],
+            oldest: Vec::new(),
+            server: Server::default(),
+            out_of_turn: 0,
+            vain_search: VainSearch::default(),
+        }
+    }
+
+    /// Runs until the group stops.
+    pub fn run(&mut self) {
+        self.group.standing.begin();
+        let mut steering = Steering::new();
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            self.group.wait_for_call(Duration::from_millis(50));
+            steering.steer(&self.group);
+            self.reclaim();
+            self.group.release_spare();
+        }
+    }
+
+    fn watermarks(&self) -> Watermarks {
+        self.group.refresh_limit();
+        Watermarks::of(self.group.resident_limit_bytes())
+    }
+
+    /// Brings the group below its lower watermark if it is above the upper one.
+    fn reclaim(&mut self) {
+        let marks = self.watermarks();
+        if self.group.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
+            return;
+        }
+        let mut idle_rounds = 0;
+        let mut idle_since = Instant::now();
+        loop {
+            let marks = self.watermarks();
+            let resident = self.group.resident_bytes();
+            self.group.note_peaks();
+            if resident < marks.hard || self.group.deferred.is_impatient() {
+                self.serve_deferred();
+            }
+            if self.is_pressed(&marks, resident) {
+                self.group.standing.press();
+            } else {
+                self.group.standing.ease();
+            }
+            if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let progress = match self.choose() {
+                Some(space) => self.round(&space, resident - marks.stop),
+                None => Progress::default(),
+            };
+            let futile = self.group.gains.note(progress.stored, progress.refused);
+            if progress.any() && !futile {
+                idle_rounds = 0;
+                idle_since = Instant::now();
+                continue;
+            }
+            idle_rounds += 1;
+            let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            // Each needs up to three turns before pages that a fork shares are on their way.
+            let turns = 3 * self.group.spaces().len();
+            if futile || idle_rounds > 20 + rounds + turns {
+                self.give_up(futile, idle_since.elapsed());
+                break;
+            }
+            if progress.unshared == 0 {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+
+    /// Nothing more can be moved out, or nothing is gained by it: the limit is exceeded rather than a
+    /// program stopped.
+    fn give_up(&mut self, futile: bool, searched: Duration) {
+        self.group.note_over_limit();
+        if self.is_stuck(searched) || futile {
+            self.group.concede();
+        }
+        self.serve_deferred();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+
+    /// Whether nothing can be moved, and that is not to change soon: not where new mappings were found
+    /// just now, and there may be more, nor while a program is stopped.
+    fn is_stuck(&mut self, searched: Duration) -> bool {
+        let now = self.group.milliseconds();
+        let found = self.group.found_mappings.load(Ordering::Relaxed);
+        let is_halted = |space: &Arc<AddressSpace>| space.is_still_halted();
+        self.vain_search.note(searched.as_millis() as u64, now)
+            && now.saturating_sub(found) > SETTLED
+            && !self.group.spaces().iter().any(is_halted)
+    }
+
+    /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
+    /// without a fault of ours.
+    fn is_pressed(&self, marks: &Watermarks, resident: u64) -> bool {
+        resident > marks.pressing
+            || !self.group.deferred.is_empty()
+            || resident + bytes(self.group.shared.pages()) > marks.hard
+    }
+
+    /// Serves faults that waited for room.
+    fn serve_deferred(&mut self) {
+        for DeferredFault { space, fault } in self.group.deferred.take() {
+            if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
+                wake(&space, fault.page, 1);
+            }
+        }
+    }
+
+    /// The address space whose turn it is: each gets turns in proportion to what it has resident.
+    fn choose(&mut self) -> Option<Arc<AddressSpace>> {
+        let spaces = self.group.spaces();
+        // Pages that were copied to go out come first: until they have, there is more and not less.
+        let next = most_of(&spaces, |space| &space.unshared).or_else(|| {
+            // Then those of which others' copies went out: until all have, little is gained.
+            self.out_of_turn = (self.out_of_turn + 1) % TURNS_TO_FOLLOW;
+            let follows = self.out_of_turn != 0;
+            most_of(&spaces, |space| &space.to_follow).filter(|_| follows)
+        });
+        if next.is_some() {
+            return next;
+        }
+        let mut total = 0;
+        let mut best: Option<(i64, Arc<AddressSpace>)> = None;
+        // Those whose helpers are silent have no turn, unless there are no others.
+        let (silent, others): (Vec<_>, Vec<_>) = spaces
+            .into_iter()
+            .filter(|space| can_be_commanded(space))
+            .partition(|space| space.is_silent());
+        for space in if others.is_empty() { silent } else { others } {
+            let weight = space.resident_pages();
+            total += weight;
+            let credit = space.credit.fetch_add(weight, Ordering::Relaxed) + weight;
+            if best.as_ref().is_none_or(|(most, _)| credit > *most) {
+                best = Some((credit, space));
+            }
+        }
+        let (_, space) = best?;
+        space.credit.fetch_sub(total, Ordering::Relaxed);
+        Some(space)
+    }
+
+    fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
+        let mut progress = Progress::default();
+        let target = self.command(space, excess_bytes, &mut progress);
+        self.group.relieve_pool(&mut self.scratch);
+        let surplus = lock(&space.stage).live().saturating_sub(target);
+        (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
+        let (busy, posted) = {
+            let mover = lock(&space.mover);
+            (mover.is_busy(), mover.posted())
+        };
+        if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
+            space.look_whether_halted();
+        } else if busy && let Ok(gate) = space.shared() {
+            progress.add(space.settle(&gate));
+        }
+        progress
+    }
+
+    /// Settles what the helper has done and posts the next command. Returns how many pages are to be
+    /// kept staged.
+    fn command(
+        &self,
+        space: &Arc<AddressSpace>,
+        excess_bytes: u64,
+        progress: &mut Progress,
+    ) -> usize {
+        let target = stage_target(space);
+        let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
+        let Ok(gate) = space.shared() else {
+            return target;
+        };
+        progress.add(space.settle(&gate));
+        if lock(&space.mover).is_busy() {
+            return target;
+        }
+        let staged = lock(&space.stage).live();
+        let wanted = (excess + target).saturating_sub(staged).min(BATCH);
+        let moves = plan(space, &gate, wanted, self.group.seconds());
+        let drops = lock(&space.stage).take_dead(RUNS_MAX);
+        let nothing_to_be_had = wanted > 0 && moves.is_empty();
+        if !moves.is_empty() || !drops.is_empty() {
+            space.allow_unsharing(&moves);
+            space.post(&gate, moves, drops);
+        }
+        if nothing_to_be_had {
+            // In what is managed: maybe there is more by now. Nor must pages that were staged long
+            // ago hold up the ring of places.
+            space.look_again.store(true, Ordering::Relaxed);
+            return 0;
+        }
+        target
+    }
+
+    /// Stores up to `count` of the pages that have been staged longest. Returns how many, and how
+    /// many are not worth it.
+    fn store_staged(&mut self, space: &AddressSpace, count: usize) -> (usize, usize) {
+        let Some(attached) = space.attached() else {
+            return (0, 0);
+        };
+        lock(&space.stage).oldest(count, &mut self.oldest);
+        if self.oldest.is_empty() {
+            return (0, 0);
+        }
+        let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
+        let group = self.group.clone();
+        let making_way = group.standing.make_way();
+        group.release_spare();
+        let stored = self.read_and_store(space, attached, &mut kin);
+        drop(making_way);
+        kin.release(&self.group);
+        let (stored, refused) = self.sift(space, stored);
+        for (place, page) in &refused {
+            self.server.put_back(space, *page, *place);
+        }
+        (self.commit(space, &stored), refused.len())
+    }
+
+    /// Tells apart what is worth to be kept, and gives the slots of the rest up. What forks share is:
+    /// it has been copied to go out, and is stored once.
+    fn sift(
+        &self,
+        space: &AddressSpace,
+        stored: Vec<StoredPage>,
+    ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
+        let Group { swap, gains, .. } = &*self.group;
+        let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
+        if space.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
+            return (stored, Vec::new());
+        }
+        let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
+        let slots: Vec<Slot> = refused.iter().map(|(_, _, slot)| *slot).collect();
+        swap.release_bulk(&slots);
+        let places = refused.iter().map(|(place, page, _)| (*place, *page));
+        (stored, places.collect())
+    }
+
+    /// Stores what `oldest` names, as far as that can be done.
+    fn read_and_store(
+        &mut self,
+        space: &AddressSpace,
+        attached: &Attached,
+        kin: &mut Kin,
+    ) -> Vec<StoredPage> {
+        let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
+        let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
+        let buffer = &mut self.buffer[..places.len()];
+        // A page that came back meanwhile may be gone from the stage: read what can be read.
+        let read = attached
+            .inspector
+            .read_pages(&places, buffer.as_flattened_mut())
+            .unwrap_or(0);
+        let mut stored = Vec::with_capacity(read);
+        for (index, (place, page)) in self.oldest[..read].iter().enumerate() {
+            let contents = &self.buffer[index];
+            if let Some(slot) = kin.take(index, contents, &self.group, &mut self.scratch) {
+                stored.push((*place, *page, slot));
+                continue;
+            }
+            match space.store(contents, &mut self.scratch) {
+                Ok(slot) => stored.push((*place, *page, slot)),
+                Err(_) => {
+                    // The page stays in the stage; the swap space counted why.
+                    self.group.counters.errors.fetch_add(1, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+        stored
+    }
+
+    /// Lets the stored pages' entries name their slots. A page that was touched or moved to
+    /// another address in the meantime keeps its state.
+    fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
+        let mut unwanted = Vec::new();
+        let mut count = 0;
+        if let Ok(gate) = space.shared() {
+            for (place, page, slot) in stored {
+                let entry = gate.table().entry(*page);
+                if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
+                    lock(&space.stage).retire(*place);
+                    count += 1;
+                } else {
+                    unwanted.push(*slot);
+                }
+            }
+        } else {
+            unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
+        }
+        self.group
+            .counters
+            .pages_out
+            .fetch_add(count as u64, Ordering::Relaxed);
+        self.group.swap.release_bulk(&unwanted);
+        count
+    }
+}
+
+/// Pages of a program that are kept staged: their second chance. All programs together keep a small
+/// part of the limit.
+fn stage_target(space: &AddressSpace) -> usize {
+    let group = space.group();
+    let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
+    let of_all = (limit / 256).clamp(BATCH as u64, 1024);
+    let own = space.resident_pages().max(0) as u64;
+    let resident = group.charged_pages().max(1);
+    (of_all * own / resident).max(STAGED_AT_LEAST) as usize
+}
+
+/// Whether there is a helper to do what is asked, and it is to.
+fn can_be_commanded(space: &AddressSpace) -> bool {
+    space.attached().is_some()
+        && !space.is_dead()
+        && !space.detached.load(Ordering::Relaxed)
+        && !space.is_held()
+        && !space.is_still_halted()
+        && !space.is_spared()
+}
+
+/// The address space with the most pages in such a list that can be given a command.
+fn most_of(
+    spaces: &[Arc<AddressSpace>],
+    list: impl Fn(&AddressSpace) -> &Mutex<Vec<PageRange>>,
+) -> Option<Arc<AddressSpace>> {
+    let pages = |space: &AddressSpace| -> u64 {
+        let ranges = lock(list(space));
+        ranges.iter().map(|range| range.pages()).sum()
+    };
+    let listed = spaces.iter().map(|space| (pages(space), space));
+    let (_, most) = listed
+        .filter(|(pages, space)| {
+            *pages > 0 && can_be_commanded(space) && !lock(&space.mover).is_busy()
+        })
+        .max_by_key(|(pages, _)| *pages)?;
+    Some(most.clone())
+}

@@ -1,0 +1,291 @@
+//! The stage's places: who is where, in order of arrival.
+//!
+//! The stage lies in the program's address space; here is only its bookkeeping. Places are handed
+//! out in a ring, so that pages staged together lie together and are dropped together. A place is
+//! **empty**, **reserved** (a page is on its way), **live** (its page belongs to the owner written
+//! beside it) or **dead** (its page is of no use any more and waits to be dropped).
+
+use crate::page::VirtualPage;
+use crate::page_state::StageIndex;
+use std::collections::VecDeque;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Empty,
+    Reserved,
+    Live(VirtualPage),
+    Dead,
+}
+
+/// Bookkeeping of one stage.
+#[derive(Debug)]
+pub struct Stage {
+    places: Vec<Place>,
+    next: usize,
+    arrivals: VecDeque<StageIndex>,
+    dead: Vec<StageIndex>,
+    live: usize,
+}
+
+impl Stage {
+    /// An empty stage of `places` pages.
+    pub fn new(places: usize) -> Stage {
+        Stage {
+            places: vec![Place::Empty; places],
+            next: 0,
+            arrivals: VecDeque::new(),
+            dead: Vec::new(),
+            live: 0,
+        }
+    }
+
+    /// Reserves the next empty place of the ring; `None` when there is none. What cannot be dropped for
+    /// a while, as something else holds it, is passed over.
+    pub fn reserve(&mut self) -> Option<StageIndex> {
+        let ring = (self.next..self.places.len()).chain(0..self.next);
+        let index = ring
+            .into_iter()
+            .find(|index| self.places[*index] == Place::Empty)?;
+        self.places[index] = Place::Reserved;
+        self.next = (index + 1) % self.places.len();
+        Some(StageIndex(index as u32))
+    }
+
+    fn place(&mut self, index: StageIndex) -> &mut Place {
+        &mut self.places[index.0 as usize]
+    }
+
+    /// A reserved place got its page.
+    pub fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
+        *self.place(index) = Place::Live(owner);
+        self.live += 1;
+        self.arrivals.push_back(index);
+        if self.arrivals.len() > 2 * self.places.len() {
+            self.forget_past_arrivals();
+        }
+    }
+
+    /// Keeps one arrival for each live place, the last. Places that died are left in the queue
+    /// until somebody looks, and nobody may for long.
+    fn forget_past_arrivals(&mut self) {
+        let mut wanted: Vec<bool> = self
+            .places
+            .iter()
+            .map(|place| matches!(place, Place::Live(_)))
+            .collect();
+        let mut kept: VecDeque<StageIndex> = VecDeque::with_capacity(self.live);
+        while let Some(index) = self.arrivals.pop_back() {
+            if std::mem::take(&mut wanted[index.0 as usize]) {
+                kept.push_front(index);
+            }
+        }
+        self.arrivals = kept;
+    }
+
+    /// A reserved place got none.
+    pub fn unused(&mut self, index: StageIndex) {
+        *self.place(index) = Place::Empty;
+    }
+
+    /// A reserved place got a page that nobody wants any more.
+    pub fn arrived_dead(&mut self, index: StageIndex) {
+        *self.place(index) = Place::Dead;
+        self.dead.push(index);
+    }
+
+    /// How many places from this one on are empty, at most `most`.
+    pub fn empty_from(&self, index: StageIndex, most: u32) -> u32 {
+        let places = self.places[index.0 as usize..].iter().take(most as usize);
+        places.take_while(|place| **place == Place::Empty).count() as u32
+    }
+
+    /// Somebody else put something at empty places: it is to be dropped.
+    pub fn filled(&mut self, first: StageIndex, pages: u32) {
+        for index in first.0..first.0 + pages {
+            if *self.place(StageIndex(index)) == Place::Empty {
+                self.arrived_dead(StageIndex(index));
+            }
+        }
+    }
+
+    /// The page of a live place is of no more use.
+    pub fn retire(&mut self, index: StageIndex) {
+        let place = self.place(index);
+        if matches!(place, Place::Live(_)) {
+            *place = Place::Dead;
+            self.live -= 1;
+            self.dead.push(index);
+        }
+    }
+
+    /// A live page is known under another address now.
+    pub fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
+        let place = self.place(index);
+        if matches!(place, Place::Live(_)) {
+            *place = Place::Live(owner);
+        }
+    }
+
+    /// Live places.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Up to `count` of the oldest live pages, which stay where they are.
+    pub fn oldest(&mut self, count: usize, out: &mut Vec<(StageIndex, VirtualPage)>) {
+        out.clear();
+        while out.len() < count {
+            let Some(index) = self.arrivals.pop_front() else {
+                break;
+            };
+            if let Place::Live(owner) = self.places[index.0 as usize] {
+                out.push((index, owner));
+            }
+        }
+        // They are looked at in this order again until they are retired.
+        for (index, _) in out.iter().rev() {
+            self.arrivals.push_front(*index);
+        }
+    }
+
+    /// Takes up to `runs` runs of dead places to be dropped, as (first, pages).
+    pub fn take_dead(&mut self, runs: usize) -> Vec<(StageIndex, u32)> {
+        self.dead.sort_unstable();
+        let mut taken: Vec<(StageIndex, u32)> = Vec::new();
+        let mut used = 0;
+        for index in &self.dead {
+            let full = taken.len() == runs;
+            match taken.last_mut() {
+                Some((first, pages)) if first.0 + *pages == index.0 => *pages += 1,
+                _ if full => break,
+                _ => taken.push((*index, 1)),
+            }
+            used += 1;
+        }
+        self.dead.drain(..used);
+        taken
+    }
+
+    /// A run taken by [`Stage::take_dead`] was dropped.
+    pub fn dropped(&mut self, first: StageIndex, pages: u32) {
+        for index in first.0..first.0 + pages {
+            self.places[index as usize] = Place::Empty;
+        }
+    }
+
+    /// A run taken by [`Stage::take_dead`] could not be dropped (all of it) and waits again.
+    pub fn not_dropped(&mut self, first: StageIndex, pages: u32) {
+        self.dead.extend((first.0..first.0 + pages).map(StageIndex));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserve_all(stage: &mut Stage) {
+        let places = std::iter::from_fn(|| stage.reserve()).count();
+        assert_eq!(places, stage.places.len());
+    }
+
+    #[test]
+    fn a_page_goes_through_the_stage() {
+        let mut stage = Stage::new(8);
+        for place in 0..3 {
+            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+        }
+        stage.arrived(StageIndex(0), VirtualPage(100));
+        stage.unused(StageIndex(1));
+        stage.arrived(StageIndex(2), VirtualPage(102));
+        let mut oldest = Vec::new();
+        stage.oldest(10, &mut oldest);
+        assert_eq!(
+            oldest,
+            [
+                (StageIndex(0), VirtualPage(100)),
+                (StageIndex(2), VirtualPage(102))
+            ]
+        );
+        stage.rename(StageIndex(2), VirtualPage(7));
+        stage.retire(StageIndex(0));
+        stage.retire(StageIndex(0));
+        assert_eq!(stage.live(), 1);
+        stage.oldest(10, &mut oldest);
+        assert_eq!(oldest, [(StageIndex(2), VirtualPage(7))]);
+        assert_eq!(stage.take_dead(4), [(StageIndex(0), 1)]);
+        stage.not_dropped(StageIndex(0), 1);
+        assert_eq!(stage.take_dead(4), [(StageIndex(0), 1)]);
+        stage.dropped(StageIndex(0), 1);
+    }
+
+    #[test]
+    fn arrivals_do_not_pile_up() {
+        let mut stage = Stage::new(4);
+        reserve_all(&mut stage);
+        stage.arrived(StageIndex(3), VirtualPage(3));
+        for page in 0..100 {
+            let index = StageIndex(page % 3);
+            stage.arrived(index, VirtualPage(u64::from(page)));
+            stage.retire(index);
+            assert!(stage.arrivals.len() <= 8);
+        }
+        let mut oldest = Vec::new();
+        stage.oldest(9, &mut oldest);
+        assert_eq!(oldest, [(StageIndex(3), VirtualPage(3))]);
+    }
+
+    #[test]
+    fn the_ring_never_hands_out_a_used_place() {
+        let mut stage = Stage::new(8);
+        reserve_all(&mut stage);
+        stage.arrived(StageIndex(0), VirtualPage(1));
+        assert!(stage.reserve().is_none());
+        stage.retire(StageIndex(0));
+        assert!(stage.reserve().is_none());
+        for (first, pages) in stage.take_dead(1) {
+            stage.dropped(first, pages);
+        }
+        assert_eq!(stage.reserve(), Some(StageIndex(0)));
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_dropped_is_passed_over() {
+        let mut stage = Stage::new(4);
+        reserve_all(&mut stage);
+        for place in 0..4 {
+            stage.arrived_dead(StageIndex(place));
+        }
+        stage.take_dead(1);
+        stage.not_dropped(StageIndex(0), 1);
+        stage.dropped(StageIndex(1), 3);
+        for place in [1, 2, 3] {
+            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+        }
+        assert!(stage.reserve().is_none());
+    }
+
+    #[test]
+    fn what_others_put_at_empty_places_is_dropped() {
+        let mut stage = Stage::new(8);
+        assert_eq!(stage.reserve(), Some(StageIndex(0)));
+        assert_eq!(stage.reserve(), Some(StageIndex(1)));
+        stage.arrived(StageIndex(0), VirtualPage(1));
+        assert_eq!(stage.empty_from(StageIndex(0), 8), 0);
+        assert_eq!(stage.empty_from(StageIndex(3), 2), 2);
+        assert_eq!(stage.empty_from(StageIndex(3), 99), 5);
+        stage.filled(StageIndex(1), 3);
+        assert_eq!(stage.take_dead(4), [(StageIndex(2), 2)]);
+        assert_eq!(stage.live(), 1);
+    }
+
+    #[test]
+    fn dead_places_are_taken_in_runs() {
+        let mut stage = Stage::new(8);
+        reserve_all(&mut stage);
+        for index in [5, 1, 2, 0, 7] {
+            stage.arrived_dead(StageIndex(index));
+        }
+        assert_eq!(stage.take_dead(2), [(StageIndex(0), 3), (StageIndex(5), 1)]);
+        assert_eq!(stage.take_dead(2), [(StageIndex(7), 1)]);
+    }
+}

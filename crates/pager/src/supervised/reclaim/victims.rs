@@ -1,0 +1,232 @@
+//! Choosing the pages that are to go out next.
+//!
+//! Pages that were copied for it come first, or those of which relatives' copies went out; else those
+//! behind the clock hand, in address order.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::page_state::{Entry, PageState};
+use crate::supervised::reclaim::batch::Run;
+use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::{Inside, Shared};
+use crate::sync::lock;
+use memfold_sys::channel::RUNS_MAX;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Page states looked at for one command, at most.
+pub const LOOKED_AT: usize = 1 << 15;
+/// Runs of such pages that are looked for in one round, at most.
+const REMOVED_RUNS: usize = 64;
+/// The part of a lap of the hand within which a page that comes back is hot.
+const LATELY: u64 = 8;
+
+/// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
+pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Vec<Run> {
+    let mut planner = Planner {
+        space,
+        gate,
+        thread_ends: lock(&space.thread_ends).clone(),
+        wanted,
+        now,
+        looked: 0,
+        runs: Vec::new(),
+        pages: 0,
+        removed: Vec::new(),
+    };
+    if wanted > 0 {
+        planner.choose();
+        settle_removed(space, gate, &planner.removed);
+    }
+    planner.runs
+}
+
+/// Finds out what became of pages that were dropped: they were touched since, or are holes.
+fn settle_removed(space: &AddressSpace, gate: &Shared<'_>, ranges: &[PageRange]) {
+    for range in ranges {
+        let Ok(present) = space.present(*range) else {
+            continue;
+        };
+        gate.table().visit(*range, |page, entry| {
+            if let state @ PageState::Removed(_) = entry.load() {
+                let is_there = present.containing(page).is_some();
+                let known = if is_there {
+                    PageState::FRESH
+                } else {
+                    space.sweep.holes.store(true, Ordering::Relaxed);
+                    PageState::Hole
+                };
+                entry.replace(state, known);
+            }
+            true
+        });
+    }
+}
+
+struct Planner<'a> {
+    space: &'a AddressSpace,
+    gate: &'a Shared<'a>,
+    thread_ends: Arc<[VirtualPage]>,
+    wanted: usize,
+    now: u32,
+    looked: usize,
+    runs: Vec<Run>,
+    pages: usize,
+    /// Pages that were dropped long enough ago, in runs.
+    removed: Vec<PageRange>,
+}
+
+impl Planner<'_> {
+    /// Takes victims from the clock hand on, or first where some are due.
+    fn choose(&mut self) {
+        let space = self.space;
+        let wanted = self.wanted;
+        let ranges = lock(&space.regions).ranges().to_vec();
+        for list in [&space.unshared, &space.to_follow] {
+            let due = std::mem::take(&mut *lock(list));
+            // What is not managed any more is nothing to move.
+            let parts = due.iter().flat_map(|range| {
+                let inside = ranges.iter().map(|region| region.intersection(*range));
+                inside.filter(|part| !part.is_empty())
+            });
+            for part in parts {
+                let stopped = if self.pages == wanted {
+                    Some(part.start)
+                } else {
+                    self.take(part)
+                };
+                if let Some(start) = stopped {
+                    lock(list).push(PageRange { start, ..part });
+                }
+            }
+            if self.pages > 0 {
+                // Nothing else beside it: this one would have copies to move out without an end.
+                return;
+            }
+        }
+        let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
+        space.lately.store(managed / LATELY, Ordering::Relaxed);
+        let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
+        let behind = ranges.iter().map(|range| PageRange {
+            start: range.start.max(hand),
+            end: range.end,
+        });
+        let before = ranges.iter().map(|range| PageRange {
+            start: range.start,
+            end: range.end.min(hand),
+        });
+        for range in behind.chain(before).filter(|range| !range.is_empty()) {
+            if let Some(stopped) = self.take(range) {
+                space.hand.store(stopped.0, Ordering::Relaxed);
+                return;
+            }
+        }
+        space.hand.store(hand.0, Ordering::Relaxed);
+    }
+
+    /// Takes victims of a range; `Some(page)` where the hand stops.
+    fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
+        let mut stopped = None;
+        let gate = self.gate;
+        gate.table().visit(range, |page, entry| {
+            self.looked += 1;
+            if self.looked > LOOKED_AT {
+                stopped = Some(page);
+                return false;
+            }
+            let state = entry.load();
+            let more = match (state, state.passed_over()) {
+                (PageState::Resident { .. }, _)
+                    if self.thread_ends.binary_search(&page).is_ok() =>
+                {
+                    true
+                }
+                (_, Some(passed)) => {
+                    entry.replace(state, passed);
+                    true
+                }
+                (PageState::Resident { shared: true, .. }, None) => self.add_unshare(page),
+                (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
+                (PageState::Removed(removal), None) if removal.is_over(self.now) => {
+                    self.add_removed(page);
+                    true
+                }
+                _ => true,
+            };
+            if !more {
+                stopped = Some(page);
+            }
+            more
+        });
+        stopped
+    }
+
+    fn add_removed(&mut self, page: VirtualPage) {
+        let next = page.plus(1);
+        let full = self.removed.len() == REMOVED_RUNS;
+        match self.removed.last_mut() {
+            Some(range) if range.end == page => range.end = next,
+            _ if full => {}
+            _ => self.removed.push(PageRange {
+                start: page,
+                end: next,
+            }),
+        }
+    }
+
+    /// Adds a page to be taken out of sharing. `false` if there is no more room.
+    fn add_unshare(&mut self, page: VirtualPage) -> bool {
+        if self.pages == self.wanted {
+            return false;
+        }
+        let full = self.runs.len() == RUNS_MAX;
+        match self.runs.last_mut() {
+            Some(run) if run.place.is_none() && behind(run) == page => run.pages += 1,
+            _ if full => return false,
+            _ => self.runs.push(Run {
+                page,
+                pages: 1,
+                place: None,
+            }),
+        }
+        self.pages += 1;
+        true
+    }
+
+    /// Adds a page to be moved. `false` if there is no more room.
+    fn add_move(&mut self, page: VirtualPage, entry: &Entry) -> bool {
+        if self.pages == self.wanted {
+            return false;
+        }
+        let Some(place) = lock(&self.space.stage).reserve() else {
+            return false;
+        };
+        let extends = self.runs.last().is_some_and(|run| {
+            behind(run) == page
+                && run
+                    .place
+                    .is_some_and(|first| first.0 + run.pages == place.0)
+        });
+        let room = extends || self.runs.len() < RUNS_MAX;
+        let state = entry.load();
+        let movable = matches!(state, PageState::Resident { .. });
+        if !room || !movable || !entry.replace(state, PageState::Moving(place)) {
+            lock(&self.space.stage).unused(place);
+            return room;
+        }
+        self.pages += 1;
+        match self.runs.last_mut() {
+            Some(run) if extends => run.pages += 1,
+            _ => self.runs.push(Run {
+                page,
+                pages: 1,
+                place: Some(place),
+            }),
+        }
+        true
+    }
+}
+
+/// The page behind a run.
+fn behind(run: &Run) -> VirtualPage {
+    run.page.plus(u64::from(run.pages))
+}

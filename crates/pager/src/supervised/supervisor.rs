@@ -1,0 +1,395 @@
+//! A supervisor: the threads that hold one group of programs under its limit.
+
+use crate::options::Options;
+use crate::pool_memory::MappedSource;
+use crate::supervised::fault::handler::Handlers;
+use crate::supervised::fork::shared_counter::SharingCount;
+use crate::supervised::group::Group;
+use crate::supervised::helper::accept::Attendant;
+use crate::supervised::helper::sentinel::Sentinel;
+use crate::supervised::reclaim::reclaimer::Reclaimer;
+use crate::supervised::registration::governor::Governor;
+use crate::supervised::stats::{ProgramUsage, Stats};
+use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
+use memfold_swap::{NewError, SwapConfig, SwapSpace};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
+use memfold_sys::probe::memory_allowance;
+use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
+use memfold_sys::socket;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use zsmalloc::PoolError;
+
+/// A supervisor could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The run's directory, or a file in it, could not be made.
+    #[error("cannot prepare {path}: {source}")]
+    Directory {
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The socket's path does not fit into a socket address.
+    #[error("the path {0} is too long for a socket; set XDG_RUNTIME_DIR to a shorter directory")]
+    PathTooLong(PathBuf),
+    /// The preload library's image is not one.
+    #[error("the preload library inside this program is damaged; install memfold again")]
+    Image,
+    /// There are no addresses for the pool.
+    #[error(
+        "the host has no room for the addresses of a pool of {0} MiB; raise the limit on them \
+         (ulimit -v), set vm.overcommit_memory to 0 or 1, or give a smaller --limit"
+    )]
+    AddressSpace(usize),
+    /// The pool could not be made.
+    #[error("cannot set up the swap space: {0}")]
+    Swap(#[from] NewError),
+    /// The swap file could not be made.
+    #[error(transparent)]
+    SwapFile(#[from] SwapFileError),
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// Holds a group of programs under its limit until it is stopped or dropped.
+///
+/// A program joins when it is started with [`Supervisor::preload_path`] in front of its
+/// `LD_PRELOAD`, and its children with it.
+pub struct Supervisor {
+    group: Arc<Group>,
+    directory: PathBuf,
+    preload: PathBuf,
+    /// Dropped after the group was told to stop.
+    _stop_handlers: PipeWriter,
+}
+
+impl Supervisor {
+    /// Sets up the swap space, the run's directory and the threads.
+    ///
+    /// # Errors
+    /// See [`StartError`]; nothing is left behind.
+    pub fn start(options: Options) -> Result<Supervisor, StartError> {
+        let mut swap = new_swap_space(&options)?;
+        let file = options.swap_file.as_ref().map(open_swap_file);
+        let file = file.transpose()?.map(Arc::new);
+        if let Some(file) = &file {
+            swap.add_tier(Box::new(file.clone()))?;
+        }
+        let (stop, stop_handlers) = io::pipe()?;
+        let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
+        let supervisor = Supervisor {
+            group: Arc::new(Group::new(options.limit, swap, file)),
+            preload: directory.join("libmemfold.so"),
+            directory,
+            _stop_handlers: stop_handlers,
+        };
+        let control = supervisor.directory.join(CONTROL);
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| StartError::Directory { path, source }
+        };
+        let image = patched(options.agent_image, &control)?;
+        std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
+        // A program that changed its user and starts another must find the library.
+        let readable = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(&supervisor.preload, readable)
+            .map_err(failed(&supervisor.preload))?;
+        let background = Background::new(supervisor.group.clone(), &options);
+        supervisor.start_threads(listeners, background, stop)?;
+        Ok(supervisor)
+    }
+
+    fn start_threads(
+        &self,
+        listeners: [OwnedFd; 2],
+        mut background: Background,
+        stop: PipeReader,
+    ) -> io::Result<()> {
+        let group = &self.group;
+        group.refresh_limit();
+        let sentinel = Arc::new(Sentinel::default());
+        let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone(), stop)?);
+        handlers.start()?;
+        let mut attendant = Attendant::new(group.clone(), handlers.clone(), sentinel, listeners)?;
+        let mut governor = Governor::new(group.clone(), handlers);
+        let mut reclaimer = Reclaimer::new(group.clone());
+        let mut sharing = SharingCount::new(group.clone());
+        let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        spawn("attendant").spawn(move || attendant.run())?;
+        spawn("governor").spawn(move || governor.run())?;
+        spawn("reclaim").spawn(move || reclaimer.run())?;
+        spawn("sharing").spawn(move || sharing.run())?;
+        spawn("background").spawn(move || background.run())?;
+        Ok(())
+    }
+
+    /// The library to put in front of a program's `LD_PRELOAD`.
+    pub fn preload_path(&self) -> &Path {
+        &self.preload
+    }
+
+    /// The run's private directory, removed when the supervisor stops.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What was counted so far. Cheap; from any thread.
+    pub fn stats(&self) -> Stats {
+        self.group.stats()
+    }
+
+    /// What each program uses now. Cheap; from any thread.
+    pub fn programs(&self) -> Vec<ProgramUsage> {
+        self.group.programs()
+    }
+
+    /// For commands that take long, from threads of their own.
+    pub fn control(&self) -> Control {
+        Control(self.group.clone())
+    }
+
+    /// The number of the supervisor's second process, if it was needed: a child of this one that
+    /// ends right after it.
+    pub fn guardian_process(&self) -> Option<i32> {
+        self.group.guardian.process()
+    }
+
+    /// Process numbers of the programs that are managed now, as far as they are known.
+    pub fn managed_processes(&self) -> Vec<i32> {
+        let spaces = self.group.spaces();
+        spaces
+            .iter()
+            .filter_map(|space| Some(space.inspector()?.pid()))
+            .collect()
+    }
+
+    /// Stops. Programs that are still managed are killed, as part of their memory is here.
+    pub fn stop(self) -> Stats {
+        self.stats()
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.group.stopping.store(true, Ordering::Relaxed);
+        for space in self.group.spaces() {
+            if let Some(attached) = space
+                .attached()
+                .filter(|_| !space.detached.load(Ordering::Relaxed))
+            {
+                // Fails only if it is gone already.
+                let _ = attached.inspector.kill(9);
+            }
+        }
+        // Its name lives on in the environment of processes that were not managed. It becomes free
+        // only where nobody else may make names (see `Options::runtime_dir`).
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Commands to a supervisor from another thread.
+#[derive(Clone)]
+pub struct Control(Arc<Group>);
+
+impl Control {
+    /// Brings all pages back from the swap file, while the programs run on, and uses it no more.
+    /// Returns how many there were. May take long, and can be called again.
+    ///
+    /// # Errors
+    /// If there is no file, or the pages do not fit under the limit; the file stays in use then.
+    pub fn swap_off(&self) -> Result<u64, SwapOffError> {
+        self.0.swap_off()
+    }
+}
+
+/// With room for whatever comes, or where the host is mean with addresses, for what the limit needs.
+fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartError> {
+    let plentiful = SwapConfig {
+        algorithm: options.algorithm.into(),
+        checksum: options.checksum,
+        ..SwapConfig::default()
+    };
+    let small = smaller_capacities(needed_pages(options), plentiful.pool_capacity_pages);
+    let small = small.map(|pool_capacity_pages| SwapConfig {
+        pool_capacity_pages,
+        max_slots: FEWER_SLOTS,
+        ..plentiful.clone()
+    });
+    let mut refused = plentiful.pool_capacity_pages;
+    for config in std::iter::once(plentiful.clone()).chain(small) {
+        let capacity = config.pool_capacity_pages;
+        match SwapSpace::new(MappedSource::default(), config) {
+            Err(NewError::Source(_) | NewError::Pool(PoolError::Source(_))) => refused = capacity,
+            other => return Ok(other?),
+        }
+    }
+    Err(StartError::AddressSpace((refused * PAGE_SIZE) >> 20))
+}
+
+/// Slots for 256 GiB, where addresses are few.
+const FEWER_SLOTS: usize = 1 << 26;
+
+/// The most pages that the pool is to hold: what does not fit stays in the programs.
+fn needed_pages(options: &Options) -> usize {
+    let allowed = || memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
+    let bytes = options.limit.total_bytes.unwrap_or_else(allowed);
+    usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE
+}
+
+/// Capacities to try, in pages: the pool keeps runs of each length apart, so that it needs several
+/// times the addresses of what it holds.
+fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize> {
+    let sizes = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
+    sizes.into_iter().filter(move |size| *size < most)
+}
+
+/// The control socket in the run's directory.
+const CONTROL: &str = "control";
+/// Names that are tried for a directory and its socket.
+const TRIES: usize = 16;
+
+/// Makes the run's directory, and listens at the control socket in it and at its abstract name.
+///
+/// Abstract names are everybody's to take: where one is taken already, another is tried, as for the
+/// directory's.
+fn listen_in_directory(
+    parent: &Path,
+    mut name: impl FnMut() -> io::Result<String>,
+) -> Result<(PathBuf, [OwnedFd; 2]), StartError> {
+    let mut tries = 0..TRIES;
+    loop {
+        let directory = parent.join(name()?);
+        let control = directory.join(CONTROL);
+        let listening = make_directory(&directory).and_then(|()| {
+            let failed = |source| (control.clone(), source);
+            let by_path = socket::listen(&control).map_err(failed)?;
+            Ok([by_path, socket::listen_abstract(&control).map_err(failed)?])
+        });
+        let (path, source) = match listening {
+            Ok(listeners) => return Ok((directory, listeners)),
+            Err(failed) => failed,
+        };
+        let is_taken = matches!(
+            source.kind(),
+            io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse
+        );
+        if source.kind() != io::ErrorKind::AlreadyExists {
+            // It is this run's own.
+            let _ = std::fs::remove_dir_all(&directory);
+        }
+        if !is_taken || tries.next().is_none() {
+            return Err(StartError::Directory { path, source });
+        }
+    }
+}
+
+fn make_directory(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let failed = |source| (directory.to_owned(), source);
+    // A program that gave up its privileges must still find the library.
+    let mode = 0o711;
+    std::fs::DirBuilder::new()
+        .mode(mode)
+        .create(directory)
+        .map_err(failed)?;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(mode)).map_err(failed)
+}
+
+fn random_name() -> io::Result<String> {
+    let mut bytes = [0; 6];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The library's image with what it needs to find and know this process in its place.
+fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
+    let path = control.as_os_str().as_bytes();
+    let mut socket_path = [0; SOCKET_PATH_MAX];
+    if path.len() >= SOCKET_PATH_MAX {
+        return Err(StartError::PathTooLong(control.to_owned()));
+    }
+    socket_path[..path.len()].copy_from_slice(path);
+    let rendezvous = Rendezvous {
+        socket_path,
+        filters: own_filters(),
+        user: own_user(),
+        pid: own_id(),
+        user_namespace: own_user_namespace()?,
+    };
+    let mark = RENDEZVOUS_MARK.as_slice();
+    let mut places = image
+        .windows(mark.len())
+        .enumerate()
+        .filter(|(_, window)| *window == mark);
+    let (Some((place, _)), None) = (places.next(), places.next()) else {
+        return Err(StartError::Image);
+    };
+    let mut image = image.to_vec();
+    let room = image
+        .get_mut(place..place + PATCHED)
+        .ok_or(StartError::Image)?;
+    room.copy_from_slice(&rendezvous.to_bytes());
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smaller_pools_still_hold_what_the_limit_allows() {
+        let sizes: Vec<usize> = smaller_capacities(3000, 1 << 24).collect();
+        assert_eq!(sizes, [16_384, 8192, 4096]);
+        assert_eq!(smaller_capacities(1 << 22, 1 << 24).count(), 2);
+        assert_eq!(smaller_capacities(1 << 24, 1 << 24).count(), 0);
+    }
+
+    #[test]
+    fn names_that_are_taken_are_passed_over() {
+        let parent = std::env::temp_dir().join(format!("names-of-{}", std::process::id()));
+        std::fs::create_dir_all(parent.join("folder")).unwrap();
+        let _other = socket::listen_abstract(&parent.join("socket").join(CONTROL)).unwrap();
+        let mut names = ["folder", "socket", "free"].into_iter().map(str::to_owned);
+        let (directory, listeners) =
+            listen_in_directory(&parent, || Ok(names.next().unwrap())).unwrap();
+        assert_eq!(directory, parent.join("free"));
+        assert!(parent.join("folder").exists() && !parent.join("socket").exists());
+        drop(listeners);
+        let all_taken = listen_in_directory(&parent, || Ok("folder".to_owned()));
+        assert!(matches!(all_taken, Err(StartError::Directory { .. })));
+        std::fs::remove_dir_all(parent).unwrap();
+    }
+
+    #[test]
+    fn the_rendezvous_is_written_over_the_mark() {
+        let mut image = vec![1u8; 50];
+        image.extend(RENDEZVOUS_MARK);
+        image.extend([0u8; PATCHED]);
+        let patched = patched(&image, Path::new("/run/x")).unwrap();
+        assert_eq!(&patched[50..57], b"/run/x\0");
+        let user = 50 + SOCKET_PATH_MAX + 4;
+        assert_eq!(patched[user..][..4], own_user().to_ne_bytes());
+        assert_eq!(patched[user + 4..][..4], own_id().to_ne_bytes());
+        let namespace = u64::from_ne_bytes(patched[user + 8..][..8].try_into().unwrap());
+        assert_eq!(namespace, own_user_namespace().unwrap());
+        assert_eq!(patched.len(), image.len());
+        assert!(matches!(
+            super::patched(&patched, Path::new("/y")),
+            Err(StartError::Image)
+        ));
+        let long = PathBuf::from("/".repeat(200));
+        assert!(matches!(
+            super::patched(&image, &long),
+            Err(StartError::PathTooLong(_))
+        ));
+    }
+}

@@ -1,0 +1,192 @@
+//! The swap file: unlinked, the user's own, written past the page cache.
+//!
+//! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the
+//! page's copy in the pool go. (A page in the page cache would be lost by an error that comes later,
+//! and would be memory that nobody counts.) Not every file system means it: some take the flag and
+//! write through the page cache all the same, always or now and then (ext4 that journals data, btrfs
+//! with checksums). So where `statx` does not say that the file is transferred directly, `O_DSYNC` is
+//! asked for as well, which makes a write wait for the device either way; and alone where `O_DIRECT`
+//! is refused.
+//!
+//! Measured on an ext4 file of a virtual disk, a batch of 112 KiB (64 pages): 0.09–0.11 ms with
+//! `O_DIRECT`, 0.22–0.24 ms with `O_DSYNC`. Compressing and encrypting the batch takes over 1 ms, and
+//! nobody waits for it but the thread that does both, so keeping several writes under way (io_uring)
+//! would gain a tenth at most. A page is read in 0.04–0.05 ms.
+
+use memfold_swap::{FileBackend, FileTier};
+use memfold_sys::PAGE_SIZE;
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::lock;
+
+/// Buffers that are kept for the next transfers.
+const BUFFERS: usize = 8;
+
+/// A file that has no name any more. All methods may be called from many threads at once.
+#[derive(Debug)]
+pub struct SwapFile {
+    file: File,
+    buffers: Mutex<Vec<AlignedBuffer>>,
+}
+
+impl SwapFile {
+    /// Makes a file of `bytes` bytes in `directory`. It takes room there only for what is written.
+    ///
+    /// # Errors
+    /// If the directory cannot hold such a file.
+    pub fn create(directory: &Path, bytes: u64) -> io::Result<SwapFile> {
+        if let Ok(file) = Self::with_flags(directory, bytes, libc::O_DIRECT)
+            && is_direct(&file.file)
+        {
+            return Ok(file);
+        }
+        Self::with_flags(directory, bytes, libc::O_DIRECT | libc::O_DSYNC)
+            .or_else(|_| Self::with_flags(directory, bytes, libc::O_DSYNC))
+    }
+
+    fn with_flags(directory: &Path, bytes: u64, flags: i32) -> io::Result<SwapFile> {
+        let file = open_unnamed(directory, flags)?;
+        // Nothing that is read ahead lies beyond the end.
+        file.set_len(bytes)?;
+        let file = SwapFile {
+            file,
+            buffers: Mutex::default(),
+        };
+        // Some file systems take the flag and refuse the transfer, or one of a sector.
+        let mut sector = [0; FileTier::SECTOR];
+        let second = FileTier::SECTOR as u64;
+        file.write_at(second, &sector)?;
+        file.read_at(second, &mut sector)?;
+        Ok(file)
+    }
+
+    /// Lets `transfer` use a buffer of `length` bytes whose address suits the device.
+    fn with_buffer<R>(&self, length: usize, transfer: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
+        let result = transfer(buffer.slice(length));
+        let mut buffers = lock(&self.buffers);
+        if buffers.len() < BUFFERS {
+            buffers.push(buffer);
+        }
+        result
+    }
+}
+
+impl FileBackend for SwapFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.with_buffer(buffer.len(), |aligned| {
+            self.file.read_exact_at(aligned, offset)?;
+            buffer.copy_from_slice(aligned);
+            Ok(())
+        })
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.with_buffer(data.len(), |aligned| {
+            aligned.copy_from_slice(data);
+            self.file.write_all_at(aligned, offset)
+        })
+    }
+}
+
+/// Whether the file system says that transfers with `O_DIRECT` go past the page cache.
+fn is_direct(file: &File) -> bool {
+    let asked = StatxFlags::DIOALIGN;
+    statx(file, c"", AtFlags::EMPTY_PATH, asked)
+        .is_ok_and(|found| found.stx_mask & asked.bits() != 0 && found.stx_dio_offset_align != 0)
+}
+
+/// Memory that begins at a multiple of a page.
+#[derive(Debug, Default)]
+struct AlignedBuffer(Vec<u8>);
+
+impl AlignedBuffer {
+    fn slice(&mut self, length: usize) -> &mut [u8] {
+        if self.0.len() < length + PAGE_SIZE {
+            self.0.resize(length + PAGE_SIZE, 0);
+        }
+        let start = self.0.as_ptr().align_offset(PAGE_SIZE);
+        &mut self.0[start..start + length]
+    }
+}
+
+/// Opens a new file without a name that only its owner could read.
+fn open_unnamed(directory: &Path, flags: i32) -> io::Result<File> {
+    let options = |flags: i32| {
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(flags);
+        options
+    };
+    let unnamed = options(libc::O_TMPFILE | libc::O_EXCL | flags).open(directory);
+    match unnamed {
+        // Not every file system makes files without names.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT)
+            ) && directory.is_dir() => {}
+        other => return other,
+    }
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = directory.join(format!(".memfold-swap-{}-{number}", std::process::id()));
+    let file = options(libc::O_NOFOLLOW | flags)
+        .create_new(true)
+        .open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::fcntl_getfl;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn the_file_has_no_name_and_keeps_what_is_written() {
+        let folder = std::env::temp_dir();
+        let direct = libc::O_DIRECT;
+        for flags in [direct, direct | libc::O_DSYNC, libc::O_DSYNC] {
+            let file = SwapFile::with_flags(&folder, 1 << 20, flags).unwrap();
+            let metadata = file.file.metadata().unwrap();
+            assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
+            let data: Vec<u8> = (0..3 * FileTier::SECTOR).map(|byte| byte as u8).collect();
+            // Neither buffer begins where a device would want it.
+            let mut from = vec![0; data.len() + 1];
+            from[1..].copy_from_slice(&data);
+            file.write_at(5 * 512, &from[1..]).unwrap();
+            from.fill(0);
+            file.read_at(5 * 512, &mut from[1..]).unwrap();
+            assert!(from[1..] == data);
+            assert!(file.read_at(1 << 20, &mut from[1..513]).is_err());
+        }
+    }
+
+    #[test]
+    fn a_write_waits_for_the_device_where_it_may_not_go_there_directly() {
+        // The first is a file system on a device, as a rule, and the second one in memory.
+        for folder in [std::env::temp_dir(), "/dev/shm".into()] {
+            let file = SwapFile::create(&folder, 1 << 20).unwrap();
+            // rustix takes more than this flag for it.
+            let waits = fcntl_getfl(&file.file).unwrap().bits() & libc::O_DSYNC as u32 != 0;
+            assert!(waits || is_direct(&file.file), "{}", folder.display());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_refused() {
+        assert!(SwapFile::create(Path::new("/no/such/directory"), 1 << 20).is_err());
+        assert!(SwapFile::create(Path::new("/proc/version"), 1 << 20).is_err());
+    }
+}

@@ -1,0 +1,4 @@
+//! Helpers of several threads.
+
+pub mod fd_pressure;
+pub mod run_time;
