@@ -161,7 +161,7 @@ impl Supervisor {
     /// The number of the supervisor's second process, if it was needed: a child of this one that
     /// ends right after it.
     pub fn guardian_process(&self) -> Option<i32> {
-        self.group.guardian.process()
+        self.group.resources.guardian.process()
     }
 
     /// Process numbers of the programs that are managed now, as far as they are known.

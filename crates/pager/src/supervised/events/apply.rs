@@ -6,6 +6,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
+use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
@@ -17,7 +18,7 @@ impl AddressSpace {
     pub fn begin_events(&self, gate: &Exclusive<'_>) {
         // A batch that was executed before the event is staged by now; one that was not will not
         // be any more.
-        self.settle(gate);
+        Batch::settle(self, gate);
         self.channel.bump_event_count();
     }
 
@@ -32,7 +33,7 @@ impl AddressSpace {
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removals.fetch_add(1, Ordering::Relaxed);
-        let removal = Removal::new(self.group().seconds(), count);
+        let removal = Removal::new(self.resources.seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
         gate.table()
@@ -62,7 +63,7 @@ impl AddressSpace {
             true
         });
         drop(stage);
-        self.group().release(slots);
+        self.resources.release(slots);
     }
 
     /// `mremap` moved a range: its pages have other addresses now. Where the mapping `stays` behind, it is
@@ -117,7 +118,7 @@ impl AddressSpace {
 
     /// Adds an owner to a slot that has one.
     pub fn must_duplicate(&self, slot: Slot) {
-        self.group()
+        self.resources
             .swap
             .duplicate(slot)
             .expect("a live slot can have another owner");

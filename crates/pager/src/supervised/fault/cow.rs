@@ -16,7 +16,10 @@
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
 use crate::range_set::Regions;
-use crate::supervised::fault::serve::{Admission, Fault, Served, after_failure, must_wait, wake};
+use crate::supervised::fault::message::{Admission, Fault, Served};
+use crate::supervised::fault::primitives::{after_failure, wake};
+use crate::supervised::fault::room::must_wait;
+use crate::supervised::group::Group;
 use crate::supervised::reclaim::batch::Run;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
@@ -47,7 +50,7 @@ impl AddressSpace {
     /// limit.
     pub fn protect_if_near(&self) {
         let copies = bytes(self.resident_pages().max(0) as u64);
-        let group = self.group();
+        let group = &self.resources;
         if group.resident_bytes() + copies <= group.resident_limit_bytes() {
             return;
         }
@@ -150,12 +153,17 @@ impl AddressSpace {
         self.written_to.store(range.end.0, Ordering::Relaxed);
         // The governor, who sees the kernel's faults, is not to count them again.
         self.counted_faults.fetch_add(copies, Ordering::Relaxed);
-        self.group().shared.lower_by(copies);
+        self.resources.shared.lower_by(copies);
     }
 }
 
 /// Serves a write to a protected page: allows it, if there is room for the copy.
-pub fn admit_write(space: &Arc<AddressSpace>, fault: Fault, admission: Admission) -> Served {
+pub fn admit_write(
+    group: &Group,
+    space: &Arc<AddressSpace>,
+    fault: Fault,
+    admission: Admission,
+) -> Served {
     let Ok(_gate) = space.shared() else {
         return Served::Done;
     };
@@ -164,7 +172,7 @@ pub fn admit_write(space: &Arc<AddressSpace>, fault: Fault, admission: Admission
         return Served::Done;
     }
     let shares = space.family.has_others(space);
-    if shares && must_wait(space, fault, admission) {
+    if shares && must_wait(group, space, fault, admission) {
         return Served::Done;
     }
     let page = fault.page;

@@ -10,8 +10,7 @@
 //! stage as often as it is moved there: reclaim works and gains nothing.
 
 use crate::page::VirtualPage;
-use crate::supervised::fault::serve::Fault;
-use crate::supervised::space::AddressSpace;
+use crate::supervised::fault::message::Fault;
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -24,13 +23,13 @@ const TOLD_MOST: u32 = 256;
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A fault that waits until there is room for its page.
-pub struct DeferredFault<S = AddressSpace> {
+pub struct DeferredFault<S> {
     pub space: Arc<S>,
     pub fault: Fault,
 }
 
 /// All that wait in a group. For any thread.
-pub struct Deferred<S = AddressSpace>(Mutex<Waiting<S>>);
+pub struct Deferred<S>(Mutex<Waiting<S>>);
 
 struct Waiting<S> {
     /// In the order in which they came.

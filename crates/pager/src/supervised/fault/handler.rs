@@ -9,8 +9,11 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::events::reorder::Change;
-use crate::supervised::fault::serve::{Fault, Served, Server, wake};
-use crate::supervised::fork::apply::{BesideForks, Stash};
+use crate::supervised::fault::message::{Fault, Served};
+use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::server::Server;
+use crate::supervised::fork::apply::BesideForks;
+use crate::supervised::fork::stash::Stash;
 use crate::supervised::group::Group;
 use crate::supervised::helper::sentinel::Sentinel;
 use crate::supervised::space::gate::Exclusive;
@@ -46,22 +49,6 @@ const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
 /// How long a handler waits for a gate before it turns to other programs. A helper is inside for
 /// some tens of microseconds, unless it was stopped there.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
-
-/// Which handlers listen to an address space.
-#[derive(Debug, Default)]
-pub struct Armed {
-    /// Handler numbers, with the samples in a row that came from other CPUs.
-    listening: Vec<(usize, u32)>,
-    until_sample: u32,
-    distance: u32,
-}
-
-impl Armed {
-    /// The numbers of the handlers, which are in the order of the allowed CPUs.
-    pub fn listeners(&self) -> impl Iterator<Item = usize> + '_ {
-        self.listening.iter().map(|(number, _)| *number)
-    }
-}
 
 /// All handlers.
 pub struct Handlers {
@@ -124,7 +111,7 @@ impl Handlers {
             .attached()
             .and_then(|attached| attached.inspector.last_cpu(attached.inspector.pid() as u32));
         let number = cpu.and_then(|cpu| self.number_of(cpu)).unwrap_or(0);
-        let mut armed = lock(&space.armed);
+        let mut armed = lock(&space.listeners);
         if armed.listening.is_empty() {
             let descriptor = space.uffd_descriptor().as_fd();
             if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
@@ -144,7 +131,7 @@ impl Handlers {
     /// no descriptor for the child, say) stays, and the kernel does not tell when a read of several
     /// stopped for that.
     pub fn remind(&self, space: &AddressSpace) {
-        for (number, _) in &lock(&space.armed).listening {
+        for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
             let _ = self.epolls[*number].remind(space.uffd_descriptor().as_fd(), space.id);
         }
@@ -159,7 +146,7 @@ impl Handlers {
 
     /// Stops listening.
     pub fn forget(&self, space: &AddressSpace) {
-        for (number, _) in lock(&space.armed).listening.drain(..) {
+        for (number, _) in lock(&space.listeners).listening.drain(..) {
             // Fails only if it is not there.
             let _ = self.epolls[number].remove(space.uffd_descriptor().as_fd());
         }
@@ -174,7 +161,7 @@ impl Handlers {
         let _ = thread::pin_to(self.cpus[number]);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
-        let mut server = Server::default();
+        let mut server = Server::new(self.group.clone());
         let mut ready = Vec::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             if self.epolls[number].wait(&mut ready, None).is_err() {
@@ -218,7 +205,7 @@ impl Handlers {
             let faults = messages.faults.into_iter().chain(again);
             for (index, (fault, thread)) in faults.enumerate() {
                 let began = Instant::now();
-                if !space.meet(Some(thread)) && !space.asks_for_number(fault.page) {
+                if !space.meet(&self.group, Some(thread)) && !space.asks_for_number(fault.page) {
                     // It waits. (In the beacon it reads itself what became of it.)
                     continue;
                 }
@@ -227,7 +214,7 @@ impl Handlers {
                     retries.push((fault, thread));
                 } else {
                     let elapsed = began.elapsed().as_nanos() as u64;
-                    self.group.counters.latency.record(elapsed);
+                    self.group.resources.counters.latency.record(elapsed);
                     if !fault.protected {
                         space.counted_faults.fetch_add(1, Ordering::Relaxed);
                     }
@@ -302,8 +289,8 @@ impl Handlers {
         uffd: OwnedFd,
         beside: &mut BesideForks,
     ) -> Option<Arc<AddressSpace>> {
-        match patiently(|| self.sentinel.mover()) {
-            Ok(mover) => Some(space.apply_fork(gate, uffd, mover, beside)),
+        match patiently(|| self.sentinel.new_port()) {
+            Ok(port) => Some(space.apply_fork(&self.group, gate, (uffd, port), beside)),
             Err(error) => {
                 log::warn!("a forked program stands still, as there is no channel for it: {error}");
                 // It must not read zeros: kept open, its userfaultfd makes its faults wait.
@@ -315,7 +302,7 @@ impl Handlers {
 
     /// Learns now and then where the faults come from, and listens there.
     fn sample(&self, number: usize, space: &AddressSpace, thread: u32) {
-        let mut armed = lock(&space.armed);
+        let mut armed = lock(&space.listeners);
         if armed.until_sample > 0 {
             armed.until_sample -= 1;
             return;
@@ -453,7 +440,7 @@ fn change_of(message: &Message, space: &AddressSpace, changes: &mut Changes) -> 
         uffd::EVENT_FORK => {
             let number = changes.next_fork;
             changes.next_fork += 1;
-            let under_way = space.group().shared.begin_fork();
+            let under_way = space.resources.shared.begin_fork();
             let uffd = message.take_fork_descriptor();
             changes.forks.insert(number, (uffd, under_way));
             Some(Change::Fork(number))

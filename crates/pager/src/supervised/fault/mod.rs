@@ -3,6 +3,12 @@
 pub mod cow;
 pub mod deferred;
 pub mod handler;
+pub mod message;
+pub mod primitives;
 pub mod readahead;
+pub mod room;
 pub mod serve;
+pub mod server;
+pub mod stage_return;
 pub mod swap_in;
+pub mod zero_fill;

@@ -3,7 +3,9 @@
 use crate::density::{BLOCK, Density, has_ample_room};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{ClaimNumber, PageState};
-use crate::supervised::fault::serve::{Served, Server, after_failure, copy, stop_program, wake};
+use crate::supervised::fault::message::Served;
+use crate::supervised::fault::primitives::{after_failure, copy, stop_program, wake};
+use crate::supervised::fault::server::{SWAP_IN_WINDOW, Server};
 use crate::supervised::group::Watermarks;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -13,9 +15,6 @@ use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-
-/// Pages brought in at once from the pool, at most.
-pub const SWAP_IN_WINDOW: u32 = 16;
 
 /// Pages that a fault has claimed (`Filling`), in order. The claim owns one count of each slot.
 pub struct Claim {
@@ -106,11 +105,11 @@ impl Claim {
 /// Whether much of the block around a page is resident, and there is room for all of it far from
 /// where reclaim works.
 fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> bool {
-    let group = space.group();
-    let limit = group.resident_limit_bytes();
+    let resources = &space.resources;
+    let limit = resources.resident_limit_bytes();
     let wanted = (BLOCK * PAGE_SIZE) as u64;
     let stop = Watermarks::of(limit).stop;
-    if !has_ample_room(group.resident_bytes(), wanted, limit, stop) {
+    if !has_ample_room(resources.resident_bytes(), wanted, limit, stop) {
         return false;
     }
     let mut resident = 1;
@@ -160,7 +159,7 @@ impl Server {
         let brought_in = !filling.open[claim.asked];
         let spare = filling.finish();
         drop(gate);
-        space.group().release_soon(&spare);
+        space.resources.release_soon(&spare);
         match failure {
             Some(errno) if !brought_in => after_failure(space, claim.page(claim.asked), errno),
             _ => Served::Done,
@@ -170,13 +169,13 @@ impl Server {
     /// Reads the claimed pages into the buffer; returns which of them can be had, those around the
     /// page that was asked for.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
-        let group = space.group();
+        let resources = &space.resources;
         let mut start = 0;
         for (index, ((_, slot), page)) in claim.pages.iter().zip(&mut self.buffer).enumerate() {
-            let Err(error) = group.swap.load(*slot, page, &mut self.scratch) else {
+            let Err(error) = resources.swap.load(*slot, page, &mut self.scratch) else {
                 continue;
             };
-            group.counters.errors.fetch_add(1, Ordering::Relaxed);
+            resources.counters.errors.fetch_add(1, Ordering::Relaxed);
             if index == claim.asked {
                 stop_program(space, claim.page(index), &error);
                 return 0..0;
@@ -252,7 +251,7 @@ impl Filling<'_> {
 
     fn arrived(&mut self, pages: Range<usize>) {
         self.space.add_resident_pages(pages.len() as i64);
-        let counters = &self.space.group().counters;
+        let counters = &self.space.resources.counters;
         counters
             .pages_in
             .fetch_add(pages.len() as u64, Ordering::Relaxed);

@@ -1,59 +1,21 @@
-//! Address spaces that came from one by forks, and what they keep in common.
+//! Deduplication between relatives.
 //!
-//! A page that both sides page out is stored once: whoever comes second finds the slot of a
-//! relative at the same address, and takes a count of it if its contents are the same.
+//! A page that both sides of a fork page out is stored once: the second page-out finds the slot of a
+//! relative at the same address, and takes a count of it if the contents are the same.
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
-use crate::sync::lock;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Slots of relatives that a page is compared with, at most.
 const CANDIDATES: usize = 3;
 /// How long storing waits for a relative's gate before it does without.
 const PATIENCE: Duration = Duration::from_micros(500);
-
-/// Address spaces that came from one by forks.
-#[derive(Default)]
-pub struct Family {
-    members: Mutex<Vec<Weak<AddressSpace>>>,
-}
-
-impl Family {
-    /// Adds an address space.
-    pub fn join(&self, space: &Arc<AddressSpace>) {
-        let mut members = lock(&self.members);
-        members.retain(|member| member.strong_count() > 0);
-        if !members
-            .iter()
-            .any(|member| member.as_ptr() == Arc::as_ptr(space))
-        {
-            members.push(Arc::downgrade(space));
-        }
-    }
-
-    /// Whether others live.
-    pub fn has_others(&self, than: &AddressSpace) -> bool {
-        let members = lock(&self.members);
-        let mut living = members.iter().filter_map(Weak::upgrade);
-        living.any(|member| member.id != than.id && !member.has_left())
-    }
-
-    /// The others that live, the youngest first: the nearest relatives, as a rule.
-    pub fn others(&self, than: &AddressSpace) -> Vec<Arc<AddressSpace>> {
-        let members = lock(&self.members);
-        let living = members.iter().rev().filter_map(Weak::upgrade);
-        living
-            .filter(|member| member.id != than.id && !member.is_dead())
-            .collect()
-    }
-}
 
 /// Slots in which relatives keep what may be the same pages; a count of each is held.
 pub struct Kin {
@@ -84,7 +46,7 @@ impl Kin {
                 if found.len() < CANDIDATES
                     && let Some(slot) = gate.table().swapped_slot(*page)
                     && !found.contains(&slot)
-                    && space.group().swap.duplicate(slot).is_ok()
+                    && space.resources.swap.duplicate(slot).is_ok()
                 {
                     found.push(slot);
                 }
@@ -106,7 +68,12 @@ impl Kin {
         let candidates = &mut self.candidates[index];
         // What cannot be read is stored anew; the swap space counts the error.
         let same = candidates.iter().position(|slot| {
-            group.swap.load(*slot, &mut buffer, scratch).is_ok() && buffer == *contents
+            group
+                .resources
+                .swap
+                .load(*slot, &mut buffer, scratch)
+                .is_ok()
+                && buffer == *contents
         })?;
         Some(candidates.swap_remove(same))
     }
@@ -114,6 +81,6 @@ impl Kin {
     /// Gives back what was not taken.
     pub fn release(self, group: &Group) {
         let spare: Vec<Slot> = self.candidates.into_iter().flatten().collect();
-        group.swap.release_bulk(&spare);
+        group.resources.swap.release_bulk(&spare);
     }
 }

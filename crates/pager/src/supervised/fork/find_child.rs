@@ -7,6 +7,7 @@
 //! (Where a page is missing, reading fails at once: it does not wait for this very thread to bring it.)
 
 use crate::page::VirtualPage;
+use crate::supervised::group::Group;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
@@ -24,17 +25,17 @@ impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
     /// thread calls itself, and makes its page states those of its mappings. `false` if nothing but its
     /// beacon may be served: part of its memory is lost, and its process was not found, to be stopped.
-    pub fn meet(&self, thread: Option<u32>) -> bool {
+    pub fn meet(&self, group: &Group, thread: Option<u32>) -> bool {
         if lock(&self.inheritance).is_none() {
             return true;
         }
         if self.inspector().is_none()
             && let (Some(thread), Some(beacon)) = (thread, self.beacon())
         {
-            let _one_at_a_time = lock(&self.group().meeting);
+            let _one_at_a_time = lock(&group.meeting);
             // With no descriptor to look with, nobody would be found.
             let _ = patiently(|| self.uffd_descriptor().try_clone());
-            let found = (0..SEARCHES).find_map(|_| self.find_process(thread, beacon));
+            let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
             if let Some(inspector) = found {
                 self.set_seen(inspector);
             }
@@ -61,46 +62,51 @@ impl AddressSpace {
         page
     }
 
-    fn find_process(&self, thread: u32, beacon: VirtualPage) -> Option<Inspector> {
-        let shown = self.beacon_page();
-        if let Err(partial) = self.uffd().put_page(beacon.address(), &shown)
-            && partial.errno != Errno::EEXIST
-        {
-            log::debug!(
-                "a forked child's beacon cannot be filled: {}",
-                partial.errno
-            );
-            return None;
-        }
-        // What the kernel made a child of may have lost its user's right to look at it.
-        let _raised = privilege::raised();
-        processes_by_own_number(thread.into())
-            .filter(|process| !self.is_known(process.pid()))
-            .filter_map(|process| {
-                let process = Arc::new(process);
-                // The main thread may have ended before others.
-                let by_other = || {
-                    let other = process.thread_by_own_number(thread.into())?;
-                    Inspector::open_child(&process, other).ok()
-                };
-                let main = Inspector::open_child(&process, process.pid()).ok();
-                main.or_else(by_other)
-            })
-            .find(|inspector| self.is_shown_by(inspector, beacon))
-    }
-
     /// Whether what this address space has in its beacon is what a process has there: then it is its own.
     pub fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
         let start = beacon.address();
         let mut found = [0; PAGE_SIZE];
         matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == self.beacon_page()
     }
+}
 
-    /// Whether a process has an address space that is known to be its own.
-    fn is_known(&self, pid: i32) -> bool {
-        self.group().spaces().iter().any(|space| {
-            let known = space.inspector().map(Inspector::pid);
-            known == Some(pid) && !space.is_gone()
-        })
+fn find_process(
+    space: &AddressSpace,
+    group: &Group,
+    thread: u32,
+    beacon: VirtualPage,
+) -> Option<Inspector> {
+    let shown = space.beacon_page();
+    if let Err(partial) = space.uffd().put_page(beacon.address(), &shown)
+        && partial.errno != Errno::EEXIST
+    {
+        log::debug!(
+            "a forked child's beacon cannot be filled: {}",
+            partial.errno
+        );
+        return None;
     }
+    // What the kernel made a child of may have lost its user's right to look at it.
+    let _raised = privilege::raised();
+    processes_by_own_number(thread.into())
+        .filter(|process| !is_known(group, process.pid()))
+        .filter_map(|process| {
+            let process = Arc::new(process);
+            // The main thread may have ended before others.
+            let by_other = || {
+                let other = process.thread_by_own_number(thread.into())?;
+                Inspector::open_child(&process, other).ok()
+            };
+            let main = Inspector::open_child(&process, process.pid()).ok();
+            main.or_else(by_other)
+        })
+        .find(|inspector| space.is_shown_by(inspector, beacon))
+}
+
+/// Whether a process has an address space that is known to be its own.
+fn is_known(group: &Group, pid: i32) -> bool {
+    group.spaces().iter().any(|space| {
+        let known = space.inspector().map(Inspector::pid);
+        known == Some(pid) && !space.is_gone()
+    })
 }

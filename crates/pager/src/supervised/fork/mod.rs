@@ -2,7 +2,11 @@
 
 pub mod apply;
 pub mod dedup;
+pub mod family;
 pub mod find_child;
+pub mod inheritance;
+pub mod reconcile;
 pub mod shared_counter;
 pub mod shared_estimate;
 pub mod snapshot;
+pub mod stash;

@@ -8,7 +8,7 @@
 //! here knows the reason of, at most as many pages are shared no more.
 
 use crate::page::bytes;
-use crate::supervised::fork::dedup::Family;
+use crate::supervised::fork::family::Family;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::space::AddressSpace;
 use memfold_sys::PAGE_SIZE;
@@ -42,7 +42,7 @@ fn sharers(group: &Group) -> Vec<Arc<AddressSpace>> {
 /// How many pages these can share at most: what is resident of a family is no less than what is
 /// resident of its largest member. (A count may take in one more, on whose exit the kernel works.)
 fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
-    let mut families: HashMap<*const Family, (u64, u64)> = HashMap::new();
+    let mut families: HashMap<*const Family<AddressSpace>, (u64, u64)> = HashMap::new();
     for space in sharers {
         let resident = space.resident_pages() as u64;
         let (sum, largest) = families.entry(Arc::as_ptr(&space.family)).or_default();
@@ -63,12 +63,12 @@ impl SharingWatch {
     /// Lowers the group's estimate by what may have happened, and calls for a count where anything
     /// has.
     pub fn update(&mut self, group: &Group) {
-        let begun = group.shared.begin();
+        let begun = group.resources.shared.begin();
         let sharers = sharers(group);
         if sharers.len() < 2 {
             self.faults.clear();
             if let Some(begun) = begun {
-                group.shared.set(0, begun);
+                group.resources.shared.set(0, begun);
             }
             return;
         }
@@ -93,9 +93,9 @@ impl SharingWatch {
         }
         any |= faults.len() != known;
         self.faults = faults;
-        group.shared.lower(unknown);
+        group.resources.shared.lower(unknown);
         if let Some(begun) = begun {
-            group.shared.bound(most_shared(&sharers), begun);
+            group.resources.shared.bound(most_shared(&sharers), begun);
         }
         if any {
             group.count_sharing();
@@ -142,9 +142,9 @@ impl SharingCount {
     /// Until the next count: shorter where the estimate may be too low by more than reclaim leaves
     /// room for.
     fn pause_now(&self) -> Duration {
-        let limit = self.group.resident_limit_bytes();
+        let limit = self.group.resources.resident_limit_bytes();
         let room = limit - Watermarks::of(limit).stop;
-        if bytes(self.group.shared.doubt()) > room {
+        if bytes(self.group.resources.shared.doubt()) > room {
             self.pause * RETRY_FACTOR / PAUSE_FACTOR
         } else {
             self.pause
@@ -154,7 +154,7 @@ impl SharingCount {
     /// `false` if it does not hold.
     fn count(&self) -> bool {
         let group = &self.group;
-        let Some(begun) = group.shared.begin() else {
+        let Some(begun) = group.resources.shared.begin() else {
             return false;
         };
         let sharers = sharers(group);
@@ -176,6 +176,10 @@ impl SharingCount {
         }
         // A child of which nothing was read yet shares, too.
         let forking = sharers.iter().any(|space| space.is_changing());
-        !forking && group.shared.set(shared.min(most_shared(&sharers)), begun)
+        !forking
+            && group
+                .resources
+                .shared
+                .set(shared.min(most_shared(&sharers)), begun)
     }
 }

@@ -211,7 +211,7 @@ impl Attendant {
     }
 
     fn refuse(&self) {
-        let refused = &self.group.counters.connections_refused;
+        let refused = &self.group.resources.counters.connections_refused;
         refused.fetch_add(1, Ordering::Relaxed);
     }
 

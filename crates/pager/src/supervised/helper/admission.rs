@@ -147,7 +147,7 @@ impl Attendant {
         }
         prepare_trash(&layout, &trash)?;
         let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
-        let file = lock(&space.mover)
+        let file = lock(&space.helper_port)
             .take_file()
             .ok_or_else(|| invalid("it has a helper"))?;
         let attached = Attached {
@@ -174,13 +174,13 @@ impl Attendant {
     fn take_in(&self, space: &Arc<AddressSpace>, is_child: bool, resident: u64) -> io::Result<()> {
         if is_child {
             // It stands still until it is welcomed, so its mappings are those of the fork.
-            space.meet(None);
+            space.meet(&self.group, None);
             return Ok(());
         }
         self.handlers.listen(space)?;
         self.group.add_space(space.clone());
         if space.forked.load(Ordering::Relaxed) {
-            self.group.shared.came(resident);
+            self.group.resources.shared.came(resident);
         }
         Ok(())
     }
@@ -233,9 +233,9 @@ impl Attendant {
             let _raised = privilege::raised();
             Uffd(uffd.as_raw_fd()).api(FEATURES)?;
         }
-        let mover = self.sentinel.mover()?;
-        let (group, id) = (self.group.clone(), self.group.next_id());
-        let space = AddressSpace::new(group, id, uffd, mover);
+        let mover = self.sentinel.new_port()?;
+        let (resources, id) = (self.group.resources.clone(), self.group.next_id());
+        let space = AddressSpace::new(resources, id, uffd, mover);
         let relative = self.group.space(relative);
         let relative = relative.filter(|relative| is_relative(relative, peer, user));
         let Some(relative) = relative else {

@@ -1,7 +1,7 @@
 //! Threads that do nothing but live: when the supervisor dies, the kernel tells every program's
 //! helper through the futexes these threads own, whatever the supervisor died of.
 
-use crate::supervised::reclaim::batch::Mover;
+use crate::supervised::reclaim::batch::HelperPort;
 use crate::sync::lock;
 use memfold_sys::port::{Port, ROBUST_OFFSET};
 use memfold_sys::thread::RobustList;
@@ -16,19 +16,19 @@ pub struct Sentinel {
 
 impl Sentinel {
     /// A channel for a new address space.
-    pub fn mover(&self) -> io::Result<Mover> {
+    pub fn new_port(&self) -> io::Result<HelperPort> {
         let mut lists = lock(&self.lists);
         for list in lists.iter() {
             match Port::create(list.clone()) {
                 Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => {}
                 Err(error) => return Err(error),
-                Ok((port, file)) => return Ok(Mover::new(port, file)),
+                Ok((port, file)) => return Ok(HelperPort::new(port, file)),
             }
         }
         let list = Self::start_thread()?;
         lists.push(list.clone());
         let (port, file) = Port::create(list)?;
-        Ok(Mover::new(port, file))
+        Ok(HelperPort::new(port, file))
     }
 
     fn start_thread() -> io::Result<Arc<RobustList>> {

@@ -20,7 +20,7 @@ use crate::page::PageRange;
 use crate::page::bytes;
 use crate::page_state::StageIndex;
 use crate::supervised::helper::admission::PROOF_PAGES;
-use crate::supervised::reclaim::batch::{Batch, Mover};
+use crate::supervised::reclaim::batch::{Batch, HelperPort};
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::Errno;
@@ -39,25 +39,25 @@ impl AddressSpace {
         let Ok(gate) = self.shared() else {
             return false;
         };
-        let mut mover = lock(&self.mover);
-        if mover.batch.is_none() {
+        let mut port = lock(&self.helper_port);
+        if port.batch.is_none() {
             // It was stopped on its way out: what it did is settled.
             return self.channel.helper_gate().relieve();
         }
         if self.close_stage(attached.arena.stage).is_err() {
             return false;
         }
-        mover.closed = true;
-        let looked = mover.batch.as_ref().and_then(|batch| self.look(batch));
+        port.stage_closed = true;
+        let looked = port.batch.as_ref().and_then(|batch| self.look(batch));
         let (Some(outcome), true) = (looked, self.channel.helper_gate().relieve()) else {
             // It went on, and what it could not move stays where it is.
-            self.reopen_stage(&mut mover);
+            self.reopen_stage(&mut port);
             return false;
         };
-        mover.relieved = true;
-        let batch = mover.batch.take().unwrap_or_default();
-        drop(mover);
-        self.settle_batch(&gate, &batch, &outcome);
+        port.taken_over = true;
+        let batch = port.batch.take().unwrap_or_default();
+        drop(port);
+        batch.settle_with(self, &gate, &outcome);
         drop(gate);
         log::debug!("a program was stopped while its helper moved pages; its gate is taken over");
         true
@@ -75,9 +75,9 @@ impl AddressSpace {
     }
 
     /// The same after a relief; where the system has no memory for it, it is tried again.
-    pub fn reopen_stage(&self, mover: &mut Mover) {
+    pub fn reopen_stage(&self, port: &mut HelperPort) {
         if let Some(attached) = self.attached() {
-            mover.closed = self.open_stage(attached.arena.stage).is_err();
+            port.stage_closed = self.open_stage(attached.arena.stage).is_err();
         }
     }
 

@@ -69,7 +69,7 @@ impl Steering {
 fn handlers_at_work(group: &Group) -> Vec<usize> {
     let mut numbers = Vec::new();
     for space in group.spaces() {
-        for number in lock(&space.armed).listeners() {
+        for number in lock(&space.listeners).listeners() {
             if !numbers.contains(&number) {
                 numbers.push(number);
             }

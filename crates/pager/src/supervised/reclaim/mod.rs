@@ -5,4 +5,3 @@ pub mod batch;
 pub mod priority;
 pub mod reclaimer;
 pub mod stage;
-pub mod victims;

@@ -15,18 +15,19 @@ use crate::backoff::VainSearch;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{MOST_PASSES, PageState, StageIndex};
 use crate::supervised::fault::deferred::DeferredFault;
-use crate::supervised::fault::serve::{Admission, Served, Server, wake};
+use crate::supervised::fault::message::{Admission, Served};
+use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::server::Server;
 use crate::supervised::fork::dedup::Kin;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::Steering;
-use crate::supervised::reclaim::batch::Settled;
-use crate::supervised::reclaim::victims::{LOOKED_AT, plan};
+use crate::supervised::reclaim::batch::plan::LOOKED_AT;
+use crate::supervised::reclaim::batch::{Batch, Settled};
 use crate::supervised::space::gate::Inside;
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::channel::RUNS_MAX;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -87,11 +88,11 @@ impl Progress {
 impl Reclaimer {
     pub fn new(group: Arc<Group>) -> Reclaimer {
         Reclaimer {
+            server: Server::new(group.clone()),
             group,
             scratch: Scratch::new(),
             buffer: vec![[0; PAGE_SIZE]; BATCH],
             oldest: Vec::new(),
-            server: Server::default(),
             out_of_turn: 0,
             vain_search: VainSearch::default(),
         }
@@ -99,40 +100,42 @@ impl Reclaimer {
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
-        self.group.standing.begin();
+        self.group.resources.priority.begin();
         let mut steering = Steering::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            self.group.wait_for_call(Duration::from_millis(50));
+            self.group
+                .resources
+                .wait_for_call(Duration::from_millis(50));
             steering.steer(&self.group);
             self.reclaim();
-            self.group.release_spare();
+            self.group.resources.release_pending();
         }
     }
 
     fn watermarks(&self) -> Watermarks {
         self.group.refresh_limit();
-        Watermarks::of(self.group.resident_limit_bytes())
+        Watermarks::of(self.group.resources.resident_limit_bytes())
     }
 
     /// Brings the group below its lower watermark if it is above the upper one.
     fn reclaim(&mut self) {
         let marks = self.watermarks();
-        if self.group.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
+        if self.group.resources.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
             return;
         }
         let mut idle_rounds = 0;
         let mut idle_since = Instant::now();
         loop {
             let marks = self.watermarks();
-            let resident = self.group.resident_bytes();
+            let resident = self.group.resources.resident_bytes();
             self.group.note_peaks();
             if resident < marks.hard || self.group.deferred.is_impatient() {
                 self.serve_deferred();
             }
             if self.is_pressed(&marks, resident) {
-                self.group.standing.press();
+                self.group.resources.priority.press();
             } else {
-                self.group.standing.ease();
+                self.group.resources.priority.ease();
             }
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
@@ -175,7 +178,7 @@ impl Reclaimer {
     /// Whether nothing can be moved, and that is not to change soon: not where new mappings were found
     /// just now, and there may be more, nor while a program is stopped.
     fn is_stuck(&mut self, searched: Duration) -> bool {
-        let now = self.group.milliseconds();
+        let now = self.group.resources.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
         let is_halted = |space: &Arc<AddressSpace>| space.is_still_halted();
         self.vain_search.note(searched.as_millis() as u64, now)
@@ -188,7 +191,7 @@ impl Reclaimer {
     fn is_pressed(&self, marks: &Watermarks, resident: u64) -> bool {
         resident > marks.pressing
             || !self.group.deferred.is_empty()
-            || resident + bytes(self.group.shared.pages()) > marks.hard
+            || resident + bytes(self.group.resources.shared.pages()) > marks.hard
     }
 
     /// Serves faults that waited for room.
@@ -240,13 +243,13 @@ impl Reclaimer {
         let surplus = lock(&space.stage).live().saturating_sub(target);
         (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
-            let mover = lock(&space.mover);
+            let mover = lock(&space.helper_port);
             (mover.is_busy(), mover.posted())
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.look_whether_halted();
         } else if busy && let Ok(gate) = space.shared() {
-            progress.add(space.settle(&gate));
+            progress.add(Batch::settle(space, &gate));
         }
         progress
     }
@@ -264,18 +267,17 @@ impl Reclaimer {
         let Ok(gate) = space.shared() else {
             return target;
         };
-        progress.add(space.settle(&gate));
-        if lock(&space.mover).is_busy() {
+        progress.add(Batch::settle(space, &gate));
+        if lock(&space.helper_port).is_busy() {
             return target;
         }
         let staged = lock(&space.stage).live();
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
-        let moves = plan(space, &gate, wanted, self.group.seconds());
-        let drops = lock(&space.stage).take_dead(RUNS_MAX);
-        let nothing_to_be_had = wanted > 0 && moves.is_empty();
-        if !moves.is_empty() || !drops.is_empty() {
-            space.allow_unsharing(&moves);
-            space.post(&gate, moves, drops);
+        let batch = Batch::plan(space, &gate, wanted, self.group.resources.seconds());
+        let nothing_to_be_had = wanted > 0 && batch.moves.is_empty();
+        if !batch.is_empty() {
+            space.allow_unsharing(&batch.moves);
+            batch.post(space, &gate);
         }
         if nothing_to_be_had {
             // In what is managed: maybe there is more by now. Nor must pages that were staged long
@@ -298,8 +300,8 @@ impl Reclaimer {
         }
         let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
         let group = self.group.clone();
-        let making_way = group.standing.make_way();
-        group.release_spare();
+        let making_way = group.resources.priority.make_way();
+        group.resources.release_pending();
         let stored = self.read_and_store(space, attached, &mut kin);
         drop(making_way);
         kin.release(&self.group);
@@ -317,7 +319,7 @@ impl Reclaimer {
         space: &AddressSpace,
         stored: Vec<StoredPage>,
     ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
-        let Group { swap, gains, .. } = &*self.group;
+        let (swap, gains) = (&self.group.resources.swap, &self.group.gains);
         let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
         if space.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
             return (stored, Vec::new());
@@ -355,7 +357,11 @@ impl Reclaimer {
                 Ok(slot) => stored.push((*place, *page, slot)),
                 Err(_) => {
                     // The page stays in the stage; the swap space counted why.
-                    self.group.counters.errors.fetch_add(1, Ordering::Relaxed);
+                    self.group
+                        .resources
+                        .counters
+                        .errors
+                        .fetch_add(1, Ordering::Relaxed);
                     break;
                 }
             }
@@ -382,10 +388,11 @@ impl Reclaimer {
             unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
         }
         self.group
+            .resources
             .counters
             .pages_out
             .fetch_add(count as u64, Ordering::Relaxed);
-        self.group.swap.release_bulk(&unwanted);
+        self.group.resources.swap.release_bulk(&unwanted);
         count
     }
 }
@@ -393,7 +400,7 @@ impl Reclaimer {
 /// Pages of a program that are kept staged: their second chance. All programs together keep a small
 /// part of the limit.
 fn stage_target(space: &AddressSpace) -> usize {
-    let group = space.group();
+    let group = &space.resources;
     let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
     let of_all = (limit / 256).clamp(BATCH as u64, 1024);
     let own = space.resident_pages().max(0) as u64;
@@ -423,7 +430,7 @@ fn most_of(
     let listed = spaces.iter().map(|space| (pages(space), space));
     let (_, most) = listed
         .filter(|(pages, space)| {
-            *pages > 0 && can_be_commanded(space) && !lock(&space.mover).is_busy()
+            *pages > 0 && can_be_commanded(space) && !lock(&space.helper_port).is_busy()
         })
         .max_by_key(|(pages, _)| *pages)?;
     Some(most.clone())

@@ -5,7 +5,9 @@ use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
 use crate::range_set::Regions;
 use crate::supervised::fault::handler::{Handlers, Messages};
-use crate::supervised::fault::serve::{Served, Server, wake};
+use crate::supervised::fault::message::Served;
+use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::server::Server;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::Steering;
@@ -59,9 +61,9 @@ pub struct Governor {
 impl Governor {
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
+            server: Server::new(group.clone()),
             group,
             handlers,
-            server: Server::default(),
             sharing: SharingWatch::default(),
             looked_for_ends: Instant::now(),
             unregistering: Unregistering::default(),
@@ -81,7 +83,7 @@ impl Governor {
             let nap = self.tick();
             std::thread::sleep(nap);
             let pause = looked.elapsed().saturating_sub(nap).as_nanos() as u64;
-            let longest = &self.group.counters.longest_pause_ns;
+            let longest = &self.group.resources.counters.longest_pause_ns;
             longest.fetch_max(pause, Ordering::Relaxed);
             looked = Instant::now();
         }
@@ -130,11 +132,11 @@ impl Governor {
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();
-        let marks = Watermarks::of(self.group.resident_limit_bytes());
-        let resident = self.group.resident_bytes();
+        let marks = Watermarks::of(self.group.resources.resident_limit_bytes());
+        let resident = self.group.resources.resident_bytes();
         let manage_from = manage_from(marks.hard);
         // What forks share may be copied faster than it is taken under management.
-        let copied = resident + bytes(self.group.shared.pages());
+        let copied = resident + bytes(self.group.resources.shared.pages());
         if copied >= manage_from {
             for space in &spaces {
                 if worth_a_look(space) && !self.unregistering.is_pending(space) {
@@ -145,9 +147,9 @@ impl Governor {
                 space.protect_shared();
             }
             if resident > marks.pressing {
-                self.group.press_reclaimer();
+                self.group.resources.press_reclaimer();
             } else if resident > marks.start {
-                self.group.call_reclaimer();
+                self.group.resources.call_reclaimer();
             }
         }
         if is_awaited {
@@ -191,7 +193,7 @@ impl Governor {
             return;
         }
         if lock(&space.refused).is_any_new(&survey.fresh) {
-            let now = self.group.milliseconds();
+            let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
@@ -307,7 +309,7 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
         }
     };
     let present = present.covered(piece);
-    if let Some((ranges, removal)) = lock(&space.dropped).lately(space.group().seconds()) {
+    if let Some((ranges, removal)) = lock(&space.dropped).lately(space.resources.seconds()) {
         let about_to_go = present.iter().flat_map(|range| ranges.covered(*range));
         about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
     }

@@ -107,7 +107,7 @@ impl Survey {
 
     /// The program needs the mappings that it may yet have.
     fn leave_all(&mut self, space: &AddressSpace) {
-        let warned = &space.group().warned_mappings;
+        let warned = &space.resources.warned_mappings;
         if !self.fresh.is_empty() && !warned.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "a program has more than three quarters of the mappings that vm.max_map_count allows: \
@@ -148,10 +148,10 @@ fn is_small_tail(managed: &Regions, range: PageRange) -> bool {
 
 /// Pages of a program that may be left alone though they could be managed.
 fn left_alone_at_most(space: &AddressSpace) -> u64 {
-    let group = space.group();
-    let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
+    let resources = &space.resources;
+    let limit = resources.resident_limit_bytes() / PAGE_SIZE as u64;
     let own = space.resident_pages().max(0) as u64;
-    let all = group.charged_pages().max(own).max(1);
+    let all = resources.charged_pages().max(own).max(1);
     (u128::from(limit / PART_OF_LIMIT) * u128::from(own) / u128::from(all)) as u64
 }
 

@@ -6,9 +6,12 @@
 //! for the helper.
 
 pub mod gate;
+pub mod listeners;
+pub mod staging;
 pub mod stopped;
 pub mod table_sweep;
 
+use self::listeners::Listeners;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::page_table::{PageTable, TableUse};
@@ -16,13 +19,13 @@ use crate::range_set::Regions;
 use crate::supervised::events::recent_remove::Dropped;
 use crate::supervised::events::reorder::Order;
 use crate::supervised::fault::readahead::sequential::Windows;
-use crate::supervised::fork::apply::Inheritance;
-use crate::supervised::fork::dedup::Family;
+use crate::supervised::fork::family::{self, Family};
+use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::shared_estimate::ForkUnderWay;
-use crate::supervised::group::Group;
-use crate::supervised::reclaim::batch::Mover;
+use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
 use crate::supervised::registration::refused::Refused;
+use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;
 use crate::supervised::space::stopped::Halt;
 use crate::supervised::space::table_sweep::Sweep;
@@ -81,7 +84,7 @@ pub struct AddressSpace {
     pub sweep: Sweep,
     pub regions: Mutex<Regions>,
     pub stage: Mutex<Stage>,
-    pub mover: Mutex<Mover>,
+    pub helper_port: Mutex<HelperPort>,
     pub windows: Mutex<Windows>,
     /// Changes that were read and wait for others; locked only inside the gate.
     pub changes: Mutex<Changes>,
@@ -159,7 +162,7 @@ pub struct AddressSpace {
     /// The helper's thread, as it calls itself; 0 if there is none.
     pub helper: AtomicU32,
     /// Those with whom they may be.
-    pub family: Arc<Family>,
+    pub family: Arc<Family<AddressSpace>>,
     /// When it was made.
     pub born: Instant,
     /// For a child without a helper: it must not outlive the supervisor.
@@ -175,26 +178,30 @@ pub struct AddressSpace {
     /// Resident pages since the mappings were looked at last that no service here brought in, so
     /// that they may lie in mappings that are not managed.
     pub grown_by_itself: AtomicI64,
-    /// The CPUs whose handlers listen, as bits (of those below 64), and samples of where faults
-    /// come from.
-    pub armed: Mutex<crate::supervised::fault::handler::Armed>,
-    group: Arc<Group>,
+    /// The handlers that listen, with samples of the CPUs that faults come from.
+    pub listeners: Mutex<Listeners>,
+    pub resources: Arc<Resources>,
 }
 
 impl AddressSpace {
-    pub fn new(group: Arc<Group>, id: u64, uffd: OwnedFd, mover: Mover) -> AddressSpace {
+    pub fn new(
+        resources: Arc<Resources>,
+        id: u64,
+        uffd: OwnedFd,
+        helper_port: HelperPort,
+    ) -> AddressSpace {
         let mut table = Gated::<PageTable>::default();
         let table_use = table.get_mut().used().clone();
         AddressSpace {
             id,
             uffd,
-            channel: mover.channel().clone(),
+            channel: helper_port.channel().clone(),
             table,
             table_use,
             sweep: Sweep::default(),
             regions: Mutex::default(),
             stage: Mutex::new(Stage::new(0)),
-            mover: Mutex::new(mover),
+            helper_port: Mutex::new(helper_port),
             windows: Mutex::default(),
             changes: Mutex::default(),
             claims_left: Mutex::default(),
@@ -213,7 +220,7 @@ impl AddressSpace {
             not_stopped: AtomicBool::new(false),
             beacon: None,
             secret: [0; 16],
-            charges: group.swap.new_group(group.swap.root_group()),
+            charges: resources.swap.new_group(resources.swap.root_group()),
             thread_ends: Mutex::new(Arc::from([])),
             hand: AtomicU64::new(0),
             lately: AtomicU64::new(0),
@@ -241,14 +248,18 @@ impl AddressSpace {
             unshared: Mutex::default(),
             to_follow: Mutex::default(),
             grown_by_itself: AtomicI64::new(0),
-            armed: Mutex::default(),
-            group,
+            listeners: Mutex::default(),
+            resources,
         }
     }
 
     /// Makes this the address space of a forked child: of the family given, its number to be
     /// asked for at that page.
-    pub fn of_child(mut self, family: Arc<Family>, beacon: Option<VirtualPage>) -> AddressSpace {
+    pub fn of_child(
+        mut self,
+        family: Arc<Family<AddressSpace>>,
+        beacon: Option<VirtualPage>,
+    ) -> AddressSpace {
         self.beacon = beacon;
         if beacon.is_some() {
             getrandom::fill(&mut self.secret).expect("the kernel has random numbers");
@@ -266,10 +277,6 @@ impl AddressSpace {
     /// Whether a fault on `page` is a forked child's question which address space is its own.
     pub fn asks_for_number(&self, page: VirtualPage) -> bool {
         self.beacon == Some(page) && self.attached().is_none()
-    }
-
-    pub fn group(&self) -> &Arc<Group> {
-        &self.group
     }
 
     pub fn uffd(&self) -> Uffd {
@@ -321,7 +328,7 @@ impl AddressSpace {
     /// Sees to it that who has no helper, or lost it, does not outlive the supervisor and read zeros.
     /// To be tried again where descriptors are short, which passes.
     pub fn guard(&self) {
-        let guardian = &self.group.guardian;
+        let guardian = &self.resources.guardian;
         // Where a helper ended, it is another process that shares the memory.
         let known = self.seen.get().filter(|_| self.attached().is_none());
         let (place, guarded) = match known {
@@ -389,7 +396,7 @@ impl AddressSpace {
     /// The program has gone, or executes another one: nothing of it is resident any more.
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
-        self.group.shared.left(|| {
+        self.resources.shared.left(|| {
             let resident = self.resident_pages() as u64;
             self.set_resident_pages(0);
             // What it shared with one other process is that one's alone now.
@@ -470,7 +477,7 @@ impl AddressSpace {
 
     /// Stores a page of the program's.
     pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
-        self.group.swap.store_for(&self.charges, page, scratch)
+        self.resources.swap.store_for(&self.charges, page, scratch)
     }
 
     /// What the kernel says; changes since its look are lost, until the next.
@@ -491,7 +498,7 @@ impl AddressSpace {
         }
         if unknown < 0 && self.forked.load(Ordering::Relaxed) {
             // Unmapped, or the program is gone: what it shared with one other is that one's alone.
-            self.group.shared.lower(unknown.unsigned_abs());
+            self.resources.shared.lower(unknown.unsigned_abs());
         }
         self.set_resident_pages(pages);
     }
@@ -562,6 +569,20 @@ impl AddressSpace {
     }
 }
 
+impl family::Member for AddressSpace {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn has_left(&self) -> bool {
+        self.has_left()
+    }
+
+    fn is_dead(&self) -> bool {
+        self.is_dead()
+    }
+}
+
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
@@ -581,7 +602,7 @@ impl Drop for AddressSpace {
                 slots.push(slot);
             }
         }
-        self.group.release(slots);
-        self.group.swap.end_group(&self.charges);
+        self.resources.release(slots);
+        self.resources.swap.end_group(&self.charges);
     }
 }

@@ -34,9 +34,7 @@ pub struct Halt {
     halted: AtomicBool,
     /// A tracer has it stopped and may read its memory: none of it is moved out.
     pub held: AtomicBool,
-    /// Milliseconds since the supervisor started: until then it is spared as a tracer.
-    spared_until: AtomicU64,
-    /// When the last command was posted, in the same milliseconds.
+    /// When the last command was posted, in milliseconds since the supervisor started.
     posted: AtomicU64,
     /// The last pause between two looks at its gate, and when it ends.
     pause: AtomicU64,
@@ -68,21 +66,21 @@ impl AddressSpace {
 
     /// Notes that a command is posted.
     pub fn note_posted(&self) {
-        let now = self.group().milliseconds();
+        let now = self.resources.milliseconds();
         self.halt.posted.store(now, Ordering::Relaxed);
     }
 
     /// Whether the helper has left a command alone for a while.
     pub fn is_silent(&self) -> bool {
         let posted = self.halt.posted.load(Ordering::Relaxed);
-        let waits = self.group().milliseconds().saturating_sub(posted) > SILENT;
-        waits && lock(&self.mover).waits_for_helper()
+        let waits = self.resources.milliseconds().saturating_sub(posted) > SILENT;
+        waits && lock(&self.helper_port).waits_for_helper()
     }
 
     /// For the governor: whether handlers are to try again to enter the gate of a program that was set
     /// aside. Less often each time.
     pub fn may_be_heard_again(&self) -> bool {
-        let now = self.group().milliseconds();
+        let now = self.resources.milliseconds();
         if now < self.halt.pause_ends.load(Ordering::Relaxed) {
             return false;
         }
@@ -97,7 +95,7 @@ impl AddressSpace {
     /// For the governor: handlers listen to the program.
     pub fn note_heard(&self) {
         if self.halt.pause.load(Ordering::Relaxed) != 0
-            && self.group().milliseconds() >= self.halt.pause_ends.load(Ordering::Relaxed)
+            && self.resources.milliseconds() >= self.halt.pause_ends.load(Ordering::Relaxed)
         {
             self.halt.pause.store(0, Ordering::Relaxed);
         }
@@ -109,19 +107,16 @@ impl AddressSpace {
         let Some(tracer) = attached.and_then(|attached| attached.inspector.tracer()) else {
             return;
         };
-        let is_tracer = |space: &AddressSpace| {
-            let process = space.inspector().map(|inspector| inspector.pid());
-            process == Some(tracer) && !space.has_left()
-        };
-        if let Some(space) = self.group().spaces().iter().find(|space| is_tracer(space)) {
-            let until = self.group().milliseconds() + SPARED;
-            space.halt.spared_until.store(until, Ordering::Relaxed);
-        }
+        let until = self.resources.milliseconds() + SPARED;
+        self.resources.tracers.spare(tracer, until);
     }
 
     /// Whether the program traces one that was found stopped just now.
     pub fn is_spared(&self) -> bool {
-        let until = self.halt.spared_until.load(Ordering::Relaxed);
-        self.group().milliseconds() < until
+        let now = self.resources.milliseconds();
+        self.resources.tracers.spares_any(now)
+            && self
+                .inspector()
+                .is_some_and(|inspector| self.resources.tracers.spares(inspector.pid(), now))
     }
 }

@@ -32,7 +32,7 @@ impl AddressSpace {
     pub fn sweep_table(&self) {
         let sweep = &self.sweep;
         let from = sweep.from.load(Ordering::Relaxed);
-        let now = self.group().milliseconds();
+        let now = self.resources.milliseconds();
         if from == 0 {
             let grown = self.table_use.has_grown();
             if now < sweep.next.load(Ordering::Relaxed)

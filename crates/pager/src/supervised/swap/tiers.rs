@@ -135,8 +135,8 @@ impl Group {
         let Some(share) = share else {
             return;
         };
-        let _making_way = self.standing.make_way();
-        if self.swap.pool_bytes() > share.start {
+        let _making_way = self.resources.priority.make_way();
+        if self.resources.swap.pool_bytes() > share.start {
             self.background.notify();
         }
         self.shrink_pool(share.hard, scratch);
@@ -144,19 +144,22 @@ impl Group {
 
     /// Makes the pool smaller than `target`, as far as that can be done.
     fn shrink_pool(&self, target: u64, scratch: &mut Scratch) {
-        while self.swap.pool_bytes() > target {
-            if self.gather.help(HELP_SLOTS) > 0 {
+        while self.resources.swap.pool_bytes() > target {
+            if self.resources.gather.help(HELP_SLOTS) > 0 {
                 continue;
             }
-            let now = self.milliseconds();
+            let now = self.resources.milliseconds();
             if now < self.file_paused_until.load(Ordering::Relaxed) {
                 break;
             }
-            let excess = self.swap.pool_bytes() - target;
-            let report = self.swap.write_back(excess.min(WRITE_BACK_BYTES), scratch);
+            let excess = self.resources.swap.pool_bytes() - target;
+            let report = self
+                .resources
+                .swap
+                .write_back(excess.min(WRITE_BACK_BYTES), scratch);
             self.note_trouble(&report);
             // What left the pool is to be seen in its size.
-            self.swap.trim_spare();
+            self.resources.swap.trim_spare();
             if report.moved == 0 {
                 let until = now + FILE_PAUSE.as_millis() as u64;
                 self.file_paused_until.store(until, Ordering::Relaxed);
@@ -189,15 +192,16 @@ impl Group {
         let file = self.file.as_ref().ok_or(SwapOffError::NoFile)?;
         // One that comes to nothing uses the file again, whatever another was told meanwhile.
         let _alone = lock(&self.swapping_off);
-        let before = self.swap.pages_in(TierKind::File);
+        let before = self.resources.swap.pages_in(TierKind::File);
         file.set_closed(true);
         let mut scratch = Scratch::new();
         let mut more = u64::MAX;
         loop {
             let report = self
+                .resources
                 .swap
                 .evacuate(TierKind::File, &mut scratch, || self.has_room());
-            let left = self.swap.pages_in(TierKind::File);
+            let left = self.resources.swap.pages_in(TierKind::File);
             if left == 0 {
                 return Ok(before);
             }
@@ -215,7 +219,7 @@ impl Group {
 
     /// Whether the pool can grow without pressing the resident pages to the wall.
     fn has_room(&self) -> bool {
-        let taken = self.swap.pool_bytes() + self.metadata_bytes();
+        let taken = self.resources.swap.pool_bytes() + self.metadata_bytes();
         self.limit
             .total_bytes
             .is_none_or(|limit| taken < limit - limit / 8)
@@ -276,7 +280,7 @@ impl Background {
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.background.wait(self.plan.tick());
             if let Some(share) = self.group.pool_share()
-                && self.group.swap.pool_bytes() > share.start
+                && self.group.resources.swap.pool_bytes() > share.start
             {
                 self.group.shrink_pool(share.stop, &mut self.scratch);
             }
@@ -292,7 +296,7 @@ impl Background {
         let Some(period) = self.plan.period else {
             return;
         };
-        let swap = &self.group.swap;
+        let swap = &self.group.resources.swap;
         // The end of the space takes a step too.
         let length = (swap.scan_length() + SCAN_SLOTS) as f64;
         let part = elapsed.as_secs_f64() / period.as_secs_f64();
@@ -310,7 +314,7 @@ impl Background {
             return;
         }
         self.compacted = Instant::now();
-        let swap = &self.group.swap;
+        let swap = &self.group.resources.swap;
         let wasted = || {
             let pool = swap.pool_bytes();
             let waste = pool.saturating_sub(swap.root_group().usage().pool);

@@ -2,3 +2,4 @@
 
 pub mod fd_pressure;
 pub mod run_time;
+pub mod tracers;

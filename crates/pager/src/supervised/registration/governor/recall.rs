@@ -3,7 +3,8 @@
 use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
-use crate::supervised::fault::swap_in::{Claim, SWAP_IN_WINDOW};
+use crate::supervised::fault::server::SWAP_IN_WINDOW;
+use crate::supervised::fault::swap_in::Claim;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
 use std::sync::Arc;

@@ -9,6 +9,7 @@ use super::Governor;
 use super::recall::SLICE;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_table::PageTable;
+use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use std::cell::Cell;
@@ -167,7 +168,7 @@ impl Governor {
 /// Whether a command is with the helper.
 fn is_moving(space: &AddressSpace) -> bool {
     if let Ok(gate) = space.shared() {
-        space.settle(&gate);
+        Batch::settle(space, &gate);
     }
-    lock(&space.mover).batch.is_some()
+    lock(&space.helper_port).batch.is_some()
 }

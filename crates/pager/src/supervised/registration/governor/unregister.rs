@@ -221,7 +221,7 @@ fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
 
 /// Whether the helper may be about to write to pages of the range, which it does outside the gate.
 fn is_unsharing(space: &AddressSpace, range: PageRange) -> bool {
-    let mover = lock(&space.mover);
+    let mover = lock(&space.helper_port);
     let mut runs = mover.batch.iter().flat_map(|batch| &batch.moves);
     runs.any(|run| {
         let end = run.page.plus(u64::from(run.pages));

@@ -5,7 +5,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
-use crate::supervised::reclaim::batch::Run;
+use crate::supervised::reclaim::batch::{Batch, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
@@ -20,28 +20,35 @@ const REMOVED_RUNS: usize = 64;
 /// The part of a lap of the hand within which a page that comes back is hot.
 const LATELY: u64 = 8;
 
-/// Chooses the next victims from the clock hand on, marks them `Moving` and gives them places.
-pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Vec<Run> {
-    let mut planner = Planner {
-        space,
-        gate,
-        thread_ends: lock(&space.thread_ends).clone(),
-        wanted,
-        now,
-        looked: 0,
-        runs: Vec::new(),
-        pages: 0,
-        removed: Vec::new(),
-    };
-    if wanted > 0 {
-        planner.choose();
-        settle_removed(space, gate, &planner.removed);
+impl Batch {
+    /// Chooses the next victims from the clock hand on, marks them `Moving` and reserves places for them,
+    /// and takes the dead places of the stage that are to be dropped. `wanted` is in pages, `now` in
+    /// seconds since the supervisor started.
+    pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Batch {
+        let mut planner = Planner {
+            space,
+            gate,
+            thread_ends: lock(&space.thread_ends).clone(),
+            wanted,
+            now,
+            looked: 0,
+            runs: Vec::new(),
+            pages: 0,
+            removed: Vec::new(),
+        };
+        if wanted > 0 {
+            planner.choose();
+            resolve_removed(space, gate, &planner.removed);
+        }
+        Batch {
+            moves: planner.runs,
+            drops: lock(&space.stage).take_dead(RUNS_MAX),
+        }
     }
-    planner.runs
 }
 
 /// Finds out what became of pages that were dropped: they were touched since, or are holes.
-fn settle_removed(space: &AddressSpace, gate: &Shared<'_>, ranges: &[PageRange]) {
+fn resolve_removed(space: &AddressSpace, gate: &Shared<'_>, ranges: &[PageRange]) {
     for range in ranges {
         let Ok(present) = space.present(*range) else {
             continue;

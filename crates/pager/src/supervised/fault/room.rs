@@ -1,0 +1,43 @@
+//! Room under the limit: whether a fault is served now or waits for reclaim.
+
+use crate::supervised::fault::message::{Admission, Fault};
+use crate::supervised::group::Group;
+use crate::supervised::space::AddressSpace;
+use memfold_sys::PAGE_SIZE;
+use std::sync::Arc;
+
+/// Below this room, fill no page that was not asked for.
+const WINDOW_ROOM_PAGES: u64 = 64;
+
+/// Pages that may still become resident.
+pub fn room_pages(space: &AddressSpace) -> u64 {
+    let resources = &space.resources;
+    resources
+        .resident_limit_bytes()
+        .saturating_sub(resources.resident_bytes())
+        / PAGE_SIZE as u64
+}
+
+/// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
+/// stopped program, and for one that stops another: see `space/stopped.rs`.
+fn full(space: &AddressSpace) -> bool {
+    let room = room_pages(space);
+    if room < WINDOW_ROOM_PAGES {
+        space.resources.press_reclaimer();
+    }
+    room == 0 && !space.is_still_halted() && !space.is_spared()
+}
+
+/// Whether a fault is to wait for room; if so, it is listed, and served later.
+pub fn must_wait(
+    group: &Group,
+    space: &Arc<AddressSpace>,
+    fault: Fault,
+    admission: Admission,
+) -> bool {
+    admission == Admission::MayDefer && full(space) && {
+        let waits = group.deferred.add(space, fault);
+        space.resources.press_reclaimer();
+        waits
+    }
+}
