@@ -183,10 +183,7 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
         for space in self.group.spaces() {
-            if let Some(attached) = space
-                .attached()
-                .filter(|_| !space.detached.load(Ordering::Relaxed))
-            {
+            if let Some(attached) = space.attached().filter(|_| !space.is_detached()) {
                 // Fails only if it is gone already.
                 let _ = attached.inspector.kill(9);
             }

@@ -24,7 +24,7 @@ impl AddressSpace {
 
     /// `munmap`, a mapping over it, a shrinking heap: nothing of the range is left.
     pub fn apply_unmap(&self, gate: &Exclusive<'_>, range: PageRange) {
-        lock(&self.regions).remove(range);
+        lock(&self.managed).remove(range);
         self.forget(gate, range, PageState::Hole);
     }
 
@@ -32,15 +32,15 @@ impl AddressSpace {
     /// was read, so zeros must not be brought in ahead of another thread until then: they would count
     /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
-        let count = self.removals.fetch_add(1, Ordering::Relaxed);
+        let count = self.removed.count.fetch_add(1, Ordering::Relaxed);
         let removal = Removal::new(self.resources.seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
         gate.table()
             .entry(range.start)
             .replace(PageState::Hole, removed);
-        let unmanaged = lock(&self.regions).uncovered(range);
-        lock(&self.dropped).note(&unmanaged, removal);
+        let unmanaged = lock(&self.managed).uncovered(range);
+        lock(&self.removed.unmanaged).note(&unmanaged, removal);
     }
 
     /// Gives up what is kept of a range; every page but holes becomes `after`.
@@ -98,7 +98,7 @@ impl AddressSpace {
             gate.table().entry(page).set(state);
         }
         drop(stage);
-        let mut regions = lock(&self.regions);
+        let mut regions = lock(&self.managed);
         // The rest may be registered, too, but what is in memory there was not looked for.
         let managed = regions.covered(from);
         if !stays {
@@ -108,7 +108,7 @@ impl AddressSpace {
             regions.add(part.moved(from.start, to));
         }
         // A mapping that grew while it moved is larger than the event says.
-        self.look_again.store(true, Ordering::Relaxed);
+        self.sampling.rescan.store(true, Ordering::Relaxed);
     }
 
     /// A range that was wiped by the fork: nothing of it was inherited, but it is managed.

@@ -37,10 +37,10 @@ impl AddressSpace {
     /// [`AddressSpace::protect_if_near`], if that was not done since the last fork and others live
     /// who may share.
     pub fn protect_shared(&self) {
-        if !self.write_protected.load(Ordering::Relaxed)
-            && self.forked.load(Ordering::Relaxed)
+        if !self.cow.write_protected.load(Ordering::Relaxed)
+            && self.fork.forked.load(Ordering::Relaxed)
             && !self.is_dead()
-            && self.family.has_others(self)
+            && self.fork.family.has_others(self)
         {
             self.protect_if_near();
         }
@@ -54,21 +54,21 @@ impl AddressSpace {
         if group.resident_bytes() + copies <= group.resident_limit_bytes() {
             return;
         }
-        let ranges = lock(&self.regions).ranges().to_vec();
+        let ranges = lock(&self.managed).ranges().to_vec();
         if ranges.is_empty() {
             return;
         }
         // Before: a fork meanwhile is to be seen.
-        self.write_protected.store(true, Ordering::Relaxed);
+        self.cow.write_protected.store(true, Ordering::Relaxed);
         if !self.protect(&ranges) {
-            self.write_protected.store(false, Ordering::Relaxed);
+            self.cow.write_protected.store(false, Ordering::Relaxed);
         }
     }
 
     /// Protects what is managed from now on as the rest is.
     pub fn protect_new(&self, range: PageRange) {
-        if self.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
-            self.write_protected.store(false, Ordering::Relaxed);
+        if self.cow.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
+            self.cow.write_protected.store(false, Ordering::Relaxed);
         }
     }
 
@@ -89,7 +89,7 @@ impl AddressSpace {
     /// Before a command that takes pages out of sharing: the helper's write is not to be a fault.
     pub fn allow_unsharing(&self, moves: &[Run]) {
         // A child inherits the protection of its parent's pages.
-        if !self.forked.load(Ordering::Relaxed) {
+        if !self.fork.forked.load(Ordering::Relaxed) {
             return;
         }
         for run in moves.iter().filter(|run| run.place.is_none()) {
@@ -110,7 +110,7 @@ impl AddressSpace {
 
     /// Pages from `page` on that may be written now.
     fn write_window(&self, page: VirtualPage) -> PageRange {
-        let pages = if self.written_to.load(Ordering::Relaxed) == page.0 {
+        let pages = if self.cow.written_to.load(Ordering::Relaxed) == page.0 {
             WRITE_WINDOW
         } else {
             1
@@ -150,9 +150,11 @@ impl AddressSpace {
             true
         });
         drop(gate);
-        self.written_to.store(range.end.0, Ordering::Relaxed);
+        self.cow.written_to.store(range.end.0, Ordering::Relaxed);
         // The governor, who sees the kernel's faults, is not to count them again.
-        self.counted_faults.fetch_add(copies, Ordering::Relaxed);
+        self.sampling
+            .counted_faults
+            .fetch_add(copies, Ordering::Relaxed);
         self.resources.shared.lower_by(copies);
     }
 }
@@ -171,7 +173,7 @@ pub fn admit_write(
         wake(space, fault.page, 1);
         return Served::Done;
     }
-    let shares = space.family.has_others(space);
+    let shares = space.fork.family.has_others(space);
     if shares && must_wait(group, space, fault, admission) {
         return Served::Done;
     }

@@ -116,7 +116,7 @@ impl Handlers {
             let descriptor = space.uffd_descriptor().as_fd();
             if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
                 space.set_aside.store(true, Ordering::Relaxed);
-                if !space.said_unheard.swap(true, Ordering::Relaxed) {
+                if !space.warned_unlistened.swap(true, Ordering::Relaxed) {
                     log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
                 }
                 return Err(error);
@@ -216,7 +216,10 @@ impl Handlers {
                     let elapsed = began.elapsed().as_nanos() as u64;
                     self.group.resources.counters.latency.record(elapsed);
                     if !fault.protected {
-                        space.counted_faults.fetch_add(1, Ordering::Relaxed);
+                        space
+                            .sampling
+                            .counted_faults
+                            .fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 if index < news {
@@ -252,7 +255,7 @@ impl Handlers {
             space.store_staged(gate, messages.stash.take());
         }
         loop {
-            let change = changes.order.next(&lock(&space.regions), quiet);
+            let change = changes.order.next(&lock(&space.managed), quiet);
             if let Some(change) = change {
                 beside.note(space, gate, change, changes.order.has_fork());
             }
@@ -371,7 +374,7 @@ fn collect(
         let read = match space.uffd().read_now(&mut buffer) {
             Ok(read) => read,
             Err(_) if space.is_gone() => {
-                space.detached.store(true, Ordering::Relaxed);
+                space.life.detach();
                 return any.then_some(false);
             }
             Err(errno) => {

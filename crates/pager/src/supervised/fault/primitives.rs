@@ -28,7 +28,7 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
     match errno {
         Errno::EAGAIN => Served::Retry,
         Errno::ESRCH => {
-            space.set_dead();
+            space.life.die();
             Served::Done
         }
         Errno::ENOENT => {

@@ -264,7 +264,7 @@ impl Filling<'_> {
     /// The program has the page.
     fn settle(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let state = if index == self.claim.asked && self.space.left_lately(page) {
+        let state = if index == self.claim.asked && self.space.clock.refaults_early(page) {
             PageState::HOT
         } else {
             PageState::RESIDENT

@@ -123,7 +123,7 @@ fn stays_removed(state: PageState, admission: Admission) -> bool {
 fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
     match state {
         // Of these, what a fork wiped was not told apart.
-        PageState::Resident { shared: true, .. } => !space.uncompared.load(Ordering::Relaxed),
+        PageState::Resident { shared: true, .. } => !space.fork.uncompared.load(Ordering::Relaxed),
         PageState::Resident { shared: false, .. } => true,
         _ => false,
     }
@@ -188,7 +188,7 @@ fn note_zeroed(space: &AddressSpace, page: VirtualPage) {
         .fetch_add(1, Ordering::Relaxed);
     if !space.resources.warned_zeroed.swap(true, Ordering::Relaxed) {
         let pid = space.inspector().map_or(0, |inspector| inspector.pid());
-        let kind = if space.beacon().is_some() {
+        let kind = if space.fork.beacon().is_some() {
             "forked"
         } else {
             "executed"

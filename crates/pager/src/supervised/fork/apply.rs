@@ -17,6 +17,7 @@ use crate::supervised::fork::snapshot::Noted;
 use crate::supervised::group::Group;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use memfold_swap::Slot;
@@ -53,7 +54,7 @@ impl BesideForks {
             // Which child saw it is told by what is registered there. Of other memory, the end of a
             // mapping that may not be touched, say, nothing is known.
             Change::Unmap(range) => {
-                let parts = lock(&space.regions).covered(range);
+                let parts = lock(&space.managed).covered(range);
                 parts.into_iter().map(Change::Unmap).collect()
             }
             Change::Remap { .. } => vec![change],
@@ -100,17 +101,17 @@ impl BesideForks {
             noted: beside.noted.clone(),
             states: copied(beside, child),
         });
-        if let Some(inheritance) = &mut *lock(&child.inheritance) {
+        if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
             inheritance.before = copies.collect();
         }
-        child.lost.fetch_or(self.lost, Ordering::Relaxed);
+        child.fork.lost.fetch_or(self.lost, Ordering::Relaxed);
         self.children.push((child.clone(), self.after.len()));
     }
 
     /// All is applied: the children learn what came after them.
     pub fn finish(self, space: &AddressSpace) {
         for (child, from) in self.children {
-            if let Some(inheritance) = &mut *lock(&child.inheritance) {
+            if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
                 inheritance.after = self.after[from..].to_vec();
             }
         }
@@ -163,17 +164,18 @@ impl AddressSpace {
         beside: &mut BesideForks,
     ) -> Arc<AddressSpace> {
         // The parent runs already.
-        self.forked.store(true, Ordering::Relaxed);
-        self.write_protected.store(false, Ordering::Relaxed);
+        self.fork.forked.store(true, Ordering::Relaxed);
+        self.cow.write_protected.store(false, Ordering::Relaxed);
         self.protect_if_near();
         let beacon = self
             .attached()
             .map(|attached| attached.arena.beacon)
-            .or(self.beacon());
-        let mut child = AddressSpace::new(self.resources.clone(), group.next_id(), uffd, port)
-            .of_child(self.family.clone(), beacon);
+            .or(self.fork.beacon());
+        let fork = ForkState::of_child(self.fork.family.clone(), beacon);
+        let (resources, id) = (self.resources.clone(), group.next_id());
+        let mut child = AddressSpace::new(resources, id, (uffd, port), fork);
         let lost = self.has_staged(gate);
-        child.lost.store(lost, Ordering::Relaxed);
+        child.fork.lost.store(lost, Ordering::Relaxed);
         let (mut any_stored, mut present) = (false, 0);
         let inherits = child.table.get_mut();
         gate.table().visit(PageTable::everything(), |page, entry| {
@@ -193,23 +195,26 @@ impl AddressSpace {
             }
             true
         });
-        *lock(&child.regions) = lock(&self.regions).clone();
+        *lock(&child.managed) = lock(&self.managed).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
-        *lock(&child.inheritance) = Some(Inheritance::default());
-        child.inherited_stored.store(any_stored, Ordering::Relaxed);
+        *lock(&child.fork.inheritance) = Some(Inheritance::default());
+        child
+            .fork
+            .inherited_stored
+            .store(any_stored, Ordering::Relaxed);
         // Its own are to be told from those it inherits.
-        let removals = self.removals.load(Ordering::Relaxed);
-        child.removals.store(removals, Ordering::Relaxed);
+        let removals = self.removed.count.load(Ordering::Relaxed);
+        child.removed.count.store(removals, Ordering::Relaxed);
         // Both owners' copies of a page are to go out together.
-        let hand = self.hand.load(Ordering::Relaxed);
-        child.hand.store(hand, Ordering::Relaxed);
+        let hand = self.clock.hand.load(Ordering::Relaxed);
+        child.clock.hand.store(hand, Ordering::Relaxed);
         // Of a parent that is gone by now, nothing is resident.
         let resident = present.max(self.resident_pages().max(0) as u64);
         child.set_resident_pages(resident);
         group.resources.shared.came(resident);
         let child = Arc::new(child);
-        self.family.join(self);
-        self.family.join(&child);
+        self.fork.family.join(self);
+        self.fork.family.join(&child);
         child.protect_if_near();
         group.add_space(child.clone());
         beside.born(&child);

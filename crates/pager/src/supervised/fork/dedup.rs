@@ -27,10 +27,10 @@ impl Kin {
     pub fn find(space: &AddressSpace, pages: impl Iterator<Item = VirtualPage>) -> Kin {
         let pages: Vec<VirtualPage> = pages.collect();
         let mut candidates = vec![Vec::new(); pages.len()];
-        if !space.forked.load(Ordering::Relaxed) {
+        if !space.fork.forked.load(Ordering::Relaxed) {
             return Kin { candidates };
         }
-        for relative in space.family.others(space) {
+        for relative in space.fork.family.others(space) {
             let any = relative.try_shared().is_some_and(|gate| {
                 let slot = |page: &VirtualPage| gate.table().swapped_slot(*page);
                 pages.iter().any(|page| slot(page).is_some())

@@ -26,11 +26,11 @@ impl AddressSpace {
     /// thread calls itself, and makes its page states those of its mappings. `false` if nothing but its
     /// beacon may be served: part of its memory is lost, and its process was not found, to be stopped.
     pub fn meet(&self, group: &Group, thread: Option<u32>) -> bool {
-        if lock(&self.inheritance).is_none() {
+        if lock(&self.fork.inheritance).is_none() {
             return true;
         }
         if self.inspector().is_none()
-            && let (Some(thread), Some(beacon)) = (thread, self.beacon())
+            && let (Some(thread), Some(beacon)) = (thread, self.fork.beacon())
         {
             let _one_at_a_time = lock(&group.meeting);
             // With no descriptor to look with, nobody would be found.
@@ -41,7 +41,7 @@ impl AddressSpace {
             }
         }
         const WHY: &str = "its parent ended while it forked, and part of its memory went with it";
-        if self.lost.load(Ordering::Relaxed) && !self.stop_program(WHY) {
+        if self.fork.lost.load(Ordering::Relaxed) && !self.stop_program(WHY) {
             return false;
         }
         self.reconcile();
@@ -50,7 +50,7 @@ impl AddressSpace {
 
     /// What a child reads in its beacon.
     pub fn beacon_page(&self) -> [u8; PAGE_SIZE] {
-        let number = if self.lost.load(Ordering::Relaxed) {
+        let number = if self.fork.lost.load(Ordering::Relaxed) {
             LOST
         } else {
             self.id
@@ -58,7 +58,7 @@ impl AddressSpace {
         let mut page = [0; PAGE_SIZE];
         page[..8].copy_from_slice(&number.to_le_bytes());
         // Nobody reads it: it is looked for.
-        page[8..24].copy_from_slice(&self.secret);
+        page[8..24].copy_from_slice(&self.fork.secret);
         page
     }
 

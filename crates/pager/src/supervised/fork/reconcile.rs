@@ -24,7 +24,7 @@ impl AddressSpace {
     /// (`MADV_DONTFORK`), and what it maps there itself later is not registered. Also `false` where
     /// a managed range is more than one mapping.
     fn has_all_that_is_managed(&self) -> bool {
-        let ranges = lock(&self.regions).ranges().to_vec();
+        let ranges = lock(&self.managed).ranges().to_vec();
         ranges.iter().all(|range| {
             self.uffd()
                 .is_registered(range.start.address(), bytes(range.pages()))
@@ -33,7 +33,7 @@ impl AddressSpace {
 
     /// Compares what a child inherited with its own mappings; once, while it stands still.
     pub fn reconcile(&self) {
-        let mut place = lock(&self.inheritance);
+        let mut place = lock(&self.fork.inheritance);
         let Some(inspector) = self.inspector() else {
             return;
         };
@@ -42,10 +42,10 @@ impl AddressSpace {
         };
         let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
         if certain
-            && !self.inherited_stored.load(Ordering::Relaxed)
+            && !self.fork.inherited_stored.load(Ordering::Relaxed)
             && self.has_all_that_is_managed()
         {
-            self.uncompared.store(true, Ordering::Relaxed);
+            self.fork.uncompared.store(true, Ordering::Relaxed);
             return;
         }
         let (Ok(mut gate), Ok(ranges)) = (
@@ -89,7 +89,7 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
     let history: Vec<Noted> = before.chain(&inheritance.after).cloned().collect();
     let forked_at = inheritance.before.len();
     let mut at_fork = Mapped {
-        registered: lock(&child.regions).clone(),
+        registered: lock(&child.managed).clone(),
         present: Regions::default(),
     };
     for range in history.iter().flat_map(Noted::ranges) {
@@ -111,7 +111,7 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
         match beside.noted.change {
             Change::Unmap(range) => {
                 child.apply_unmap(gate, range);
-                lock(&child.regions).add(range);
+                lock(&child.managed).add(range);
                 for (page, state) in beside.states {
                     gate.table().entry(page).set(state);
                 }

@@ -34,7 +34,7 @@ fn sharers(group: &Group) -> Vec<Arc<AddressSpace>> {
     spaces.retain(|space| {
         // Whoever leaves is counted until nothing is charged to it any more.
         let counted = !space.has_left() || space.resident_pages() > 0;
-        space.forked.load(Ordering::Relaxed) && counted
+        space.fork.forked.load(Ordering::Relaxed) && counted
     });
     spaces
 }
@@ -45,7 +45,7 @@ fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
     let mut families: HashMap<*const Family<AddressSpace>, (u64, u64)> = HashMap::new();
     for space in sharers {
         let resident = space.resident_pages() as u64;
-        let (sum, largest) = families.entry(Arc::as_ptr(&space.family)).or_default();
+        let (sum, largest) = families.entry(Arc::as_ptr(&space.fork.family)).or_default();
         *sum += resident;
         *largest = resident.max(*largest);
     }
@@ -81,13 +81,16 @@ impl SharingWatch {
             };
             let then = self.faults.get(&space.id).copied();
             any |= then.is_none_or(|then| then != now);
-            let counted = space.counted_faults.swap(0, Ordering::Relaxed);
+            let counted = space.sampling.counted_faults.swap(0, Ordering::Relaxed);
             if let Some(then) = then {
                 let faulted = now.saturating_sub(then);
                 unknown += faulted.saturating_sub(counted);
                 // Some are counted before they come, some never come.
                 let to_come = counted.saturating_sub(faulted).min(TO_COME_MOST);
-                space.counted_faults.fetch_add(to_come, Ordering::Relaxed);
+                space
+                    .sampling
+                    .counted_faults
+                    .fetch_add(to_come, Ordering::Relaxed);
             }
             faults.insert(space.id, now);
         }

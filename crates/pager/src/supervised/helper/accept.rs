@@ -335,7 +335,7 @@ impl Attendant {
             let _ = self.epoll.remove(connection.as_fd());
         }
         if let Some(space) = self.group.space(id) {
-            space.detached.store(true, Ordering::Relaxed);
+            space.life.detach();
             space.leave();
         }
     }

@@ -17,6 +17,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::helper::accept::Attendant;
+use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
@@ -86,7 +87,7 @@ impl Peer {
     /// prohibition), never for others. What is opened so is nobody's to see before it has proven itself.
     fn inspect(&self, thread: i32, claimed: Option<&AddressSpace>) -> io::Result<Inspector> {
         let is_child = claimed.is_some();
-        let is_compared = claimed.is_none_or(|space| lock(&space.inheritance).is_none());
+        let is_compared = claimed.is_none_or(|space| lock(&space.fork.inheritance).is_none());
         let open = || {
             if !is_compared {
                 Inspector::open_child(&self.process, thread)
@@ -166,7 +167,7 @@ impl Attendant {
         space.set_resident_pages(resident);
         self.take_in(&space, is_child, resident)?;
         welcome(&peer.connection, &space, &file, is_child)?;
-        space.detached.store(false, Ordering::Relaxed);
+        space.life.attach();
         Ok((space.id, peer.connection))
     }
 
@@ -179,7 +180,7 @@ impl Attendant {
         }
         self.handlers.listen(space)?;
         self.group.add_space(space.clone());
-        if space.forked.load(Ordering::Relaxed) {
+        if space.fork.forked.load(Ordering::Relaxed) {
             self.group.resources.shared.came(resident);
         }
         Ok(())
@@ -233,18 +234,22 @@ impl Attendant {
             let _raised = privilege::raised();
             Uffd(uffd.as_raw_fd()).api(FEATURES)?;
         }
-        let mover = self.sentinel.new_port()?;
-        let (resources, id) = (self.group.resources.clone(), self.group.next_id());
-        let space = AddressSpace::new(resources, id, uffd, mover);
+        let port = self.sentinel.new_port()?;
         let relative = self.group.space(relative);
         let relative = relative.filter(|relative| is_relative(relative, peer, user));
+        let fork = relative
+            .as_ref()
+            .map_or_else(ForkState::default, |relative| {
+                ForkState::of_child(relative.fork.family.clone(), None)
+            });
+        let (resources, id) = (self.group.resources.clone(), self.group.next_id());
+        let space = Arc::new(AddressSpace::new(resources, id, (uffd, port), fork));
         let Some(relative) = relative else {
-            return Ok(Arc::new(space));
+            return Ok(space);
         };
-        let space = Arc::new(space.of_child(relative.family.clone(), None));
-        relative.forked.store(true, Ordering::Relaxed);
-        space.family.join(&relative);
-        space.family.join(&space);
+        relative.fork.forked.store(true, Ordering::Relaxed);
+        space.fork.family.join(&relative);
+        space.fork.family.join(&space);
         Ok(space)
     }
 }

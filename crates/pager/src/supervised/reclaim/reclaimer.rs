@@ -207,11 +207,11 @@ impl Reclaimer {
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
         // Pages that were copied to go out come first: until they have, there is more and not less.
-        let next = most_of(&spaces, |space| &space.unshared).or_else(|| {
+        let next = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
             // Then those of which others' copies went out: until all have, little is gained.
             self.out_of_turn = (self.out_of_turn + 1) % TURNS_TO_FOLLOW;
             let follows = self.out_of_turn != 0;
-            most_of(&spaces, |space| &space.to_follow).filter(|_| follows)
+            most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| follows)
         });
         if next.is_some() {
             return next;
@@ -226,13 +226,13 @@ impl Reclaimer {
         for space in if others.is_empty() { silent } else { others } {
             let weight = space.resident_pages();
             total += weight;
-            let credit = space.credit.fetch_add(weight, Ordering::Relaxed) + weight;
+            let credit = space.clock.credit.fetch_add(weight, Ordering::Relaxed) + weight;
             if best.as_ref().is_none_or(|(most, _)| credit > *most) {
                 best = Some((credit, space));
             }
         }
         let (_, space) = best?;
-        space.credit.fetch_sub(total, Ordering::Relaxed);
+        space.clock.credit.fetch_sub(total, Ordering::Relaxed);
         Some(space)
     }
 
@@ -282,7 +282,7 @@ impl Reclaimer {
         if nothing_to_be_had {
             // In what is managed: maybe there is more by now. Nor must pages that were staged long
             // ago hold up the ring of places.
-            space.look_again.store(true, Ordering::Relaxed);
+            space.sampling.rescan.store(true, Ordering::Relaxed);
             return 0;
         }
         target
@@ -321,7 +321,7 @@ impl Reclaimer {
     ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
         let (swap, gains) = (&self.group.resources.swap, &self.group.gains);
         let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
-        if space.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
+        if space.fork.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
             return (stored, Vec::new());
         }
         let (stored, refused): (Vec<_>, Vec<_>) = stored.into_iter().partition(pays);
@@ -412,7 +412,7 @@ fn stage_target(space: &AddressSpace) -> usize {
 fn can_be_commanded(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
-        && !space.detached.load(Ordering::Relaxed)
+        && !space.is_detached()
         && !space.is_held()
         && !space.is_still_halted()
         && !space.is_spared()

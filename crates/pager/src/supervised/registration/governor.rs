@@ -99,12 +99,12 @@ impl Governor {
                 space.follow_privileges();
                 // Its end is not told where somebody else holds its helper's socket.
                 if space.is_gone() {
-                    space.detached.store(true, Ordering::Relaxed);
+                    space.life.detach();
                 }
             }
         }
         for space in &spaces {
-            if space.detached.load(Ordering::Relaxed) {
+            if space.is_detached() {
                 self.probe(space);
             }
             if !space.has_left()
@@ -112,7 +112,10 @@ impl Governor {
                 && let Ok(sizes) = inspector.sizes()
             {
                 space.note_resident_pages(sizes.resident_pages);
-                space.mapped.store(sizes.mapped_pages, Ordering::Relaxed);
+                space
+                    .sampling
+                    .mapped
+                    .store(sizes.mapped_pages, Ordering::Relaxed);
             }
             if is_without_helper(space) {
                 space.guard();
@@ -167,7 +170,7 @@ impl Governor {
     /// An address space without a helper tells nobody when it goes: ask the kernel.
     fn probe(&self, space: &Arc<AddressSpace>) {
         if space.is_gone() {
-            space.set_dead();
+            space.life.die();
             // Whoever told may not have come to it, and others may hold it for a while.
             space.leave();
             self.handlers.forget(space);
@@ -180,11 +183,12 @@ impl Governor {
         let Some(attached) = space.attached() else {
             return;
         };
-        space.look_again.store(false, Ordering::Relaxed);
-        space.grown_by_itself.store(0, Ordering::Relaxed);
-        space
-            .mapped_at_look
-            .store(space.mapped.load(Ordering::Relaxed), Ordering::Relaxed);
+        space.sampling.rescan.store(false, Ordering::Relaxed);
+        space.sampling.grown_by_itself.store(0, Ordering::Relaxed);
+        space.sampling.mapped_at_scan.store(
+            space.sampling.mapped.load(Ordering::Relaxed),
+            Ordering::Relaxed,
+        );
         let Ok(survey) = Survey::of(space, attached) else {
             return;
         };
@@ -197,13 +201,13 @@ impl Governor {
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
-            space.look_again.store(true, Ordering::Relaxed);
+            space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
         // Events that are on their way must not be applied to what is registered now.
         let messages = self.handlers.read_messages(space, &mut gate);
         if !self.register(space, &gate, attached, &survey) {
-            space.look_again.store(true, Ordering::Relaxed);
+            space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
         self.take_in(space, messages);
@@ -249,7 +253,7 @@ impl Governor {
             return false;
         }
         let uffd = space.uffd();
-        if lock(&space.regions).ranges().is_empty()
+        if lock(&space.managed).ranges().is_empty()
             && uffd
                 .register(attached.arena.beacon.address(), bytes(1))
                 .is_err()
@@ -263,7 +267,7 @@ impl Governor {
                 complete = false;
                 continue;
             }
-            for part in lock(&space.regions).uncovered(*range) {
+            for part in lock(&space.managed).uncovered(*range) {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
                 // The mapping may be gone or be another by now: then it is looked at again later.
                 if uffd.register_protectable(start, length).is_err() {
@@ -282,7 +286,7 @@ impl Governor {
         for (part, present) in found {
             for piece in survey.guards.uncovered(part) {
                 note_present(space, gate, piece, &present);
-                lock(&space.regions).add(piece);
+                lock(&space.managed).add(piece);
                 space.protect_new(piece);
             }
         }
@@ -309,13 +313,15 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
         }
     };
     let present = present.covered(piece);
-    if let Some((ranges, removal)) = lock(&space.dropped).lately(space.resources.seconds()) {
+    if let Some((ranges, removal)) =
+        lock(&space.removed.unmanaged).lately(space.resources.seconds())
+    {
         let about_to_go = present.iter().flat_map(|range| ranges.covered(*range));
         about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
     }
     let state = PageState::Resident {
         passes: 0,
-        shared: space.forked.load(Ordering::Relaxed),
+        shared: space.fork.forked.load(Ordering::Relaxed),
     };
     present.into_iter().for_each(|range| note(range, state));
 }
@@ -324,11 +330,16 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
 /// and is still there, as another process shares its memory.
 fn is_without_helper(space: &AddressSpace) -> bool {
     if space.attached().is_none() {
-        return space.born.elapsed() > HELPERLESS;
+        return space.orphan.born.elapsed() > HELPERLESS;
     }
-    space.detached.load(Ordering::Relaxed)
+    space.is_detached()
         && !space.is_dead()
-        && space.detached_since.get_or_init(Instant::now).elapsed() > OUTLIVED
+        && space
+            .orphan
+            .detached_since
+            .get_or_init(Instant::now)
+            .elapsed()
+            > OUTLIVED
 }
 
 /// From how many resident bytes on programs are managed: three quarters of the limit, or less where
@@ -342,13 +353,13 @@ fn manage_from(limit: u64) -> u64 {
 
 fn worth_a_look(space: &AddressSpace) -> bool {
     // At the limit a program is as large as ever, however much of it lies in new mappings.
-    let mapped = space.mapped.load(Ordering::Relaxed);
-    let remapped = mapped.abs_diff(space.mapped_at_look.load(Ordering::Relaxed));
+    let mapped = space.sampling.mapped.load(Ordering::Relaxed);
+    let remapped = mapped.abs_diff(space.sampling.mapped_at_scan.load(Ordering::Relaxed));
     space.attached().is_some()
         && !space.is_dead()
-        && !space.detached.load(Ordering::Relaxed)
+        && !space.is_detached()
         && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
-        && (space.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_LOOK_PAGES
+        && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_LOOK_PAGES
             || remapped >= REMAPPED_TO_LOOK_PAGES
-            || space.look_again.load(Ordering::Relaxed))
+            || space.sampling.rescan.load(Ordering::Relaxed))
 }

@@ -65,7 +65,7 @@ impl Survey {
             {
                 continue;
             }
-            let parts = lock(&space.regions).uncovered(range);
+            let parts = lock(&space.managed).uncovered(range);
             let mut guards = Vec::new();
             for part in &parts {
                 let found = attached
@@ -73,7 +73,7 @@ impl Survey {
                     .guards(part.start.address(), part.end.address())?;
                 guards.extend(found.iter().map(|&(s, e)| PageRange::of_addresses(s, e)));
             }
-            if parts == [range] && is_small_tail(&lock(&space.regions), range) {
+            if parts == [range] && is_small_tail(&lock(&space.managed), range) {
                 survey.tails.push(range);
             }
             let below = index.checked_sub(1).map(|index| &areas[index]);

@@ -5,22 +5,34 @@
 //! Nobody holds `mover`, `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or
 //! for the helper.
 
+pub mod clock;
+pub mod cow;
+pub mod fork_state;
 pub mod gate;
+pub mod life;
 pub mod listeners;
+pub mod orphan;
+pub mod removals;
+pub mod sampling;
 pub mod staging;
 pub mod stopped;
 pub mod table_sweep;
 
+use self::clock::Clock;
+use self::cow::CowProtection;
+use self::fork_state::ForkState;
+use self::life::{Kill, Life, Phase};
 use self::listeners::Listeners;
+use self::orphan::Orphan;
+use self::removals::Removals;
+use self::sampling::Sampling;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::page_table::{PageTable, TableUse};
 use crate::range_set::Regions;
-use crate::supervised::events::recent_remove::Dropped;
 use crate::supervised::events::reorder::Order;
 use crate::supervised::fault::readahead::sequential::Windows;
-use crate::supervised::fork::family::{self, Family};
-use crate::supervised::fork::inheritance::Inheritance;
+use crate::supervised::fork::family;
 use crate::supervised::fork::shared_estimate::ForkUnderWay;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
@@ -29,10 +41,8 @@ use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;
 use crate::supervised::space::stopped::Halt;
 use crate::supervised::space::table_sweep::Sweep;
-use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::sync::lock;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
-use memfold_sys::guardian::Guarded;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
@@ -40,9 +50,8 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
 
 /// Where a helper's own memory lies in the program.
 #[derive(Debug, Clone, Copy)]
@@ -74,121 +83,66 @@ pub struct Changes {
     pub unreadable: bool,
 }
 
-/// See the module.
+/// One program's memory: identity, page states behind the gate, and the parts that its folder's files
+/// describe. Atomics in all parts are hints (Relaxed) unless said otherwise: what they announce is
+/// published by the gate or a mutex.
 pub struct AddressSpace {
     pub id: u64,
     uffd: OwnedFd,
     pub channel: Arc<SharedChannel>,
+    pub resources: Arc<Resources>,
+    /// What the program is charged for, below the whole run. The resident pages are those of the
+    /// kernel's last answer, and what was added and dropped since.
+    charges: memfold_swap::Group,
     pub table: Gated<PageTable>,
     pub table_use: Arc<TableUse>,
     pub sweep: Sweep,
-    pub regions: Mutex<Regions>,
+    /// Managed ranges.
+    pub managed: Mutex<Regions>,
+    /// Pages that stay in memory whatever is done with those around them, in order. A new one is
+    /// noted before its range is managed.
+    pub thread_ends: Mutex<Arc<[VirtualPage]>>,
     pub stage: Mutex<Stage>,
     pub helper_port: Mutex<HelperPort>,
+    /// The helper's thread, as it calls itself; 0 if there is none.
+    pub helper: AtomicU32,
+    attached: OnceLock<Attached>,
+    /// The process of a child that has no helper yet, or never will.
+    seen: OnceLock<Inspector>,
+    pub listeners: Mutex<Listeners>,
+    /// No handler listens, as the gate could not be had or that failed: the governor lets them try again.
+    pub set_aside: AtomicBool,
+    /// That it failed was logged.
+    pub warned_unlistened: AtomicBool,
     pub windows: Mutex<Windows>,
-    /// Changes that were read and wait for others; locked only inside the gate.
-    pub changes: Mutex<Changes>,
+    /// How many claims faults have tried to make.
+    pub claims: AtomicU32,
     /// Claims of faults that found the program gone.
     claims_left: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
+    /// Changes that were read and wait for others; locked only inside the gate.
+    pub changes: Mutex<Changes>,
+    pub removed: Removals,
     /// How often memory was unregistered at the program's request; changes while the gate is held
     /// exclusively.
     pub unregistered: AtomicU32,
     /// What another userfaultfd or the kind of the mapping keeps from being registered.
     pub refused: Mutex<Refused>,
-    /// How many claims faults have tried to make.
-    pub claims: AtomicU32,
-    attached: OnceLock<Attached>,
-    /// The process of a child that has no helper yet, or never will.
-    seen: OnceLock<Inspector>,
-    /// For a forked child, until it was compared with its mappings: what it may have inherited.
-    /// Locked before the gate.
-    pub inheritance: Mutex<Option<Inheritance>>,
-    /// Some of what was inherited is in the swap space.
-    pub inherited_stored: AtomicBool,
-    /// A forked child whose mappings were not looked at, as nothing depended on it: what the fork wiped
-    /// counts as inherited.
-    pub uncompared: AtomicBool,
-    /// How often `madvise` dropped pages.
-    pub removals: AtomicU32,
-    /// And which of those were not managed.
-    pub dropped: Mutex<Dropped>,
-    /// Part of what was inherited is lost: the program must not run on.
-    pub lost: AtomicBool,
-    /// The program was killed as it cannot be served any more.
-    stopped: AtomicBool,
-    /// It was to be killed and could not be found.
-    not_stopped: AtomicBool,
-    /// For an address space made by a fork: the page in which the child looks for its number.
-    beacon: Option<VirtualPage>,
-    /// What is nowhere but in that page.
-    pub(crate) secret: [u8; 16],
-    /// What the program is charged for, below the whole run. Its resident pages are what the kernel
-    /// said last, and what was added and dropped since.
-    charges: memfold_swap::Group,
-    /// Pages that stay in memory whatever is done with those around them, in order. A new one is
-    /// noted before its range is managed.
-    pub thread_ends: Mutex<Arc<[VirtualPage]>>,
-    /// The clock hand.
-    pub hand: AtomicU64,
-    /// How far behind the hand a page that is asked for most likely left just now, in pages.
-    pub lately: AtomicU64,
-    /// For choosing whom to reclaim from: grows with the resident size, paid when chosen.
-    pub credit: AtomicI64,
-    /// The helper's socket closed, or there never was one: the space is probed until it is gone.
-    pub detached: AtomicBool,
-    /// The program has gone, or executes another one.
-    left: AtomicBool,
-    /// No handler listens, as the gate could not be had, or as that failed: the governor lets them try
-    /// again.
-    pub set_aside: AtomicBool,
-    /// That it failed was said.
-    pub said_unheard: AtomicBool,
+    pub life: Life,
+    pub orphan: Orphan,
     pub halt: Halt,
-    /// The kernel said that the address space is no more.
-    dead: AtomicBool,
-    /// Somebody faulted outside what is known to be managed: look at the mappings again.
-    pub look_again: AtomicBool,
-    /// Made by a fork, or has forked: its pages may be shared.
-    pub forked: AtomicBool,
-    /// Pages mapped when the kernel was asked last, and when the mappings were looked at last.
-    pub mapped: AtomicU64,
-    pub mapped_at_look: AtomicU64,
-    /// What it shared with a fork's other side when it was last looked at is write-protected.
-    pub write_protected: AtomicBool,
-    /// The page behind those that were last allowed to be written.
-    pub written_to: AtomicU64,
-    /// Faults since the governor looked of which it is known what they took out of sharing.
-    pub counted_faults: AtomicU64,
-    /// The helper's thread, as it calls itself; 0 if there is none.
-    pub helper: AtomicU32,
-    /// Those with whom they may be.
-    pub family: Arc<Family<AddressSpace>>,
-    /// When it was made.
-    pub born: Instant,
-    /// For a child without a helper: it must not outlive the supervisor.
-    guarded: OnceLock<Guarded>,
-    /// The same where its process is not known.
-    held: OnceLock<Guarded>,
-    /// When the governor found it detached first.
-    pub detached_since: OnceLock<Instant>,
-    /// Pages that are no longer shared since the last command and go out next.
-    pub unshared: Mutex<Vec<PageRange>>,
-    /// Pages that relatives took out of sharing to move them out: here they are to go out, too.
-    pub to_follow: Mutex<Vec<PageRange>>,
-    /// Resident pages since the mappings were looked at last that no service here brought in, so
-    /// that they may lie in mappings that are not managed.
-    pub grown_by_itself: AtomicI64,
-    /// The handlers that listen, with samples of the CPUs that faults come from.
-    pub listeners: Mutex<Listeners>,
-    pub resources: Arc<Resources>,
+    pub fork: ForkState<AddressSpace>,
+    pub cow: CowProtection,
+    pub clock: Clock,
+    pub sampling: Sampling,
 }
 
 impl AddressSpace {
+    /// The address space of an executed program, or of a forked child with its `fork` state.
     pub fn new(
         resources: Arc<Resources>,
         id: u64,
-        uffd: OwnedFd,
-        helper_port: HelperPort,
+        (uffd, helper_port): (OwnedFd, HelperPort),
+        fork: ForkState<AddressSpace>,
     ) -> AddressSpace {
         let mut table = Gated::<PageTable>::default();
         let table_use = table.get_mut().used().clone();
@@ -196,87 +150,41 @@ impl AddressSpace {
             id,
             uffd,
             channel: helper_port.channel().clone(),
+            charges: resources.swap.new_group(resources.swap.root_group()),
+            resources,
             table,
             table_use,
             sweep: Sweep::default(),
-            regions: Mutex::default(),
+            managed: Mutex::default(),
+            thread_ends: Mutex::new(Arc::from([])),
             stage: Mutex::new(Stage::new(0)),
             helper_port: Mutex::new(helper_port),
-            windows: Mutex::default(),
-            changes: Mutex::default(),
-            claims_left: Mutex::default(),
-            unregistered: AtomicU32::new(0),
-            refused: Mutex::default(),
-            claims: AtomicU32::new(0),
+            helper: AtomicU32::new(0),
             attached: OnceLock::new(),
             seen: OnceLock::new(),
-            inheritance: Mutex::default(),
-            inherited_stored: AtomicBool::new(false),
-            uncompared: AtomicBool::new(false),
-            removals: AtomicU32::new(0),
-            dropped: Mutex::default(),
-            lost: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
-            not_stopped: AtomicBool::new(false),
-            beacon: None,
-            secret: [0; 16],
-            charges: resources.swap.new_group(resources.swap.root_group()),
-            thread_ends: Mutex::new(Arc::from([])),
-            hand: AtomicU64::new(0),
-            lately: AtomicU64::new(0),
-            credit: AtomicI64::new(0),
-            // Until the helper is welcomed nobody would notice the end.
-            detached: AtomicBool::new(true),
-            left: AtomicBool::new(false),
-            set_aside: AtomicBool::new(false),
-            said_unheard: AtomicBool::new(false),
-            halt: Halt::default(),
-            dead: AtomicBool::new(false),
-            look_again: AtomicBool::new(false),
-            forked: AtomicBool::new(false),
-            mapped: AtomicU64::new(0),
-            mapped_at_look: AtomicU64::new(0),
-            write_protected: AtomicBool::new(false),
-            written_to: AtomicU64::new(0),
-            counted_faults: AtomicU64::new(0),
-            helper: AtomicU32::new(0),
-            family: Arc::default(),
-            born: Instant::now(),
-            guarded: OnceLock::new(),
-            held: OnceLock::new(),
-            detached_since: OnceLock::new(),
-            unshared: Mutex::default(),
-            to_follow: Mutex::default(),
-            grown_by_itself: AtomicI64::new(0),
             listeners: Mutex::default(),
-            resources,
+            set_aside: AtomicBool::new(false),
+            warned_unlistened: AtomicBool::new(false),
+            windows: Mutex::default(),
+            claims: AtomicU32::new(0),
+            claims_left: Mutex::default(),
+            changes: Mutex::default(),
+            removed: Removals::default(),
+            unregistered: AtomicU32::new(0),
+            refused: Mutex::default(),
+            life: Life::default(),
+            orphan: Orphan::default(),
+            halt: Halt::default(),
+            fork,
+            cow: CowProtection::default(),
+            clock: Clock::default(),
+            sampling: Sampling::default(),
         }
     }
 
-    /// Makes this the address space of a forked child: of the family given, its number to be
-    /// asked for at that page.
-    pub fn of_child(
-        mut self,
-        family: Arc<Family<AddressSpace>>,
-        beacon: Option<VirtualPage>,
-    ) -> AddressSpace {
-        self.beacon = beacon;
-        if beacon.is_some() {
-            getrandom::fill(&mut self.secret).expect("the kernel has random numbers");
-        }
-        self.family = family;
-        self.forked = AtomicBool::new(true);
-        self
-    }
-
-    /// The page in which a child looks for its number, if this is a child's address space.
-    pub fn beacon(&self) -> Option<VirtualPage> {
-        self.beacon
-    }
-
-    /// Whether a fault on `page` is a forked child's question which address space is its own.
+    /// Whether a fault on `page` is a forked child's read of its ID.
     pub fn asks_for_number(&self, page: VirtualPage) -> bool {
-        self.beacon == Some(page) && self.attached().is_none()
+        self.fork.beacon() == Some(page) && self.attached().is_none()
     }
 
     pub fn uffd(&self) -> Uffd {
@@ -320,40 +228,9 @@ impl AddressSpace {
         let _ = self.seen.set(inspector);
     }
 
-    /// Whether [`AddressSpace::leave`] was called.
+    /// Whether the program exited or executed another one.
     pub fn has_left(&self) -> bool {
-        self.left.load(Ordering::Relaxed)
-    }
-
-    /// Sees to it that who has no helper, or lost it, does not outlive the supervisor and read zeros.
-    /// To be tried again where descriptors are short, which passes.
-    pub fn guard(&self) {
-        let guardian = &self.resources.guardian;
-        // Where a helper ended, it is another process that shares the memory.
-        let known = self.seen.get().filter(|_| self.attached().is_none());
-        let (place, guarded) = match known {
-            _ if self.guarded.get().is_some() => return,
-            Some(inspector) => {
-                let handle = inspector.handle();
-                (
-                    &self.guarded,
-                    handle.and_then(|handle| guardian.guard(handle)),
-                )
-            }
-            None if self.held.get().is_some() => return,
-            None => {
-                let uffd = self.uffd.try_clone();
-                (&self.held, uffd.and_then(|uffd| guardian.hold(uffd)))
-            }
-        };
-        match guarded {
-            // The governor alone gets here.
-            Ok(guarded) => drop(place.set(guarded)),
-            Err(error) if is_shortage(&error) && self.born.elapsed() < fd_pressure::PATIENCE => {}
-            Err(error) => {
-                self.stop_program(&format!("it cannot be guarded: {error}"));
-            }
-        }
+        self.life.phase() >= Phase::Left
     }
 
     /// Ends the helper of a program whose threads ended one by one (`exit` and not `exit_group`): the
@@ -395,12 +272,12 @@ impl AddressSpace {
 
     /// The program has gone, or executes another one: nothing of it is resident any more.
     pub fn leave(&self) {
-        self.left.store(true, Ordering::Relaxed);
+        self.life.leave();
         self.resources.shared.left(|| {
             let resident = self.resident_pages() as u64;
             self.set_resident_pages(0);
             // What it shared with one other process is that one's alone now.
-            if self.forked.load(Ordering::Relaxed) {
+            if self.fork.forked.load(Ordering::Relaxed) {
                 resident
             } else {
                 0
@@ -408,18 +285,20 @@ impl AddressSpace {
         });
     }
 
+    /// Whether the kernel has released the address space.
     pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed)
+        self.life.phase() == Phase::Dead
     }
 
-    pub fn set_dead(&self) {
-        self.dead.store(true, Ordering::Relaxed);
+    /// Whether no helper's socket is open.
+    pub fn is_detached(&self) -> bool {
+        self.life.phase() != Phase::Attached
     }
 
-    /// For who waits for the gate: a helper that was killed inside never leaves it.
+    /// For a thread that waits for the gate: a helper that was killed inside never leaves it.
     pub fn is_dead_or_gone(&self) -> bool {
         if !self.is_dead() && self.is_gone() {
-            self.set_dead();
+            self.life.die();
         }
         self.is_dead()
     }
@@ -440,24 +319,17 @@ impl AddressSpace {
     /// known; it may be by its next fault.
     pub fn stop_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
-            if !self.not_stopped.swap(true, Ordering::Relaxed) {
-                log::error!("a program is to be stopped, but is not found: {why}");
+            if self.life.note_kill(Kill::NotFound) {
+                log::error!("cannot kill a program, its PID is unknown: {why}");
             }
             return false;
         };
-        if !self.stopped.swap(true, Ordering::Relaxed) {
-            log::error!("a program is stopped: {why}");
+        if self.life.note_kill(Kill::Sent) {
+            log::error!("process {} is killed: {why}", inspector.pid());
             // Fails only if it is gone.
             let _ = inspector.kill(9);
         }
         true
-    }
-
-    /// Whether the clock hand went over a page just now: if it is asked for again, then soon after it
-    /// left, most likely. (It may have been out since an earlier lap; few are, of those asked for.)
-    pub fn left_lately(&self, page: VirtualPage) -> bool {
-        let hand = self.hand.load(Ordering::Relaxed);
-        hand.wrapping_sub(page.0) <= self.lately.load(Ordering::Relaxed)
     }
 
     pub fn resident_pages(&self) -> i64 {
@@ -489,14 +361,17 @@ impl AddressSpace {
     pub fn note_resident_pages(&self, pages: u64) {
         let unknown = pages as i64 - self.resident_pages();
         // The governor alone gets here.
-        let grown = self.grown_by_itself.load(Ordering::Relaxed) + unknown;
-        self.grown_by_itself.store(grown.max(0), Ordering::Relaxed);
+        let grown = self.sampling.grown_by_itself.load(Ordering::Relaxed) + unknown;
+        self.sampling
+            .grown_by_itself
+            .store(grown.max(0), Ordering::Relaxed);
         if unknown > 0 {
             // Each is a fault of the kernel's that took nothing out of sharing.
-            self.counted_faults
+            self.sampling
+                .counted_faults
                 .fetch_add(unknown.unsigned_abs(), Ordering::Relaxed);
         }
-        if unknown < 0 && self.forked.load(Ordering::Relaxed) {
+        if unknown < 0 && self.fork.forked.load(Ordering::Relaxed) {
             // Unmapped, or the program is gone: what it shared with one other is that one's alone.
             self.resources.shared.lower(unknown.unsigned_abs());
         }
@@ -518,9 +393,9 @@ impl AddressSpace {
 
     /// Whether a page is in a managed range. If not, the mappings are looked at again soon.
     pub fn is_managed(&self, page: VirtualPage) -> bool {
-        let managed = lock(&self.regions).containing(page).is_some();
+        let managed = lock(&self.managed).containing(page).is_some();
         if !managed {
-            self.look_again.store(true, Ordering::Relaxed);
+            self.sampling.rescan.store(true, Ordering::Relaxed);
         }
         managed
     }
@@ -528,10 +403,10 @@ impl AddressSpace {
     /// The part of a window around `page` that is in the same managed range: never across the
     /// mapping's end. The one page where nothing is known.
     pub fn clip(&self, page: VirtualPage, window: PageRange) -> PageRange {
-        match lock(&self.regions).containing(page) {
+        match lock(&self.managed).containing(page) {
             Some(region) => window.intersection(region),
             None => {
-                self.look_again.store(true, Ordering::Relaxed);
+                self.sampling.rescan.store(true, Ordering::Relaxed);
                 PageRange {
                     start: page,
                     end: page.plus(1),
@@ -597,7 +472,7 @@ impl Drop for AddressSpace {
         self.set_resident_pages(0);
         self.charges.set(Charge::Staged, 0);
         let mut slots = self.take_slots();
-        if let Some(inheritance) = lock(&self.inheritance).take() {
+        if let Some(inheritance) = lock(&self.fork.inheritance).take() {
             for slot in inheritance.into_slots() {
                 slots.push(slot);
             }

@@ -87,8 +87,8 @@ impl Planner<'_> {
     fn choose(&mut self) {
         let space = self.space;
         let wanted = self.wanted;
-        let ranges = lock(&space.regions).ranges().to_vec();
-        for list in [&space.unshared, &space.to_follow] {
+        let ranges = lock(&space.managed).ranges().to_vec();
+        for list in [&space.clock.cow_broken, &space.clock.sibling_ranges] {
             let due = std::mem::take(&mut *lock(list));
             // What is not managed any more is nothing to move.
             let parts = due.iter().flat_map(|range| {
@@ -111,8 +111,11 @@ impl Planner<'_> {
             }
         }
         let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
-        space.lately.store(managed / LATELY, Ordering::Relaxed);
-        let hand = VirtualPage(space.hand.load(Ordering::Relaxed));
+        space
+            .clock
+            .recent
+            .store(managed / LATELY, Ordering::Relaxed);
+        let hand = VirtualPage(space.clock.hand.load(Ordering::Relaxed));
         let behind = ranges.iter().map(|range| PageRange {
             start: range.start.max(hand),
             end: range.end,
@@ -123,11 +126,11 @@ impl Planner<'_> {
         });
         for range in behind.chain(before).filter(|range| !range.is_empty()) {
             if let Some(stopped) = self.take(range) {
-                space.hand.store(stopped.0, Ordering::Relaxed);
+                space.clock.hand.store(stopped.0, Ordering::Relaxed);
                 return;
             }
         }
-        space.hand.store(hand.0, Ordering::Relaxed);
+        space.clock.hand.store(hand.0, Ordering::Relaxed);
     }
 
     /// Takes victims of a range; `Some(page)` where the hand stops.

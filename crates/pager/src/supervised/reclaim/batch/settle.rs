@@ -105,7 +105,7 @@ fn settle_unshare(
     };
     if done {
         // They were copied for this: they go out with the next command.
-        lock(&space.unshared).push(range);
+        lock(&space.clock.cow_broken).push(range);
         note_unshared(space, range);
     }
     for step in 0..run.pages {
@@ -129,7 +129,7 @@ fn settle_unshare(
 /// Lets the others' pages of a range go out, too: until they have, nothing is gained.
 fn note_unshared(space: &AddressSpace, range: PageRange) {
     let mut copied = vec![false; range.pages() as usize];
-    for relative in space.family.others(space) {
+    for relative in space.fork.family.others(space) {
         let mut any = false;
         // Two gates are held for a moment, the second without waiting for it.
         if let Some(gate) = relative.try_shared() {
@@ -145,7 +145,7 @@ fn note_unshared(space: &AddressSpace, range: PageRange) {
             copied.fill(true);
             any = true;
         }
-        let mut follow = lock(&relative.to_follow);
+        let mut follow = lock(&relative.clock.sibling_ranges);
         if any && follow.len() < TO_FOLLOW_MOST && !follow.contains(&range) {
             follow.push(range);
         }
@@ -153,6 +153,7 @@ fn note_unshared(space: &AddressSpace, range: PageRange) {
     // What nobody else has was not copied, and a fault of the kernel's all the same.
     let copies = copied.iter().filter(|copied| **copied).count() as u64;
     space
+        .sampling
         .counted_faults
         .fetch_add(range.pages(), Ordering::Relaxed);
     space.resources.shared.lower_by(copies);

@@ -75,7 +75,7 @@ impl Governor {
         let mut stops = std::mem::take(&mut self.tracing.stops);
         for space in spaces {
             let known = stops.remove(&space.id);
-            if space.has_left() || lock(&space.regions).ranges().is_empty() {
+            if space.has_left() || lock(&space.managed).ranges().is_empty() {
                 self.let_go(space, known);
                 continue;
             }

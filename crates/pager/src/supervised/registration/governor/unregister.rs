@@ -110,7 +110,7 @@ impl Governor {
         if is_over {
             request.answered = Some(Instant::now());
             // What could not be unregistered is managed again.
-            space.look_again.store(true, Ordering::Relaxed);
+            space.sampling.rescan.store(true, Ordering::Relaxed);
             space.channel.answer_unregister(request.number);
         }
         self.unregistering.requests.insert(space.id, request);
@@ -147,7 +147,7 @@ impl Governor {
         let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
         let messages = self.handlers.read_messages(space, &mut gate);
         let mut managed = Regions::default();
-        let mut regions = lock(&space.regions);
+        let mut regions = lock(&space.managed);
         let parts = regions.covered(range);
         parts.into_iter().for_each(|part| managed.add(part));
         regions.remove(range);
@@ -234,7 +234,7 @@ fn is_unsharing(space: &AddressSpace, range: PageRange) -> bool {
 /// faults are served as those of any page that nothing is known of.
 fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     let mut ours = request.managed.clone();
-    let arrived = lock(&space.regions).covered(request.range);
+    let arrived = lock(&space.managed).covered(request.range);
     arrived.into_iter().for_each(|part| ours.add(part));
     add_unmanaged(space, request.range, &mut ours);
     for part in ours.ranges() {

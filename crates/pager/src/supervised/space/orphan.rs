@@ -1,0 +1,64 @@
+//! Programs without a helper, which must not outlive the supervisor and read zeros.
+
+use crate::supervised::space::AddressSpace;
+use crate::supervised::util::fd_pressure::{self, is_shortage};
+use memfold_sys::guardian::Guarded;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// What guards a program without a helper.
+pub struct Orphan {
+    /// When the address space was made.
+    pub born: Instant,
+    /// When the governor first found it detached.
+    pub detached_since: OnceLock<Instant>,
+    /// Its process is killed with the supervisor.
+    guarded: OnceLock<Guarded>,
+    /// Where its process is not known: its userfaultfd outlives the supervisor, so that it waits.
+    held: OnceLock<Guarded>,
+}
+
+impl Default for Orphan {
+    fn default() -> Self {
+        Orphan {
+            born: Instant::now(),
+            detached_since: OnceLock::new(),
+            guarded: OnceLock::new(),
+            held: OnceLock::new(),
+        }
+    }
+}
+
+impl AddressSpace {
+    /// Guards a program that has no helper, or lost it. The governor calls this again where descriptors are
+    /// short for now.
+    pub fn guard(&self) {
+        let guardian = &self.resources.guardian;
+        // Where a helper ended, it is another process that shares the memory.
+        let known = self.seen.get().filter(|_| self.attached().is_none());
+        let (place, guarded) = match known {
+            _ if self.orphan.guarded.get().is_some() => return,
+            Some(inspector) => {
+                let handle = inspector.handle();
+                (
+                    &self.orphan.guarded,
+                    handle.and_then(|handle| guardian.guard(handle)),
+                )
+            }
+            None if self.orphan.held.get().is_some() => return,
+            None => {
+                let uffd = self.uffd.try_clone();
+                (&self.orphan.held, uffd.and_then(|uffd| guardian.hold(uffd)))
+            }
+        };
+        match guarded {
+            // The governor alone gets here.
+            Ok(guarded) => drop(place.set(guarded)),
+            Err(error)
+                if is_shortage(&error) && self.orphan.born.elapsed() < fd_pressure::PATIENCE => {}
+            Err(error) => {
+                self.stop_program(&format!("it cannot be guarded: {error}"));
+            }
+        }
+    }
+}
