@@ -227,7 +227,7 @@ pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
 mod tests {
     use super::*;
     use crate::report::Figures;
-    use memfold_pager::Stats;
+    use memfold_pager::{Now, Stats};
 
     fn snapshot() -> Snapshot {
         Snapshot {
@@ -235,13 +235,15 @@ mod tests {
             program_pid: 12,
             command: "sort".into(),
             uptime_seconds: 1.0,
-            resident_bytes: 1,
-            pool_bytes: 2,
-            metadata_bytes: 3,
-            staged_bytes: 0,
-            file_bytes: 4,
+            now: Now {
+                resident_bytes: 1,
+                pool_bytes: 2,
+                metadata_bytes: 3,
+                staged_bytes: 0,
+                file_bytes: 4,
+                processes_now: 1,
+            },
             programs: Vec::new(),
-            processes_now: 1,
             figures: Figures::new(&Stats::default(), 0.0, 0),
         }
     }

@@ -1,54 +1,19 @@
 //! What a run says of itself: the JSON at its end, the JSON while it runs, the summary line.
 
 use crate::figures::{bytes, grouped, nanoseconds, ratio};
-use memfold_pager::{ProgramUsage, Stats};
+use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 use serde::{Deserialize, Serialize};
 
-/// Latency of fault service, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct FaultNanoseconds {
-    /// Median.
-    pub p50: u64,
-    /// 90th percentile.
-    pub p90: u64,
-    /// 99th percentile.
-    pub p99: u64,
-    /// Largest seen.
-    pub max: u64,
-}
-
-/// The figures that the live and the final document share. The names are an interface: tools
-/// read them. They mean what [`Stats`] says.
+/// The statistics that the live and the final document share. Their names are an interface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub struct Figures {
-    pub limit_bytes: u64,
-    pub resident_limit_bytes: u64,
-    pub peak_resident_bytes: u64,
-    pub peak_pool_bytes: u64,
-    pub peak_total_bytes: u64,
-    pub peak_file_bytes: u64,
-    pub peak_table_bytes: u64,
-    pub peak_table_slots: u64,
-    pub faults_swap_in: u64,
-    pub faults_zero_fill: u64,
-    pub faults_cache: u64,
-    pub pages_out: u64,
-    pub pages_in: u64,
-    pub pages_same_filled: u64,
-    pub bytes_stored: u64,
-    pub bytes_original: u64,
-    pub pages_recompressed: u64,
-    pub pages_written_back: u64,
-    pub file_errors: u64,
-    pub processes: u64,
-    pub over_limit_pages: u64,
-    pub longest_pause_ns: u64,
-    /// Connections that memfold hung up on.
-    pub connections_refused: u64,
-    pub fault_ns: FaultNanoseconds,
-    /// Processor time of memfold's own process, user and system. What its helper threads use is
-    /// the programs' own time.
+    /// Those of the supervisor.
+    #[serde(flatten)]
+    pub totals: Totals,
+    /// Latency of fault service.
+    pub fault_ns: FaultLatency,
+    /// CPU time of memfold's own process, user and system. The CPU time of its helper threads is the
+    /// programs' own.
     pub cpu_seconds: f64,
     /// Programs seen that could not be put under the limit. Those that lived for less than about
     /// a second may have gone unseen.
@@ -59,35 +24,8 @@ impl Figures {
     /// Takes them from the supervisor's.
     pub fn new(stats: &Stats, cpu_seconds: f64, processes_unmanaged: u64) -> Figures {
         Figures {
-            limit_bytes: stats.limit_bytes,
-            resident_limit_bytes: stats.resident_limit_bytes,
-            peak_resident_bytes: stats.peak_resident_bytes,
-            peak_pool_bytes: stats.peak_pool_bytes,
-            peak_total_bytes: stats.peak_total_bytes,
-            peak_file_bytes: stats.peak_file_bytes,
-            peak_table_bytes: stats.peak_table_bytes,
-            peak_table_slots: stats.peak_table_slots,
-            faults_swap_in: stats.faults_swap_in,
-            faults_zero_fill: stats.faults_zero_fill,
-            faults_cache: stats.faults_cache,
-            pages_out: stats.pages_out,
-            pages_in: stats.pages_in,
-            pages_same_filled: stats.pages_same_filled,
-            bytes_stored: stats.bytes_stored,
-            bytes_original: stats.bytes_original,
-            pages_recompressed: stats.pages_recompressed,
-            pages_written_back: stats.pages_written_back,
-            file_errors: stats.file_errors,
-            processes: stats.processes,
-            over_limit_pages: stats.over_limit_pages,
-            longest_pause_ns: stats.longest_pause_ns,
-            connections_refused: stats.connections_refused,
-            fault_ns: FaultNanoseconds {
-                p50: stats.fault_ns.p50,
-                p90: stats.fault_ns.p90,
-                p99: stats.fault_ns.p99,
-                max: stats.fault_ns.max,
-            },
+            totals: stats.totals,
+            fault_ns: stats.fault_ns,
             cpu_seconds,
             processes_unmanaged,
         }
@@ -108,33 +46,10 @@ pub struct Report {
     pub figures: Figures,
 }
 
-/// What one program of a run uses now, in bytes. They mean what [`ProgramUsage`] says.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Program {
-    pub pid: i32,
-    pub resident_bytes: u64,
-    pub staged_bytes: u64,
-    pub pool_bytes: u64,
-    pub file_bytes: u64,
-}
-
-impl From<ProgramUsage> for Program {
-    fn from(usage: ProgramUsage) -> Program {
-        Program {
-            pid: usage.pid,
-            resident_bytes: usage.resident_bytes,
-            staged_bytes: usage.staged_bytes,
-            pool_bytes: usage.pool_bytes,
-            file_bytes: usage.file_bytes,
-        }
-    }
-}
-
 /// The document of a run that is going on, as `stat` and `top` read it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The process number of `memfold run`.
+    /// The PID of `memfold run`.
     pub pid: u32,
     /// The program's.
     pub program_pid: u32,
@@ -142,20 +57,11 @@ pub struct Snapshot {
     pub command: String,
     /// Since the program's start.
     pub uptime_seconds: f64,
-    /// Resident anonymous bytes now.
-    pub resident_bytes: u64,
-    /// Bytes of the compressed pool now.
-    pub pool_bytes: u64,
-    /// Bytes of swap tables and page states now.
-    pub metadata_bytes: u64,
-    /// Bytes of pages on their way out now, part of the resident ones.
-    pub staged_bytes: u64,
-    /// Bytes taken in the swap file now.
-    pub file_bytes: u64,
-    /// Address spaces managed now.
-    pub processes_now: u64,
-    /// What each of them uses.
-    pub programs: Vec<Program>,
+    /// What is in use now.
+    #[serde(flatten)]
+    pub now: Now,
+    /// What each program uses.
+    pub programs: Vec<ProgramUsage>,
     /// The rest.
     #[serde(flatten)]
     pub figures: Figures,
@@ -164,46 +70,53 @@ pub struct Snapshot {
 impl Snapshot {
     /// All that counts towards the limit now, in bytes.
     pub fn total_bytes(&self) -> u64 {
-        let with_pool = self.resident_bytes.saturating_add(self.pool_bytes);
-        with_pool.saturating_add(self.metadata_bytes)
+        let with_pool = self.now.resident_bytes.saturating_add(self.now.pool_bytes);
+        with_pool.saturating_add(self.now.metadata_bytes)
     }
 
     /// What is in force: the total limit, or else the resident one.
     pub fn limit(&self) -> (u64, u64) {
-        if self.figures.limit_bytes > 0 {
-            (self.total_bytes(), self.figures.limit_bytes)
+        if self.figures.totals.limit_bytes > 0 {
+            (self.total_bytes(), self.figures.totals.limit_bytes)
         } else {
-            (self.resident_bytes, self.figures.resident_limit_bytes)
+            (
+                self.now.resident_bytes,
+                self.figures.totals.resident_limit_bytes,
+            )
         }
     }
 }
 
 /// One line about a run in which memfold had something to do; none where it had not.
 pub fn summary(program: &str, figures: &Figures) -> Option<String> {
-    if figures.pages_out == 0 {
+    if figures.totals.pages_out == 0 {
         return None;
     }
-    let (peak, limit, what) = if figures.limit_bytes > 0 {
-        (figures.peak_total_bytes, figures.limit_bytes, "")
+    let (peak, limit, what) = if figures.totals.limit_bytes > 0 {
+        (
+            figures.totals.peak_total_bytes,
+            figures.totals.limit_bytes,
+            "",
+        )
     } else {
         (
-            figures.peak_resident_bytes,
-            figures.resident_limit_bytes,
+            figures.totals.peak_resident_bytes,
+            figures.totals.resident_limit_bytes,
             " resident",
         )
     };
-    let packed = ratio(figures.bytes_original, figures.bytes_stored)
+    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
         .map(|ratio| format!(", {ratio}"))
         .unwrap_or_default();
-    let file = if figures.peak_file_bytes > 0 {
-        format!(", file {}", bytes(figures.peak_file_bytes))
+    let file = if figures.totals.peak_file_bytes > 0 {
+        format!(", file {}", bytes(figures.totals.peak_file_bytes))
     } else {
         String::new()
     };
-    let over = if figures.over_limit_pages > 0 {
+    let over = if figures.totals.over_limit_pages > 0 {
         format!(
             "; {} pages over the limit at worst",
-            grouped(figures.over_limit_pages)
+            grouped(figures.totals.over_limit_pages)
         )
     } else {
         String::new()
@@ -213,9 +126,9 @@ pub fn summary(program: &str, figures: &Figures) -> Option<String> {
          p99 fault {}{over}",
         bytes(peak),
         bytes(limit),
-        bytes(figures.peak_pool_bytes),
-        grouped(figures.pages_out),
-        grouped(figures.pages_in),
+        bytes(figures.totals.peak_pool_bytes),
+        grouped(figures.totals.pages_out),
+        grouped(figures.totals.pages_in),
         nanoseconds(figures.fault_ns.p99),
     ))
 }
@@ -223,20 +136,22 @@ pub fn summary(program: &str, figures: &Figures) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memfold_pager::FaultLatency;
 
     fn stats() -> Stats {
         Stats {
-            limit_bytes: 200 << 20,
-            resident_limit_bytes: 104 << 20,
-            peak_resident_bytes: 104 << 20,
-            peak_pool_bytes: 95 << 20,
-            peak_total_bytes: 199 << 20,
-            pages_out: 81_233,
-            pages_in: 62_110,
-            bytes_original: 2200,
-            bytes_stored: 1000,
-            processes: 1,
+            totals: Totals {
+                limit_bytes: 200 << 20,
+                resident_limit_bytes: 104 << 20,
+                peak_resident_bytes: 104 << 20,
+                peak_pool_bytes: 95 << 20,
+                peak_total_bytes: 199 << 20,
+                pages_out: 81_233,
+                pages_in: 62_110,
+                bytes_original: 2200,
+                bytes_stored: 1000,
+                processes: 1,
+                ..Totals::default()
+            },
             fault_ns: FaultLatency {
                 p50: 9_000,
                 p90: 15_000,
@@ -255,9 +170,9 @@ mod tests {
             "held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
              81,233 pages out, 62,110 in, p99 fault 31 µs"
         );
-        figures.over_limit_pages = 1500;
-        figures.peak_file_bytes = 3 << 20;
-        figures.limit_bytes = 0;
+        figures.totals.over_limit_pages = 1500;
+        figures.totals.peak_file_bytes = 3 << 20;
+        figures.totals.limit_bytes = 0;
         assert_eq!(
             summary("redis-server", &figures).unwrap(),
             "held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1, \
@@ -329,13 +244,15 @@ mod tests {
             program_pid: 2,
             command: "a 'b'".into(),
             uptime_seconds: 0.25,
-            resident_bytes: 3,
-            pool_bytes: 4,
-            metadata_bytes: 5,
-            staged_bytes: 1,
-            file_bytes: 6,
-            processes_now: 1,
-            programs: vec![Program {
+            now: Now {
+                resident_bytes: 3,
+                pool_bytes: 4,
+                metadata_bytes: 5,
+                staged_bytes: 1,
+                file_bytes: 6,
+                processes_now: 1,
+            },
+            programs: vec![ProgramUsage {
                 pid: 2,
                 resident_bytes: 3,
                 staged_bytes: 1,

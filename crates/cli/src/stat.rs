@@ -42,13 +42,14 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
 fn block(snapshot: &Snapshot) -> String {
     let figures = &snapshot.figures;
     let (held, limit) = snapshot.limit();
-    let packed = ratio(figures.bytes_original, figures.bytes_stored)
+    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
         .map(|ratio| format!(" at {ratio}"))
         .unwrap_or_default();
     let faults = figures
+        .totals
         .faults_swap_in
-        .saturating_add(figures.faults_zero_fill);
-    let faults = faults.saturating_add(figures.faults_cache);
+        .saturating_add(figures.totals.faults_zero_fill);
+    let faults = faults.saturating_add(figures.totals.faults_cache);
     let unmanaged = match figures.processes_unmanaged {
         0 => String::new(),
         count => format!(", {count} not under the limit"),
@@ -59,30 +60,30 @@ fn block(snapshot: &Snapshot) -> String {
             "now",
             format!(
                 "resident {}, pool {}{packed}, metadata {}, swap file {}",
-                bytes(snapshot.resident_bytes),
-                bytes(snapshot.pool_bytes),
-                bytes(snapshot.metadata_bytes),
-                bytes(snapshot.file_bytes)
+                bytes(snapshot.now.resident_bytes),
+                bytes(snapshot.now.pool_bytes),
+                bytes(snapshot.now.metadata_bytes),
+                bytes(snapshot.now.file_bytes)
             ),
         ),
         (
             "peak",
             format!(
                 "resident {}, pool {}, together {}",
-                bytes(figures.peak_resident_bytes),
-                bytes(figures.peak_pool_bytes),
-                bytes(figures.peak_total_bytes)
+                bytes(figures.totals.peak_resident_bytes),
+                bytes(figures.totals.peak_pool_bytes),
+                bytes(figures.totals.peak_total_bytes)
             ),
         ),
         (
             "pages",
             format!(
                 "{} out ({} same-filled), {} in, {} compressed again, {} written to the file",
-                grouped(figures.pages_out),
-                grouped(figures.pages_same_filled),
-                grouped(figures.pages_in),
-                grouped(figures.pages_recompressed),
-                grouped(figures.pages_written_back)
+                grouped(figures.totals.pages_out),
+                grouped(figures.totals.pages_same_filled),
+                grouped(figures.totals.pages_in),
+                grouped(figures.totals.pages_recompressed),
+                grouped(figures.totals.pages_written_back)
             ),
         ),
         (
@@ -99,7 +100,7 @@ fn block(snapshot: &Snapshot) -> String {
             "processes",
             format!(
                 "{} now, {} so far{unmanaged}",
-                snapshot.processes_now, figures.processes
+                snapshot.now.processes_now, figures.totals.processes
             ),
         ),
         (

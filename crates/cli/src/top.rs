@@ -92,13 +92,13 @@ impl View {
             let traffic = self.traffic.entry(run.pid).or_default();
             push(
                 &mut traffic.out,
-                run.figures.pages_out,
-                before.figures.pages_out,
+                run.figures.totals.pages_out,
+                before.figures.totals.pages_out,
             );
             push(
                 &mut traffic.back,
-                run.figures.pages_in,
-                before.figures.pages_in,
+                run.figures.totals.pages_in,
+                before.figures.totals.pages_in,
             );
         }
         self.traffic
@@ -185,10 +185,10 @@ fn row(run: &Snapshot) -> Row<'static> {
         run.pid.to_string(),
         bytes(held),
         bytes(limit),
-        grouped(run.figures.pages_out),
-        grouped(run.figures.pages_in),
+        grouped(run.figures.totals.pages_out),
+        grouped(run.figures.totals.pages_in),
         nanoseconds(run.figures.fault_ns.p99),
-        run.processes_now.to_string(),
+        run.now.processes_now.to_string(),
         run.command.clone(),
     ])
 }
@@ -232,24 +232,24 @@ fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic
 
 fn lines(run: &Snapshot) -> Vec<Line<'static>> {
     let figures = &run.figures;
-    let packed = ratio(figures.bytes_original, figures.bytes_stored)
+    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
         .map(|ratio| format!(" at {ratio}"))
         .unwrap_or_default();
     vec![
         Line::default(),
         Line::from(format!(
             "resident {} (peak {})   pool {}{packed} (peak {})   metadata {}",
-            bytes(run.resident_bytes),
-            bytes(figures.peak_resident_bytes),
-            bytes(run.pool_bytes),
-            bytes(figures.peak_pool_bytes),
-            bytes(run.metadata_bytes),
+            bytes(run.now.resident_bytes),
+            bytes(figures.totals.peak_resident_bytes),
+            bytes(run.now.pool_bytes),
+            bytes(figures.totals.peak_pool_bytes),
+            bytes(run.now.metadata_bytes),
         )),
         Line::from(format!(
             "faults: {} swapped in, {} first touches, {} still staged",
-            grouped(figures.faults_swap_in),
-            grouped(figures.faults_zero_fill),
-            grouped(figures.faults_cache),
+            grouped(figures.totals.faults_swap_in),
+            grouped(figures.totals.faults_zero_fill),
+            grouped(figures.totals.faults_cache),
         )),
         Line::from(format!(
             "fault service: p50 {}   p90 {}   p99 {}   longest {}",
@@ -260,8 +260,8 @@ fn lines(run: &Snapshot) -> Vec<Line<'static>> {
         )),
         Line::from(format!(
             "processes: {} now, {} so far, {} not under the limit   memfold's time: {:.1} s of {:.0} s",
-            run.processes_now,
-            figures.processes,
+            run.now.processes_now,
+            figures.totals.processes,
             figures.processes_unmanaged,
             figures.cpu_seconds,
             run.uptime_seconds,
@@ -281,14 +281,17 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, title: &str, history: &[u64], co
 mod tests {
     use super::*;
     use crate::report::Figures;
-    use memfold_pager::Stats;
+    use memfold_pager::{Now, Stats, Totals};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     fn run(pid: u32, pages_out: u64) -> Snapshot {
         let stats = Stats {
-            limit_bytes: 1 << 30,
-            pages_out,
+            totals: Totals {
+                limit_bytes: 1 << 30,
+                pages_out,
+                ..Totals::default()
+            },
             ..Stats::default()
         };
         Snapshot {
@@ -296,13 +299,14 @@ mod tests {
             program_pid: pid + 1,
             command: format!("program-{pid}"),
             uptime_seconds: 12.0,
-            resident_bytes: 256 << 20,
-            pool_bytes: 128 << 20,
-            metadata_bytes: 1 << 20,
-            staged_bytes: 0,
-            file_bytes: 0,
+            now: Now {
+                resident_bytes: 256 << 20,
+                pool_bytes: 128 << 20,
+                metadata_bytes: 1 << 20,
+                processes_now: 1,
+                ..Now::default()
+            },
             programs: Vec::new(),
-            processes_now: 1,
             figures: Figures::new(&stats, 0.5, 0),
         }
     }

@@ -35,6 +35,6 @@ mod supervised;
 mod sync;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
-pub use supervised::stats::{FaultLatency, ProgramUsage, Stats};
+pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 pub use supervised::supervisor::{Control, StartError, Supervisor};
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError};

@@ -184,7 +184,7 @@ impl Watch<'_> {
     /// process it is may not be known.)
     fn waited_for(&self, state: &State) -> Vec<i32> {
         let held = state.descendants.held();
-        if held.is_empty() && self.supervisor.stats().processes_now > 0 {
+        if held.is_empty() && self.supervisor.stats().now.processes_now > 0 {
             return state.descendants.all();
         }
         held
@@ -209,7 +209,7 @@ impl Watch<'_> {
 
     /// A program too short to be looked at that never connected.
     fn notice_unseen(&self, state: &mut State) {
-        if self.supervisor.stats().processes == 0 && state.descendants.unmanaged() == 0 {
+        if self.supervisor.stats().totals.processes == 0 && state.descendants.unmanaged() == 0 {
             state.descendants.count_unseen();
             let name = self
                 .command
@@ -272,18 +272,8 @@ impl Watch<'_> {
             program_pid: self.program as u32,
             command: self.command.clone(),
             uptime_seconds: state.started.elapsed().as_secs_f64(),
-            resident_bytes: stats.resident_bytes,
-            pool_bytes: stats.pool_bytes,
-            metadata_bytes: stats.metadata_bytes,
-            staged_bytes: stats.staged_bytes,
-            file_bytes: stats.file_bytes,
-            processes_now: stats.processes_now,
-            programs: self
-                .supervisor
-                .programs()
-                .into_iter()
-                .map(Into::into)
-                .collect(),
+            now: stats.now,
+            programs: self.supervisor.programs(),
             figures: Figures::new(&stats, processor_seconds(), state.descendants.unmanaged()),
         }
     }

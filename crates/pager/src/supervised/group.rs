@@ -7,7 +7,7 @@ use crate::pool_memory::MappedSource;
 use crate::supervised::fault::deferred::Deferred;
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::stats::{ProgramUsage, Stats};
+use crate::supervised::stats::{Now, ProgramUsage, Stats, Totals};
 use crate::sync::Event;
 use memfold_swap::{Charge, FileTier, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -167,18 +167,24 @@ impl Group {
         let total = resident + pool + self.metadata_bytes();
         let counters = &self.resources.counters;
         counters
-            .peak_resident
+            .peak_resident_bytes
             .fetch_max(resident, Ordering::Relaxed);
-        counters.peak_pool.fetch_max(pool, Ordering::Relaxed);
-        counters.peak_file.fetch_max(file, Ordering::Relaxed);
+        counters.peak_pool_bytes.fetch_max(pool, Ordering::Relaxed);
+        counters.peak_file_bytes.fetch_max(file, Ordering::Relaxed);
         let tables = self.resources.swap.table_bytes();
-        if tables > counters.peak_tables.fetch_max(tables, Ordering::Relaxed) {
+        if tables
+            > counters
+                .peak_table_bytes
+                .fetch_max(tables, Ordering::Relaxed)
+        {
             let slots = self.resources.swap.usage().slots_in_use;
             counters.peak_table_slots.store(slots, Ordering::Relaxed);
         }
-        counters.peak_total.fetch_max(total, Ordering::Relaxed);
         counters
-            .peak_over_limit_pages
+            .peak_total_bytes
+            .fetch_max(total, Ordering::Relaxed);
+        counters
+            .over_limit_pages
             .fetch_max(self.excess(resident, total), Ordering::Relaxed);
     }
 
@@ -247,43 +253,32 @@ impl Group {
         for space in self.spaces() {
             space.note_staged();
         }
-        let usage = self.resources.swap.usage();
-        let charged = self.resources.swap.root_group().usage();
-        let file = self.file.as_ref().map(|file| file.usage());
-        let counters = &self.resources.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         self.note_peaks();
+        let resources = &self.resources;
+        let usage = resources.swap.usage();
+        let charged = resources.swap.root_group().usage();
+        let file = self.file.as_ref().map(|file| file.usage());
         Stats {
-            limit_bytes: self.limit.total_bytes.unwrap_or(0),
-            resident_limit_bytes: self.resources.resident_limit_bytes(),
-            resident_bytes: self.resources.resident_bytes(),
-            pool_bytes: usage.pool_bytes,
-            metadata_bytes: self.metadata_bytes(),
-            staged_bytes: charged.staged,
-            file_bytes: charged.file,
-            peak_resident_bytes: load(&counters.peak_resident),
-            peak_pool_bytes: load(&counters.peak_pool),
-            peak_total_bytes: load(&counters.peak_total),
-            peak_file_bytes: load(&counters.peak_file),
-            peak_table_bytes: load(&counters.peak_tables),
-            peak_table_slots: load(&counters.peak_table_slots),
-            faults_swap_in: load(&counters.faults_swap_in),
-            faults_zero_fill: load(&counters.faults_zero_fill),
-            faults_cache: load(&counters.faults_cache),
-            pages_out: load(&counters.pages_out),
-            pages_in: load(&counters.pages_in),
-            pages_same_filled: usage.same_filled_total,
-            bytes_stored: usage.bytes_stored_total,
-            bytes_original: usage.bytes_original_total,
-            pages_recompressed: usage.recompressed_total,
-            pages_written_back: usage.written_back_total,
-            file_errors: file.map_or(0, |file| file.write_errors + file.read_errors),
-            processes: load(&counters.processes),
-            processes_now: self.read_spaces(|spaces| spaces.len() as u64),
-            over_limit_pages: load(&counters.peak_over_limit_pages),
-            connections_refused: load(&counters.connections_refused),
-            longest_pause_ns: load(&counters.longest_pause_ns),
-            fault_ns: counters.latency.summary(),
+            now: Now {
+                resident_bytes: resources.resident_bytes(),
+                pool_bytes: usage.pool_bytes,
+                metadata_bytes: self.metadata_bytes(),
+                staged_bytes: charged.staged,
+                file_bytes: charged.file,
+                processes_now: self.read_spaces(|spaces| spaces.len() as u64),
+            },
+            totals: Totals {
+                limit_bytes: self.limit.total_bytes.unwrap_or(0),
+                resident_limit_bytes: resources.resident_limit_bytes(),
+                pages_same_filled: usage.same_filled_total,
+                bytes_stored: usage.bytes_stored_total,
+                bytes_original: usage.bytes_original_total,
+                pages_recompressed: usage.recompressed_total,
+                pages_written_back: usage.written_back_total,
+                file_errors: file.map_or(0, |file| file.write_errors + file.read_errors),
+                ..resources.counters.totals()
+            },
+            fault_ns: resources.latency.summary(),
         }
     }
 }

@@ -6,6 +6,7 @@ use crate::pool_memory::MappedSource;
 use crate::supervised::fork::shared_estimate::SharedPages;
 use crate::supervised::latency::Histogram;
 use crate::supervised::reclaim::priority::ReclaimerStanding;
+use crate::supervised::stats::Counters;
 use crate::supervised::util::tracers::SparedTracers;
 use crate::sync::{Event, lock};
 use memfold_swap::{Charge, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
@@ -19,34 +20,16 @@ use std::time::{Duration, Instant};
 /// for longer.
 const PENDING_FREES: usize = 1024;
 
-/// Counters, all monotonic but the `peak` ones, which are maxima.
-#[derive(Default)]
-pub struct Counters {
-    pub faults_swap_in: AtomicU64,
-    pub faults_zero_fill: AtomicU64,
-    pub faults_cache: AtomicU64,
-    pub pages_out: AtomicU64,
-    pub pages_in: AtomicU64,
-    pub processes: AtomicU64,
-    pub peak_resident: AtomicU64,
-    pub peak_pool: AtomicU64,
-    pub peak_total: AtomicU64,
-    pub peak_file: AtomicU64,
-    pub peak_tables: AtomicU64,
-    pub peak_table_slots: AtomicU64,
-    pub peak_over_limit_pages: AtomicU64,
-    pub longest_pause_ns: AtomicU64,
-    pub errors: AtomicU64,
-    pub connections_refused: AtomicU64,
-    pub latency: Histogram,
-}
-
 /// What the address spaces of a group share. All of it is for any thread.
 pub struct Resources {
     pub swap: Arc<SwapSpace<MappedSource>>,
     /// Releases slots that are given up many at a time.
     pub gather: Gather<MappedSource>,
     pub counters: Counters,
+    /// Errors that the thread which met them dealt with.
+    pub errors: AtomicU64,
+    /// Latency of fault service.
+    pub latency: Histogram,
     /// Pages counted in more than one process because a fork shares them.
     pub shared: Arc<SharedPages>,
     /// Kills programs without a helper when the supervisor dies.
@@ -93,6 +76,8 @@ impl Resources {
             gather: new_gather(&swap),
             swap,
             counters: Counters::default(),
+            errors: AtomicU64::new(0),
+            latency: Histogram::default(),
             shared: Arc::default(),
             guardian: Guardian::default(),
             started: Instant::now(),

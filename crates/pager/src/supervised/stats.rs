@@ -1,7 +1,14 @@
-//! What a supervisor counts.
+//! The statistics of a supervisor, each defined once.
+//!
+//! A line below makes the counter that threads add to, the field of [`Stats`], its name in JSON (with the
+//! feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], from which the documentation is
+//! checked.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Latency of fault service as the handler sees it, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct FaultLatency {
     /// Median.
     pub p50: u64,
@@ -15,8 +22,9 @@ pub struct FaultLatency {
 
 /// What one program uses now, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ProgramUsage {
-    /// Its process number.
+    /// Its PID.
     pub pid: i32,
     /// Resident anonymous memory, staged pages included.
     pub resident_bytes: u64,
@@ -28,69 +36,129 @@ pub struct ProgramUsage {
     pub file_bytes: u64,
 }
 
-/// Counters of a group since its start. Bytes and pages are exact; peaks are of what was sampled.
+/// Makes a struct of numbers, with a table of its names and what they mean.
+macro_rules! numbers {
+    ($(#[$meta:meta])* $name:ident { $(#[doc = $doc:literal] $field:ident,)* }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        pub struct $name {
+            $(#[doc = $doc] pub $field: u64,)*
+        }
+
+        impl $name {
+            /// Names, as in JSON, and what they mean.
+            pub const FIELDS: &'static [(&'static str, &'static str)] =
+                &[$((stringify!($field), $doc),)*];
+        }
+    };
+}
+
+/// Makes [`Totals`], and of those that threads add to [`Counters`].
+macro_rules! totals {
+    (counted { $(#[doc = $cdoc:literal] $counter:ident,)* } computed { $(#[doc = $vdoc:literal] $value:ident,)* }) => {
+        numbers! {
+            /// Statistics since the start of the run, and its limits. Bytes and pages are exact; peaks are the
+            /// largest samples.
+            Totals { $(#[doc = $cdoc] $counter,)* $(#[doc = $vdoc] $value,)* }
+        }
+
+        /// What threads add to as they go. All accesses are Relaxed: nothing depends on their order.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $cdoc] pub $counter: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// The counters now; what is computed from elsewhere is 0.
+            pub fn totals(&self) -> Totals {
+                Totals {
+                    $($counter: self.$counter.load(Ordering::Relaxed),)*
+                    ..Totals::default()
+                }
+            }
+        }
+    };
+}
+
+numbers! {
+    /// What is in use now, in bytes.
+    Now {
+        #[doc = "resident anonymous memory, staged pages included"]
+        resident_bytes,
+        #[doc = "the compressed pool"]
+        pool_bytes,
+        #[doc = "swap tables and page states"]
+        metadata_bytes,
+        #[doc = "pages on their way out, part of `resident_bytes`"]
+        staged_bytes,
+        #[doc = "stored pages in the swap file"]
+        file_bytes,
+        #[doc = "number of programs under the limit now"]
+        processes_now,
+    }
+}
+
+totals! {
+    counted {
+        #[doc = "largest `resident_bytes`"]
+        peak_resident_bytes,
+        #[doc = "largest `pool_bytes`"]
+        peak_pool_bytes,
+        #[doc = "largest sum of resident, pool and metadata bytes"]
+        peak_total_bytes,
+        #[doc = "largest `file_bytes`"]
+        peak_file_bytes,
+        #[doc = "largest size of the swap tables"]
+        peak_table_bytes,
+        #[doc = "slots that held a page at that moment"]
+        peak_table_slots,
+        #[doc = "faults that brought back a page from the pool or the file"]
+        faults_swap_in,
+        #[doc = "first touches of a page"]
+        faults_zero_fill,
+        #[doc = "faults on a page in the swap cache (staged, not yet stored)"]
+        faults_cache,
+        #[doc = "pages stored"]
+        pages_out,
+        #[doc = "pages brought back from the pool or the file, readahead included"]
+        pages_in,
+        #[doc = "program images that were under the limit"]
+        processes,
+        #[doc = "connections that memfold hung up on: of processes outside the run, or for want of descriptors"]
+        connections_refused,
+        #[doc = "largest excess over the limit that reclaim could not remove, in pages"]
+        over_limit_pages,
+        #[doc = "longest time in which the supervisor could not sample the programs' sizes, for want of a CPU or a lock"]
+        longest_pause_ns,
+    }
+    computed {
+        #[doc = "the total limit in force; 0 where only the resident limit is set"]
+        limit_bytes,
+        #[doc = "the resident limit in force: with a total limit, what pool and metadata leave of it"]
+        resident_limit_bytes,
+        #[doc = "stored pages that were one repeated word"]
+        pages_same_filled,
+        #[doc = "bytes that the stored pages took in the pool"]
+        bytes_stored,
+        #[doc = "bytes of the stored pages before compression"]
+        bytes_original,
+        #[doc = "stored pages that were compressed again, with Zstandard"]
+        pages_recompressed,
+        #[doc = "stored pages that were written to the swap file"]
+        pages_written_back,
+        #[doc = "reads and writes of the swap file that failed"]
+        file_errors,
+    }
+}
+
+/// All statistics of a supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// The total limit in force, in bytes; 0 when only the resident limit is set.
-    pub limit_bytes: u64,
-    /// The resident limit in force now, in bytes (with a total limit: what pool and metadata leave).
-    pub resident_limit_bytes: u64,
-    /// Resident anonymous bytes now.
-    pub resident_bytes: u64,
-    /// Bytes of the compressed pool now.
-    pub pool_bytes: u64,
-    /// Bytes of swap tables and page states now.
-    pub metadata_bytes: u64,
-    /// Bytes of pages on their way out now, part of `resident_bytes`.
-    pub staged_bytes: u64,
-    /// Bytes that stored pages take in the swap file now.
-    pub file_bytes: u64,
-    /// Largest `resident_bytes` seen.
-    pub peak_resident_bytes: u64,
-    /// Largest `pool_bytes` seen.
-    pub peak_pool_bytes: u64,
-    /// Largest sum of resident, pool and metadata bytes seen.
-    pub peak_total_bytes: u64,
-    /// Largest `file_bytes` seen.
-    pub peak_file_bytes: u64,
-    /// Largest size of the swap tables seen, in bytes.
-    pub peak_table_bytes: u64,
-    /// Slots that held a page at that moment.
-    pub peak_table_slots: u64,
-    /// Faults that brought back a page from the pool.
-    pub faults_swap_in: u64,
-    /// First touches of a page.
-    pub faults_zero_fill: u64,
-    /// Faults on a page that was still staged.
-    pub faults_cache: u64,
-    /// Pages stored.
-    pub pages_out: u64,
-    /// Pages brought back from the pool, fault-around included.
-    pub pages_in: u64,
-    /// Stored pages that were one repeated word.
-    pub pages_same_filled: u64,
-    /// Bytes that the stored pages took in the pool.
-    pub bytes_stored: u64,
-    /// Bytes of the stored pages before compression.
-    pub bytes_original: u64,
-    /// Stored pages that were compressed again.
-    pub pages_recompressed: u64,
-    /// Stored pages that were written to the swap file.
-    pub pages_written_back: u64,
-    /// Reads and writes of the swap file that failed.
-    pub file_errors: u64,
-    /// Address spaces that were managed (one a process image).
-    pub processes: u64,
-    /// Address spaces managed now.
-    pub processes_now: u64,
-    /// Connections that were hung up on: of others than the run's own programs, or for want of descriptors.
-    pub connections_refused: u64,
-    /// Largest excess over the limit that reclaim could not remove, in pages.
-    pub over_limit_pages: u64,
-    /// Longest time in which nobody looked how large the programs are, beyond what was meant, in
-    /// nanoseconds: the supervisor got no CPU, or waited for a lock of a program's. Meanwhile a
-    /// program can outgrow its limit.
-    pub longest_pause_ns: u64,
-    /// Fault service latency.
+    /// In use now.
+    pub now: Now,
+    /// Since the start.
+    pub totals: Totals,
+    /// Latency of fault service.
     pub fault_ns: FaultLatency,
 }

@@ -214,7 +214,7 @@ impl Handlers {
                     retries.push((fault, thread));
                 } else {
                     let elapsed = began.elapsed().as_nanos() as u64;
-                    self.group.resources.counters.latency.record(elapsed);
+                    self.group.resources.latency.record(elapsed);
                     if !fault.protected {
                         space
                             .sampling

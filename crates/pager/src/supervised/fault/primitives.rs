@@ -38,11 +38,7 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
         }
         _ => {
             // No memory, say: the thread tries again, but not at once.
-            space
-                .resources
-                .counters
-                .errors
-                .fetch_add(1, Ordering::Relaxed);
+            space.resources.errors.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(200));
             wake(space, page, 1);
             Served::Done

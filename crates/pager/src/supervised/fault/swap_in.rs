@@ -175,7 +175,7 @@ impl Server {
             let Err(error) = resources.swap.load(*slot, page, &mut self.scratch) else {
                 continue;
             };
-            resources.counters.errors.fetch_add(1, Ordering::Relaxed);
+            resources.errors.fetch_add(1, Ordering::Relaxed);
             if index == claim.asked {
                 stop_program(space, claim.page(index), &error);
                 return 0..0;

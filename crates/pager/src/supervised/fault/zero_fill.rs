@@ -181,11 +181,7 @@ fn claim_holes(
 /// once. The program may have given it up: memory that it freed lazily the kernel takes when the
 /// host is short of it, and what lay under a guard region is gone; neither is told.
 fn note_zeroed(space: &AddressSpace, page: VirtualPage) {
-    space
-        .resources
-        .counters
-        .errors
-        .fetch_add(1, Ordering::Relaxed);
+    space.resources.errors.fetch_add(1, Ordering::Relaxed);
     if !space.resources.warned_zeroed.swap(true, Ordering::Relaxed) {
         let pid = space.inspector().map_or(0, |inspector| inspector.pid());
         let kind = if space.fork.beacon().is_some() {

@@ -357,11 +357,7 @@ impl Reclaimer {
                 Ok(slot) => stored.push((*place, *page, slot)),
                 Err(_) => {
                     // The page stays in the stage; the swap space counted why.
-                    self.group
-                        .resources
-                        .counters
-                        .errors
-                        .fetch_add(1, Ordering::Relaxed);
+                    self.group.resources.errors.fetch_add(1, Ordering::Relaxed);
                     break;
                 }
             }
