@@ -1,6 +1,6 @@
 //! The command line: one definition for parsing, help, completions and the manual pages.
 
-use std::io::{self, Write};
+use crate::output::say;
 
 use anyhow::{Context, Result, bail};
 use clap::{
@@ -409,17 +409,6 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         exit::PROGRAM => exit::hold(&options),
         exit::NEWCOMER => exit::start(&options),
         other => bail!("there is no experiment {other:?}"),
-    }
-}
-
-/// Writes to standard output. A reader that closes it early has seen enough.
-pub fn say(bytes: &[u8]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(error).context("standard output")
-        }
-        _ => Ok(()),
     }
 }
 

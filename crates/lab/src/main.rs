@@ -11,6 +11,7 @@ mod free;
 mod host;
 mod kernel;
 mod mapping;
+mod output;
 mod pool;
 mod random;
 mod report;

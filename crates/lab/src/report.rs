@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use crate::command_line::say;
+use crate::output::say;
 
 /// One row: inputs and figures, in the order they were added.
 #[derive(Debug, Clone, Default)]

@@ -11,7 +11,7 @@ use std::{
     io::{BufRead, BufReader, Seek, Write},
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -29,19 +29,6 @@ const GONE: &str = "the guardian has been sent away";
 /// The lab's end of the line to its guardian. Clones are the same guardian.
 #[derive(Debug, Clone)]
 pub struct Guardian(Arc<Mutex<Line>>);
-
-/// A guardian that ends when nobody else has it any more.
-#[derive(Debug)]
-pub struct WeakGuardian(Weak<Mutex<Line>>);
-
-impl WeakGuardian {
-    /// Undoes everything, if there is a guardian yet.
-    pub fn undo_all(&self) {
-        if let Some(line) = self.0.upgrade() {
-            Guardian(line).undo_all();
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Line {
@@ -84,7 +71,12 @@ impl Guardian {
         };
         line.answer()?;
         let guardian = Self(Arc::new(Mutex::new(line)));
-        leaving::guarded_by(WeakGuardian(Arc::downgrade(&guardian.0)))?;
+        let line = Arc::downgrade(&guardian.0);
+        leaving::undo_by(Box::new(move || {
+            if let Some(line) = line.upgrade() {
+                Guardian(line).undo_all();
+            }
+        }))?;
         Ok(guardian)
     }
 

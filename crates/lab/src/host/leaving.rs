@@ -13,7 +13,10 @@ use std::{
 use anyhow::Result;
 use tempfile::TempDir;
 
-use super::{guardian::WeakGuardian, undo::PREFIX};
+use super::undo::PREFIX;
+
+/// Undoes all changes to the host.
+type UndoAll = Box<dyn Fn() + Send>;
 
 const SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 /// How long a failure waits for the signal that may be the reason for it.
@@ -25,14 +28,14 @@ const LOOK: Duration = Duration::from_millis(20);
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static WATCH: Once = Once::new();
 static TO_DO: Mutex<ToDo> = Mutex::new(ToDo {
-    guardian: None,
+    undo_all: None,
     folders: Vec::new(),
     child: None,
 });
 
 /// What there is to put back.
 struct ToDo {
-    guardian: Option<WeakGuardian>,
+    undo_all: Option<UndoAll>,
     folders: Vec<PathBuf>,
     /// A process that puts back what it did, once it is told.
     child: Option<libc::pid_t>,
@@ -77,10 +80,10 @@ fn leave(signals: libc::sigset_t) {
             std::thread::sleep(LOOK);
         }
     }
-    let guardian = to_do().guardian.take();
-    if let Some(guardian) = guardian {
+    let undo_all = to_do().undo_all.take();
+    if let Some(undo_all) = undo_all {
         eprintln!("memfold-lab: putting the host back");
-        guardian.undo_all();
+        undo_all();
     }
     // Held to the end, so that nobody is in the middle of removing one.
     let to_do = to_do();
@@ -90,10 +93,10 @@ fn leave(signals: libc::sigset_t) {
     std::process::exit(128 + signal);
 }
 
-/// Has a signal send the guardian to its work.
-pub fn guarded_by(guardian: WeakGuardian) -> Result<()> {
+/// Has a signal undo all changes to the host before the lab ends.
+pub fn undo_by(undo_all: UndoAll) -> Result<()> {
     watch()?;
-    to_do().guardian = Some(guardian);
+    to_do().undo_all = Some(undo_all);
     Ok(())
 }
 

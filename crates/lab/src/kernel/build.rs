@@ -89,7 +89,7 @@ impl Project {
                 .env_remove("RUSTFLAGS")
                 .stderr(Stdio::inherit());
             let started = Instant::now();
-            let ended = measure::run(session, command)?;
+            let ended = measure::run(command, |stop| session.watch(stop))?;
             figures = figures.with(name, started.elapsed().as_secs_f64());
             processors = sum(&processors, &ended.figures);
             results.push(fingerprint(&output)?);

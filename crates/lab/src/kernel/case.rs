@@ -7,6 +7,7 @@ use super::{
     contestant::{Allowance, Contestant},
     programs::Program,
     redis,
+    scale::Scale,
 };
 
 /// The workloads and groups of them that a command line may name.
@@ -156,22 +157,6 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
         .filter(wanted)
         .map(|(_, case)| case)
         .collect())
-}
-
-/// Sizes for this machine.
-#[derive(Debug, Clone, Copy)]
-pub struct Scale(f64);
-
-impl Scale {
-    /// So many megabytes at scale 1; at least 8.
-    pub fn megabytes(self, at_one: usize) -> usize {
-        ((at_one as f64 * self.0) as usize).max(8)
-    }
-
-    /// So many of something at scale 1; at least `least`.
-    pub fn count(self, at_one: usize, least: usize) -> usize {
-        ((at_one as f64 * self.0) as usize).max(least)
-    }
 }
 
 fn group(name: &str, scale: Scale) -> Vec<Case> {

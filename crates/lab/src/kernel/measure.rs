@@ -10,10 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{
-    contestant::Session,
-    workload::{Figures, WRONG_RESULT, Wrong},
-};
+use super::workload::{Figures, WRONG_RESULT, Wrong};
 
 /// A program that has ended.
 #[derive(Debug)]
@@ -23,14 +20,15 @@ pub struct Ended {
     pub figures: Figures,
 }
 
-/// Runs a program to its end. Its standard output is kept.
-pub fn run(session: &Session, mut command: Command) -> Result<Ended> {
+/// Runs a program to its end, beside `watch`, which ends soon after its flag is set. The program's
+/// standard output is kept.
+pub fn run(mut command: Command, watch: impl FnOnce(&AtomicBool) + Send) -> Result<Ended> {
     let started = Instant::now();
     let mut child = start(command.stdout(Stdio::piped()))?;
     let mut pipe = child.stdout.take().context("no output")?;
     let stop = AtomicBool::new(false);
     let (output, cpu, seconds) = std::thread::scope(|scope| -> Result<_> {
-        let watcher = scope.spawn(|| session.watch(&stop));
+        let watcher = scope.spawn(|| watch(&stop));
         let mut output = String::new();
         let read = pipe.read_to_string(&mut output);
         let ended = end(child);

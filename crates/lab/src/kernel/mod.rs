@@ -8,6 +8,7 @@ mod metric;
 mod programs;
 mod progress;
 pub mod redis;
+mod scale;
 mod workload;
 
 pub use case::{GROUPS, names as workload_names};
@@ -323,7 +324,9 @@ fn synthetic(case: &Case, contestant: &Contestant, session: &Session) -> Result<
     }
     words.extend(arguments.iter().cloned());
     let program = std::env::current_exe()?.into_os_string();
-    let ended = measure::run(session, session.command(&program, &words)?)?;
+    let ended = measure::run(session.command(&program, &words)?, |stop| {
+        session.watch(stop)
+    })?;
     let mut figures = Figures::from_output(&ended.output)?;
     figures.0.extend(ended.figures.0);
     Ok(figures)

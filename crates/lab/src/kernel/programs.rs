@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{case::Scale, contestant::Session, measure, workload::Figures};
+use super::{contestant::Session, measure, scale::Scale, workload::Figures};
 
 const OBJECTS: &str = include_str!("../../../cli/tests/programs/objects.py");
 const HEAP: &str = include_str!("../../../cli/tests/programs/heap.js");
@@ -86,7 +86,7 @@ impl Program {
         let path = path.map_err(|path| anyhow::anyhow!("{} is no text", path.display()))?;
         let mut command = session.command(&interpreter, &[path, self.argument.clone()])?;
         command.stderr(Stdio::null());
-        let ended = measure::run(session, command)?;
+        let ended = measure::run(command, |stop| session.watch(stop))?;
         Ok((ended.figures.with("seconds", ended.seconds), ended.output))
     }
 }

@@ -14,9 +14,9 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::client::Client;
 use super::{
-    case::Scale,
     contestant::Session,
     measure,
+    scale::Scale,
     workload::{Figures, Wrong},
 };
 use crate::random::Random;

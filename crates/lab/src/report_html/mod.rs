@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use self::source::{Experiment, Experiments};
-use crate::{Options, command_line::say, host, kernel, report};
+use crate::{Options, host, kernel, output::say, report};
 
 const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
 /// Groups of `kernel` whose runs take long.
