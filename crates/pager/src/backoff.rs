@@ -3,9 +3,9 @@
 //! Where that is so, faults must not wait for room each: they would wait for the reclaimer to find
 //! out anew, and the little that can be moved at all, just brought in, would be moved out again. So
 //! whoever gives up concedes what is there and a little more. It ends soon, as what does not compress
-//! ([`Gains`]) may be other data by then; later each time, as each try costs processor time. Where nothing
+//! ([`CompressionPolicy`]) may be other data by then; later each time, as each try costs processor time. Where nothing
 //! can be moved at all it may pass in a moment (pages that a fork shares, a helper without a
-//! processor, memory that is not registered yet), so that must have been so for long ([`VainSearch`]).
+//! processor, memory that is not registered yet), so that must have been so for long ([`NoProgress`]).
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -22,7 +22,7 @@ const ROOM_PART: u64 = 32;
 /// No lock: the library asks in a signal handler, too. Who reads while another grants sees a part of
 /// either, which does no harm.
 #[derive(Debug)]
-pub struct Concession {
+pub struct LimitRelief {
     start: Instant,
     bytes: AtomicU64,
     /// Milliseconds since the start.
@@ -31,9 +31,9 @@ pub struct Concession {
     lasts: AtomicU64,
 }
 
-impl Concession {
-    pub fn new(start: Instant) -> Concession {
-        Concession {
+impl LimitRelief {
+    pub fn new(start: Instant) -> LimitRelief {
+        LimitRelief {
             start,
             bytes: AtomicU64::new(0),
             until: AtomicU64::new(0),
@@ -42,7 +42,7 @@ impl Concession {
     }
 
     /// Nothing more can be moved out of `resident` bytes.
-    pub fn grant(&self, resident: u64, now: Instant) {
+    pub fn relax(&self, resident: u64, now: Instant) {
         let now = self.milliseconds(now);
         let last = self.lasts.load(Relaxed);
         let again = now < self.until.load(Relaxed) + last;
@@ -81,13 +81,13 @@ const REMEMBERED: u64 = 1000;
 /// Remembers for how long reclaim found nothing that can be moved at all: memory that is locked, say, or
 /// may be executed.
 #[derive(Debug, Default)]
-pub struct VainSearch {
+pub struct NoProgress {
     remembered: u64,
     /// Of the last, in milliseconds.
     last: u64,
 }
 
-impl VainSearch {
+impl NoProgress {
     /// Notes one that ends `now`, after so many milliseconds; whether it was like this for long.
     pub fn note(&mut self, lasted: u64, now: u64) -> bool {
         let forgotten = (now - self.last) / FORGOTTEN_PART;
@@ -108,16 +108,16 @@ const REFUSED_EACH: i64 = 4;
 /// What moving pages out gains: compression only, where the pool counts and nothing takes pages from
 /// there.
 #[derive(Debug)]
-pub struct Gains {
+pub struct CompressionPolicy {
     pool_counts: bool,
     pool_has_outlet: AtomicBool,
     /// Pages that were put back, less [`REFUSED_EACH`] for each that was not.
     refused: AtomicI64,
 }
 
-impl Gains {
-    pub fn new(limit: Limit) -> Gains {
-        Gains {
+impl CompressionPolicy {
+    pub fn new(limit: Limit) -> CompressionPolicy {
+        CompressionPolicy {
             pool_counts: limit.resident_bytes.is_none(),
             pool_has_outlet: AtomicBool::new(false),
             refused: AtomicI64::new(0),
@@ -131,7 +131,7 @@ impl Gains {
 
     /// Whether a page is worth to be in the pool; how many bytes it takes there is asked only where
     /// that counts.
-    pub fn has(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
+    pub fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
         !self.pool_counts
             || self.pool_has_outlet.load(Relaxed)
             || stored().is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
@@ -158,34 +158,40 @@ mod tests {
     #[test]
     fn compression_gains_only_where_the_pool_counts_and_is_the_end() {
         let by = |resident_bytes| {
-            Gains::new(Limit {
+            CompressionPolicy::new(Limit {
                 total_bytes: Some(1 << 30),
                 resident_bytes,
             })
         };
         let stored = |bytes| move || Some(bytes);
-        assert!(by(Some(1)).has(stored(4096)));
-        let gains = by(None);
-        assert!(gains.has(stored(0)) && gains.has(stored(3584)) && !gains.has(stored(3600)));
-        gains.note_outlet(true);
-        assert!(gains.has(stored(4096)));
-        gains.note_outlet(false);
-        assert!(!gains.has(stored(4096)) && !gains.has(|| None));
+        assert!(by(Some(1)).pays(stored(4096)));
+        let compression = by(None);
+        assert!(
+            compression.pays(stored(0))
+                && compression.pays(stored(3584))
+                && !compression.pays(stored(3600))
+        );
+        compression.note_outlet(true);
+        assert!(compression.pays(stored(4096)));
+        compression.note_outlet(false);
+        assert!(!compression.pays(stored(4096)) && !compression.pays(|| None));
     }
 
     #[test]
     fn too_many_refused_in_all_are_futile() {
-        let gains = Gains::new(Limit::default());
-        assert!(!gains.note(1000, 0));
-        assert!(!gains.note(0, 4096));
-        assert!(gains.note(0, 1));
-        assert!(!gains.note(0, 4000) && !gains.note(24, 96) && !gains.note(1, 100));
-        assert!(gains.note(0, 1));
+        let compression = CompressionPolicy::new(Limit::default());
+        assert!(!compression.note(1000, 0));
+        assert!(!compression.note(0, 4096));
+        assert!(compression.note(0, 1));
+        assert!(
+            !compression.note(0, 4000) && !compression.note(24, 96) && !compression.note(1, 100)
+        );
+        assert!(compression.note(0, 1));
     }
 
     #[test]
     fn long_vain_search_is_no_passing_trouble() {
-        let mut search = VainSearch::default();
+        let mut search = NoProgress::default();
         let mut now = 1000;
         let mut note = |times: u64, lasted: u64, step: u64, now: &mut u64| {
             let found = (0..times).filter(|_| {
@@ -206,21 +212,21 @@ mod tests {
     #[test]
     fn it_ends_and_lasts_longer_when_it_is_needed_again_soon() {
         let start = Instant::now();
-        let concession = Concession::new(start);
-        assert_eq!(concession.bytes(start), 0);
-        concession.grant(1 << 30, start);
-        assert_eq!(concession.bytes(start), (1 << 30) + (1 << 25));
+        let relief = LimitRelief::new(start);
+        assert_eq!(relief.bytes(start), 0);
+        relief.relax(1 << 30, start);
+        assert_eq!(relief.bytes(start), (1 << 30) + (1 << 25));
         let after = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut now = SHORTEST;
-        assert_eq!(concession.bytes(after(now)), 0);
+        assert_eq!(relief.bytes(after(now)), 0);
         for lasts in [200, 400, 800, 1600, 2000, 2000] {
-            concession.grant(1 << 20, after(now));
+            relief.relax(1 << 20, after(now));
             now += lasts;
-            assert_eq!(concession.bytes(after(now - 1)), 5 << 20);
-            assert_eq!(concession.bytes(after(now)), 0);
+            assert_eq!(relief.bytes(after(now - 1)), 5 << 20);
+            assert_eq!(relief.bytes(after(now)), 0);
         }
         now += LONGEST;
-        concession.grant(1 << 20, after(now));
-        assert_eq!(concession.bytes(after(now + SHORTEST)), 0);
+        relief.relax(1 << 20, after(now));
+        assert_eq!(relief.bytes(after(now + SHORTEST)), 0);
     }
 }

@@ -27,8 +27,8 @@ pub enum PageState {
     Hole,
     /// In the program's memory.
     Resident {
-        /// How many times more the clock hand passes over it; [`MOST_PASSES`] at most.
-        passes: u8,
+        /// How many times more the clock hand passes over it; [`MOST_SKIPS`] at most.
+        skips: u8,
         /// Possibly shared with another process since a fork: it cannot be moved before the
         /// sharing is broken.
         shared: bool,
@@ -87,8 +87,8 @@ impl ClaimNumber {
 }
 
 const TAG_MASK: u64 = 0xf;
-const PASSES: u32 = 4;
-const PASSES_MASK: u64 = MOST_PASSES as u64;
+const SKIPS: u32 = 4;
+const SKIPS_MASK: u64 = MOST_SKIPS as u64;
 const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
@@ -96,35 +96,35 @@ const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
 /// Seconds after which `madvise` has dropped what it said it would.
 const REMOVED_GRACE: u32 = 10;
 /// How often the clock hand passes over a page at most.
-pub const MOST_PASSES: u8 = 7;
+pub const MOST_SKIPS: u8 = 7;
 
 impl PageState {
     /// Resident.
     pub const RESIDENT: PageState = PageState::Resident {
-        passes: 0,
+        skips: 0,
         shared: false,
     };
 
     /// Resident, and passed over once.
     pub const FRESH: PageState = PageState::Resident {
-        passes: 1,
+        skips: 1,
         shared: false,
     };
 
     /// Resident, and asked for again soon after it left.
     pub const HOT: PageState = PageState::Resident {
-        passes: MOST_PASSES,
+        skips: MOST_SKIPS,
         shared: false,
     };
 
     /// What a page becomes that the clock hand passes over, if it does.
-    pub fn passed_over(self) -> Option<PageState> {
+    pub fn skipped(self) -> Option<PageState> {
         match self {
             PageState::Resident {
-                passes: passes @ 1..,
+                skips: skips @ 1..,
                 shared,
             } => Some(PageState::Resident {
-                passes: passes - 1,
+                skips: skips - 1,
                 shared,
             }),
             _ => None,
@@ -135,9 +135,9 @@ impl PageState {
         let with = |tag: u64, payload: u32| tag | u64::from(payload) << PAYLOAD;
         match self {
             PageState::Hole => 0,
-            PageState::Resident { passes, shared } => {
-                let passes = u64::from(passes) & PASSES_MASK;
-                1 | passes << PASSES | if shared { SHARED } else { 0 }
+            PageState::Resident { skips, shared } => {
+                let skips = u64::from(skips) & SKIPS_MASK;
+                1 | skips << SKIPS | if shared { SHARED } else { 0 }
             }
             PageState::Removed(removal) => {
                 with(2, removal.seconds) | u64::from(removal.number) << NUMBER
@@ -156,7 +156,7 @@ impl PageState {
         match word & TAG_MASK {
             0 => PageState::Hole,
             1 => PageState::Resident {
-                passes: (word >> PASSES & PASSES_MASK) as u8,
+                skips: (word >> SKIPS & SKIPS_MASK) as u8,
                 shared: word & SHARED != 0,
             },
             2 => PageState::Removed(Removal {
@@ -230,19 +230,19 @@ mod tests {
         for state in [
             PageState::Hole,
             PageState::Resident {
-                passes: 0,
+                skips: 0,
                 shared: false,
             },
             PageState::Resident {
-                passes: 1,
+                skips: 1,
                 shared: false,
             },
             PageState::Resident {
-                passes: 0,
+                skips: 0,
                 shared: true,
             },
             PageState::Resident {
-                passes: MOST_PASSES,
+                skips: MOST_SKIPS,
                 shared: true,
             },
             PageState::Removed(Removal::new(u32::MAX, u32::MAX)),
@@ -261,10 +261,10 @@ mod tests {
 
     #[test]
     fn a_hot_page_is_passed_over_seven_times() {
-        let laps = std::iter::successors(Some(PageState::HOT), |state| state.passed_over());
+        let laps = std::iter::successors(Some(PageState::HOT), |state| state.skipped());
         assert_eq!(laps.count(), 1 + 7);
-        assert_eq!(PageState::RESIDENT.passed_over(), None);
-        assert_eq!(PageState::FRESH.passed_over(), Some(PageState::RESIDENT));
+        assert_eq!(PageState::RESIDENT.skipped(), None);
+        assert_eq!(PageState::FRESH.skipped(), Some(PageState::RESIDENT));
     }
 
     #[test]

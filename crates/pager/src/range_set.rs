@@ -4,9 +4,9 @@ use crate::page::{PageRange, VirtualPage};
 
 /// A set of page ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Regions(Vec<PageRange>);
+pub struct RangeSet(Vec<PageRange>);
 
-impl Regions {
+impl RangeSet {
     /// All ranges, in order.
     pub fn ranges(&self) -> &[PageRange] {
         &self.0
@@ -41,7 +41,7 @@ impl Regions {
     }
 
     /// Adds all ranges of another set.
-    pub fn add_all(&mut self, others: &Regions) {
+    pub fn add_all(&mut self, others: &RangeSet) {
         for range in others.ranges() {
             self.add(*range);
         }
@@ -109,7 +109,7 @@ mod tests {
     /// Random adds and removes against a plain set of pages.
     #[test]
     fn agrees_with_a_set_of_pages() {
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         let mut pages = std::collections::BTreeSet::new();
         let mut seed = 12345u64;
         let mut next = |below: u64| {

@@ -1,6 +1,6 @@
 //! The account of an engine's memory.
 
-use crate::backoff::Concession;
+use crate::backoff::LimitRelief;
 use crate::density::has_ample_room;
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -19,7 +19,7 @@ pub struct Account {
     left: AtomicU64,
     /// Pages that may be resident now: those, or what was conceded.
     allowed: AtomicU64,
-    concession: Concession,
+    relief: LimitRelief,
     /// Above this, background reclaim works.
     low: AtomicU64,
     /// Below this, it stops.
@@ -36,7 +36,7 @@ impl Account {
             resident: AtomicU64::new(0),
             left: AtomicU64::new(0),
             allowed: AtomicU64::new(0),
-            concession: Concession::new(Instant::now()),
+            relief: LimitRelief::new(Instant::now()),
             low: AtomicU64::new(0),
             high: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
@@ -56,7 +56,7 @@ impl Account {
             .map_or(u64::MAX, |total| total.saturating_sub(other));
         let left = left.min(self.limit.resident_bytes.unwrap_or(u64::MAX)) / page;
         let left = left.max(LEAST_PAGES);
-        let allowed = left.max(self.concession.bytes(Instant::now()) / page);
+        let allowed = left.max(self.relief.bytes(Instant::now()) / page);
         self.left.store(left, Relaxed);
         // Far enough below the limit that a program has room to run into while victims are
         // compressed on another CPU.
@@ -85,9 +85,9 @@ impl Account {
     }
 
     /// Nothing more can be moved out. To be followed by [`Account::refresh`].
-    pub fn concede(&self) {
+    pub fn relax_limit(&self) {
         let resident = self.resident.load(Relaxed) * PAGE_SIZE as u64;
-        self.concession.grant(resident, Instant::now());
+        self.relief.relax(resident, Instant::now());
     }
 
     fn note_peak(&self, now: u64) {
@@ -219,7 +219,7 @@ mod tests {
     fn what_is_conceded_is_room_and_counts_as_excess() {
         let account = account(10_000);
         assert!(account.reserve(10_000) && !account.reserve(1));
-        account.concede();
+        account.relax_limit();
         account.refresh(0);
         assert!(account.reserve(1000));
         assert_eq!(account.excess_pages(), 1000);

@@ -231,7 +231,7 @@ impl Area {
             }
             let entry = &entries[page];
             let state = entry.load();
-            match (state, state.passed_over()) {
+            match (state, state.skipped()) {
                 (_, Some(passed)) if !all => {
                     entry.replace(state, passed);
                 }

@@ -11,7 +11,7 @@ use super::stats::{Counters, EmbeddedStats};
 use super::streams::Streams;
 use super::worker::{BATCH, WORKERS};
 use super::{listener, registry, signals, worker};
-use crate::backoff::Gains;
+use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
 use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     pub(super) stage: Reservation,
     pub(super) space: SwapSpace<MappedSource>,
     pub(super) account: Account,
-    pub(super) gains: Gains,
+    pub(super) compression: CompressionPolicy,
     pub(super) areas: RwLock<Vec<Arc<Area>>>,
     pub(super) hand: Mutex<Hand>,
     /// Areas that were unmapped and whose slots are still to be released.
@@ -175,7 +175,7 @@ impl Engine {
             stage,
             space: SwapSpace::new(MappedSource::default(), swap_config(config))?,
             account: Account::new(config.limit),
-            gains: Gains::new(config.limit),
+            compression: CompressionPolicy::new(config.limit),
             areas: RwLock::default(),
             hand: Mutex::default(),
             graveyard: Mutex::default(),
@@ -381,14 +381,14 @@ impl Shared {
 
     /// Notes what became of pages that reclaim tried to move out.
     pub(super) fn note_gain(&self, out: usize, refused: usize) {
-        if self.gains.note(out, refused) {
-            self.concede();
+        if self.compression.note(out, refused) {
+            self.relax_limit();
         }
     }
 
     /// Nothing more can be moved out, or nothing is gained by it: the program goes on all the same.
-    pub(super) fn concede(&self) {
-        self.account.concede();
+    pub(super) fn relax_limit(&self) {
+        self.account.relax_limit();
         self.refresh_account();
     }
 

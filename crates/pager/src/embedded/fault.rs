@@ -111,7 +111,7 @@ impl Shared {
                 }
                 PageState::Staged(place) => {
                     if entry.replace(state, PageState::Returning(place)) {
-                        self.bring_back(area, page, place, PageState::FRESH);
+                        self.return_from_stage(area, page, place, PageState::FRESH);
                         count(&self.counters.faults_cache, 1);
                         return;
                     }
@@ -187,7 +187,7 @@ impl Shared {
             }
         }
         // Everything is pinned or cannot be stored.
-        self.concede();
+        self.relax_limit();
         self.account.reserve_beyond(1);
         1
     }
@@ -417,7 +417,13 @@ impl Shared {
 
     /// A staged page is touched or put back: it comes back by a copy, as whoever compresses it reads
     /// the stage.
-    pub(super) fn bring_back(&self, area: &Area, page: usize, place: StageIndex, to: PageState) {
+    pub(super) fn return_from_stage(
+        &self,
+        area: &Area,
+        page: usize,
+        place: StageIndex,
+        to: PageState,
+    ) {
         // SAFETY: the place is present until nobody is returning from it (`reclaim.rs`), and
         // nothing writes to the stage.
         let bytes = unsafe { std::slice::from_raw_parts(self.place(place), PAGE_SIZE) };

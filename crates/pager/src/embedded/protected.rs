@@ -325,10 +325,10 @@ impl Shared {
             return 0;
         }
         let stored = self.store_block(protected, pages.clone(), worker);
-        let gains = wish == Wish::Program || self.block_gains(protected, pages.clone());
-        if !stored || !gains || protected.punch(pages.clone()).is_err() {
+        let pays = wish == Wish::Program || self.block_gains(protected, pages.clone());
+        if !stored || !pays || protected.punch(pages.clone()).is_err() {
             self.release_slots(protected, pages.clone());
-            if stored && !gains {
+            if stored && !pays {
                 self.note_gain(0, pages.len());
             } else {
                 count(&self.counters.store_failures, pages.len() as u64);
@@ -357,8 +357,8 @@ impl Shared {
         let slots = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
         let bytes = |slot| self.space.stored_bytes(Slot::from_raw(slot)).unwrap_or(0);
         let stored = slots.filter(|slot| *slot != 0).map(bytes);
-        self.gains
-            .has(|| Some(stored.sum::<u64>() / pages.len() as u64))
+        self.compression
+            .pays(|| Some(stored.sum::<u64>() / pages.len() as u64))
     }
 
     /// Gives up what a busy block's pages have in the pool.

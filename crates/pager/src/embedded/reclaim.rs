@@ -277,13 +277,14 @@ impl Shared {
             let place = place_of(worker, index);
             let page = worker.victims[index];
             let entry = &entries[page];
-            let gains =
-                |slot| wish == Wish::Program || self.gains.has(|| self.space.stored_bytes(slot));
+            let pays = |slot| {
+                wish == Wish::Program || self.compression.pays(|| self.space.stored_bytes(slot))
+            };
             match slot {
-                Ok(slot) if !gains(slot) => {
+                Ok(slot) if !pays(slot) => {
                     self.space.release(slot);
                     refused += 1;
-                    self.put_back(area, page, place);
+                    self.putback(area, page, place);
                 }
                 Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
                     out += 1;
@@ -292,7 +293,7 @@ impl Shared {
                 Ok(slot) => self.space.release(slot),
                 Err(_) => {
                     count(&self.counters.store_failures, 1);
-                    self.put_back(area, page, place);
+                    self.putback(area, page, place);
                 }
             }
         }
@@ -302,14 +303,14 @@ impl Shared {
 
     /// A page that cannot be stored, or is not worth it, goes back if it is still staged and its area
     /// still there.
-    fn put_back(&self, area: &Area, page: usize, place: StageIndex) {
+    fn putback(&self, area: &Area, page: usize, place: StageIndex) {
         let entry = &area.entries()[page];
         let returning = PageState::Returning(place);
         if !entry.replace(PageState::Staged(place), returning) {
             return;
         }
         if let Some(_mapped) = area.mapped() {
-            self.bring_back(area, page, place, PageState::HOT);
+            self.return_from_stage(area, page, place, PageState::HOT);
         } else {
             entry.replace(returning, PageState::Hole);
             self.account.release(1);

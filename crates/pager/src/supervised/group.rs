@@ -1,6 +1,6 @@
 //! A group: the address spaces under one limit, the swap space they share, and the counters.
 
-use crate::backoff::{Concession, Gains};
+use crate::backoff::{CompressionPolicy, LimitRelief};
 use crate::options::Limit;
 use crate::page::bytes;
 use crate::pool_memory::MappedSource;
@@ -34,9 +34,9 @@ pub struct Group {
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
     /// Held while a forked child's process is looked for.
-    pub meeting: Mutex<()>,
-    concession: Concession,
-    pub gains: Gains,
+    pub child_search: Mutex<()>,
+    relief: LimitRelief,
+    pub compression: CompressionPolicy,
     /// Pages in memory that cannot be managed, as they have a userfaultfd of their program's own.
     pub refused_pages: AtomicU64,
     /// Pages that were brought back for tracers, by which the limit is exceeded while these hold their
@@ -61,13 +61,13 @@ impl Group {
         Group {
             resources: Arc::new(Resources::new(swap)),
             limit,
-            gains: Gains::new(limit),
+            compression: CompressionPolicy::new(limit),
             file,
             found_mappings: AtomicU64::new(0),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
-            meeting: Mutex::default(),
-            concession: Concession::new(Instant::now()),
+            child_search: Mutex::default(),
+            relief: LimitRelief::new(Instant::now()),
             refused_pages: AtomicU64::new(0),
             held_pages: AtomicU64::new(0),
             deferred: Deferred::default(),
@@ -143,7 +143,7 @@ impl Group {
             0 => limit,
             _ => limit.max(refused + limit / REFUSED_LEAVES),
         };
-        let conceded = self.concession.bytes(Instant::now());
+        let conceded = self.relief.bytes(Instant::now());
         let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resources
             .set_resident_limit(limit.max(conceded).saturating_add(held));
@@ -198,9 +198,9 @@ impl Group {
     }
 
     /// Concedes what is resident, as nothing more can be moved out.
-    pub fn concede(&self) {
-        self.concession
-            .grant(self.resources.resident_bytes(), Instant::now());
+    pub fn relax_limit(&self) {
+        self.relief
+            .relax(self.resources.resident_bytes(), Instant::now());
         self.refresh_limit();
     }
 

@@ -5,7 +5,7 @@ use crate::page::bytes;
 use crate::pool_memory::MappedSource;
 use crate::supervised::fork::shared_estimate::SharedPages;
 use crate::supervised::latency::Histogram;
-use crate::supervised::reclaim::priority::ReclaimerStanding;
+use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::stats::Counters;
 use crate::supervised::util::tracers::SparedTracers;
 use crate::sync::{Event, lock};
@@ -37,7 +37,7 @@ pub struct Resources {
     /// When the supervisor started: the zero of coarse times.
     pub started: Instant,
     /// Scheduling priority of the reclaimer.
-    pub priority: ReclaimerStanding,
+    pub priority: ReclaimerPriority,
     /// Tracers whose pages stay for a while.
     pub tracers: SparedTracers,
     /// A page read zeros where it was known to be resident; it is logged once.
@@ -81,7 +81,7 @@ impl Resources {
             shared: Arc::default(),
             guardian: Guardian::default(),
             started: Instant::now(),
-            priority: ReclaimerStanding::default(),
+            priority: ReclaimerPriority::default(),
             tracers: SparedTracers::default(),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
@@ -128,7 +128,7 @@ impl Resources {
     }
 
     /// Releases slots soon, or at once if many wait already: what they hold is counted still.
-    pub fn release_soon(&self, slots: &[Slot]) {
+    pub fn defer_free(&self, slots: &[Slot]) {
         let mut pending = lock(&self.pending_frees);
         if pending.len() + slots.len() <= PENDING_FREES {
             pending.extend_from_slice(slots);
@@ -138,8 +138,8 @@ impl Resources {
         }
     }
 
-    /// Releases what [`Resources::release_soon`] left.
-    pub fn release_pending(&self) {
+    /// Releases what [`Resources::defer_free`] left.
+    pub fn free_pending(&self) {
         let pending = std::mem::take(&mut *lock(&self.pending_frees));
         if !pending.is_empty() {
             self.swap.release_bulk(&pending);
@@ -147,18 +147,18 @@ impl Resources {
     }
 
     /// Makes the reclaimer look now.
-    pub fn call_reclaimer(&self) {
+    pub fn wake_reclaimer(&self) {
         self.reclaimer.notify();
     }
 
     /// The same where there is little room left.
-    pub fn press_reclaimer(&self) {
-        self.priority.press();
-        self.call_reclaimer();
+    pub fn wake_reclaimer_under_pressure(&self) {
+        self.priority.note_pressure();
+        self.wake_reclaimer();
     }
 
     /// Waits for a call, at most `timeout`.
-    pub fn wait_for_call(&self, timeout: Duration) {
+    pub fn wait_for_wake(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
     }
 }

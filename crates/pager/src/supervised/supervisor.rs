@@ -69,7 +69,7 @@ pub struct Supervisor {
     group: Arc<Group>,
     directory: PathBuf,
     preload: PathBuf,
-    /// Dropped after the group was told to stop.
+    /// RecentRemovals after the group was told to stop.
     _stop_handlers: PipeWriter,
 }
 

@@ -7,19 +7,19 @@
 
 use crate::page::PageRange;
 use crate::page_state::Removal;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 
 /// More ranges than these count as one.
 const MOST_RANGES: usize = 256;
 
 /// See the module.
 #[derive(Default)]
-pub struct Dropped {
-    ranges: Regions,
+pub struct RecentRemovals {
+    ranges: RangeSet,
     last: Option<Removal>,
 }
 
-impl Dropped {
+impl RecentRemovals {
     /// Notes what was dropped just now.
     pub fn note(&mut self, ranges: &[PageRange], removal: Removal) {
         self.forget_what_is_over(removal.seconds);
@@ -40,14 +40,14 @@ impl Dropped {
     }
 
     /// What may be about to go at `now`, in seconds, with the last of the removals.
-    pub fn lately(&mut self, now: u32) -> Option<(&Regions, Removal)> {
+    pub fn lately(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
         self.forget_what_is_over(now);
         Some((&self.ranges, self.last?))
     }
 
     fn forget_what_is_over(&mut self, now: u32) {
         if self.last.is_some_and(|removal| removal.is_over(now)) {
-            *self = Dropped::default();
+            *self = RecentRemovals::default();
         }
     }
 }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn what_was_dropped_is_known_for_a_while() {
-        let mut dropped = Dropped::default();
+        let mut dropped = RecentRemovals::default();
         assert!(dropped.lately(0).is_none());
         dropped.note(&[range(10, 20)], Removal::new(100, 1));
         dropped.note(&[range(30, 40)], Removal::new(105, 2));
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn many_ranges_become_one() {
-        let mut dropped = Dropped::default();
+        let mut dropped = RecentRemovals::default();
         for start in 0..=MOST_RANGES as u64 {
             let part = range(start * 10, start * 10 + 1);
             dropped.note(&[part], Removal::new(1, 0));

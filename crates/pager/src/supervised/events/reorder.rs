@@ -14,7 +14,7 @@
 //! **echo**, says nothing new, and by then something else may lie there.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 
 /// A change of mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Order {
 
     /// The next change to apply, given what is managed by now. `quiet` says that nothing more is
     /// to come; echoes that have not come by then never will.
-    pub fn next(&mut self, regions: &Regions, quiet: bool) -> Option<Change> {
+    pub fn next(&mut self, regions: &RangeSet, quiet: bool) -> Option<Change> {
         if !self.pending.is_empty() {
             let index = self.next_index(regions);
             return Some(self.pending.remove(index));
@@ -134,7 +134,7 @@ impl Order {
     }
 
     /// The first of the pending changes that is possible.
-    fn next_index(&self, regions: &Regions) -> usize {
+    fn next_index(&self, regions: &RangeSet) -> usize {
         let mut awaited = Vec::new();
         for (index, change) in self.pending.iter().enumerate() {
             let possible = match *change {
@@ -173,13 +173,13 @@ impl Order {
 pub mod fuzzing {
     use super::{Change, Order};
     use crate::page::{PageRange, VirtualPage};
-    use crate::range_set::Regions;
+    use crate::range_set::RangeSet;
 
     /// Each four bytes are an event that is read, or have the next ones applied. None is lost or comes
     /// twice but for echoes, forks come in their order, and before them all that was read before.
     pub fn events(input: &[u8]) {
         let mut order = Order::default();
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         let mut applied = Applied::default();
         for step in input.chunks_exact(4) {
             let range = range(step[1], step[2]);
@@ -246,7 +246,7 @@ pub mod fuzzing {
             }
         }
 
-        fn apply(&mut self, order: &mut Order, regions: &mut Regions, most: usize, quiet: bool) {
+        fn apply(&mut self, order: &mut Order, regions: &mut RangeSet, most: usize, quiet: bool) {
             for _ in 0..most {
                 let before = order.pending.clone();
                 let Some(change) = order.next(regions, quiet) else {
@@ -301,7 +301,7 @@ mod tests {
     /// Applies all changes as the pager does, to `(place, contents)` pairs.
     fn apply(mut places: Vec<(u64, char)>, changes: &[Change]) -> Vec<(u64, char)> {
         let mut order = Order::default();
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         for (place, _) in &places {
             regions.add(range(*place, place + 10));
         }
@@ -361,7 +361,7 @@ mod tests {
         let mut order = Order::default();
         let read = [remap(200, 100), dropped, elsewhere, remap(100, 300)];
         read.iter().for_each(|change| order.push(*change));
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         for start in [100, 200, 400] {
             regions.add(range(start, start + 10));
         }
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn an_echo_is_known_in_the_next_batch() {
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         regions.add(range(100, 110));
         let mut order = Order::default();
         order.push(remap(100, 300));
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn a_fork_waits_for_what_was_read_before() {
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         regions.add(range(100, 110));
         regions.add(range(200, 210));
         let mut order = Order::default();
@@ -459,7 +459,7 @@ mod tests {
     fn a_move_that_shrinks_is_as_long_as_its_echo() {
         // a shrinks and moves; behind its target there is b. Reported in full, and as it was.
         for reported in [range(100, 120), range(100, 110)] {
-            let mut regions = Regions::default();
+            let mut regions = RangeSet::default();
             regions.add(range(100, 120));
             regions.add(range(310, 320));
             let mut order = Order::default();
@@ -481,7 +481,7 @@ mod tests {
         let mut order = Order::default();
         order.push(remap(100, 300));
         order.push(Change::Unmap(range(100, 105)));
-        let order = [(); 2].map(|()| order.next(&Regions::default(), false));
+        let order = [(); 2].map(|()| order.next(&RangeSet::default(), false));
         let other = Change::Unmap(range(100, 105));
         assert_eq!(order, [Some(remap(100, 300)), Some(other)]);
     }

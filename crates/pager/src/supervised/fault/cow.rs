@@ -15,7 +15,7 @@
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::fault::message::{Admission, Fault, Served};
 use crate::supervised::fault::primitives::{after_failure, wake};
 use crate::supervised::fault::room::must_wait;
@@ -87,7 +87,7 @@ impl AddressSpace {
     }
 
     /// Before a command that takes pages out of sharing: the helper's write is not to be a fault.
-    pub fn allow_unsharing(&self, moves: &[Run]) {
+    pub fn unprotect_for_cow_break(&self, moves: &[Run]) {
         // A child inherits the protection of its parent's pages.
         if !self.fork.forked.load(Ordering::Relaxed) {
             return;
@@ -134,14 +134,14 @@ impl AddressSpace {
         let mut copies = 0;
         gate.table().visit(range, |page, entry| {
             if let state @ PageState::Resident {
-                passes,
+                skips,
                 shared: true,
             } = entry.load()
             {
                 copies += 1;
                 if page == range.start {
                     let own = PageState::Resident {
-                        passes: passes.max(1),
+                        skips: skips.max(1),
                         shared: false,
                     };
                     entry.replace(state, own);
@@ -155,7 +155,7 @@ impl AddressSpace {
         self.sampling
             .counted_faults
             .fetch_add(copies, Ordering::Relaxed);
-        self.resources.shared.lower_by(copies);
+        self.resources.shared.lower(copies);
     }
 }
 
@@ -204,8 +204,8 @@ pub fn admit_write(
 }
 
 /// The pages, as ranges.
-fn ranges_of(pages: &[VirtualPage]) -> Regions {
-    let mut ranges = Regions::default();
+fn ranges_of(pages: &[VirtualPage]) -> RangeSet {
+    let mut ranges = RangeSet::default();
     for page in pages {
         ranges.add(PageRange::around(*page, 1));
     }

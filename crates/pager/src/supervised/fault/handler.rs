@@ -12,14 +12,14 @@ use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::message::{Fault, Served};
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
-use crate::supervised::fork::apply::BesideForks;
+use crate::supervised::fork::apply::ConcurrentChanges;
 use crate::supervised::fork::stash::Stash;
 use crate::supervised::group::Group;
 use crate::supervised::helper::sentinel::Sentinel;
 use crate::supervised::space::gate::Exclusive;
 use crate::supervised::space::{AddressSpace, Changes};
 use crate::supervised::util::fd_pressure::{self, patiently};
-use crate::supervised::util::run_time::Waited;
+use crate::supervised::util::run_time::RunTime;
 use crate::sync::lock;
 use memfold_sys::epoll::Epoll;
 use memfold_sys::thread;
@@ -115,7 +115,7 @@ impl Handlers {
         if armed.listening.is_empty() {
             let descriptor = space.uffd_descriptor().as_fd();
             if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
-                space.set_aside.store(true, Ordering::Relaxed);
+                space.unlistened.store(true, Ordering::Relaxed);
                 if !space.warned_unlistened.swap(true, Ordering::Relaxed) {
                     log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
                 }
@@ -141,7 +141,7 @@ impl Handlers {
     /// [`Handlers::listen`]: the others on this CPU must not wait for it.
     fn set_aside(&self, space: &AddressSpace) {
         self.forget(space);
-        space.set_aside.store(true, Ordering::Relaxed);
+        space.unlistened.store(true, Ordering::Relaxed);
     }
 
     /// Stops listening.
@@ -182,7 +182,7 @@ impl Handlers {
         loop {
             let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
                 if !space.is_dead() {
-                    if space.relieve_helper() {
+                    if space.take_over_gate() {
                         continue;
                     }
                     self.set_aside(space);
@@ -205,7 +205,9 @@ impl Handlers {
             let faults = messages.faults.into_iter().chain(again);
             for (index, (fault, thread)) in faults.enumerate() {
                 let began = Instant::now();
-                if !space.meet(&self.group, Some(thread)) && !space.asks_for_number(fault.page) {
+                if !space.identify_child(&self.group, Some(thread))
+                    && !space.is_id_request(fault.page)
+                {
                     // It waits. (In the beacon it reads itself what became of it.)
                     continue;
                 }
@@ -250,7 +252,7 @@ impl Handlers {
             return messages;
         };
         space.begin_events(gate);
-        let (mut beside, mut emptied) = (BesideForks::default(), Vec::new());
+        let (mut beside, mut emptied) = (ConcurrentChanges::default(), Vec::new());
         if changes.order.has_fork() {
             space.store_staged(gate, messages.stash.take());
         }
@@ -290,7 +292,7 @@ impl Handlers {
         space: &Arc<AddressSpace>,
         gate: &Exclusive<'_>,
         uffd: OwnedFd,
-        beside: &mut BesideForks,
+        beside: &mut ConcurrentChanges,
     ) -> Option<Arc<AddressSpace>> {
         match patiently(|| self.sentinel.new_port()) {
             Ok(port) => Some(space.apply_fork(&self.group, gate, (uffd, port), beside)),
@@ -361,7 +363,7 @@ fn collect(
     messages: &mut Messages,
     changes: &mut Changes,
 ) -> Option<bool> {
-    let waited = LazyCell::new(Waited::begin);
+    let waited = LazyCell::new(RunTime::begin);
     // What an earlier read brought may not have been applied.
     let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
     let mut nap = QUIET_NAP;

@@ -47,8 +47,8 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
 }
 
 /// A stored page cannot be had any more: the program must not run on with other bytes.
-pub fn stop_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
-    space.stop_program(&format!(
+pub fn kill_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
+    space.kill_program(&format!(
         "a stored page (address {:#x}) cannot be read back, and it must not be given wrong data: {error}",
         page.address()
     ));

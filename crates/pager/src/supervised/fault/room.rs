@@ -20,12 +20,12 @@ pub fn room_pages(space: &AddressSpace) -> u64 {
 
 /// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
 /// stopped program, and for one that stops another: see `space/stopped.rs`.
-fn full(space: &AddressSpace) -> bool {
+fn is_full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < WINDOW_ROOM_PAGES {
-        space.resources.press_reclaimer();
+        space.resources.wake_reclaimer_under_pressure();
     }
-    room == 0 && !space.is_still_halted() && !space.is_spared()
+    room == 0 && !space.is_stopped() && !space.is_spared()
 }
 
 /// Whether a fault is to wait for room; if so, it is listed, and served later.
@@ -35,9 +35,9 @@ pub fn must_wait(
     fault: Fault,
     admission: Admission,
 ) -> bool {
-    admission == Admission::MayDefer && full(space) && {
+    admission == Admission::MayDefer && is_full(space) && {
         let waits = group.deferred.add(space, fault);
-        space.resources.press_reclaimer();
+        space.resources.wake_reclaimer_under_pressure();
         waits
     }
 }

@@ -66,7 +66,7 @@ impl Server {
                     if entry.replace(state, PageState::Returning(place)) {
                         let counters = &space.resources.counters;
                         counters.faults_cache.fetch_add(1, Ordering::Relaxed);
-                        return self.bring_back(&gate, space, fault.page, place);
+                        return self.return_from_stage(&gate, space, fault.page, place);
                     }
                 }
                 // The claiming thread wakes this one.
@@ -113,8 +113,8 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Option<Served> {
-        if space.asks_for_number(fault.page) {
-            return Some(answer_beacon(space, fault.page));
+        if space.is_id_request(fault.page) {
+            return Some(answer_id_request(space, fault.page));
         }
         if let Some(place) = space.place_at(fault.page) {
             return Some(fill_stage(space, fault.page, place));
@@ -126,7 +126,7 @@ impl Server {
 }
 
 /// A forked child reads the ID of its address space.
-fn answer_beacon(space: &AddressSpace, page: VirtualPage) -> Served {
+fn answer_id_request(space: &AddressSpace, page: VirtualPage) -> Served {
     let Ok(_gate) = space.shared() else {
         return Served::Done;
     };

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 impl Server {
     /// Puts a staged page back that is not to go out now.
-    pub fn put_back(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
+    pub fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
         let Ok(gate) = space.shared() else {
             return;
         };
         let entry = gate.table().entry(page);
         if entry.replace(PageState::Staged(place), PageState::Returning(place))
-            && self.bring_back(&gate, space, page, place) == Served::Retry
+            && self.return_from_stage(&gate, space, page, place) == Served::Retry
         {
             // Whoever asked for it meanwhile was told to wait for it, and asks again.
             wake(space, page, 1);
@@ -29,7 +29,7 @@ impl Server {
 
     /// A staged page, which is `Returning`, comes back by copy. The helper could move it back, but a
     /// switch to the helper's thread costs more than the copy of a page.
-    pub fn bring_back(
+    pub fn return_from_stage(
         &mut self,
         gate: &Shared<'_>,
         space: &AddressSpace,

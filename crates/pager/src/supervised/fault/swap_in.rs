@@ -4,7 +4,7 @@ use crate::density::{BLOCK, Density, has_ample_room};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::supervised::fault::message::Served;
-use crate::supervised::fault::primitives::{after_failure, copy, stop_program, wake};
+use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
 use crate::supervised::fault::server::{SWAP_IN_WINDOW, Server};
 use crate::supervised::group::Watermarks;
 use crate::supervised::space::AddressSpace;
@@ -159,7 +159,7 @@ impl Server {
         let brought_in = !filling.open[claim.asked];
         let spare = filling.finish();
         drop(gate);
-        space.resources.release_soon(&spare);
+        space.resources.defer_free(&spare);
         match failure {
             Some(errno) if !brought_in => after_failure(space, claim.page(claim.asked), errno),
             _ => Served::Done,
@@ -177,7 +177,7 @@ impl Server {
             };
             resources.errors.fetch_add(1, Ordering::Relaxed);
             if index == claim.asked {
-                stop_program(space, claim.page(index), &error);
+                kill_program(space, claim.page(index), &error);
                 return 0..0;
             }
             if index > claim.asked {

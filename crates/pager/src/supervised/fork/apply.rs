@@ -9,7 +9,7 @@
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::{AppliedBefore, Inheritance};
 use crate::supervised::fork::reconcile::known_resident;
@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const SHARED: PageState = PageState::Resident {
-    passes: 0,
+    skips: 0,
     shared: true,
 };
 
 /// The changes that were applied beside the forks of one reading.
 #[derive(Default)]
-pub struct BesideForks {
+pub struct ConcurrentChanges {
     before: Vec<AppliedBefore>,
     /// The children so far, each with how many of `after` came before it.
     children: Vec<(Arc<AddressSpace>, usize)>,
@@ -41,7 +41,7 @@ pub struct BesideForks {
     lost: bool,
 }
 
-impl BesideForks {
+impl ConcurrentChanges {
     /// Notes a change that is about to be applied, before a fork or after one.
     pub fn note(
         &mut self,
@@ -68,7 +68,7 @@ impl BesideForks {
                 Change::Unmap(range) | Change::Remap { from: range, .. } => {
                     known_resident(gate, range)
                 }
-                Change::Remove(_) | Change::Fork(_) => Regions::default(),
+                Change::Remove(_) | Change::Fork(_) => RangeSet::default(),
             };
             let noted = Noted { change, resident };
             if before_a_fork {
@@ -96,7 +96,7 @@ impl BesideForks {
     }
 
     /// Notes a child as it is made.
-    pub fn born(&mut self, child: &Arc<AddressSpace>) {
+    pub fn add_child(&mut self, child: &Arc<AddressSpace>) {
         let copies = self.before.iter().map(|beside| AppliedBefore {
             noted: beside.noted.clone(),
             states: copied(beside, child),
@@ -134,8 +134,8 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
     match state {
         PageState::Hole => None,
         // As old as the parent's, so that both go out together.
-        PageState::Resident { passes, .. } => Some(PageState::Resident {
-            passes,
+        PageState::Resident { skips, .. } => Some(PageState::Resident {
+            skips,
             shared: true,
         }),
         // Of a batch, the pages are still in the parent's memory: it is stale.
@@ -161,7 +161,7 @@ impl AddressSpace {
         group: &Group,
         gate: &Exclusive<'_>,
         (uffd, port): (OwnedFd, HelperPort),
-        beside: &mut BesideForks,
+        beside: &mut ConcurrentChanges,
     ) -> Arc<AddressSpace> {
         // The parent runs already.
         self.fork.forked.store(true, Ordering::Relaxed);
@@ -180,9 +180,9 @@ impl AddressSpace {
         let inherits = child.table.get_mut();
         gate.table().visit(PageTable::everything(), |page, entry| {
             let state = entry.load();
-            if let PageState::Resident { passes, .. } = state {
+            if let PageState::Resident { skips, .. } = state {
                 entry.set(PageState::Resident {
-                    passes,
+                    skips,
                     shared: true,
                 });
             }
@@ -211,13 +211,13 @@ impl AddressSpace {
         // Of a parent that is gone by now, nothing is resident.
         let resident = present.max(self.resident_pages().max(0) as u64);
         child.set_resident_pages(resident);
-        group.resources.shared.came(resident);
+        group.resources.shared.add_space(resident);
         let child = Arc::new(child);
         self.fork.family.join(self);
         self.fork.family.join(&child);
         child.protect_if_near();
         group.add_space(child.clone());
-        beside.born(&child);
+        beside.add_child(&child);
         child
     }
 }

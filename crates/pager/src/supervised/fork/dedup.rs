@@ -18,17 +18,17 @@ const CANDIDATES: usize = 3;
 const PATIENCE: Duration = Duration::from_micros(500);
 
 /// Slots in which relatives keep what may be the same pages; a count of each is held.
-pub struct Kin {
+pub struct DedupCandidates {
     candidates: Vec<Vec<Slot>>,
 }
 
-impl Kin {
+impl DedupCandidates {
     /// Looks at the same addresses in the relatives of `space`. No gate may be held.
-    pub fn find(space: &AddressSpace, pages: impl Iterator<Item = VirtualPage>) -> Kin {
+    pub fn find(space: &AddressSpace, pages: impl Iterator<Item = VirtualPage>) -> DedupCandidates {
         let pages: Vec<VirtualPage> = pages.collect();
         let mut candidates = vec![Vec::new(); pages.len()];
         if !space.fork.forked.load(Ordering::Relaxed) {
-            return Kin { candidates };
+            return DedupCandidates { candidates };
         }
         for relative in space.fork.family.others(space) {
             let any = relative.try_shared().is_some_and(|gate| {
@@ -52,7 +52,7 @@ impl Kin {
                 }
             }
         }
-        Kin { candidates }
+        DedupCandidates { candidates }
     }
 
     /// The slot that holds the same as `contents`, for the page of that index; its count is the

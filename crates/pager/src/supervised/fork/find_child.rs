@@ -25,14 +25,14 @@ impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
     /// thread calls itself, and makes its page states those of its mappings. `false` if nothing but its
     /// beacon may be served: part of its memory is lost, and its process was not found, to be stopped.
-    pub fn meet(&self, group: &Group, thread: Option<u32>) -> bool {
+    pub fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
         if lock(&self.fork.inheritance).is_none() {
             return true;
         }
         if self.inspector().is_none()
             && let (Some(thread), Some(beacon)) = (thread, self.fork.beacon())
         {
-            let _one_at_a_time = lock(&group.meeting);
+            let _one_at_a_time = lock(&group.child_search);
             // With no descriptor to look with, nobody would be found.
             let _ = patiently(|| self.uffd_descriptor().try_clone());
             let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
@@ -41,7 +41,7 @@ impl AddressSpace {
             }
         }
         const WHY: &str = "its parent ended while it forked, and part of its memory went with it";
-        if self.fork.lost.load(Ordering::Relaxed) && !self.stop_program(WHY) {
+        if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
             return false;
         }
         self.reconcile();

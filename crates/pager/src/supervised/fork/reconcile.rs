@@ -3,7 +3,7 @@
 use crate::page::{PageRange, bytes};
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::snapshot::{Mapped, Noted, Own, seen};
@@ -56,7 +56,7 @@ impl AddressSpace {
             self.resources.swap.release_bulk(&slots);
             // Of a process that is gone; of another's, whatever the reason, nothing can be known.
             if !self.is_gone() {
-                self.stop_program("the mappings of a forked child cannot be read");
+                self.kill_program("the mappings of a forked child cannot be read");
             }
             return;
         };
@@ -90,7 +90,7 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
     let forked_at = inheritance.before.len();
     let mut at_fork = Mapped {
         registered: lock(&child.managed).clone(),
-        present: Regions::default(),
+        present: RangeSet::default(),
     };
     for range in history.iter().flat_map(Noted::ranges) {
         at_fork.present.add_all(&known_resident(gate, range));
@@ -134,8 +134,8 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
 }
 
 /// What of a range is in memory, as far as is known.
-pub fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> Regions {
-    let mut resident = Regions::default();
+pub fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
+    let mut resident = RangeSet::default();
     gate.table().visit(range, |page, entry| {
         if matches!(
             entry.load(),

@@ -96,7 +96,7 @@ impl SharingWatch {
         }
         any |= faults.len() != known;
         self.faults = faults;
-        group.resources.shared.lower(unknown);
+        group.resources.shared.lower_at_most(unknown);
         if let Some(begun) = begun {
             group.resources.shared.bound(most_shared(&sharers), begun);
         }

@@ -39,9 +39,9 @@ pub struct Begun {
 }
 
 /// A fork that was read and is not applied yet.
-pub struct ForkUnderWay(Arc<SharedPages>);
+pub struct PendingFork(Arc<SharedPages>);
 
-impl Drop for ForkUnderWay {
+impl Drop for PendingFork {
     fn drop(&mut self) {
         let mut members = lock(&self.0.members);
         members.forking -= 1;
@@ -55,13 +55,13 @@ impl SharedPages {
     }
 
     /// To be called as soon as a fork's event was read; until it is dropped, counts do not hold.
-    pub fn begin_fork(self: &Arc<Self>) -> ForkUnderWay {
+    pub fn begin_fork(self: &Arc<Self>) -> PendingFork {
         lock(&self.members).forking += 1;
-        ForkUnderWay(self.clone())
+        PendingFork(self.clone())
     }
 
     /// An address space came that shares all its pages with one other.
-    pub fn came(&self, pages: u64) {
+    pub fn add_space(&self, pages: u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
         self.pages.fetch_add(pages, Ordering::Relaxed);
@@ -69,16 +69,16 @@ impl SharedPages {
 
     /// An address space leaves that shared some of its pages: at most as many as `uncharge`, which
     /// takes it out of the sum, returns. Others see neither without the other.
-    pub fn left(&self, uncharge: impl FnOnce() -> u64) {
+    pub fn remove_space(&self, uncharge: impl FnOnce() -> u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
-        self.lower(uncharge());
+        self.lower_at_most(uncharge());
     }
 
     /// Pages stopped being shared, so many at most.
-    pub fn lower(&self, pages: u64) {
+    pub fn lower_at_most(&self, pages: u64) {
         self.doubt.fetch_add(pages, Ordering::Relaxed);
-        self.lower_by(pages);
+        self.lower(pages);
     }
 
     /// By how many pages the estimate may be too low.
@@ -87,7 +87,7 @@ impl SharedPages {
     }
 
     /// So many pages stopped being shared.
-    pub fn lower_by(&self, pages: u64) {
+    pub fn lower(&self, pages: u64) {
         self.lowered.fetch_add(pages, Ordering::Relaxed);
         let lower = |shared: u64| Some(shared.saturating_sub(pages));
         // Never fails, as the closure always answers.
@@ -136,7 +136,7 @@ mod tests {
         let fork = shared.begin_fork();
         assert!(shared.begin().is_none());
         assert!(!shared.set(50, before), "the child is not known");
-        shared.came(100);
+        shared.add_space(100);
         assert!(!shared.set(50, before));
         drop(fork);
         assert!(!shared.set(50, before), "it came during the count");
@@ -149,12 +149,12 @@ mod tests {
     #[test]
     fn a_count_beside_a_departure_does_not_hold() {
         let shared = SharedPages::default();
-        shared.came(100);
+        shared.add_space(100);
         let before = shared.begin().unwrap();
-        shared.left(|| 60);
+        shared.remove_space(|| 60);
         assert!(!shared.set(100, before), "it counts who left");
         assert_eq!(shared.pages(), 40);
-        shared.left(|| 60);
+        shared.remove_space(|| 60);
         assert_eq!(shared.pages(), 0);
     }
 
@@ -163,9 +163,9 @@ mod tests {
         let shared = SharedPages::default();
         assert!(shared.set(30, shared.begin().unwrap()));
         let begun = shared.begin().unwrap();
-        shared.lower(10);
+        shared.lower_at_most(10);
         assert_eq!((shared.pages(), shared.doubt()), (20, 10));
-        shared.lower_by(5);
+        shared.lower(5);
         assert_eq!((shared.pages(), shared.doubt()), (15, 10));
         assert!(shared.set(25, begun), "no one came or left");
         assert_eq!(

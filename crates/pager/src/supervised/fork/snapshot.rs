@@ -16,7 +16,7 @@
 //! is that of the changes unless a thread is interrupted right between the two.
 
 use crate::page::PageRange;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 
 /// A change that was applied beside a fork.
@@ -24,29 +24,29 @@ use crate::supervised::events::reorder::Change;
 pub struct Noted {
     pub change: Change,
     /// What of its range was in memory before, as far as was known.
-    pub resident: Regions,
+    pub resident: RangeSet,
 }
 
 /// What is mapped at a moment, as far as is known.
 #[derive(Clone, Default)]
 pub struct Mapped {
     /// What is registered.
-    pub registered: Regions,
+    pub registered: RangeSet,
     /// What is in memory.
-    pub present: Regions,
+    pub present: RangeSet,
 }
 
 /// What is mapped in the child.
 #[derive(Default)]
 pub struct Own {
     /// What is registered.
-    pub registered: Regions,
+    pub registered: RangeSet,
     /// What of that can be read and written.
-    pub usable: Regions,
+    pub usable: RangeSet,
     /// What of that was emptied by the fork, whatever was there.
-    pub wiped: Regions,
+    pub wiped: RangeSet,
     /// What of that is in memory.
-    pub present: Regions,
+    pub present: RangeSet,
 }
 
 impl Noted {
@@ -91,10 +91,10 @@ pub fn seen(history: &[Noted], forked_at: usize, at_fork: &Mapped, own: &Own) ->
 }
 
 /// The changes that touch one another's ranges, by their places in the history, with all these ranges.
-fn groups(history: &[Noted]) -> Vec<(Regions, Vec<usize>)> {
-    let mut groups: Vec<(Regions, Vec<usize>)> = Vec::new();
+fn groups(history: &[Noted]) -> Vec<(RangeSet, Vec<usize>)> {
+    let mut groups: Vec<(RangeSet, Vec<usize>)> = Vec::new();
     for (index, noted) in history.iter().enumerate() {
-        let (mut footprint, mut members) = (Regions::default(), vec![index]);
+        let (mut footprint, mut members) = (RangeSet::default(), vec![index]);
         let ranges = noted.ranges();
         groups.retain(|(other, others)| {
             let touches = ranges.iter().any(|range| !other.covered(*range).is_empty());
@@ -156,14 +156,14 @@ impl Group<'_> {
     /// Between the child and what would be mapped after so many changes.
     fn difference(&self, mapped: &Mapped, count: usize) -> Difference {
         // What a move left may be there still, and empty.
-        let mut left = Regions::default();
+        let mut left = RangeSet::default();
         for noted in &self.changes[..count] {
             if let Change::Remap { from, to, .. } = noted.change {
                 left.remove(from.moved(from.start, to));
                 left.add(from);
             }
         }
-        let of = |own: &Regions| {
+        let of = |own: &RangeSet| {
             let unexpected = outside(own, &mapped.registered);
             pages(&outside(&unexpected, &left)) + pages(&outside(&mapped.registered, own))
         };
@@ -223,24 +223,24 @@ impl Mapped {
 }
 
 /// What of some regions lies in a footprint.
-fn within(footprint: &Regions, regions: &Regions) -> Regions {
+fn within(footprint: &RangeSet, regions: &RangeSet) -> RangeSet {
     let parts = footprint.ranges().iter();
     collect(parts.flat_map(|range| regions.covered(*range)))
 }
 
 /// What of some regions is not in the others.
-fn outside(regions: &Regions, others: &Regions) -> Regions {
+fn outside(regions: &RangeSet, others: &RangeSet) -> RangeSet {
     let parts = regions.ranges().iter();
     collect(parts.flat_map(|range| others.uncovered(*range)))
 }
 
-fn collect(ranges: impl Iterator<Item = PageRange>) -> Regions {
-    let mut regions = Regions::default();
+fn collect(ranges: impl Iterator<Item = PageRange>) -> RangeSet {
+    let mut regions = RangeSet::default();
     ranges.for_each(|range| regions.add(range));
     regions
 }
 
-fn pages(regions: &Regions) -> u64 {
+fn pages(regions: &RangeSet) -> u64 {
     regions.ranges().iter().map(|range| range.pages()).sum()
 }
 
@@ -249,8 +249,8 @@ mod tests {
     use super::*;
     use crate::page::{VirtualPage, range};
 
-    fn regions(ranges: &[(u64, u64)]) -> Regions {
-        let mut regions = Regions::default();
+    fn regions(ranges: &[(u64, u64)]) -> RangeSet {
+        let mut regions = RangeSet::default();
         for &(start, end) in ranges {
             regions.add(range(start, end));
         }
@@ -281,7 +281,7 @@ mod tests {
             usable: registered.clone(),
             registered,
             present,
-            wiped: Regions::default(),
+            wiped: RangeSet::default(),
         };
         seen(history, forked_at, at_fork, &own)
     }
@@ -398,7 +398,7 @@ mod tests {
                 registered: regions(&[(0, 10), (20, 30)]),
                 usable: regions(&[(0, 10)]),
                 present: regions(resident),
-                wiped: Regions::default(),
+                wiped: RangeSet::default(),
             };
             assert_eq!(seen(&history, 0, &at_fork, &own), [false]);
             assert_eq!(seen(&history, 1, &mapped(&[(20, 30)], &[]), &own), [false]);
@@ -413,7 +413,7 @@ mod tests {
             registered: regions(&[(0, 10), (20, 30)]),
             usable: regions(&[(0, 10), (20, 30)]),
             wiped: regions(&[(20, 30)]),
-            present: Regions::default(),
+            present: RangeSet::default(),
         };
         let before_both = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
         assert_eq!(seen(&history, 0, &before_both, &own), [false; 2]);

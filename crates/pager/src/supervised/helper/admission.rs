@@ -175,13 +175,13 @@ impl Attendant {
     fn take_in(&self, space: &Arc<AddressSpace>, is_child: bool, resident: u64) -> io::Result<()> {
         if is_child {
             // It stands still until it is welcomed, so its mappings are those of the fork.
-            space.meet(&self.group, None);
+            space.identify_child(&self.group, None);
             return Ok(());
         }
         self.handlers.listen(space)?;
         self.group.add_space(space.clone());
         if space.fork.forked.load(Ordering::Relaxed) {
-            self.group.resources.shared.came(resident);
+            self.group.resources.shared.add_space(resident);
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Attendant {
             let seen = space.inspector().map(Inspector::process);
             let is_the_same =
                 |seen: &Arc<Process>| seen.pid() == peer.process.pid() && seen.signal(0).is_ok();
-            space.asks_for_number(beacon) && seen.is_none_or(is_the_same)
+            space.is_id_request(beacon) && seen.is_none_or(is_the_same)
         };
         let space = self.group.space(id).filter(is_its_own);
         let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;
@@ -303,7 +303,7 @@ fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(),
     }
 }
 
-/// Dropped pages pass through the trash, which asks for no events.
+/// RecentRemovals pages pass through the trash, which asks for no events.
 fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
     let trash_uffd = Uffd(trash.as_raw_fd());
     // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.

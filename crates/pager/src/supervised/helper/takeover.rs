@@ -29,7 +29,7 @@ use memfold_sys::port::Outcome;
 
 impl AddressSpace {
     /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
-    pub fn relieve_helper(&self) -> bool {
+    pub fn take_over_gate(&self) -> bool {
         let Some(attached) = self
             .attached()
             .filter(|attached| attached.inspector.stands_still())

@@ -15,18 +15,18 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Where one thread may run.
 #[derive(Debug)]
-pub struct Steering {
+pub struct AffinityFollower {
     /// All it is allowed to, in the order of the handlers.
     allowed: Vec<usize>,
     chosen: Vec<usize>,
     looked: Instant,
 }
 
-impl Steering {
+impl AffinityFollower {
     /// Of the calling thread.
-    pub fn new() -> Steering {
+    pub fn new() -> AffinityFollower {
         let allowed = thread::allowed_cpus();
-        Steering {
+        AffinityFollower {
             chosen: allowed.clone(),
             allowed,
             looked: Instant::now(),
@@ -36,7 +36,7 @@ impl Steering {
     /// Moves the calling thread, which must be the one it was made for, to CPUs where no handler
     /// listens, if there are any. Where faults wait for room, the thread is what programs wait for,
     /// and may run anywhere.
-    pub fn steer(&mut self, group: &Group) {
+    pub fn follow(&mut self, group: &Group) {
         if self.looked.elapsed() < INTERVAL {
             return;
         }
@@ -84,15 +84,15 @@ mod tests {
 
     #[test]
     fn threads_are_kept_off_the_cpus_of_faults_while_others_are_to_spare() {
-        let steering = Steering {
+        let affinity = AffinityFollower {
             allowed: vec![2, 3, 8],
             chosen: vec![2, 3, 8],
             looked: Instant::now(),
         };
-        assert_eq!(steering.choose(&[], false), [2, 3, 8]);
-        assert_eq!(steering.choose(&[1], false), [2, 8]);
-        assert_eq!(steering.choose(&[2, 0], false), [3]);
-        assert_eq!(steering.choose(&[0, 1, 2], false), [2, 3, 8]);
-        assert_eq!(steering.choose(&[1], true), [2, 3, 8]);
+        assert_eq!(affinity.choose(&[], false), [2, 3, 8]);
+        assert_eq!(affinity.choose(&[1], false), [2, 8]);
+        assert_eq!(affinity.choose(&[2, 0], false), [3]);
+        assert_eq!(affinity.choose(&[0, 1, 2], false), [2, 3, 8]);
+        assert_eq!(affinity.choose(&[1], true), [2, 3, 8]);
     }
 }

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// See the module. All of it is best effort: without the privilege to rise again, the reclaimer
 /// stands as any other thread.
 #[derive(Debug, Default)]
-pub struct ReclaimerStanding {
+pub struct ReclaimerPriority {
     /// The reclaimer's thread; 0 before it runs, and where it may not rise again.
     thread: AtomicU32,
     pressed: AtomicBool,
-    making_way: AtomicBool,
+    yielding: AtomicBool,
 }
 
-impl ReclaimerStanding {
+impl ReclaimerPriority {
     /// Makes the calling thread the one whose standing this is.
     pub fn begin(&self) {
         let thread = thread::current_id();
@@ -36,28 +36,28 @@ impl ReclaimerStanding {
 
     /// There is little room: the reclaimer takes its share. From any thread. (Should it end making way
     /// at this very moment, it may be left at its share where it is to go before: until the next time.)
-    pub fn press(&self) {
+    pub fn note_pressure(&self) {
         if let Some(thread) = self.thread()
             && !self.pressed.swap(true, Ordering::SeqCst)
-            && self.making_way.load(Ordering::SeqCst)
+            && self.yielding.load(Ordering::SeqCst)
         {
             thread::set_standing(thread, Standing::Equal);
         }
     }
 
     /// There is room: it makes way. To be called by the reclaimer.
-    pub fn ease(&self) {
+    pub fn note_room(&self) {
         self.pressed.store(false, Ordering::SeqCst);
     }
 
     /// Lets the reclaimer, who calls this and holds nothing that others wait for, make way until the
     /// guard is dropped.
-    pub fn make_way(&self) -> MakingWay<'_> {
+    pub fn yield_to_programs(&self) -> Yielding<'_> {
         if let Some(thread) = self.thread() {
-            self.making_way.store(true, Ordering::SeqCst);
+            self.yielding.store(true, Ordering::SeqCst);
             self.settle(thread);
         }
-        MakingWay(self)
+        Yielding(self)
     }
 
     /// Lets the reclaimer, who calls this, make way or not.
@@ -78,14 +78,14 @@ impl ReclaimerStanding {
     }
 }
 
-/// See [`ReclaimerStanding::make_way`].
+/// See [`ReclaimerPriority::yield_to_programs`].
 #[must_use = "the thread makes way until this is dropped"]
-pub struct MakingWay<'a>(&'a ReclaimerStanding);
+pub struct Yielding<'a>(&'a ReclaimerPriority);
 
-impl Drop for MakingWay<'_> {
+impl Drop for Yielding<'_> {
     fn drop(&mut self) {
         if let Some(thread) = self.0.thread() {
-            self.0.making_way.store(false, Ordering::SeqCst);
+            self.0.yielding.store(false, Ordering::SeqCst);
             thread::set_standing(thread, Standing::Before);
         }
     }
@@ -106,12 +106,12 @@ mod tests {
     }
 
     /// `false` where a thread may not rise.
-    fn begin(standing: &ReclaimerStanding) -> bool {
+    fn begin(standing: &ReclaimerPriority) -> bool {
         standing.begin();
         if nice() == 0 {
             skip("the privilege to rise (CAP_SYS_NICE)");
-            standing.press();
-            drop(standing.make_way());
+            standing.note_pressure();
+            drop(standing.yield_to_programs());
             assert_eq!(
                 nice(),
                 0,
@@ -123,22 +123,23 @@ mod tests {
 
     #[test]
     fn the_reclaimer_makes_way_unless_it_is_pressed() {
-        let standing = ReclaimerStanding::default();
+        let standing = ReclaimerPriority::default();
         if !begin(&standing) {
             return;
         }
         assert_eq!(nice(), -10);
-        let way = standing.make_way();
+        let way = standing.yield_to_programs();
         assert_eq!(nice(), 10);
-        std::thread::scope(|scope| scope.spawn(|| standing.press()).join()).expect("no panic");
+        std::thread::scope(|scope| scope.spawn(|| standing.note_pressure()).join())
+            .expect("no panic");
         assert_eq!(nice(), 0);
         drop(way);
         assert_eq!(nice(), -10);
-        let way = standing.make_way();
+        let way = standing.yield_to_programs();
         assert_eq!(nice(), 0, "still pressed");
         drop(way);
-        standing.ease();
-        let way = standing.make_way();
+        standing.note_room();
+        let way = standing.yield_to_programs();
         assert_eq!(nice(), 10);
         drop(way);
     }
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn who_presses_while_it_begins_to_make_way_is_heard() {
         const ROUNDS: usize = 2000;
-        let standing = ReclaimerStanding::default();
+        let standing = ReclaimerPriority::default();
         if !begin(&standing) {
             return;
         }
@@ -155,17 +156,17 @@ mod tests {
             scope.spawn(|| {
                 for _ in 0..ROUNDS {
                     together.wait();
-                    standing.press();
+                    standing.note_pressure();
                     done.wait();
                 }
             });
             for round in 0..ROUNDS {
-                standing.ease();
+                standing.note_room();
                 together.wait();
                 for _ in 0..round % 64 {
                     std::hint::spin_loop();
                 }
-                let way = standing.make_way();
+                let way = standing.yield_to_programs();
                 done.wait();
                 assert_eq!(nice(), 0, "round {round}");
                 drop(way);

@@ -11,16 +11,16 @@
 //! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
 //! left, from the stage or from the pool, is passed over seven times.
 
-use crate::backoff::VainSearch;
+use crate::backoff::NoProgress;
 use crate::page::{PageRange, VirtualPage, bytes};
-use crate::page_state::{MOST_PASSES, PageState, StageIndex};
+use crate::page_state::{MOST_SKIPS, PageState, StageIndex};
 use crate::supervised::fault::deferred::DeferredFault;
 use crate::supervised::fault::message::{Admission, Served};
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
-use crate::supervised::fork::dedup::Kin;
+use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::{Group, Watermarks};
-use crate::supervised::reclaim::affinity::Steering;
+use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::batch::{Batch, Settled};
 use crate::supervised::space::gate::Inside;
@@ -39,7 +39,7 @@ const STAGED_AT_LEAST: u64 = 16;
 /// Of so many turns, one is in turn, however much there is to follow.
 const TURNS_TO_FOLLOW: u32 = 8;
 /// After so many laps of the hand each page that can be moved was a victim.
-const LAPS: usize = 1 + MOST_PASSES as usize;
+const LAPS: usize = 1 + MOST_SKIPS as usize;
 /// Milliseconds without new mappings, after which what programs map is taken to be known.
 const SETTLED: u64 = 500;
 /// How long a round waits for the helper before it turns to another address space.
@@ -54,7 +54,7 @@ pub struct Reclaimer {
     server: Server,
     /// Turns out of turn since the last that was in turn.
     out_of_turn: u32,
-    vain_search: VainSearch,
+    no_progress: NoProgress,
 }
 
 /// A page, where it is staged, and its slot.
@@ -66,7 +66,7 @@ struct Progress {
     moved: usize,
     stored: usize,
     dropped: usize,
-    unshared: usize,
+    cow_broken: usize,
     /// Pages that were put back, as nothing is gained by storing them.
     refused: usize,
 }
@@ -81,7 +81,7 @@ impl Progress {
         let settled = settled.unwrap_or_default();
         self.moved += settled.staged;
         self.dropped += settled.dropped;
-        self.unshared += settled.unshared;
+        self.cow_broken += settled.cow_broken;
     }
 }
 
@@ -94,21 +94,21 @@ impl Reclaimer {
             buffer: vec![[0; PAGE_SIZE]; BATCH],
             oldest: Vec::new(),
             out_of_turn: 0,
-            vain_search: VainSearch::default(),
+            no_progress: NoProgress::default(),
         }
     }
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
         self.group.resources.priority.begin();
-        let mut steering = Steering::new();
+        let mut affinity = AffinityFollower::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group
                 .resources
-                .wait_for_call(Duration::from_millis(50));
-            steering.steer(&self.group);
+                .wait_for_wake(Duration::from_millis(50));
+            affinity.follow(&self.group);
             self.reclaim();
-            self.group.resources.release_pending();
+            self.group.resources.free_pending();
         }
     }
 
@@ -132,10 +132,10 @@ impl Reclaimer {
             if resident < marks.hard || self.group.deferred.is_impatient() {
                 self.serve_deferred();
             }
-            if self.is_pressed(&marks, resident) {
-                self.group.resources.priority.press();
+            if self.is_under_pressure(&marks, resident) {
+                self.group.resources.priority.note_pressure();
             } else {
-                self.group.resources.priority.ease();
+                self.group.resources.priority.note_room();
             }
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
@@ -144,7 +144,10 @@ impl Reclaimer {
                 Some(space) => self.round(&space, resident - marks.stop),
                 None => Progress::default(),
             };
-            let futile = self.group.gains.note(progress.stored, progress.refused);
+            let futile = self
+                .group
+                .compression
+                .note(progress.stored, progress.refused);
             if progress.any() && !futile {
                 idle_rounds = 0;
                 idle_since = Instant::now();
@@ -158,7 +161,7 @@ impl Reclaimer {
                 self.give_up(futile, idle_since.elapsed());
                 break;
             }
-            if progress.unshared == 0 {
+            if progress.cow_broken == 0 {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
@@ -169,7 +172,7 @@ impl Reclaimer {
     fn give_up(&mut self, futile: bool, searched: Duration) {
         self.group.note_over_limit();
         if self.is_stuck(searched) || futile {
-            self.group.concede();
+            self.group.relax_limit();
         }
         self.serve_deferred();
         std::thread::sleep(Duration::from_millis(1));
@@ -180,15 +183,15 @@ impl Reclaimer {
     fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.resources.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
-        let is_halted = |space: &Arc<AddressSpace>| space.is_still_halted();
-        self.vain_search.note(searched.as_millis() as u64, now)
+        let is_halted = |space: &Arc<AddressSpace>| space.is_stopped();
+        self.no_progress.note(searched.as_millis() as u64, now)
             && now.saturating_sub(found) > SETTLED
             && !self.group.spaces().iter().any(is_halted)
     }
 
     /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
     /// without a fault of ours.
-    fn is_pressed(&self, marks: &Watermarks, resident: u64) -> bool {
+    fn is_under_pressure(&self, marks: &Watermarks, resident: u64) -> bool {
         resident > marks.pressing
             || !self.group.deferred.is_empty()
             || resident + bytes(self.group.resources.shared.pages()) > marks.hard
@@ -239,7 +242,7 @@ impl Reclaimer {
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
         let target = self.command(space, excess_bytes, &mut progress);
-        self.group.relieve_pool(&mut self.scratch);
+        self.group.hold_pool_limit(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
         (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
@@ -247,7 +250,7 @@ impl Reclaimer {
             (mover.is_busy(), mover.posted())
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
-            space.look_whether_halted();
+            space.look_whether_stopped();
         } else if busy && let Ok(gate) = space.shared() {
             progress.add(Batch::settle(space, &gate));
         }
@@ -276,7 +279,7 @@ impl Reclaimer {
         let batch = Batch::plan(space, &gate, wanted, self.group.resources.seconds());
         let nothing_to_be_had = wanted > 0 && batch.moves.is_empty();
         if !batch.is_empty() {
-            space.allow_unsharing(&batch.moves);
+            space.unprotect_for_cow_break(&batch.moves);
             batch.post(space, &gate);
         }
         if nothing_to_be_had {
@@ -298,29 +301,29 @@ impl Reclaimer {
         if self.oldest.is_empty() {
             return (0, 0);
         }
-        let mut kin = Kin::find(space, self.oldest.iter().map(|(_, page)| *page));
+        let mut kin = DedupCandidates::find(space, self.oldest.iter().map(|(_, page)| *page));
         let group = self.group.clone();
-        let making_way = group.resources.priority.make_way();
-        group.resources.release_pending();
+        let yielding = group.resources.priority.yield_to_programs();
+        group.resources.free_pending();
         let stored = self.read_and_store(space, attached, &mut kin);
-        drop(making_way);
+        drop(yielding);
         kin.release(&self.group);
-        let (stored, refused) = self.sift(space, stored);
+        let (stored, refused) = self.split_incompressible(space, stored);
         for (place, page) in &refused {
-            self.server.put_back(space, *page, *place);
+            self.server.putback(space, *page, *place);
         }
         (self.commit(space, &stored), refused.len())
     }
 
     /// Tells apart what is worth to be kept, and gives the slots of the rest up. What forks share is:
     /// it has been copied to go out, and is stored once.
-    fn sift(
+    fn split_incompressible(
         &self,
         space: &AddressSpace,
         stored: Vec<StoredPage>,
     ) -> (Vec<StoredPage>, Vec<(StageIndex, VirtualPage)>) {
-        let (swap, gains) = (&self.group.resources.swap, &self.group.gains);
-        let pays = |(_, _, slot): &StoredPage| gains.has(|| swap.stored_bytes(*slot));
+        let (swap, compression) = (&self.group.resources.swap, &self.group.compression);
+        let pays = |(_, _, slot): &StoredPage| compression.pays(|| swap.stored_bytes(*slot));
         if space.fork.forked.load(Ordering::Relaxed) || stored.iter().all(pays) {
             return (stored, Vec::new());
         }
@@ -336,7 +339,7 @@ impl Reclaimer {
         &mut self,
         space: &AddressSpace,
         attached: &Attached,
-        kin: &mut Kin,
+        kin: &mut DedupCandidates,
     ) -> Vec<StoredPage> {
         let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
         let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
@@ -410,7 +413,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
         && !space.is_dead()
         && !space.is_detached()
         && !space.is_held()
-        && !space.is_still_halted()
+        && !space.is_stopped()
         && !space.is_spared()
 }
 

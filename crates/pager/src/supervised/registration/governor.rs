@@ -3,15 +3,15 @@
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::fault::handler::{Handlers, Messages};
 use crate::supervised::fault::message::Served;
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
-use crate::supervised::reclaim::affinity::Steering;
-use crate::supervised::registration::vma_scan::Survey;
+use crate::supervised::reclaim::affinity::AffinityFollower;
+use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
@@ -76,10 +76,10 @@ impl Governor {
         thread::set_timer_slack(50_000);
         // Late, it lets programs outgrow the limit before they are managed.
         thread::set_standing(thread::current_id(), Standing::Before);
-        let mut steering = Steering::new();
+        let mut affinity = AffinityFollower::new();
         let mut looked = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            steering.steer(&self.group);
+            affinity.follow(&self.group);
             let nap = self.tick();
             std::thread::sleep(nap);
             let pause = looked.elapsed().saturating_sub(nap).as_nanos() as u64;
@@ -95,7 +95,7 @@ impl Governor {
         if self.looked_for_ends.elapsed() >= ENDS {
             self.looked_for_ends = Instant::now();
             for space in &spaces {
-                space.end_with_program();
+                space.end_helper_after_threads();
                 space.follow_privileges();
                 // Its end is not told where somebody else holds its helper's socket.
                 if space.is_gone() {
@@ -121,11 +121,11 @@ impl Governor {
                 space.guard();
             }
             space.sweep_table();
-            if !space.set_aside.load(Ordering::Relaxed) {
+            if !space.unlistened.load(Ordering::Relaxed) {
                 self.handlers.remind(space);
-                space.note_heard();
-            } else if space.may_be_heard_again() {
-                space.set_aside.store(false, Ordering::Relaxed);
+                space.note_listening();
+            } else if space.may_retry_listening() {
+                space.unlistened.store(false, Ordering::Relaxed);
                 // Where that fails it is tried again soon.
                 let _ = self.handlers.listen(space);
             }
@@ -150,9 +150,9 @@ impl Governor {
                 space.protect_shared();
             }
             if resident > marks.pressing {
-                self.group.resources.press_reclaimer();
+                self.group.resources.wake_reclaimer_under_pressure();
             } else if resident > marks.start {
-                self.group.resources.call_reclaimer();
+                self.group.resources.wake_reclaimer();
             }
         }
         if is_awaited {
@@ -189,7 +189,7 @@ impl Governor {
             space.sampling.mapped.load(Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        let Ok(survey) = Survey::of(space, attached) else {
+        let Ok(survey) = VmaScan::of(space, attached) else {
             return;
         };
         *lock(&space.thread_ends) = survey.thread_ends.as_slice().into();
@@ -247,7 +247,7 @@ impl Governor {
         space: &AddressSpace,
         gate: &Exclusive<'_>,
         attached: &Attached,
-        survey: &Survey,
+        survey: &VmaScan,
     ) -> bool {
         if space.is_changing() {
             return false;
@@ -305,7 +305,7 @@ fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
 }
 
 /// Notes which pages of a range are there already.
-fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &Regions) {
+fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &RangeSet) {
     let note = |range: PageRange, state: PageState| {
         for page in range.start.0..range.end.0 {
             let entry = gate.table().entry(VirtualPage(page));
@@ -320,7 +320,7 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
         about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
     }
     let state = PageState::Resident {
-        passes: 0,
+        skips: 0,
         shared: space.fork.forked.load(Ordering::Relaxed),
     };
     present.into_iter().for_each(|range| note(range, state));

@@ -5,7 +5,7 @@
 //! nothing but such memory is left, the limit is exceeded, and nobody is to wait for it.
 
 use crate::page::PageRange;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use std::time::{Duration, Instant};
 
 /// After how long they are tried again.
@@ -14,8 +14,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Refused {
-    lately: Regions,
-    before: Regions,
+    lately: RangeSet,
+    before: RangeSet,
     since: Option<Instant>,
 }
 

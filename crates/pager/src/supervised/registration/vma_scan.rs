@@ -16,7 +16,7 @@
 //! left alone, to grow on as one, until it is a part of that range or of the limit that matters.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
@@ -37,22 +37,22 @@ const FEW_MAPPINGS: usize = 1 << 12;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Survey {
+pub struct VmaScan {
     /// Mappings of which some is not managed yet and should be.
     pub fresh: Vec<PageRange>,
     /// What is never to be managed of them.
-    pub guards: Regions,
+    pub guards: RangeSet,
     /// The last pages of threads' stacks, in order.
     pub thread_ends: Vec<VirtualPage>,
     /// Those of `fresh` that grew beside a managed range and are a small part of it.
     tails: Vec<PageRange>,
 }
 
-impl Survey {
+impl VmaScan {
     /// Looks at the mappings of a program.
-    pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<Survey> {
+    pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
         let areas = attached.inspector.areas()?;
-        let mut survey = Survey::default();
+        let mut survey = VmaScan::default();
         lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
             let range = PageRange::of_addresses(area.start, area.end);
@@ -137,7 +137,7 @@ impl Survey {
 }
 
 /// Whether a range that is not managed is a small part of one beside it that is.
-fn is_small_tail(managed: &Regions, range: PageRange) -> bool {
+fn is_small_tail(managed: &RangeSet, range: PageRange) -> bool {
     let before = range.start.0.checked_sub(1).map(VirtualPage);
     let beside = before.into_iter().chain([range.end]);
     let largest = beside
@@ -173,7 +173,7 @@ mod tests {
     use crate::page::range;
 
     fn survey(guarded: bool, parts: &[PageRange], guards: &[PageRange]) -> (Vec<u64>, bool) {
-        let mut survey = Survey::default();
+        let mut survey = VmaScan::default();
         survey.add(guarded, range(100, 200), parts, guards);
         let ends = survey.thread_ends.iter().map(|page| page.0).collect();
         (ends, survey.fresh == [range(100, 200)])
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_grew_is_left_until_it_is_a_part_that_matters() {
-        let mut managed = Regions::default();
+        let mut managed = RangeSet::default();
         managed.add(range(1000, 2600));
         for (tail, small) in [
             (range(2600, 2699), true),
@@ -209,10 +209,10 @@ mod tests {
         }
         let tails = [range(0, 30), range(100, 110), range(200, 220)];
         let left = |at_most| {
-            let mut survey = Survey {
+            let mut survey = VmaScan {
                 fresh: [range(500, 900)].iter().chain(&tails).copied().collect(),
                 tails: tails.to_vec(),
-                ..Survey::default()
+                ..VmaScan::default()
             };
             survey.leave_tails(at_most);
             survey.fresh.len() - 1

@@ -29,17 +29,17 @@ use self::sampling::Sampling;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::page_table::{PageTable, TableUse};
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Order;
 use crate::supervised::fault::readahead::sequential::Windows;
 use crate::supervised::fork::family;
-use crate::supervised::fork::shared_estimate::ForkUnderWay;
+use crate::supervised::fork::shared_estimate::PendingFork;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
 use crate::supervised::registration::refused::Refused;
 use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;
-use crate::supervised::space::stopped::Halt;
+use crate::supervised::space::stopped::StopState;
 use crate::supervised::space::table_sweep::Sweep;
 use crate::sync::lock;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
@@ -77,7 +77,7 @@ pub struct Attached {
 pub struct Changes {
     pub order: Order,
     /// The userfaultfds of forked children, by the number in their change.
-    pub forks: HashMap<u64, (OwnedFd, ForkUnderWay)>,
+    pub forks: HashMap<u64, (OwnedFd, PendingFork)>,
     pub next_fork: u64,
     /// The last read failed.
     pub unreadable: bool,
@@ -98,7 +98,7 @@ pub struct AddressSpace {
     pub table_use: Arc<TableUse>,
     pub sweep: Sweep,
     /// Managed ranges.
-    pub managed: Mutex<Regions>,
+    pub managed: Mutex<RangeSet>,
     /// Pages that stay in memory whatever is done with those around them, in order. A new one is
     /// noted before its range is managed.
     pub thread_ends: Mutex<Arc<[VirtualPage]>>,
@@ -111,7 +111,7 @@ pub struct AddressSpace {
     seen: OnceLock<Inspector>,
     pub listeners: Mutex<Listeners>,
     /// No handler listens, as the gate could not be had or that failed: the governor lets them try again.
-    pub set_aside: AtomicBool,
+    pub unlistened: AtomicBool,
     /// That it failed was logged.
     pub warned_unlistened: AtomicBool,
     pub windows: Mutex<Windows>,
@@ -129,7 +129,7 @@ pub struct AddressSpace {
     pub refused: Mutex<Refused>,
     pub life: Life,
     pub orphan: Orphan,
-    pub halt: Halt,
+    pub stop: StopState,
     pub fork: ForkState<AddressSpace>,
     pub cow: CowProtection,
     pub clock: Clock,
@@ -163,7 +163,7 @@ impl AddressSpace {
             attached: OnceLock::new(),
             seen: OnceLock::new(),
             listeners: Mutex::default(),
-            set_aside: AtomicBool::new(false),
+            unlistened: AtomicBool::new(false),
             warned_unlistened: AtomicBool::new(false),
             windows: Mutex::default(),
             claims: AtomicU32::new(0),
@@ -174,7 +174,7 @@ impl AddressSpace {
             refused: Mutex::default(),
             life: Life::default(),
             orphan: Orphan::default(),
-            halt: Halt::default(),
+            stop: StopState::default(),
             fork,
             cow: CowProtection::default(),
             clock: Clock::default(),
@@ -183,7 +183,7 @@ impl AddressSpace {
     }
 
     /// Whether a fault on `page` is a forked child's read of its ID.
-    pub fn asks_for_number(&self, page: VirtualPage) -> bool {
+    pub fn is_id_request(&self, page: VirtualPage) -> bool {
         self.fork.beacon() == Some(page) && self.attached().is_none()
     }
 
@@ -212,10 +212,10 @@ impl AddressSpace {
     }
 
     /// The pages of a range that are in memory.
-    pub fn present(&self, range: PageRange) -> io::Result<Regions> {
+    pub fn present(&self, range: PageRange) -> io::Result<RangeSet> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
         let (start, end) = (range.start.address(), range.end.address());
-        let mut regions = Regions::default();
+        let mut regions = RangeSet::default();
         for (start, end) in inspector.present(start, end)? {
             regions.add(PageRange::of_addresses(start, end));
         }
@@ -237,7 +237,7 @@ impl AddressSpace {
     /// kernel would wait for the helper, too, before it tells the parent. It makes the status of who
     /// ends last that of the process. What the main thread ended with is known, and mostly it was the
     /// last.
-    pub fn end_with_program(&self) {
+    pub fn end_helper_after_threads(&self) {
         if !self.has_left()
             && let Some(attached) = self.attached()
             && let Some(status) = attached.inspector.left_to_one()
@@ -273,7 +273,7 @@ impl AddressSpace {
     /// The program has gone, or executes another one: nothing of it is resident any more.
     pub fn leave(&self) {
         self.life.leave();
-        self.resources.shared.left(|| {
+        self.resources.shared.remove_space(|| {
             let resident = self.resident_pages() as u64;
             self.set_resident_pages(0);
             // What it shared with one other process is that one's alone now.
@@ -317,7 +317,7 @@ impl AddressSpace {
 
     /// Kills the program, which cannot be served any more, and says why. `false` if its process is not
     /// known; it may be by its next fault.
-    pub fn stop_program(&self, why: &str) -> bool {
+    pub fn kill_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
             if self.life.note_kill(Kill::NotFound) {
                 log::error!("cannot kill a program, its PID is unknown: {why}");
@@ -373,7 +373,7 @@ impl AddressSpace {
         }
         if unknown < 0 && self.fork.forked.load(Ordering::Relaxed) {
             // Unmapped, or the program is gone: what it shared with one other is that one's alone.
-            self.resources.shared.lower(unknown.unsigned_abs());
+            self.resources.shared.lower_at_most(unknown.unsigned_abs());
         }
         self.set_resident_pages(pages);
     }

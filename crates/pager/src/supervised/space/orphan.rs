@@ -57,7 +57,7 @@ impl AddressSpace {
             Err(error)
                 if is_shortage(&error) && self.orphan.born.elapsed() < fd_pressure::PATIENCE => {}
             Err(error) => {
-                self.stop_program(&format!("it cannot be guarded: {error}"));
+                self.kill_program(&format!("it cannot be guarded: {error}"));
             }
         }
     }

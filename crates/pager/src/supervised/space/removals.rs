@@ -1,6 +1,6 @@
 //! Pages that `madvise` dropped.
 
-use crate::supervised::events::recent_remove::Dropped;
+use crate::supervised::events::recent_remove::RecentRemovals;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 
@@ -10,5 +10,5 @@ pub struct Removals {
     /// How many were reported.
     pub count: AtomicU32,
     /// The recent ones on ranges that were not managed.
-    pub unmanaged: Mutex<Dropped>,
+    pub unmanaged: Mutex<RecentRemovals>,
 }

@@ -3,7 +3,7 @@
 use crate::page::PageRange;
 use crate::page::VirtualPage;
 use crate::page_state::StageIndex;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::space::AddressSpace;
 use std::io;
 
@@ -25,7 +25,7 @@ impl AddressSpace {
     }
 
     /// The pages of the stage that are in memory.
-    pub fn in_stage(&self) -> io::Result<Regions> {
+    pub fn in_stage(&self) -> io::Result<RangeSet> {
         self.present(self.stage())
     }
 

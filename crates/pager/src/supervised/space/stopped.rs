@@ -29,7 +29,7 @@ const PAUSES: (u64, u64) = (20, 160);
 
 /// What is known of a program's stops.
 #[derive(Debug, Default)]
-pub struct Halt {
+pub struct StopState {
     /// It was found stopped, and not found running since.
     halted: AtomicBool,
     /// A tracer has it stopped and may read its memory: none of it is moved out.
@@ -43,16 +43,16 @@ pub struct Halt {
 
 impl AddressSpace {
     /// Whether the program was found stopped, and still is.
-    pub fn is_still_halted(&self) -> bool {
-        self.halt.halted.load(Ordering::Relaxed) && self.look_whether_halted()
+    pub fn is_stopped(&self) -> bool {
+        self.stop.halted.load(Ordering::Relaxed) && self.look_whether_stopped()
     }
 
     /// Looks whether the helper is stopped.
-    pub fn look_whether_halted(&self) -> bool {
+    pub fn look_whether_stopped(&self) -> bool {
         let stopped = self
             .attached()
             .is_some_and(|attached| attached.inspector.is_stopped());
-        let was_stopped = self.halt.halted.swap(stopped, Ordering::Relaxed);
+        let was_stopped = self.stop.halted.swap(stopped, Ordering::Relaxed);
         if stopped && !was_stopped {
             self.spare_tracer();
         }
@@ -61,43 +61,43 @@ impl AddressSpace {
 
     /// Whether a tracer has the program stopped for longer than a moment.
     pub fn is_held(&self) -> bool {
-        self.halt.held.load(Ordering::Relaxed)
+        self.stop.held.load(Ordering::Relaxed)
     }
 
     /// Notes that a command is posted.
     pub fn note_posted(&self) {
         let now = self.resources.milliseconds();
-        self.halt.posted.store(now, Ordering::Relaxed);
+        self.stop.posted.store(now, Ordering::Relaxed);
     }
 
     /// Whether the helper has left a command alone for a while.
     pub fn is_silent(&self) -> bool {
-        let posted = self.halt.posted.load(Ordering::Relaxed);
+        let posted = self.stop.posted.load(Ordering::Relaxed);
         let waits = self.resources.milliseconds().saturating_sub(posted) > SILENT;
         waits && lock(&self.helper_port).waits_for_helper()
     }
 
     /// For the governor: whether handlers are to try again to enter the gate of a program that was set
     /// aside. Less often each time.
-    pub fn may_be_heard_again(&self) -> bool {
+    pub fn may_retry_listening(&self) -> bool {
         let now = self.resources.milliseconds();
-        if now < self.halt.pause_ends.load(Ordering::Relaxed) {
+        if now < self.stop.pause_ends.load(Ordering::Relaxed) {
             return false;
         }
         let (first, longest) = PAUSES;
-        let pause = 2 * self.halt.pause.load(Ordering::Relaxed);
+        let pause = 2 * self.stop.pause.load(Ordering::Relaxed);
         let pause = pause.clamp(first, longest);
-        self.halt.pause.store(pause, Ordering::Relaxed);
-        self.halt.pause_ends.store(now + pause, Ordering::Relaxed);
+        self.stop.pause.store(pause, Ordering::Relaxed);
+        self.stop.pause_ends.store(now + pause, Ordering::Relaxed);
         true
     }
 
     /// For the governor: handlers listen to the program.
-    pub fn note_heard(&self) {
-        if self.halt.pause.load(Ordering::Relaxed) != 0
-            && self.resources.milliseconds() >= self.halt.pause_ends.load(Ordering::Relaxed)
+    pub fn note_listening(&self) {
+        if self.stop.pause.load(Ordering::Relaxed) != 0
+            && self.resources.milliseconds() >= self.stop.pause_ends.load(Ordering::Relaxed)
         {
-            self.halt.pause.store(0, Ordering::Relaxed);
+            self.stop.pause.store(0, Ordering::Relaxed);
         }
     }
 

@@ -4,7 +4,7 @@
 //! The pool is part of what `--limit` covers. Where there is a swap file, the pool may take half of
 //! the limit; what is stored beyond that drives those pages to the file that were stored longest
 //! ago. The thread here does that ahead of the reclaimer, who does it himself if the thread does not
-//! keep up ([`Group::relieve_pool`]). Without a file, or when it is full, the pool takes what it
+//! keep up ([`Group::shrink_pool`]). Without a file, or when it is full, the pool takes what it
 //! needs, and leaves less to the resident pages; what does not compress stays among those.
 //!
 //! Beside that, pages that stay cold for long are compressed again, then written to the file.
@@ -129,13 +129,13 @@ impl Group {
     }
 
     /// For the reclaimer, before it stores more: keeps the pool within its share.
-    pub fn relieve_pool(&self, scratch: &mut Scratch) {
+    pub fn hold_pool_limit(&self, scratch: &mut Scratch) {
         let share = self.pool_share();
-        self.gains.note_outlet(share.is_some());
+        self.compression.note_outlet(share.is_some());
         let Some(share) = share else {
             return;
         };
-        let _making_way = self.resources.priority.make_way();
+        let _making_way = self.resources.priority.yield_to_programs();
         if self.resources.swap.pool_bytes() > share.start {
             self.background.notify();
         }

@@ -9,15 +9,15 @@ const STEP: Duration = Duration::from_millis(50);
 /// Time in which others could have gone on, as far as this process ran itself. To be looked at more
 /// often than every 50 ms.
 #[derive(Debug)]
-pub struct Waited {
+pub struct RunTime {
     looked: Cell<Instant>,
     total: Cell<Duration>,
 }
 
-impl Waited {
+impl RunTime {
     /// From now on.
-    pub fn begin() -> Waited {
-        Waited {
+    pub fn begin() -> RunTime {
+        RunTime {
             looked: Cell::new(Instant::now()),
             total: Cell::new(Duration::ZERO),
         }
@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn looks_do_not_count_but_time_does() {
-        let waited = Waited::begin();
+        let waited = RunTime::begin();
         for _ in 0..10_000 {
             waited.so_far();
         }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_stop_counts_little() {
-        let waited = Waited::begin();
+        let waited = RunTime::begin();
         std::thread::sleep(4 * STEP);
         assert!(waited.so_far() <= STEP);
     }

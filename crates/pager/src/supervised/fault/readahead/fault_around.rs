@@ -61,7 +61,7 @@ impl Share {
 
 /// What is known of an address space's neighbours.
 #[derive(Debug)]
-pub struct Around {
+pub struct FaultAround {
     probes: [Probe; PROBES],
     shares: [Share; RINGS],
     faults: u64,
@@ -70,9 +70,9 @@ pub struct Around {
     random: u64,
 }
 
-impl Default for Around {
+impl Default for FaultAround {
     fn default() -> Self {
-        Around {
+        FaultAround {
             probes: [Probe::default(); PROBES],
             shares: [Share::default(); RINGS],
             faults: 0,
@@ -83,7 +83,7 @@ impl Default for Around {
     }
 }
 
-impl Around {
+impl FaultAround {
     /// What to bring in at a fault on `page`; it is always in the range. `swapped` says which pages
     /// of a block are swapped out, as bits.
     pub fn advise(
@@ -167,7 +167,7 @@ mod tests {
     /// An address space whose pages stay once they were brought in.
     #[derive(Default)]
     struct Model {
-        around: Around,
+        around: FaultAround,
         resident: HashSet<u64>,
     }
 
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn pages_that_cannot_be_asked_for_do_not_count_against_a_window() {
-        let mut around = Around::default();
+        let mut around = FaultAround::default();
         // Only the first four pages of each block are ever swapped out.
         for block in 0..5_000u64 {
             for offset in 0..4 {

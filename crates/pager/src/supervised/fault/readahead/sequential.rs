@@ -7,7 +7,7 @@
 //! fault-around (`around.rs`).
 
 use crate::page::{PageRange, VirtualPage};
-use crate::supervised::fault::readahead::fault_around::Around;
+use crate::supervised::fault::readahead::fault_around::FaultAround;
 
 const STREAMS: usize = 8;
 
@@ -53,7 +53,7 @@ pub struct Windows {
     /// First touches have streams of their own, which no scattered swap-in drives out.
     first_touches: Streams,
     swap_ins: Streams,
-    around: Around,
+    around: FaultAround,
 }
 
 impl Windows {

@@ -85,7 +85,7 @@ pub struct Settled {
     pub staged: usize,
     pub dropped: usize,
     /// Pages whose COW was broken; they stay where they are.
-    pub unshared: usize,
+    pub cow_broken: usize,
 }
 
 impl HelperPort {

@@ -144,7 +144,7 @@ impl Planner<'_> {
                 return false;
             }
             let state = entry.load();
-            let more = match (state, state.passed_over()) {
+            let more = match (state, state.skipped()) {
                 (PageState::Resident { .. }, _)
                     if self.thread_ends.binary_search(&page).is_ok() =>
                 {
@@ -154,7 +154,7 @@ impl Planner<'_> {
                     entry.replace(state, passed);
                     true
                 }
-                (PageState::Resident { shared: true, .. }, None) => self.add_unshare(page),
+                (PageState::Resident { shared: true, .. }, None) => self.add_cow_break(page),
                 (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
                 (PageState::Removed(removal), None) if removal.is_over(self.now) => {
                     self.add_removed(page);
@@ -184,7 +184,7 @@ impl Planner<'_> {
     }
 
     /// Adds a page to be taken out of sharing. `false` if there is no more room.
-    fn add_unshare(&mut self, page: VirtualPage) -> bool {
+    fn add_cow_break(&mut self, page: VirtualPage) -> bool {
         if self.pages == self.wanted {
             return false;
         }

@@ -2,7 +2,7 @@
 
 use crate::page::PageRange;
 use crate::page_state::{PageState, StageIndex};
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::reclaim::batch::{Batch, Run, Settled};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
@@ -50,7 +50,7 @@ impl Batch {
                     let result = result.filter(|_| !outcome.stale);
                     settle_move((space, gate), run, place, result, &mut settled);
                 }
-                None => settled.unshared += settle_unshare(space, gate, run, result),
+                None => settled.cow_broken += settle_cow_break(space, gate, run, result),
             }
         }
         space.add_resident_pages(-(settled.dropped as i64));
@@ -67,7 +67,7 @@ impl Batch {
             let in_stage = in_stage.get_or_insert_with(|| {
                 space.in_stage().unwrap_or_else(|error| {
                     log::debug!("what was moved is as the helper says, unseen: {error}");
-                    Regions::default()
+                    RangeSet::default()
                 })
             });
             in_stage.containing(space.stage_page(place)).is_some()
@@ -92,7 +92,7 @@ impl Batch {
 }
 
 /// Returns how many pages are not shared any more.
-fn settle_unshare(
+fn settle_cow_break(
     space: &AddressSpace,
     gate: &impl Inside,
     run: &Run,
@@ -106,18 +106,18 @@ fn settle_unshare(
     if done {
         // They were copied for this: they go out with the next command.
         lock(&space.clock.cow_broken).push(range);
-        note_unshared(space, range);
+        note_cow_broken(space, range);
     }
     for step in 0..run.pages {
         let entry = gate.table().entry(run.page.plus(u64::from(step)));
         if let state @ PageState::Resident {
-            passes,
+            skips,
             shared: true,
         } = entry.load()
         {
             // Where it failed, the hand looks again when it comes round twice.
             let next = PageState::Resident {
-                passes: if done { passes } else { passes.max(1) },
+                skips: if done { skips } else { skips.max(1) },
                 shared: !done,
             };
             entry.replace(state, next);
@@ -127,7 +127,7 @@ fn settle_unshare(
 }
 
 /// Lets the others' pages of a range go out, too: until they have, nothing is gained.
-fn note_unshared(space: &AddressSpace, range: PageRange) {
+fn note_cow_broken(space: &AddressSpace, range: PageRange) {
     let mut copied = vec![false; range.pages() as usize];
     for relative in space.fork.family.others(space) {
         let mut any = false;
@@ -156,7 +156,7 @@ fn note_unshared(space: &AddressSpace, range: PageRange) {
         .sampling
         .counted_faults
         .fetch_add(range.pages(), Ordering::Relaxed);
-    space.resources.shared.lower_by(copies);
+    space.resources.shared.lower(copies);
 }
 
 fn settle_move(
@@ -194,14 +194,14 @@ fn settle_move(
             // Not there: dropped by the program before its event was seen.
             (true, Errno::ENOENT) => PageState::Hole,
             (true, Errno::EBUSY) => PageState::Resident {
-                passes: 0,
+                skips: 0,
                 shared: true,
             },
             // Cannot be moved now: look again when the hand comes round twice.
             (true, _) => PageState::FRESH,
             // So will its neighbours be, as a rule: a fork shares whole ranges.
             (false, Errno::EBUSY) => PageState::Resident {
-                passes: 0,
+                skips: 0,
                 shared: true,
             },
             (false, _) => PageState::RESIDENT,

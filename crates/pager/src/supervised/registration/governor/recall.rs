@@ -67,7 +67,7 @@ impl Governor {
                 }
                 Some(Next::Staged(page, place)) => {
                     // It was counted as resident while it was staged.
-                    self.server.put_back(space, page, place);
+                    self.server.putback(space, page, place);
                     page
                 }
                 Some(Next::Awaited(page)) => {
@@ -93,7 +93,7 @@ impl Governor {
     /// Reads and applies what events there are; `false` if the gate cannot be had.
     pub(super) fn read_events(&mut self, space: &Arc<AddressSpace>) -> bool {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
-            return space.relieve_helper();
+            return space.take_over_gate();
         };
         let messages = self.handlers.read_messages(space, &mut gate);
         drop(gate);

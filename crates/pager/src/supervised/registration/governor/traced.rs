@@ -106,7 +106,7 @@ impl Governor {
                 }
             };
             if stop.since.elapsed() >= stop.moment {
-                space.halt.held.store(true, Ordering::Relaxed);
+                space.stop.held.store(true, Ordering::Relaxed);
             }
             self.tracing.stops.insert(space.id, stop);
         }
@@ -115,7 +115,7 @@ impl Governor {
     }
 
     fn let_go(&self, space: &AddressSpace, stop: Option<Stop>) {
-        space.halt.held.store(false, Ordering::Relaxed);
+        space.stop.held.store(false, Ordering::Relaxed);
         if let Some(stop) = stop {
             self.forget(&stop);
         }
@@ -150,7 +150,7 @@ impl Governor {
             return true;
         }
         let was_moving = is_moving(space);
-        if was_moving && space.relieve_helper() {
+        if was_moving && space.take_over_gate() {
             // What it had moved is staged.
             stop.next = Some(VirtualPage(0));
             return true;

@@ -15,7 +15,7 @@ use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
-use crate::range_set::Regions;
+use crate::range_set::RangeSet;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
@@ -46,7 +46,7 @@ struct Request {
     number: u32,
     range: PageRange,
     /// What of it was managed.
-    managed: Regions,
+    managed: RangeSet,
     next: VirtualPage,
     since: Instant,
     answered: Option<Instant>,
@@ -146,7 +146,7 @@ impl Governor {
     ) -> Option<Request> {
         let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
         let messages = self.handlers.read_messages(space, &mut gate);
-        let mut managed = Regions::default();
+        let mut managed = RangeSet::default();
         let mut regions = lock(&space.managed);
         let parts = regions.covered(range);
         parts.into_iter().for_each(|part| managed.add(part));
@@ -249,7 +249,7 @@ fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
 
 /// Adds what of a range is registered and was never counted as managed. Which that is, is told by the
 /// kernel: it lets memfold register what is its own, and what is nobody's, once more.
-fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut Regions) {
+fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     let areas = space
         .attached()
         .and_then(|attached| attached.inspector.areas().ok());
