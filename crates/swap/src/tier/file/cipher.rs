@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use aes_gcm::{AeadInPlace, Aes256Gcm, Key, KeyInit, Nonce, Tag};
+use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit, aead::{Nonce, Tag}};
 use zeroize::ZeroizeOnDrop;
 
 use crate::{
@@ -42,9 +42,8 @@ pub(super) struct Cipher {
 
 impl Cipher {
     pub(super) fn new(key: &FileKey) -> Self {
-        let cipher = Aes256Gcm::new(Key::<Aes256Gcm>::from_slice(&key.0));
         Self {
-            cipher,
+            cipher: Aes256Gcm::new((&key.0).into()),
             next: AtomicU64::new(0),
         }
     }
@@ -56,7 +55,7 @@ impl Cipher {
         let (data, tag) = record.split_at_mut(record.len() - TAG);
         let sealed = self
             .cipher
-            .encrypt_in_place_detached(&nonce(number), &bound(slot, location), data)
+            .encrypt_inout_detached(&nonce(number), &bound(slot, location), data.into())
             .expect("a page is far shorter than the cipher's limit");
         tag.copy_from_slice(&sealed);
         number
@@ -72,19 +71,20 @@ impl Cipher {
         record: &'r mut [u8],
     ) -> Option<&'r [u8]> {
         let (data, tag) = record.split_at_mut(record.len().checked_sub(TAG)?);
+        let tag = Tag::<Aes256Gcm>::try_from(&*tag).ok()?;
         self.cipher
-            .decrypt_in_place_detached(
+            .decrypt_inout_detached(
                 &nonce(number),
                 &bound(slot, location),
-                data,
-                Tag::from_slice(tag),
+                (&mut *data).into(),
+                &tag,
             )
             .ok()?;
         Some(data)
     }
 }
 
-fn nonce(number: u64) -> Nonce<aes_gcm::aead::consts::U12> {
+fn nonce(number: u64) -> Nonce<Aes256Gcm> {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes.into()
