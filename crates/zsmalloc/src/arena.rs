@@ -15,20 +15,13 @@ use std::{
 };
 
 use crate::{
-    class::MAX_CHAIN_PAGES,
     error::AllocError,
+    geometry::{MAX_STRETCH_PAGES, PageNumber, UNIT_PAGES, UNIT_SHIFT},
     stretch::Stretch,
     sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     table::{Table, Zero},
-    zspage::{Link, NO_LINK, PageNumber, Zspage},
+    zspage::{Link, NO_LINK, Zspage},
 };
-
-/// Pages of a unit: any run fits in.
-pub(crate) const UNIT_PAGES: usize = 1 << UNIT_SHIFT;
-const UNIT_SHIFT: u32 = MAX_CHAIN_PAGES.trailing_zeros();
-
-/// The most pages a stretch has: those of a huge page.
-pub(crate) const MAX_STRETCH_PAGES: usize = 512;
 
 /// An arena has no more runs than a set has bits.
 const MAX_RUNS: usize = u64::BITS as usize;
@@ -439,6 +432,7 @@ impl Drop for Arenas {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::geometry::MAX_CHAIN_PAGES;
 
     #[test]
     fn every_run_is_found_and_nothing_else() {

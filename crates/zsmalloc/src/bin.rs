@@ -3,10 +3,11 @@
 use crate::{
     arena::Arenas,
     class::SizeClass,
+    geometry::PageNumber,
     lock::Lock,
     sync::atomic::{AtomicUsize, Ordering},
     word::ObjectWord,
-    zspage::{FULLNESS_LISTS, Link, PageNumber, Place, Zspage},
+    zspage::{FULLNESS_LISTS, Link, Place, Zspage},
 };
 
 /// Pages of empty zspages that the bins of one shard keep for their next allocation.

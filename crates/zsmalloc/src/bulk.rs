@@ -3,7 +3,7 @@
 use crate::{
     error::MisuseError,
     pool::Pool,
-    release::Released,
+    released::Released,
     source::PageSource,
     sync::atomic::Ordering,
     word::ObjectWord,
@@ -267,7 +267,7 @@ fn sort_by_class(
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::zspage::PageNumber;
+    use crate::geometry::PageNumber;
 
     #[test]
     fn words_are_sorted_by_class() {

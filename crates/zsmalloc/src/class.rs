@@ -1,12 +1,12 @@
 //! Size classes and the length of their zspages.
 
-use crate::{PAGE_SIZE, word::ObjectWord};
+use crate::{
+    geometry::{MAX_CHAIN_PAGES, PAGE_SIZE},
+    word::ObjectWord,
+};
 
 /// The distance between two size classes, in bytes, before equal ones are merged.
 pub const CLASS_STEP: usize = 16;
-
-/// The longest zspage, in pages.
-pub const MAX_CHAIN_PAGES: usize = 16;
 
 /// One size class: what its zspages look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,15 +10,8 @@
 //!    free and the empty zspages can go.
 
 use crate::{
-    class::SizeClass,
-    error::MisuseError,
-    pool::Pool,
-    release::Released,
-    relocate::Relocate,
-    source::PageSource,
-    sync::try_lock,
-    word::ObjectWord,
-    zspage::{BITMAP_WORDS, PageNumber},
+    class::SizeClass, error::MisuseError, geometry::PageNumber, pool::Pool, released::Released,
+    relocate::Relocate, source::PageSource, sync::try_lock, word::ObjectWord, zspage::BITMAP_WORDS,
 };
 
 /// What a compaction did.

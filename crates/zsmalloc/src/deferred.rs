@@ -19,17 +19,6 @@ enum Consumer {
     IfFree,
 }
 
-/// The average object a queue has places for; of smaller ones it holds fewer bytes than allowed.
-const BYTES_PER_PLACE: usize = 1024;
-
-/// A queue for a shard's part of `deferred_bytes`, `share`.
-pub(crate) fn ring(share: usize) -> Option<Ring> {
-    let places = (share / BYTES_PER_PLACE)
-        .next_power_of_two()
-        .clamp(64, 1 << 22);
-    Ring::new(places, share)
-}
-
 impl<S: PageSource> Pool<S> {
     /// Frees an object, but leaves the work to the next [`flush_deferred`](Pool::flush_deferred),
     /// to a [`Drainer`](crate::Drainer) or to a store that needs the memory. It costs one atomic

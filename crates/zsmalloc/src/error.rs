@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use crate::{ObjectWord, source::SourceError};
+use crate::{source::SourceError, word::ObjectWord};
 
 /// Why an object could not be stored. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -6,9 +6,9 @@ use std::sync::{
 };
 
 use crate::{
-    PAGE_SIZE,
     compact::CompactReport,
     error::AllocError,
+    geometry::PAGE_SIZE,
     pool::{Config, Pool},
     relocate::Relocate,
     source::PageSource,

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::{
-    arena::UNIT_PAGES,
+    geometry::UNIT_PAGES,
     pool::Pool,
     source::PageSource,
     sync::{atomic::Ordering, lock},

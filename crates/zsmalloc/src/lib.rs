@@ -10,6 +10,7 @@ mod deferred;
 mod drainer;
 mod epoch;
 mod error;
+mod geometry;
 mod handle;
 mod huge;
 mod lock;
@@ -18,6 +19,7 @@ mod loom_tests;
 mod pages;
 mod pool;
 mod release;
+mod released;
 mod relocate;
 mod ring;
 mod runs;
@@ -30,19 +32,17 @@ mod table;
 mod word;
 mod zspage;
 
-pub use class::{CLASS_STEP, ClassTable, MAX_CHAIN_PAGES, SizeClass};
+pub use class::{CLASS_STEP, ClassTable, SizeClass};
 pub use compact::CompactReport;
 pub use drainer::Drainer;
 pub use error::{AllocError, MisuseError, PoolError};
+pub use geometry::{MAX_CHAIN_PAGES, PAGE_SIZE};
 pub use handle::{Handle, HandleError, HandleTable};
 pub use pool::{Config, Pin, Pool};
 pub use relocate::Relocate;
 pub use source::{HeapSource, PageRun, PageSource, SourceError};
 pub use stats::{ClassStats, PoolStats};
 pub use word::ObjectWord;
-
-/// Bytes of a page.
-pub const PAGE_SIZE: usize = 4096;
 
 /// `count` values in a box; `None` if the heap refuses memory.
 fn boxed<T>(count: usize, value: impl FnMut() -> T) -> Option<Box<[T]>> {

@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, Ordering::Relaxed},
 };
 
-use crate::arena::{MAX_STRETCH_PAGES, UNIT_PAGES};
+use crate::geometry::{MAX_STRETCH_PAGES, UNIT_PAGES};
 
 const MAX_UNITS: usize = MAX_STRETCH_PAGES / UNIT_PAGES;
 const _: () = assert!(UNIT_PAGES == u16::BITS as usize);

@@ -3,16 +3,15 @@
 use std::{cell::Cell, ptr::NonNull, slice, time::Instant};
 
 use crate::{
-    PAGE_SIZE,
-    arena::{Arenas, MAX_STRETCH_PAGES, UNIT_PAGES},
+    arena::Arenas,
     bin::{Allowance, Bin, BinContext, BinState},
     boxed,
-    class::{ClassTable, MAX_CHAIN_PAGES, SizeClass},
-    deferred,
+    class::{ClassTable, SizeClass},
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, PoolError},
+    geometry::{MAX_CHAIN_PAGES, MAX_SHARDS, MAX_STRETCH_PAGES, PAGE_SIZE, PageNumber, UNIT_PAGES},
     lock::Held,
-    release::Released,
+    released::Released,
     ring::Ring,
     runs::RunLists,
     signal::DrainSignal,
@@ -22,7 +21,7 @@ use crate::{
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     word::ObjectWord,
-    zspage::{PageNumber, Zspage},
+    zspage::Zspage,
 };
 
 /// How a pool is set up.
@@ -87,7 +86,6 @@ impl Config {
 const MIN_CAPACITY_PAGES: usize = 1024;
 /// The largest: a page number takes 32 bits, and the last one is kept free.
 const MAX_CAPACITY_PAGES: usize = 1 << 31;
-pub(crate) const MAX_SHARDS: usize = 256;
 /// The most pages of empty zspages the bins of a shard keep.
 const MAX_ALLOWANCE_PAGES: usize = 256;
 
@@ -194,7 +192,7 @@ impl<S: PageSource> Pool<S> {
                 runs: Mutex::new(RunLists::new()),
                 deferred: match deferred_share {
                     0 => None,
-                    share => Some(deferred::ring(share)?),
+                    share => Some(Ring::for_bytes(share)?),
                 },
             })
         };

@@ -9,33 +9,15 @@
 use std::ops::Range;
 
 use crate::{
-    PAGE_SIZE,
-    arena::{Arena, Arenas},
+    arena::Arena,
     error::AllocError,
-    pool::{MAX_SHARDS, Pool, Shard},
+    geometry::{MAX_SHARDS, PAGE_SIZE, PageNumber},
+    pool::{Pool, Shard},
+    released::Released,
     runs::{Batch, Cold, RunLists, Taken},
     source::{PageRun, PageSource, SourceError},
     sync::{MutexGuard, atomic::Ordering, lock, try_lock},
-    zspage::{Link, PageNumber},
 };
-
-/// Zspages that were taken out of service and are to be released, linked through their records.
-#[derive(Debug)]
-pub(crate) struct Released(Link);
-
-impl Released {
-    pub(crate) fn new() -> Self {
-        Self(Link::NONE)
-    }
-
-    pub(crate) fn push(&mut self, arenas: &Arenas, page: PageNumber) {
-        arenas.push(&mut self.0, page);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0 == Link::NONE
-    }
-}
 
 /// How many stretches are discarded from, and how many runs given to the source, at once. They are
 /// collected on the stack: giving memory back must not need any. So few that several threads find
@@ -172,11 +154,10 @@ impl<S: PageSource> Pool<S> {
     }
 
     /// Takes over zspages that no bin has any more.
-    pub(crate) fn release(&self, released: Released) {
-        let mut list = released.0;
+    pub(crate) fn release(&self, mut released: Released) {
         let mut touched = [false; MAX_SHARDS];
         let mut held: Option<(usize, MutexGuard<'_, RunLists>)> = None;
-        while let Some(page) = self.arenas.pop(&mut list) {
+        while let Some(page) = released.pop(&self.arenas) {
             let (arena, run) = self.run_of(page);
             let owner = arena.owner();
             if held.as_ref().is_none_or(|(shard, _)| *shard != owner) {

@@ -15,6 +15,9 @@ use crate::{
 const BYTES_SHIFT: u32 = 32;
 const COUNT_MASK: u64 = (1 << BYTES_SHIFT) - 1;
 
+/// Bytes of the average object. Where objects are smaller, places run out before bytes do.
+const BYTES_PER_PLACE: usize = 1024;
+
 /// Words on their way from the threads that free objects to the one that does the work.
 ///
 /// A producer claims a place by moving the tail, then writes its word there with release. The
@@ -52,6 +55,15 @@ impl Ring {
             consumer: Mutex::new(()),
             taken: AtomicUsize::new(0),
         })
+    }
+
+    /// A queue for words that stand for at most `bytes` bytes, with as many places as that many
+    /// bytes of average objects need.
+    pub(crate) fn for_bytes(bytes: usize) -> Option<Self> {
+        let places = (bytes / BYTES_PER_PLACE)
+            .next_power_of_two()
+            .clamp(64, 1 << 22);
+        Self::new(places, bytes)
     }
 
     pub(crate) fn places(&self) -> usize {
@@ -172,7 +184,7 @@ impl Ring {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::zspage::PageNumber;
+    use crate::geometry::PageNumber;
 
     fn word(n: u32) -> ObjectWord {
         ObjectWord::new(0, PageNumber(n), 0)
@@ -213,7 +225,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use crate::zspage::PageNumber;
+    use crate::geometry::PageNumber;
     use loom::{
         sync::{Arc, atomic::AtomicUsize},
         thread,

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use crate::{
-    arena::{Arena, Arenas, NOT_LISTED, UNIT_PAGES},
-    class::MAX_CHAIN_PAGES,
+    arena::{Arena, Arenas, NOT_LISTED},
+    geometry::{MAX_CHAIN_PAGES, PageNumber, UNIT_PAGES},
     pages::{PageSet, UnitBits},
     stretch::{self, Free, Stretch},
     sync::atomic::{AtomicU32, Ordering},
-    zspage::{NO_LINK, PageNumber},
+    zspage::NO_LINK,
 };
 
 /// Arenas with free runs of one kind, by the length of their runs, linked through the arenas. An

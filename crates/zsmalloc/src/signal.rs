@@ -176,7 +176,7 @@ impl DrainSignal {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use crate::{word::ObjectWord, zspage::PageNumber};
+    use crate::{geometry::PageNumber, word::ObjectWord};
     use loom::sync::Arc;
 
     fn word(n: u32) -> ObjectWord {

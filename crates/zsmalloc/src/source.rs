@@ -6,7 +6,7 @@ use std::{
     sync::Mutex,
 };
 
-use crate::PAGE_SIZE;
+use crate::geometry::PAGE_SIZE;
 
 /// A page source refused a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{PAGE_SIZE, pool::Pool, source::PageSource, sync::atomic::Ordering};
+use crate::{geometry::PAGE_SIZE, pool::Pool, source::PageSource, sync::atomic::Ordering};
 
 /// One size class of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use crate::{
-    arena::UNIT_PAGES,
+    geometry::UNIT_PAGES,
     pages::{SharedPageSet, UnitBits},
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     table::Zero,

@@ -2,7 +2,7 @@
 
 use std::{fmt, num::NonZeroU64};
 
-use crate::zspage::PageNumber;
+use crate::geometry::PageNumber;
 
 const INDEX_BITS: u32 = 8;
 const PAGE_BITS: u32 = 32;

@@ -1,13 +1,10 @@
 //! Zspage records.
 
 use crate::{
+    geometry::PageNumber,
     sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     word::ObjectWord,
 };
-
-/// A page of the pool's range, counted from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PageNumber(pub(crate) u32);
 
 /// The end of a list of zspages, which are linked by the number of their first page.
 pub(crate) const NO_LINK: u32 = u32::MAX;
