@@ -69,22 +69,6 @@ impl Lists {
     }
 }
 
-#[derive(Debug, Default)]
-struct Shard {
-    held: Option<ClusterId>,
-    next_index: usize,
-}
-
-/// The clusters that a group holds.
-#[derive(Debug)]
-pub(crate) struct Shards(Box<[Mutex<Shard>]>);
-
-impl Shards {
-    pub(crate) fn new(count: usize) -> Self {
-        Self((0..count).map(|_| Mutex::default()).collect())
-    }
-}
-
 /// Hands out slots and takes them back.
 #[derive(Debug)]
 pub(crate) struct SlotAllocator<S: PageSource> {
@@ -135,8 +119,7 @@ impl<S: PageSource> SlotAllocator<S> {
         wanted: usize,
         mut take: impl FnMut(Slot),
     ) -> Result<usize, StoreError> {
-        let Shards(shards) = group.shards();
-        let mut shard = lock(&shards[shard % shards.len()]);
+        let mut shard = group.shards().lock(shard);
         loop {
             if let Some(cluster) = shard.held {
                 let taken = self.reserve_in(cluster, &mut shard.next_index, wanted, &mut take);
@@ -396,8 +379,7 @@ impl<S: PageSource> SlotAllocator<S> {
     /// Gives up the clusters that shards of a group hold, or those that are empty: the others are
     /// given back as soon as they are.
     pub(crate) fn let_go_of(&self, group: &Group, only_empty: bool) {
-        for shard in &group.shards().0 {
-            let mut shard = lock(shard);
+        for mut shard in group.shards().each() {
             let goes = |cluster: &mut ClusterId| {
                 !only_empty || self.table.meta(*cluster).used.load(Acquire) == 0
             };

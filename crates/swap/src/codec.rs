@@ -5,9 +5,11 @@
 
 use std::ffi::{c_char, c_int};
 
-use zstd_safe::{CCtx, CParameter, DCtx};
-
-use crate::{PAGE_SIZE, page::Page, scratch::Scratch};
+use crate::{
+    page::{PAGE_SIZE, Page},
+    scratch::Scratch,
+    zstd::Uncompressed,
+};
 
 /// How pages are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,15 +58,6 @@ impl Codec {
             _ => None,
         }
     }
-}
-
-/// Why a page was not compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Uncompressed {
-    /// The result would be longer than allowed.
-    TooLong,
-    /// The codec has no memory for its state, or failed.
-    Failed,
 }
 
 impl Codec {
@@ -125,64 +118,6 @@ fn decompress_lz4(data: &[u8], page: &mut Page) -> bool {
         )
     };
     length == PAGE_SIZE as c_int
-}
-
-/// Zstandard's states, made when they are first used.
-#[derive(Default)]
-pub(crate) struct ZstdContexts {
-    compressor: Option<(i32, CCtx<'static>)>,
-    decompressor: Option<DCtx<'static>>,
-}
-
-impl ZstdContexts {
-    fn compressor(&mut self, level: i32) -> Result<&mut CCtx<'static>, Uncompressed> {
-        if self
-            .compressor
-            .as_ref()
-            .is_none_or(|(had, _)| *had != level)
-        {
-            let mut context = CCtx::try_create().ok_or(Uncompressed::Failed)?;
-            // The length, a checksum and a dictionary's name are known or kept elsewhere.
-            for parameter in [
-                CParameter::CompressionLevel(level),
-                CParameter::ContentSizeFlag(false),
-                CParameter::ChecksumFlag(false),
-                CParameter::DictIdFlag(false),
-            ] {
-                context
-                    .set_parameter(parameter)
-                    .map_err(|_| Uncompressed::Failed)?;
-            }
-            self.compressor = Some((level, context));
-        }
-        self.compressor
-            .as_mut()
-            .map(|(_, context)| context)
-            .ok_or(Uncompressed::Failed)
-    }
-
-    fn compress(&mut self, level: i32, page: &Page, out: &mut [u8]) -> Result<usize, Uncompressed> {
-        let context = self.compressor(level)?;
-        // The one error that a fresh one-shot compression has is that the output is too small.
-        context
-            .compress2(out, &page[..])
-            .map_err(|_| Uncompressed::TooLong)
-    }
-
-    /// Makes what decompression needs, if there is memory.
-    pub(crate) fn prepare(&mut self) {
-        if self.decompressor.is_none() {
-            self.decompressor = DCtx::try_create();
-        }
-    }
-
-    fn decompress(&mut self, data: &[u8], page: &mut Page) -> bool {
-        self.prepare();
-        let Some(context) = &mut self.decompressor else {
-            return false;
-        };
-        context.decompress(&mut page[..], data) == Ok(PAGE_SIZE)
-    }
 }
 
 #[cfg(test)]

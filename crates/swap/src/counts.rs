@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    entry::{EntryCell, MAX_INLINE_COUNT, Position},
+    entry::{Entry, EntryCell, MAX_INLINE_COUNT, OVERFLOWN, Position},
     slot::Slot,
     sync::{Mutex, MutexGuard, lock},
 };
@@ -23,6 +23,76 @@ pub enum CountError {
     /// The heap refused memory for a count that no longer fits the entry.
     #[error("no memory for a large slot count")]
     NoMemory,
+}
+
+/// What a release left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// Others still hold counts.
+    Counted,
+    /// It was the last count: the slot is free, and the data at the position is the caller's to
+    /// free.
+    Last(Position),
+}
+
+/// The changes of a count, which may pass into the overflow table and out of it.
+impl EntryCell {
+    /// Adds a count for another owner. The caller holds one.
+    pub(crate) fn duplicate(
+        &self,
+        slot: Slot,
+        overflow: &OverflowCounts,
+    ) -> Result<(), CountError> {
+        let mut entry = self.load();
+        loop {
+            let (_, count) = entry.checked(slot, "adding a count");
+            if count >= MAX_INLINE_COUNT {
+                return overflow.duplicate(slot, self);
+            }
+            match self.change(entry, entry.with_one_more()) {
+                Ok(()) => return Ok(()),
+                Err(found) => entry = found,
+            }
+        }
+    }
+
+    /// Drops the caller's count.
+    pub(crate) fn release(&self, slot: Slot, overflow: &OverflowCounts) -> Released {
+        let mut entry = self.load();
+        loop {
+            let (position, count) = entry.checked(slot, "dropping a count");
+            let (next, released) = match count {
+                1 => (Entry::FREE, Released::Last(position)),
+                OVERFLOWN => {
+                    if overflow.release(slot, self) {
+                        return Released::Counted;
+                    }
+                    entry = self.load();
+                    continue;
+                }
+                _ => (entry.with_one_less(), Released::Counted),
+            };
+            match self.change(entry, next) {
+                Ok(()) => return released,
+                Err(found) => entry = found,
+            }
+        }
+    }
+
+    /// Takes a count if the slot holds a page, for someone who has none.
+    pub(crate) fn try_hold(&self, slot: Slot, overflow: &OverflowCounts) -> Option<Position> {
+        loop {
+            let entry = self.load();
+            let position = entry.position()?;
+            if entry.inline_count() >= MAX_INLINE_COUNT {
+                if let Some(position) = overflow.try_hold(slot, self)? {
+                    return Some(position);
+                }
+            } else if self.raise(entry) {
+                return Some(position);
+            }
+        }
+    }
 }
 
 const SHARDS: usize = 16;

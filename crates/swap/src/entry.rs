@@ -14,7 +14,6 @@
 use std::fmt;
 
 use crate::{
-    counts::{CountError, OverflowCounts},
     slot::Slot,
     sync::atomic::{AtomicU64, Ordering::*},
 };
@@ -34,7 +33,7 @@ const RESERVED: u64 = 1 << STATE_SHIFT;
 /// The largest count that the entry itself holds. Small in the models, which step through each.
 pub(crate) const MAX_INLINE_COUNT: u64 = if cfg!(loom) { 2 } else { 30 };
 /// The count that means: the overflow table has it.
-const OVERFLOWN: u64 = MAX_INLINE_COUNT + 1;
+pub(crate) const OVERFLOWN: u64 = MAX_INLINE_COUNT + 1;
 
 /// The greatest age that is told apart, in scans that the page has stayed untouched through.
 pub const MAX_AGE: u8 = 15;
@@ -146,6 +145,17 @@ impl Entry {
         })
     }
 
+    /// A free slot. Its entry is zero, as fresh memory is.
+    pub(crate) const FREE: Self = Self(FREE);
+
+    pub(crate) fn with_one_more(self) -> Self {
+        Self(self.0 + COUNT_ONE)
+    }
+
+    pub(crate) fn with_one_less(self) -> Self {
+        Self(self.0 - COUNT_ONE)
+    }
+
     pub(crate) fn inline_count(self) -> u64 {
         (self.0 & COUNT_MASK) >> LOCATION_BITS
     }
@@ -162,7 +172,7 @@ impl Entry {
     }
 
     /// The entry's position and count if it is a well-formed entry of a stored page.
-    fn checked(self, slot: Slot, doing: &str) -> (Position, u64) {
+    pub(crate) fn checked(self, slot: Slot, doing: &str) -> (Position, u64) {
         match (self.position(), self.inline_count()) {
             (Some(position), count @ 1..) => (position, count),
             _ => wrong_entry(slot, self, doing),
@@ -190,16 +200,6 @@ pub(crate) fn wrong_entry(slot: Slot, found: Entry, doing: &str) -> ! {
     panic!("swap entry of {slot:?} is wrong while {doing}: found {found:?}");
 }
 
-/// What a release left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// Others still hold counts.
-    Counted,
-    /// It was the last count: the slot is free, and the data at the position is the caller's to
-    /// free.
-    Last(Position),
-}
-
 /// A slot's entry in a swap table.
 #[derive(Debug)]
 #[repr(transparent)]
@@ -216,7 +216,7 @@ impl EntryCell {
         Entry(self.0.load(Acquire))
     }
 
-    fn change(&self, from: Entry, to: Entry) -> Result<(), Entry> {
+    pub(crate) fn change(&self, from: Entry, to: Entry) -> Result<(), Entry> {
         // AcqRel: what was done to the data under the old entry happens before what is done to it
         // by whoever reads the new one.
         self.0
@@ -252,48 +252,6 @@ impl EntryCell {
         }
     }
 
-    /// Adds a count for another owner. The caller holds one.
-    pub(crate) fn duplicate(
-        &self,
-        slot: Slot,
-        overflow: &OverflowCounts,
-    ) -> Result<(), CountError> {
-        let mut entry = self.load();
-        loop {
-            let (_, count) = entry.checked(slot, "adding a count");
-            if count >= MAX_INLINE_COUNT {
-                return overflow.duplicate(slot, self);
-            }
-            match self.change(entry, Entry(entry.0 + COUNT_ONE)) {
-                Ok(()) => return Ok(()),
-                Err(found) => entry = found,
-            }
-        }
-    }
-
-    /// Drops the caller's count.
-    pub(crate) fn release(&self, slot: Slot, overflow: &OverflowCounts) -> Released {
-        let mut entry = self.load();
-        loop {
-            let (position, count) = entry.checked(slot, "dropping a count");
-            let (next, released) = match count {
-                1 => (Entry(FREE), Released::Last(position)),
-                OVERFLOWN => {
-                    if overflow.release(slot, self) {
-                        return Released::Counted;
-                    }
-                    entry = self.load();
-                    continue;
-                }
-                _ => (Entry(entry.0 - COUNT_ONE), Released::Counted),
-            };
-            match self.change(entry, next) {
-                Ok(()) => return released,
-                Err(found) => entry = found,
-            }
-        }
-    }
-
     /// Moves the page from one position to another under its owners. `false` if the page is no
     /// longer at `from`: nothing was changed, and the data at `to` is still the caller's.
     ///
@@ -308,21 +266,6 @@ impl EntryCell {
             }
         }
         false
-    }
-
-    /// Takes a count if the slot holds a page, for someone who has none.
-    pub(crate) fn try_hold(&self, slot: Slot, overflow: &OverflowCounts) -> Option<Position> {
-        loop {
-            let entry = self.load();
-            let position = entry.position()?;
-            if entry.inline_count() >= MAX_INLINE_COUNT {
-                if let Some(position) = overflow.try_hold(slot, self)? {
-                    return Some(position);
-                }
-            } else if self.raise(entry) {
-                return Some(position);
-            }
-        }
     }
 
     /// Makes the page one scan older. Returns the age that it had; a slot without a page has none.
@@ -358,7 +301,7 @@ impl EntryCell {
         if (count == MAX_INLINE_COUNT) != to_overflow || count == OVERFLOWN {
             return Err(entry);
         }
-        self.change(entry, Entry(entry.0 + COUNT_ONE))
+        self.change(entry, entry.with_one_more())
     }
 
     pub(crate) fn step_down_from_overflow(&self, slot: Slot) -> Result<(), Entry> {
@@ -367,12 +310,12 @@ impl EntryCell {
         if count != OVERFLOWN {
             wrong_entry(slot, entry, "dropping an overflown count");
         }
-        self.change(entry, Entry(entry.0 - COUNT_ONE))
+        self.change(entry, entry.with_one_less())
     }
 
     /// Adds one to the count if the entry is still `entry`.
     pub(crate) fn raise(&self, entry: Entry) -> bool {
-        self.change(entry, Entry(entry.0 + COUNT_ONE)).is_ok()
+        self.change(entry, entry.with_one_more()).is_ok()
     }
 
     pub(crate) fn is_overflown(&self) -> bool {

@@ -13,8 +13,8 @@ use std::{
 };
 
 use crate::{
-    allocator::Shards,
     entry::TierKind,
+    shards::Shards,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 

@@ -72,19 +72,27 @@ mod group;
 #[cfg(not(loom))]
 mod migrate;
 #[cfg(not(loom))]
+mod migrator;
+#[cfg(not(loom))]
 mod page;
 #[cfg(not(loom))]
 mod release;
 #[cfg(not(loom))]
 mod scratch;
 #[cfg(not(loom))]
+mod shards;
+#[cfg(not(loom))]
 mod source;
 #[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]
+mod stored_bytes;
+#[cfg(not(loom))]
 mod table;
 #[cfg(not(loom))]
 mod tier;
+#[cfg(not(loom))]
+mod zstd;
 
 pub use counts::CountError;
 pub use entry::{Location, MAX_AGE, TierKind};

@@ -13,10 +13,12 @@ use crate::{
     PAGE_SIZE,
     entry::{Location, Position, TierKind, wrong_entry},
     error::StoreError,
+    migrator::Migrator,
     page::Page,
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    space::{STORE_ORDER, StoredBytes, SwapSpace},
+    space::{STORE_ORDER, SwapSpace},
+    stored_bytes::StoredBytes,
     sync::{atomic::Ordering, lock},
     tier::{Placed, slot_of},
 };
@@ -75,17 +77,6 @@ pub struct MigrateReport {
     pub store_error: Option<StoreError>,
     /// Whether the migration came to the end of the space.
     pub finished: bool,
-}
-
-/// Where migrations have got to, and their buffers.
-#[derive(Debug, Default)]
-pub(crate) struct Migrator {
-    /// The cluster that the next scan begins with.
-    next: u32,
-    /// The cluster that the next write-back begins with.
-    next_written: u32,
-    pages: Vec<Page>,
-    candidates: Vec<Slot>,
 }
 
 /// Pages to be moved.

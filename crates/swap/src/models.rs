@@ -9,8 +9,8 @@ use loom::{cell::UnsafeCell, model, sync::Arc, thread};
 
 use crate::{
     backlog::Backlog,
-    counts::OverflowCounts,
-    entry::{EntryCell, Location, MAX_INLINE_COUNT, Position, Released, TierKind},
+    counts::{OverflowCounts, Released},
+    entry::{EntryCell, Location, MAX_INLINE_COUNT, Position, TierKind},
     grace::Grace,
     slot::{Slot, SlotRanges},
     sync::{Mutex, atomic::AtomicUsize, lock},

@@ -4,9 +4,11 @@ use zsmalloc::PageSource;
 
 use crate::{
     allocator::Leaving,
-    entry::{Location, Released, TierKind},
+    counts::Released,
+    entry::{Location, TierKind},
     slot::{CLUSTER_SLOTS, ClusterId, Slot, SlotRange},
-    space::{StoredBytes, SwapSpace},
+    space::SwapSpace,
+    stored_bytes::StoredBytes,
 };
 
 /// Pages whose storage is freed at once; bounds the memory that a release of any length needs.

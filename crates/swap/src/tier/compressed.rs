@@ -11,13 +11,14 @@ use zsmalloc::{ObjectWord, PageSource, Pool};
 use crate::{
     PAGE_SIZE,
     checksum::Checksums,
-    codec::{Codec, Uncompressed},
+    codec::Codec,
     entry::{Location, TierKind},
     error::{Corruption, LoadError, StoreError},
     page::Page,
     scratch::Scratch,
     slot::Slot,
     tier::{Placed, Stored, Tier},
+    zstd::Uncompressed,
 };
 
 /// Bytes of a header: slot, checksum, and 12 bits for the length of the data with 4 for its codec.

@@ -21,7 +21,7 @@ use units::Units;
 use crate::{
     PAGE_SIZE,
     checksum::Checksums,
-    codec::{Codec, Uncompressed},
+    codec::Codec,
     entry::{Location, TierKind},
     error::{Corruption, LoadError, NewError, StoreError},
     page::Page,
@@ -33,6 +33,7 @@ use crate::{
         lock,
     },
     tier::{Placed, Stored, Tier},
+    zstd::Uncompressed,
 };
 
 /// What the file is divided into, in bytes: the sectors of a disk, so that each page can be written

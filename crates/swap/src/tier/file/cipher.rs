@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit, aead::{Nonce, Tag}};
+use aes_gcm::{
+    AeadInOut, Aes256Gcm, KeyInit,
+    aead::{Nonce, Tag},
+};
 use zeroize::ZeroizeOnDrop;
 
 use crate::{

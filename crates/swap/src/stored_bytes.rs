@@ -1,0 +1,47 @@
+//! Pages and bytes of a range, by tier.
+
+use crate::{
+    entry::TierKind,
+    group::{Charge, Group},
+};
+
+/// Pages of a range that were stored or freed, and their bytes, by tier: so that counters and groups
+/// are changed once for all of them.
+#[derive(Debug, Default)]
+pub(crate) struct StoredBytes {
+    tiers: [(u64, u64); TierKind::ALL.len()],
+}
+
+impl StoredBytes {
+    pub(crate) fn add(&mut self, tier: TierKind, bytes: u64) {
+        let (pages, sum) = &mut self.tiers[tier.index()];
+        *pages += 1;
+        *sum += bytes;
+    }
+
+    /// The tiers that there are pages of, with the pages and their bytes.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = (TierKind, u64, u64)> {
+        TierKind::ALL
+            .into_iter()
+            .zip(self.tiers)
+            .filter(|&(_, (pages, _))| pages > 0)
+            .map(|(tier, (pages, bytes))| (tier, pages, bytes))
+    }
+
+    fn bytes(&self, charge: Charge) -> u64 {
+        self.tiers()
+            .filter(|&(tier, ..)| Charge::of_tier(tier) == Some(charge))
+            .map(|(.., bytes)| bytes)
+            .sum()
+    }
+
+    pub(crate) fn charge(&self, group: &Group) {
+        group.charge(Charge::Pool, self.bytes(Charge::Pool));
+        group.charge(Charge::File, self.bytes(Charge::File));
+    }
+
+    pub(crate) fn uncharge(&self, group: &Group) {
+        group.uncharge(Charge::Pool, self.bytes(Charge::Pool));
+        group.uncharge(Charge::File, self.bytes(Charge::File));
+    }
+}
