@@ -4,8 +4,6 @@ mod allocator;
 mod builder;
 mod region;
 
-pub mod ffi;
-
 pub use allocator::RegionAllocator;
 pub use builder::{Builder, Memfold};
 pub use memfold_pager::Algorithm;

@@ -62,8 +62,9 @@ impl Region {
         self.0.resident_bytes()
     }
 
-    /// Whether it was inherited by a fork, and so is not there.
-    pub(crate) fn is_inherited(&self) -> bool {
+    /// Whether this process was forked from the one that mapped the region: its addresses are
+    /// unmapped here.
+    pub fn is_inherited(&self) -> bool {
         self.0.is_inherited()
     }
 
@@ -139,16 +140,17 @@ impl Region {
         })
     }
 
-    /// [`dont_need`](Self::dont_need) for who answers for all users of the memory.
+    /// [`dont_need`](Self::dont_need) without a mutable borrow, for memory that is shared by
+    /// pointers.
+    ///
+    /// # Errors
+    /// If the range is not in the region.
     ///
     /// # Safety
-    /// Nobody uses the range meanwhile.
-    pub(crate) unsafe fn dont_need_shared(
-        &self,
-        range: std::ops::Range<usize>,
-    ) -> Result<(), Error> {
+    /// No other thread accesses the range until this returns, and no reference to it is live.
+    pub unsafe fn discard_shared(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.dont_need(range) }
+        unsafe { self.0.dont_need(bytes(range, self.len())) }
     }
 
     /// Like [`pin`](Self::pin), without a borrow of the region: for other languages, whose own

@@ -1,7 +1,7 @@
 /* Sorts more numbers than its limit holds, and checks the result.
  *
- *   crates/memfold/install-c.sh /tmp/memfold &&
- *   cc -O2 crates/memfold/examples/sort.c \
+ *   crates/capi/install.sh /tmp/memfold &&
+ *   cc -O2 crates/capi/examples/sort.c \
  *      $(PKG_CONFIG_PATH=/tmp/memfold/lib/pkgconfig pkg-config --cflags --libs memfold) \
  *      -Wl,-rpath,/tmp/memfold/lib -o /tmp/sort && /tmp/sort [MEGABYTES [LIMIT_MEGABYTES]]
  */

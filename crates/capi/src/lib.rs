@@ -1,9 +1,6 @@
-//! The C interface, as `include/memfold.h` declares it (generated from this file by a test).
-//!
-//! Functions that can fail return 0 or a negative `MEMFOLD_ERROR_` number, and leave a message for
-//! [`memfold_error_message`]. None unwinds: a panic ends the process.
+#![doc = include_str!("../README.md")]
 
-use crate::{Algorithm, DetachedPin, Error, Memfold, Mode, Region, handle_signal};
+use ::memfold::{Algorithm, DetachedPin, Error, Memfold, Mode, Region, handle_signal};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -316,7 +313,7 @@ pub unsafe extern "C" fn memfold_advise(start: *mut c_void, length: usize, advic
         MEMFOLD_COLD => region.cold(range),
         MEMFOLD_PAGE_OUT => region.page_out(range).map(drop),
         // SAFETY: the caller's promise.
-        MEMFOLD_DONT_NEED => unsafe { region.dont_need_shared(range) },
+        MEMFOLD_DONT_NEED => unsafe { region.discard_shared(range) },
         _ => Ok(()),
     });
     match done {

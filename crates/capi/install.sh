@@ -1,0 +1,51 @@
+#!/bin/sh
+# Builds the C library and installs it with its header and memfold.pc:
+#
+#   crates/capi/install.sh [--profile PROFILE] [PREFIX]      (default: release, /usr/local)
+#
+# Needs cargo and binutils. `cargo cinstall -p memfold-capi` (cargo-c) installs the same files, but
+# its static library exports the symbols of LZ4, zstd and xxHash, too.
+set -eu
+profile=release
+if [ "${1:-}" = --profile ]; then
+    profile=$2
+    shift 2
+fi
+prefix=${1:-/usr/local}
+here=$(cd "$(dirname "$0")" && pwd)
+built=${CARGO_TARGET_DIR:-$here/../../target}/$(echo "$profile" | sed 's/^dev$/debug/')
+cargo build --profile "$profile" --locked -p memfold-capi --lib --manifest-path "$here/Cargo.toml"
+
+mkdir -p "$prefix/lib/pkgconfig" "$prefix/include"
+cp "$here/include/memfold.h" "$prefix/include/"
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../../Cargo.toml" | head -n 1)
+soname=$(readelf -d "$built/libmemfold_capi.so" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+cp "$built/libmemfold_capi.so" "$prefix/lib/libmemfold.so.$version"
+ln -sf "libmemfold.so.$version" "$prefix/lib/$soname"
+ln -sf "$soname" "$prefix/lib/libmemfold.so"
+
+# One object with only the interface global: a program may have its own LZ4, zstd or xxHash, of
+# another version.
+symbols=$(nm -D --defined-only "$built/libmemfold_capi.so" | awk '{ print $3 }')
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+object=$work/memfold.o
+ld -r --gc-sections $(printf ' -u %s' $symbols) "$built/libmemfold_capi.a" -o "$object"
+# (The bitcode that the Rust standard library carries is of no use once it is linked, and ar fails on it.)
+objcopy -R .llvmbc -R .llvmcmd $(printf ' --keep-global-symbol=%s' $symbols) "$object"
+rm -f "$prefix/lib/libmemfold.a"
+ar rcs "$prefix/lib/libmemfold.a" "$object"
+
+cat > "$prefix/lib/pkgconfig/memfold.pc" << PC
+prefix=$prefix
+libdir=\${prefix}/lib
+includedir=\${prefix}/include
+
+Name: memfold
+Description: Memory larger than RAM for one program
+Version: $version
+Libs: -L\${libdir} -lmemfold
+Libs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc
+Cflags: -I\${includedir}
+PC
