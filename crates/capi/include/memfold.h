@@ -13,17 +13,117 @@
 #include <stdint.h>
 
 /*
- An argument makes no sense.
+ Statistics of a limit.
+ */
+typedef struct {
+  /*
+   `sizeof(memfold_stats)`, to be set before the call.
+   */
+  size_t size;
+  /*
+   The mode of the limit: one of `MEMFOLD_MODE_`.
+   */
+  uint32_t mode;
+  /*
+   The limit on everything, in bytes; 0 where only the resident limit is set.
+   */
+  uint64_t limit_bytes;
+  /*
+   Bytes that may be resident now: what the pool and the metadata leave of the limit.
+   */
+  uint64_t resident_limit_bytes;
+  /*
+   Bytes of regions that are resident now, those in the stage included.
+   */
+  uint64_t resident_bytes;
+  /*
+   The peak of `resident_bytes`.
+   */
+  uint64_t peak_resident_bytes;
+  /*
+   Bytes of memory that the compressed pool takes now.
+   */
+  uint64_t pool_bytes;
+  /*
+   Bytes of memory that swap tables and page states take now.
+   */
+  uint64_t metadata_bytes;
+  /*
+   Bytes of all regions.
+   */
+  uint64_t mapped_bytes;
+  /*
+   Bytes of regions that are pinned.
+   */
+  uint64_t pinned_bytes;
+  /*
+   Pages that are stored in the pool now, same-filled ones included.
+   */
+  uint64_t stored_pages;
+  /*
+   Stored pages that repeat one word and take no room in the pool.
+   */
+  uint64_t same_filled_pages;
+  /*
+   Compressed bytes of all stored pages.
+   */
+  uint64_t stored_bytes;
+  /*
+   Faults that swapped pages in from the pool.
+   */
+  uint64_t faults_swap_in;
+  /*
+   Faults on pages that were never touched before, or were discarded.
+   */
+  uint64_t faults_zero_fill;
+  /*
+   Faults on pages that were still in the stage.
+   */
+  uint64_t faults_cache;
+  /*
+   Pages stored in the pool.
+   */
+  uint64_t pages_out;
+  /*
+   Pages swapped in from the pool, by faults, prefetch and readahead.
+   */
+  uint64_t pages_in;
+  /*
+   Pages of `pages_in` that the readahead thread swapped in, or a fault around its own page.
+   */
+  uint64_t pages_read_ahead;
+  /*
+   Pages filled with zeros.
+   */
+  uint64_t pages_zero_filled;
+  /*
+   Faults that had to reclaim memory themselves.
+   */
+  uint64_t direct_reclaims;
+  /*
+   Pages that could not be stored, and stayed resident.
+   */
+  uint64_t store_failures;
+  /*
+   The most pages that were ever resident above the limit, because the rest could not be moved
+   out, or moving it out gained nothing.
+   */
+  uint64_t over_limit_pages;
+} memfold_stats;
+
+
+/*
+ An argument is invalid.
  */
 #define MEMFOLD_ERROR_ARGUMENT -1
 
 /*
- The host does not allow what was asked for.
+ The host does not allow the mode.
  */
 #define MEMFOLD_ERROR_UNAVAILABLE -2
 
 /*
- The system refused something.
+ The kernel refused a system call.
  */
 #define MEMFOLD_ERROR_SYSTEM -3
 
@@ -33,17 +133,17 @@
 #define MEMFOLD_ERROR_LIMIT -4
 
 /*
- The calling process was forked from the one that made it.
+ The calling process is a forked child of the one that made the limit.
  */
 #define MEMFOLD_ERROR_FORKED -5
 
 /*
- Choose signal mode where the host allows it, else protection mode.
+ Signal mode where the host allows userfaultfd, else protection mode.
  */
 #define MEMFOLD_MODE_AUTO 0
 
 /*
- Faults are served in the faulting thread, by a handler of SIGBUS.
+ Faults are served in the faulting thread, by a SIGBUS handler.
  */
 #define MEMFOLD_MODE_SIGNAL 1
 
@@ -53,12 +153,12 @@
 #define MEMFOLD_MODE_THREAD 2
 
 /*
- Faults are served in the faulting thread, by a handler of SIGSEGV, without userfaultfd.
+ Faults are served in the faulting thread, by a SIGSEGV handler, without userfaultfd.
  */
 #define MEMFOLD_MODE_PROTECTION 3
 
 /*
- LZ4.
+ LZ4: the fastest.
  */
 #define MEMFOLD_ALGORITHM_LZ4 0
 
@@ -68,24 +168,25 @@
 #define MEMFOLD_ALGORITHM_ZSTD 1
 
 /*
- Bring the range in before it is touched, as far as there is room.
+ Swap the range in before it is touched, as far as there is room: MADV_WILLNEED.
  */
-#define MEMFOLD_WILL_NEED 0
+#define MEMFOLD_PREFETCH 0
 
 /*
- The range goes first when room is needed.
+ Reclaim moves the range out first: MADV_COLD.
  */
-#define MEMFOLD_COLD 1
+#define MEMFOLD_MARK_COLD 1
 
 /*
- Move the range out now.
+ Move the range out now: MADV_PAGEOUT.
  */
 #define MEMFOLD_PAGE_OUT 2
 
 /*
- Drop the contents of the range: it reads as zeros. Nobody else may use it meanwhile.
+ Discard the contents of the range, which reads as zeros then: MADV_DONTNEED. No other thread may
+ access the range until the call returns.
  */
-#define MEMFOLD_DONT_NEED 3
+#define MEMFOLD_DISCARD 3
 
 /*
  A limit on memory.
@@ -93,7 +194,7 @@
 typedef struct memfold memfold;
 
 /*
- How a limit is to be. All zeros, but for `size`, are the defaults.
+ Options of a limit. Zero in all members but `size` means the defaults.
  */
 typedef struct {
   /*
@@ -127,46 +228,20 @@ typedef struct {
   uint32_t no_readahead;
 } memfold_options;
 
-/*
- Figures; see the fields of the same names in the Rust documentation of `Stats`.
- */
-typedef struct {
-  /*
-   `sizeof(memfold_stats)`, to be set before the call.
-   */
-  size_t size;
-  uint32_t mode;
-  uint64_t limit_bytes;
-  uint64_t resident_limit_bytes;
-  uint64_t resident_bytes;
-  uint64_t peak_resident_bytes;
-  uint64_t pool_bytes;
-  uint64_t metadata_bytes;
-  uint64_t mapped_bytes;
-  uint64_t stored_pages;
-  uint64_t stored_bytes;
-  uint64_t faults_swap_in;
-  uint64_t faults_zero_fill;
-  uint64_t pages_out;
-  uint64_t pages_in;
-  uint64_t pages_read_ahead;
-  uint64_t over_limit_pages;
-} memfold_stats;
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
 /*
- Makes a limit, and puts it into `*made`. `options` may be null for the defaults.
+ Makes a limit, and stores it in `*made`. `options` may be null for the defaults.
 
  # Safety
- `options` is null or points to options of the size that they say; `made` can be written.
+ `options` is null or points to as many bytes as its `size` says; `made` can be written.
  */
 int memfold_new(const memfold_options *options, memfold **made);
 
 /*
- Gives a limit up. Its regions stay until they are unmapped. Null is ignored.
+ Frees a limit. Its regions stay mapped until they are unmapped. Null is ignored.
 
  # Safety
  `limit` came from [`memfold_new`] and is not used any more.
@@ -174,7 +249,7 @@ int memfold_new(const memfold_options *options, memfold **made);
 void memfold_free(memfold *limit);
 
 /*
- Maps `length` bytes of zeros under a limit, and puts their address into `*start`.
+ Maps a region of `length` bytes, which reads as zeros, and stores its address in `*start`.
 
  # Safety
  `limit` came from [`memfold_new`]; `start` can be written.
@@ -182,34 +257,34 @@ void memfold_free(memfold *limit);
 int memfold_map(memfold *limit, size_t length, void **start);
 
 /*
- Unmaps what [`memfold_map`] gave, with all pins. What it has in the pool is released in the
- background.
+ Unmaps a region that [`memfold_map`] mapped, and ends its pins. Its pages in the pool are released
+ in the background.
 
  # Safety
- Nobody uses the memory any more.
+ No thread accesses the region any more.
  */
 int memfold_unmap(void *start);
 
 /*
- Advises on a range of a region: one of `MEMFOLD_WILL_NEED`, `MEMFOLD_COLD`, `MEMFOLD_PAGE_OUT`
- and `MEMFOLD_DONT_NEED`.
+ Advises on a range of a region. `advice` is one of `MEMFOLD_PREFETCH`, `MEMFOLD_MARK_COLD`,
+ `MEMFOLD_PAGE_OUT` and `MEMFOLD_DISCARD`.
 
  # Safety
- For `MEMFOLD_DONT_NEED`, nobody else uses the range meanwhile.
+ For `MEMFOLD_DISCARD`, no other thread accesses the range until this returns.
  */
 int memfold_advise(void *start, size_t length, int advice);
 
 /*
- Brings a range in and keeps it in memory until [`memfold_unpin`] is called for it as often as
- this was: needed before it is given to a system call in signal and protection mode.
+ Swaps a range in and keeps it resident until [`memfold_unpin`] was called for it as often as this.
+ In signal and protection mode, pin a range before a system call reads or writes it.
 
  # Safety
- None beyond the address being one.
+ `start` is only compared with the addresses of regions: any value is sound.
  */
 int memfold_pin(void *start, size_t length);
 
 /*
- Takes back a pin of exactly this range.
+ Ends one pin of exactly this range.
 
  # Safety
  No system call uses the range any more.
@@ -217,7 +292,7 @@ int memfold_pin(void *start, size_t length);
 int memfold_unpin(void *start, size_t length);
 
 /*
- The figures of a limit. `stats->size` must be set.
+ Stores the statistics of a limit in `*stats`, whose `size` must be set.
 
  # Safety
  `limit` came from [`memfold_new`]; `stats` can be written, as many bytes as its size says.
@@ -225,17 +300,17 @@ int memfold_unpin(void *start, size_t length);
 int memfold_get_stats(const memfold *limit, memfold_stats *stats);
 
 /*
- Serves the fault that a handler of SIGBUS or SIGSEGV was called for, if it is on a region: 1
- then, and the handler must return. 0 if it is not. For programs that install such a handler after
- the first limit was made. Keeps `errno`, and all signals wait meanwhile.
+ Serves a fault from a SIGBUS or SIGSEGV handler that the program installed after it made its first
+ limit. Returns 1 if the fault was on a region: the handler must return then. Returns 0 if it was
+ not. Preserves `errno`, and blocks all signals meanwhile.
 
  # Safety
- `info` is what the kernel gave the handler.
+ `info` is the one that the kernel passed to the handler.
  */
 int memfold_handle_signal(const siginfo_t *info);
 
 /*
- What the last call of this thread that failed had to say. Valid until the next one.
+ The message of the last failed call of this thread, valid until the next call that fails.
  */
 const char *memfold_error_message(void);
 

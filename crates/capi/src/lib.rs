@@ -1,53 +1,55 @@
 #![doc = include_str!("../README.md")]
 
-use ::memfold::{Algorithm, DetachedPin, Error, Memfold, Mode, Region, handle_signal};
+use ::memfold::{Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, handle_signal};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An argument makes no sense.
+/// An argument is invalid.
 pub const MEMFOLD_ERROR_ARGUMENT: c_int = -1;
-/// The host does not allow what was asked for.
+/// The host does not allow the mode.
 pub const MEMFOLD_ERROR_UNAVAILABLE: c_int = -2;
-/// The system refused something.
+/// The kernel refused a system call.
 pub const MEMFOLD_ERROR_SYSTEM: c_int = -3;
 /// The limit has no room.
 pub const MEMFOLD_ERROR_LIMIT: c_int = -4;
-/// The calling process was forked from the one that made it.
+/// The calling process is a forked child of the one that made the limit.
 pub const MEMFOLD_ERROR_FORKED: c_int = -5;
 
-/// Choose signal mode where the host allows it, else protection mode.
+/// Signal mode where the host allows userfaultfd, else protection mode.
 pub const MEMFOLD_MODE_AUTO: u32 = 0;
-/// Faults are served in the faulting thread, by a handler of SIGBUS.
+/// Faults are served in the faulting thread, by a SIGBUS handler.
 pub const MEMFOLD_MODE_SIGNAL: u32 = 1;
 /// Faults are served by a thread; system calls work on missing pages.
 pub const MEMFOLD_MODE_THREAD: u32 = 2;
-/// Faults are served in the faulting thread, by a handler of SIGSEGV, without userfaultfd.
+/// Faults are served in the faulting thread, by a SIGSEGV handler, without userfaultfd.
 pub const MEMFOLD_MODE_PROTECTION: u32 = 3;
 
-/// LZ4.
+/// LZ4: the fastest.
 pub const MEMFOLD_ALGORITHM_LZ4: u32 = 0;
 /// Zstandard: smaller, slower.
 pub const MEMFOLD_ALGORITHM_ZSTD: u32 = 1;
 
-/// Bring the range in before it is touched, as far as there is room.
-pub const MEMFOLD_WILL_NEED: c_int = 0;
-/// The range goes first when room is needed.
-pub const MEMFOLD_COLD: c_int = 1;
-/// Move the range out now.
+/// Swap the range in before it is touched, as far as there is room: MADV_WILLNEED.
+pub const MEMFOLD_PREFETCH: c_int = 0;
+/// Reclaim moves the range out first: MADV_COLD.
+pub const MEMFOLD_MARK_COLD: c_int = 1;
+/// Move the range out now: MADV_PAGEOUT.
 pub const MEMFOLD_PAGE_OUT: c_int = 2;
-/// Drop the contents of the range: it reads as zeros. Nobody else may use it meanwhile.
-pub const MEMFOLD_DONT_NEED: c_int = 3;
+/// Discard the contents of the range, which reads as zeros then: MADV_DONTNEED. No other thread may
+/// access the range until the call returns.
+pub const MEMFOLD_DISCARD: c_int = 3;
 
 /// A limit on memory.
+#[derive(Debug)]
 #[allow(non_camel_case_types, reason = "the name in C")]
 pub struct memfold(Memfold);
 
-/// How a limit is to be. All zeros, but for `size`, are the defaults.
+/// Options of a limit. Zero in all members but `size` means the defaults.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[allow(non_camel_case_types, reason = "the name in C")]
 pub struct memfold_options {
     /// `sizeof(memfold_options)`.
@@ -67,30 +69,20 @@ pub struct memfold_options {
     pub no_readahead: u32,
 }
 
-/// Figures; see the fields of the same names in the Rust documentation of `Stats`.
+/// Statistics of a limit.
+///
+/// In the header each of `values` is a member with the name and the description that
+/// `Stats::FIELDS` has for it: the same layout, as all of them are `uint64_t`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 #[allow(non_camel_case_types, reason = "the name in C")]
-#[allow(missing_docs, reason = "the names are those of Stats")]
 pub struct memfold_stats {
     /// `sizeof(memfold_stats)`, to be set before the call.
     pub size: usize,
+    /// The mode of the limit: one of `MEMFOLD_MODE_`.
     pub mode: u32,
-    pub limit_bytes: u64,
-    pub resident_limit_bytes: u64,
-    pub resident_bytes: u64,
-    pub peak_resident_bytes: u64,
-    pub pool_bytes: u64,
-    pub metadata_bytes: u64,
-    pub mapped_bytes: u64,
-    pub stored_pages: u64,
-    pub stored_bytes: u64,
-    pub faults_swap_in: u64,
-    pub faults_zero_fill: u64,
-    pub pages_out: u64,
-    pub pages_in: u64,
-    pub pages_read_ahead: u64,
-    pub over_limit_pages: u64,
+    /// The numbers, in the order of `Stats::FIELDS`.
+    pub values: [u64; Stats::FIELDS.len()],
 }
 
 thread_local!(static MESSAGE: RefCell<CString> = RefCell::default());
@@ -98,12 +90,12 @@ thread_local!(static MESSAGE: RefCell<CString> = RefCell::default());
 /// The regions of C programs, by address, and their pins.
 struct Regions {
     regions: BTreeMap<usize, Arc<Region>>,
-    pins: BTreeMap<(usize, usize), Vec<DetachedPin>>,
+    pins: BTreeMap<(usize, usize), Vec<PinnedDetached>>,
 }
 
 impl Regions {
-    /// Adds a region. The first of a forked child takes the place of what it inherited, which its
-    /// own regions may lie over.
+    /// Adds a region. The first region of a forked child replaces those inherited from the parent,
+    /// whose addresses the child's own may overlap.
     fn insert(&mut self, start: usize, region: Region) {
         if self.regions.values().any(|region| region.is_inherited()) {
             self.regions.clear();
@@ -138,11 +130,20 @@ fn fail_with(error: &Error) -> c_int {
         Error::Forked => MEMFOLD_ERROR_FORKED,
         _ => MEMFOLD_ERROR_SYSTEM,
     };
-    fail(code, &error.to_string())
+    fail(code, &with_causes(error))
 }
 
-/// Whether a structure that begins with this size may be of the type: a program that was built with
-/// an older header has fewer fields.
+fn with_causes(error: &Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    message
+}
+
+/// Whether a structure of this size is a `T`, or the shorter one of an older header.
 fn is_size_of<T>(size: usize) -> bool {
     (size_of::<usize>()..=size_of::<T>()).contains(&size)
 }
@@ -171,27 +172,37 @@ fn build(options: &memfold_options) -> Result<Memfold, c_int> {
         MEMFOLD_MODE_SIGNAL => builder.mode(Mode::Signal),
         MEMFOLD_MODE_THREAD => builder.mode(Mode::Thread),
         MEMFOLD_MODE_PROTECTION => builder.mode(Mode::Protection),
-        _ => return Err(fail(MEMFOLD_ERROR_ARGUMENT, "there is no such mode")),
+        _ => {
+            return Err(fail(
+                MEMFOLD_ERROR_ARGUMENT,
+                "options.mode is not one of MEMFOLD_MODE_",
+            ));
+        }
     };
     builder = match options.algorithm {
         MEMFOLD_ALGORITHM_LZ4 => builder.algorithm(Algorithm::Lz4),
         MEMFOLD_ALGORITHM_ZSTD => builder.algorithm(Algorithm::Zstd),
-        _ => return Err(fail(MEMFOLD_ERROR_ARGUMENT, "there is no such algorithm")),
+        _ => {
+            return Err(fail(
+                MEMFOLD_ERROR_ARGUMENT,
+                "options.algorithm is not one of MEMFOLD_ALGORITHM_",
+            ));
+        }
     };
     builder.build().map_err(|error| fail_with(&error))
 }
 
-/// Makes a limit, and puts it into `*made`. `options` may be null for the defaults.
+/// Makes a limit, and stores it in `*made`. `options` may be null for the defaults.
 ///
 /// # Safety
-/// `options` is null or points to options of the size that they say; `made` can be written.
+/// `options` is null or points to as many bytes as its `size` says; `made` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_new(
     options: *const memfold_options,
     made: *mut *mut memfold,
 ) -> c_int {
     if made.is_null() {
-        return fail(MEMFOLD_ERROR_ARGUMENT, "no place for the result");
+        return fail(MEMFOLD_ERROR_ARGUMENT, "made is a null pointer");
     }
     let mut given = memfold_options {
         size: size_of::<memfold_options>(),
@@ -207,7 +218,10 @@ pub unsafe extern "C" fn memfold_new(
         unsafe {
             let size = (*options).size;
             if !is_size_of::<memfold_options>(size) {
-                return fail(MEMFOLD_ERROR_ARGUMENT, "options.size is not set");
+                return fail(
+                    MEMFOLD_ERROR_ARGUMENT,
+                    "options.size is not that of a memfold_options: set it to sizeof",
+                );
             }
             ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), size);
         }
@@ -222,7 +236,7 @@ pub unsafe extern "C" fn memfold_new(
     }
 }
 
-/// Gives a limit up. Its regions stay until they are unmapped. Null is ignored.
+/// Frees a limit. Its regions stay mapped until they are unmapped. Null is ignored.
 ///
 /// # Safety
 /// `limit` came from [`memfold_new`] and is not used any more.
@@ -234,7 +248,7 @@ pub unsafe extern "C" fn memfold_free(limit: *mut memfold) {
     }
 }
 
-/// Maps `length` bytes of zeros under a limit, and puts their address into `*start`.
+/// Maps a region of `length` bytes, which reads as zeros, and stores its address in `*start`.
 ///
 /// # Safety
 /// `limit` came from [`memfold_new`]; `start` can be written.
@@ -250,7 +264,7 @@ pub unsafe extern "C" fn memfold_map(
     // SAFETY: the caller's promise.
     match unsafe { &*limit }.0.map(length) {
         Ok(region) => {
-            let address = region.as_ptr();
+            let address = region.base().as_ptr();
             regions().insert(address as usize, region);
             // SAFETY: the caller's promise.
             unsafe { *start = address.cast() };
@@ -260,17 +274,20 @@ pub unsafe extern "C" fn memfold_map(
     }
 }
 
-/// Unmaps what [`memfold_map`] gave, with all pins. What it has in the pool is released in the
-/// background.
+/// Unmaps a region that [`memfold_map`] mapped, and ends its pins. Its pages in the pool are released
+/// in the background.
 ///
 /// # Safety
-/// Nobody uses the memory any more.
+/// No thread accesses the region any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_unmap(start: *mut c_void) -> c_int {
     let region = {
         let mut all = regions();
         let Some(region) = all.regions.remove(&(start as usize)) else {
-            return fail(MEMFOLD_ERROR_ARGUMENT, "no region starts at this address");
+            return fail(
+                MEMFOLD_ERROR_ARGUMENT,
+                "no region starts at this address: give the one that memfold_map returned",
+            );
         };
         let end = start as usize + region.len();
         all.pins
@@ -301,33 +318,36 @@ fn at<R>(
     run(&region, range).map_err(|error| fail_with(&error))
 }
 
-/// Advises on a range of a region: one of `MEMFOLD_WILL_NEED`, `MEMFOLD_COLD`, `MEMFOLD_PAGE_OUT`
-/// and `MEMFOLD_DONT_NEED`.
+/// Advises on a range of a region. `advice` is one of `MEMFOLD_PREFETCH`, `MEMFOLD_MARK_COLD`,
+/// `MEMFOLD_PAGE_OUT` and `MEMFOLD_DISCARD`.
 ///
 /// # Safety
-/// For `MEMFOLD_DONT_NEED`, nobody else uses the range meanwhile.
+/// For `MEMFOLD_DISCARD`, no other thread accesses the range until this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_advise(start: *mut c_void, length: usize, advice: c_int) -> c_int {
     let done = at(start, length, |region, range| match advice {
-        MEMFOLD_WILL_NEED => region.will_need(range),
-        MEMFOLD_COLD => region.cold(range),
+        MEMFOLD_PREFETCH => region.prefetch(range),
+        MEMFOLD_MARK_COLD => region.mark_cold(range),
         MEMFOLD_PAGE_OUT => region.page_out(range).map(drop),
         // SAFETY: the caller's promise.
-        MEMFOLD_DONT_NEED => unsafe { region.discard_shared(range) },
+        MEMFOLD_DISCARD => unsafe { region.discard_shared(range) },
         _ => Ok(()),
     });
     match done {
         Err(code) => code,
-        Ok(()) if (MEMFOLD_WILL_NEED..=MEMFOLD_DONT_NEED).contains(&advice) => 0,
-        Ok(()) => fail(MEMFOLD_ERROR_ARGUMENT, "there is no such advice"),
+        Ok(()) if (MEMFOLD_PREFETCH..=MEMFOLD_DISCARD).contains(&advice) => 0,
+        Ok(()) => fail(
+            MEMFOLD_ERROR_ARGUMENT,
+            "advice is not MEMFOLD_PREFETCH, _MARK_COLD, _PAGE_OUT or _DISCARD",
+        ),
     }
 }
 
-/// Brings a range in and keeps it in memory until [`memfold_unpin`] is called for it as often as
-/// this was: needed before it is given to a system call in signal and protection mode.
+/// Swaps a range in and keeps it resident until [`memfold_unpin`] was called for it as often as this.
+/// In signal and protection mode, pin a range before a system call reads or writes it.
 ///
 /// # Safety
-/// None beyond the address being one.
+/// `start` is only compared with the addresses of regions: any value is sound.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_pin(start: *mut c_void, length: usize) -> c_int {
     match at(start, length, |region, range| region.pin_detached(range)) {
@@ -340,7 +360,7 @@ pub unsafe extern "C" fn memfold_pin(start: *mut c_void, length: usize) -> c_int
     }
 }
 
-/// Takes back a pin of exactly this range.
+/// Ends one pin of exactly this range.
 ///
 /// # Safety
 /// No system call uses the range any more.
@@ -360,7 +380,7 @@ pub unsafe extern "C" fn memfold_unpin(start: *mut c_void, length: usize) -> c_i
     0
 }
 
-/// The figures of a limit. `stats->size` must be set.
+/// Stores the statistics of a limit in `*stats`, whose `size` must be set.
 ///
 /// # Safety
 /// `limit` came from [`memfold_new`]; `stats` can be written, as many bytes as its size says.
@@ -375,47 +395,36 @@ pub unsafe extern "C" fn memfold_get_stats(
     // SAFETY: the caller's promise.
     let (now, size) = unsafe { ((*limit).0.stats(), (*stats).size) };
     if !is_size_of::<memfold_stats>(size) {
-        return fail(MEMFOLD_ERROR_ARGUMENT, "stats.size is not set");
+        return fail(
+            MEMFOLD_ERROR_ARGUMENT,
+            "stats.size is not that of a memfold_stats: set it to sizeof",
+        );
     }
-    let figures = memfold_stats {
+    let filled = memfold_stats {
         size,
         mode: mode_number(now.mode),
-        limit_bytes: now.limit_bytes,
-        resident_limit_bytes: now.resident_limit_bytes,
-        resident_bytes: now.resident_bytes,
-        peak_resident_bytes: now.peak_resident_bytes,
-        pool_bytes: now.pool_bytes,
-        metadata_bytes: now.metadata_bytes,
-        mapped_bytes: now.mapped_bytes,
-        stored_pages: now.stored_pages,
-        stored_bytes: now.stored_bytes,
-        faults_swap_in: now.faults_swap_in,
-        faults_zero_fill: now.faults_zero_fill,
-        pages_out: now.pages_out,
-        pages_in: now.pages_in,
-        pages_read_ahead: now.pages_read_ahead,
-        over_limit_pages: now.over_limit_pages,
+        values: now.values(),
     };
-    // SAFETY: the caller's promise; the size is not more than there is.
+    // SAFETY: the caller's promise; `size` is at most that of `filled`.
     unsafe {
-        ptr::copy_nonoverlapping((&raw const figures).cast::<u8>(), stats.cast::<u8>(), size);
+        ptr::copy_nonoverlapping((&raw const filled).cast::<u8>(), stats.cast::<u8>(), size);
     }
     0
 }
 
-/// Serves the fault that a handler of SIGBUS or SIGSEGV was called for, if it is on a region: 1
-/// then, and the handler must return. 0 if it is not. For programs that install such a handler after
-/// the first limit was made. Keeps `errno`, and all signals wait meanwhile.
+/// Serves a fault from a SIGBUS or SIGSEGV handler that the program installed after it made its first
+/// limit. Returns 1 if the fault was on a region: the handler must return then. Returns 0 if it was
+/// not. Preserves `errno`, and blocks all signals meanwhile.
 ///
 /// # Safety
-/// `info` is what the kernel gave the handler.
+/// `info` is the one that the kernel passed to the handler.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_handle_signal(info: *const libc::siginfo_t) -> c_int {
     // SAFETY: the caller's promise.
     c_int::from(unsafe { handle_signal(info) })
 }
 
-/// What the last call of this thread that failed had to say. Valid until the next one.
+/// The message of the last failed call of this thread, valid until the next call that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_error_message() -> *const c_char {
     MESSAGE.with(|message| message.borrow().as_ptr())

@@ -1,7 +1,9 @@
 //! The C functions, called from Rust.
 
+use memfold::Stats;
 use memfold_capi::{
-    MEMFOLD_PAGE_OUT, memfold_advise, memfold_free, memfold_map, memfold_new, memfold_unmap,
+    MEMFOLD_PAGE_OUT, memfold_advise, memfold_free, memfold_get_stats, memfold_map, memfold_new,
+    memfold_stats, memfold_unmap,
 };
 
 /// In a child, a large region lies over where its parent had small ones.
@@ -58,5 +60,35 @@ fn a_child_advises_on_its_own_regions() {
             assert_eq!(memfold_unmap(start), 0);
         }
         memfold_free(parents);
+    }
+}
+
+/// The header has a member for each value; this is where they must lie.
+#[test]
+fn statistics_are_those_of_the_rust_library() {
+    // SAFETY: pointers to what lives here.
+    unsafe {
+        let mut limit = std::ptr::null_mut();
+        assert_eq!(memfold_new(std::ptr::null(), &mut limit), 0);
+        let mut start = std::ptr::null_mut();
+        assert_eq!(memfold_map(limit, 3 << 20, &mut start), 0);
+        let mut stats: memfold_stats = std::mem::zeroed();
+        assert_eq!(memfold_get_stats(limit, &mut stats), -1, "without a size");
+        stats.size = size_of::<memfold_stats>();
+        assert_eq!(memfold_get_stats(limit, &mut stats), 0);
+        let mapped = Stats::FIELDS
+            .iter()
+            .position(|field| field.name == "mapped_bytes");
+        assert_eq!(stats.values[mapped.unwrap()], 3 << 20);
+        let first = std::mem::offset_of!(memfold_stats, values);
+        assert_eq!(first, size_of::<usize>() + size_of::<u64>(), "no gaps in C");
+        // An older header's structure ends earlier.
+        stats.size = first + 8;
+        stats.values = [9; Stats::FIELDS.len()];
+        assert_eq!(memfold_get_stats(limit, &mut stats), 0);
+        assert_ne!(stats.values[0], 9);
+        assert!(stats.values[1..].iter().all(|value| *value == 9));
+        assert_eq!(memfold_unmap(start), 0);
+        memfold_free(limit);
     }
 }

@@ -218,7 +218,7 @@ impl Missing {
 fn swap_in(region: &mut Region, order: impl Iterator<Item = usize>, pages: usize) -> f64 {
     let out = region.page_out(..).expect("the whole region");
     assert_eq!(out as usize, pages * PAGE_SIZE);
-    let start = region.as_ptr();
+    let start = region.base().as_ptr();
     each(pages, || {
         for page in order {
             // SAFETY: within the region.

@@ -1,7 +1,7 @@
 //! An allocator for collections whose memory is regions.
 //!
-//! All that it notes about memory lies outside the regions, so that neither allocating nor freeing
-//! touches a page that may be in the pool.
+//! Its own records lie outside the regions, so that neither allocating nor freeing touches a page
+//! that may be in the pool.
 
 use crate::{Memfold, Region};
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
@@ -10,21 +10,34 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Larger allocations are regions of their own.
+/// Bytes: larger allocations are regions of their own.
 const LARGEST_SMALL: usize = 64 << 10;
-/// Small ones are cut from regions of this length.
+/// Bytes of a region that smaller allocations are cut from. More makes fewer mappings, and keeps more
+/// memory until the last clone of the allocator is dropped.
 const CHUNK: usize = 16 << 20;
-/// Objects of one class are cut from a chunk so many bytes at a time, so that they lie together.
+/// Bytes of a chunk that a size class takes at a time. More keeps objects of a class closer together.
 const SLAB: usize = 256 << 10;
-/// Classes are four to each power of two, from 16 bytes on.
+/// Bytes of the smallest size class; classes are four to each power of two from there.
 const SMALLEST: usize = 16;
 
-/// An allocator for `hashbrown`, `allocator-api2`'s `Vec` and `Box`, and all others that take one.
-/// Clones are the same allocator.
+/// An allocator for `hashbrown`, `allocator-api2`'s `Vec` and `Box`, and other collections that take
+/// one. Clones are the same allocator. Needs the feature `allocator-api2`.
 ///
-/// Allocations above 64 KiB are [regions](crate::Region) of their own, given back when they are
-/// freed. Smaller ones are cut from shared regions by size class; memory of one class serves that
-/// class again, and is given back with the last clone.
+/// Allocations above 64 KiB are [regions](crate::Region) of their own, unmapped when they are freed.
+/// Smaller ones are cut from shared regions by size class; freed memory serves its class again, and is
+/// unmapped with the last clone.
+///
+/// ```
+/// use hashbrown::{DefaultHashBuilder, HashMap};
+/// use memfold::Memfold;
+///
+/// let memfold = Memfold::with_limit(32 << 20)?;
+/// let mut squares =
+///     HashMap::with_hasher_in(DefaultHashBuilder::default(), memfold.allocator());
+/// squares.extend((0..100_000u64).map(|number| (number, number * number)));
+/// assert_eq!(squares[&300], 90_000);
+/// # Ok::<(), memfold::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct RegionAllocator(Arc<Heap>);
 
@@ -37,7 +50,7 @@ struct Heap {
 struct State {
     large: HashMap<usize, Region>,
     chunks: Vec<Region>,
-    /// What of the last chunk is not given to a class yet.
+    /// The part of the last chunk that no class has taken yet.
     rest: std::ops::Range<usize>,
     classes: Vec<Class>,
 }
@@ -67,7 +80,7 @@ impl RegionAllocator {
         }))
     }
 
-    /// The [`Memfold`] whose limit it is under.
+    /// The [`Memfold`] whose limit the allocations are under.
     pub fn memfold(&self) -> &Memfold {
         &self.0.memfold
     }
@@ -81,7 +94,7 @@ impl RegionAllocator {
             return Err(AllocError);
         }
         let region = self.0.memfold.map(layout.size()).map_err(|_| AllocError)?;
-        let start = NonNull::new(region.as_ptr()).ok_or(AllocError)?;
+        let start = region.base();
         let mut state = self.state();
         state.large.try_reserve(1).map_err(|_| AllocError)?;
         state.large.insert(start.as_ptr() as usize, region);
@@ -90,7 +103,7 @@ impl RegionAllocator {
 
     fn allocate_small(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         if self.0.memfold.is_inherited() {
-            // What it has are the parent's addresses: here there may be anything.
+            // The records hold addresses of the parent, where the child may have mapped anything.
             return Err(AllocError);
         }
         let (index, size) = class_of(small_size(layout));
@@ -113,7 +126,7 @@ impl RegionAllocator {
     fn take_slab(&self, state: &mut State) -> Result<std::ops::Range<usize>, AllocError> {
         if state.rest.is_empty() {
             let chunk = self.0.memfold.map(CHUNK).map_err(|_| AllocError)?;
-            let start = chunk.as_ptr() as usize;
+            let start = chunk.base().as_ptr() as usize;
             state.chunks.push(chunk);
             state.rest = start..start + CHUNK;
         }
@@ -155,7 +168,7 @@ unsafe impl Allocator for RegionAllocator {
     fn allocate_zeroed(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let memory = self.allocate(layout)?;
         if layout.size() > 0 && is_small(layout) {
-            // SAFETY: allocated just now. (Large ones are zeros already.)
+            // SAFETY: `allocate` returned these bytes. (Regions of their own are zeros already.)
             unsafe { memory.cast::<u8>().as_ptr().write_bytes(0, layout.size()) };
         }
         Ok(memory)

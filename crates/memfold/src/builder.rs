@@ -1,25 +1,48 @@
 //! Making a [`Memfold`].
 
-use crate::{Error, Mode, Region, RegionAllocator, Stats};
+use crate::{Error, Mode, Region, Stats};
 use memfold_pager::embedded::{Config, Engine};
 use memfold_pager::{Algorithm, Limit};
 use std::fmt;
 use std::sync::Arc;
 
-/// A limit on memory, and the regions under it. Clones are the same one.
+/// A limit on memory, and the regions under it. Clones share the limit.
 ///
-/// All methods may be called from any thread. The threads that work for it end when the last clone
-/// and the last region are gone.
+/// All methods may be called from any thread. The threads that reclaim memory and serve faults exit
+/// when the last clone and the last region are dropped.
+///
+/// ```
+/// use memfold::Memfold;
+///
+/// let memfold = Memfold::with_limit(32 << 20)?;
+/// let mut cache = memfold.map(64 << 20)?;
+/// cache[..5].copy_from_slice(b"hello");
+/// assert!(memfold.stats().resident_bytes >= 4096);
+/// # Ok::<(), memfold::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Memfold(Arc<Engine>);
 
-/// How a [`Memfold`] is to be; see [`Memfold::builder`].
+/// Options of a [`Memfold`], from [`Memfold::builder`].
+///
+/// ```
+/// use memfold::{Algorithm, Memfold, Mode};
+///
+/// let memfold = Memfold::builder()
+///     .limit(32 << 20)
+///     .algorithm(Algorithm::Zstd)
+///     .mode(Mode::Protection)
+///     .build()?;
+/// assert_eq!(memfold.mode(), Mode::Protection);
+/// # Ok::<(), memfold::Error>(())
+/// ```
 #[derive(Debug, Clone)]
-pub struct Builder(Config);
+#[must_use = "a builder makes nothing until `build` is called"]
+pub struct MemfoldBuilder(Config);
 
-impl Default for Builder {
+impl Default for MemfoldBuilder {
     fn default() -> Self {
-        Builder(Config {
+        MemfoldBuilder(Config {
             limit: Limit::default(),
             algorithm: Algorithm::default(),
             checksum: true,
@@ -29,61 +52,58 @@ impl Default for Builder {
     }
 }
 
-impl Builder {
-    /// The most bytes of memory to use for everything: resident pages of regions, the compressed
-    /// pool and records. Nothing is lost when it cannot be held (data that does not compress); the
-    /// excess is in [`Stats::over_limit_pages`].
-    #[must_use]
+impl MemfoldBuilder {
+    /// The most bytes of memory for everything: resident pages of regions, the compressed pool and
+    /// its metadata. Pages that cannot be moved out (they do not compress, or are pinned) stay
+    /// resident; [`Stats::over_limit_pages`] counts the excess.
+    ///
+    /// Without this and [`resident_limit`](Self::resident_limit): half of the memory that the host,
+    /// or the cgroup of this process, allows.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.0.limit.total_bytes = Some(bytes);
         self
     }
 
-    /// The most bytes of regions that may be resident, whatever the pool takes besides: what the
+    /// The most bytes of regions that may be resident, not counting the compressed pool: what the
     /// limit of a memory cgroup means with zram.
-    #[must_use]
     pub fn resident_limit(mut self, bytes: u64) -> Self {
         self.0.limit.resident_bytes = Some(bytes);
         self
     }
 
-    /// How pages are compressed. LZ4 if not said.
-    #[must_use]
+    /// How pages are compressed. Default: LZ4.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.0.algorithm = algorithm;
         self
     }
 
-    /// Whether each stored page has a checksum that is verified when it is read: yes, if not said.
-    /// It costs about 0.08 µs a page each way.
-    #[must_use]
+    /// Whether a checksum of each stored page is verified on swap-in. Default: yes.
     pub fn checksum(mut self, checksum: bool) -> Self {
         self.0.checksum = checksum;
         self
     }
 
-    /// How faults are served. If not said: [`Mode::Signal`] where the host allows userfaultfd, and
-    /// else [`Mode::Protection`]. A mode that is asked for is never replaced by another.
-    #[must_use]
+    /// How faults are served. Default: [`Mode::Signal`] where the host allows userfaultfd, else
+    /// [`Mode::Protection`]. [`build`](Self::build) fails if the host does not allow the mode given
+    /// here.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.0.mode = Some(mode);
         self
     }
 
-    /// Whether a thread reads ahead of sequential and strided accesses, and, where nothing has to
-    /// leave memory for it, brings in what lies around scattered accesses once an eighth of their
-    /// neighbourhood (64 pages) was touched: yes, if not said. Protection mode has none.
-    #[must_use]
+    /// Whether a thread reads ahead of sequential and strided streams, and, while there is ample
+    /// room, swaps in whole blocks of 64 pages once more than an eighth of the block is resident.
+    /// Default: yes. Protection mode has no readahead.
     pub fn readahead(mut self, readahead: bool) -> Self {
         self.0.readahead = readahead;
         self
     }
 
-    /// Makes it. Where no limit was given, half of the memory that the host, or the cgroup of this
-    /// process, allows.
+    /// Starts the threads of a new limit.
     ///
     /// # Errors
-    /// If the limit is too small, or the host does not allow the mode.
+    /// If the limit is too small, the host does not allow the mode, or the kernel refuses memory,
+    /// descriptors or threads.
     pub fn build(mut self) -> Result<Memfold, Error> {
         let limit = &mut self.0.limit;
         if limit.total_bytes.is_none() && limit.resident_bytes.is_none() {
@@ -95,24 +115,43 @@ impl Builder {
 
 impl Memfold {
     /// A builder with the defaults.
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> MemfoldBuilder {
+        MemfoldBuilder::default()
     }
 
-    /// Maps a region of `length` bytes, which starts as zeros.
+    /// A limit of `bytes` for everything, with the defaults of [`MemfoldBuilder`].
     ///
     /// # Errors
-    /// If the length is zero or the system has no such range.
+    /// As [`MemfoldBuilder::build`].
+    pub fn with_limit(bytes: u64) -> Result<Memfold, Error> {
+        Memfold::builder().limit(bytes).build()
+    }
+
+    /// Maps a region of `length` bytes, which reads as zeros.
+    ///
+    /// # Errors
+    /// If the length is zero, or the kernel has no such range of addresses.
     pub fn map(&self, length: usize) -> Result<Region, Error> {
         Ok(Region::new(self.0.map(length)?))
     }
 
-    /// An allocator whose memory is regions of this.
-    pub fn allocator(&self) -> RegionAllocator {
-        RegionAllocator::new(self.clone())
+    /// An allocator whose memory is regions under this limit.
+    #[cfg(feature = "allocator-api2")]
+    pub fn allocator(&self) -> crate::RegionAllocator {
+        crate::RegionAllocator::new(self.clone())
     }
 
-    /// The figures now.
+    /// Statistics, since the limit was made.
+    ///
+    /// ```
+    /// use memfold::{Memfold, Stats};
+    ///
+    /// let stats = Memfold::with_limit(32 << 20)?.stats();
+    /// for (field, value) in Stats::FIELDS.iter().zip(stats.values()) {
+    ///     println!("{}: {value}", field.name);
+    /// }
+    /// # Ok::<(), memfold::Error>(())
+    /// ```
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
@@ -122,21 +161,21 @@ impl Memfold {
         self.0.mode()
     }
 
-    /// Whether this process inherited it by a fork, and so cannot use it.
+    /// Whether this process is a forked child of the one that made the limit, and so cannot use it.
     pub fn is_inherited(&self) -> bool {
         self.0.is_inherited()
     }
 
-    /// Whether the signal handler is the one that the kernel calls now. If not, a handler that was
-    /// installed later must pass faults on by [`handle_signal`](crate::handle_signal).
+    /// Whether the kernel calls the library's signal handler. If not, a handler was installed later,
+    /// and must pass faults on by [`handle_signal`](crate::handle_signal).
     pub fn is_handler_installed(&self) -> bool {
         self.0.is_handler_installed()
     }
 
-    /// Returns when what dropped regions had in the pool has been released, which is otherwise done
-    /// in the background.
-    pub fn settle(&self) {
-        self.0.settle();
+    /// Returns when the pool's pages of all dropped regions are released. That happens in the
+    /// background otherwise.
+    pub fn wait_for_release(&self) {
+        self.0.wait_for_release();
     }
 }
 

@@ -1,13 +1,16 @@
 #![doc = include_str!("../README.md")]
 
+#[cfg(feature = "allocator-api2")]
 mod allocator;
 mod builder;
 mod region;
 
+#[cfg(feature = "allocator-api2")]
 pub use allocator::RegionAllocator;
-pub use builder::{Builder, Memfold};
+pub use builder::{Memfold, MemfoldBuilder};
 pub use memfold_pager::Algorithm;
-pub use memfold_pager::embedded::{
-    EmbeddedError as Error, EmbeddedStats as Stats, Mode, handle_fault as handle_signal,
-};
-pub use region::{DetachedPin, Pin, PinMut, Region};
+pub use memfold_pager::embedded::{Error, Mode, Stats, StatsField, handle_fault as handle_signal};
+pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
+
+/// The version of this crate.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -1,16 +1,29 @@
-//! Regions: bytes whose cold pages are in the pool.
+//! Regions: memory whose cold pages are in the compressed pool.
 
 use crate::{Error, Stats};
-use memfold_pager::embedded::{Pin as EnginePin, Region as EngineRegion};
+use memfold_pager::embedded::{PinnedPages, Region as EngineRegion};
 use std::fmt;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
 
 /// A range of memory under the limit of its [`Memfold`](crate::Memfold): an ordinary slice of bytes.
-/// It starts as zeros, at a multiple of 2 MiB, and is unmapped on drop; what it had in the pool is
-/// released in bulk, in the background.
 ///
-/// Regions are shared by threads as any slice is. They are not inherited by forked children, where
-/// their addresses are unmapped.
+/// A region reads as zeros at first and starts at a multiple of 2 MiB. Dropping it unmaps it at once;
+/// its pages in the pool are released in the background.
+///
+/// Threads share a region as they share any slice. A forked child does not inherit it: the addresses
+/// are unmapped there.
+///
+/// ```
+/// use memfold::Memfold;
+///
+/// let memfold = Memfold::with_limit(32 << 20)?;
+/// let mut region = memfold.map(1 << 20)?;
+/// region.view_mut::<u32>()[7] = 42;
+/// assert!(region.page_out(..)? > 0);
+/// assert_eq!(region.view::<u32>()[7], 42); // swapped in by the fault
+/// # Ok::<(), memfold::Error>(())
+/// ```
 pub struct Region(EngineRegion);
 
 fn bytes(range: impl RangeBounds<usize>, length: usize) -> std::ops::Range<usize> {
@@ -32,8 +45,8 @@ impl Region {
         Region(region)
     }
 
-    /// The region as a slice of numbers or other plain data. What does not fill a whole element at
-    /// the end is left out.
+    /// The region as a slice of numbers or other plain data. Bytes at the end that do not fill an
+    /// element are left out.
     pub fn view<T: bytemuck::AnyBitPattern>(&self) -> &[T] {
         let whole = self.whole_elements::<T>();
         bytemuck::cast_slice(&self[..whole])
@@ -52,12 +65,13 @@ impl Region {
         }
     }
 
-    /// The first byte, for those who share a region's parts among threads by pointers.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.0.start().as_ptr()
+    /// The address of the first byte, for programs that share parts of a region among threads by raw
+    /// pointers. Writes through it must not race with a reference to the same bytes.
+    pub fn base(&self) -> NonNull<u8> {
+        self.0.start()
     }
 
-    /// Bytes that are in memory now.
+    /// Bytes that are resident now.
     pub fn resident_bytes(&self) -> u64 {
         self.0.resident_bytes()
     }
@@ -68,60 +82,102 @@ impl Region {
         self.0.is_inherited()
     }
 
-    /// The figures of its [`Memfold`](crate::Memfold).
+    /// Statistics of the region's [`Memfold`](crate::Memfold).
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }
 
-    /// Brings a range back from the pool before it is touched, as far as there is room without
-    /// moving others out.
+    /// Swaps a range in before it is touched, as far as there is room without moving other pages
+    /// out: `MADV_WILLNEED`.
     ///
     /// # Errors
-    /// If the range is not in the region.
-    pub fn will_need(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
-        self.0.will_need(bytes(range, self.len()))
+    /// If the range is not within the region.
+    ///
+    /// ```
+    /// # let memfold = memfold::Memfold::with_limit(32 << 20)?;
+    /// # let mut region = memfold.map(1 << 20)?;
+    /// # region.fill(1);
+    /// region.page_out(..)?;
+    /// region.prefetch(..64 << 10)?;
+    /// assert_eq!(region.resident_bytes(), 64 << 10);
+    /// # Ok::<(), memfold::Error>(())
+    /// ```
+    pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        self.0.prefetch(bytes(range, self.len()))
     }
 
-    /// Says that a range will not be touched soon: it goes first when room is needed.
+    /// Marks a range as cold: reclaim moves it out first: `MADV_COLD`.
     ///
     /// # Errors
-    /// If the range is not in the region.
-    pub fn cold(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
-        self.0.cold(bytes(range, self.len()))
+    /// If the range is not within the region.
+    pub fn mark_cold(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        self.0.mark_cold(bytes(range, self.len()))
     }
 
-    /// Moves a range out now, whether room is needed or not. Returns how many bytes left memory:
-    /// pages that another thread touches meanwhile, or that are pinned, stay.
+    /// Moves a range out now, whether room is needed or not: `MADV_PAGEOUT`. Returns how many bytes
+    /// were moved out. Pages that another thread touches meanwhile, or that are pinned, stay.
     ///
     /// # Errors
-    /// If the range is not in the region.
+    /// If the range is not within the region.
     pub fn page_out(&self, range: impl RangeBounds<usize>) -> Result<u64, Error> {
         self.0.page_out(bytes(range, self.len()))
     }
 
-    /// Drops the contents of a range, which reads as zeros afterwards and takes no memory.
+    /// Discards the contents of a range, which reads as zeros afterwards and takes no memory:
+    /// `MADV_DONTNEED`, on bytes.
     ///
     /// # Errors
-    /// If the range is not in the region.
-    pub fn dont_need(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+    /// If the range is not within the region.
+    ///
+    /// ```
+    /// # let memfold = memfold::Memfold::with_limit(32 << 20)?;
+    /// # let mut region = memfold.map(1 << 20)?;
+    /// region.fill(1);
+    /// region.discard(10..)?;
+    /// assert_eq!((region[9], region[10]), (1, 0));
+    /// # Ok::<(), memfold::Error>(())
+    /// ```
+    pub fn discard(&mut self, range: impl RangeBounds<usize>) -> Result<(), Error> {
         let range = bytes(range, self.len());
         // SAFETY: the region is borrowed mutably.
-        unsafe { self.0.dont_need(range) }
+        unsafe { self.0.discard(range) }
     }
 
-    /// Brings a range in and keeps it in memory until the pin is dropped, to be given to system
-    /// calls that read it, such as `write`.
-    ///
-    /// In signal and protection mode a system call that is given a missing page answers `EFAULT`:
-    /// there is no thread in the program's own code whose signal handler could bring the page in.
-    /// Devices, and rings shared with the kernel, use memory by its physical address, in any mode.
+    /// [`discard`](Self::discard) without a mutable borrow, for memory that threads share by raw
+    /// pointers.
     ///
     /// # Errors
-    /// If the range is not in the region, or the limit has no room for it.
-    pub fn pin(&self, range: impl RangeBounds<usize>) -> Result<Pin<'_>, Error> {
+    /// If the range is not within the region.
+    ///
+    /// # Safety
+    /// No other thread accesses the range until this returns, and no reference to it is live.
+    pub unsafe fn discard_shared(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.discard(bytes(range, self.len())) }
+    }
+
+    /// Swaps a range in and keeps it resident until the returned value is dropped, for system calls
+    /// that read it, such as `write`.
+    ///
+    /// In signal and protection mode a system call that is given a missing page fails with `EFAULT`,
+    /// because the kernel's own accesses raise no signal. In any mode, pin what is accessed by
+    /// physical address: buffers of devices, rings shared with the kernel.
+    ///
+    /// # Errors
+    /// If the range is not within the region, or the limit has no room for it.
+    ///
+    /// ```
+    /// use std::io::Write;
+    /// # let memfold = memfold::Memfold::with_limit(32 << 20)?;
+    /// # let region = memfold.map(1 << 20)?;
+    /// # let mut file = std::fs::File::create("/dev/null")?;
+    /// file.write_all(&region.pin(..4096)?)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn pin(&self, range: impl RangeBounds<usize>) -> Result<Pinned<'_>, Error> {
         let range = bytes(range, self.len());
         let pin = self.0.pin(range.clone())?;
-        Ok(Pin {
+        Ok(Pinned {
             bytes: &self[range],
             _pin: pin,
         })
@@ -130,45 +186,32 @@ impl Region {
     /// Like [`pin`](Self::pin), for system calls that write to the range, such as `read`.
     ///
     /// # Errors
-    /// If the range is not in the region, or the limit has no room for it.
-    pub fn pin_mut(&mut self, range: impl RangeBounds<usize>) -> Result<PinMut<'_>, Error> {
+    /// If the range is not within the region, or the limit has no room for it.
+    pub fn pin_mut(&mut self, range: impl RangeBounds<usize>) -> Result<PinnedMut<'_>, Error> {
         let range = bytes(range, self.len());
         let pin = self.0.pin(range.clone())?;
-        Ok(PinMut {
+        Ok(PinnedMut {
             bytes: &mut self[range],
             _pin: pin,
         })
     }
 
-    /// [`dont_need`](Self::dont_need) without a mutable borrow, for memory that is shared by
-    /// pointers.
+    /// Like [`pin`](Self::pin), without a borrow of the region: for bindings to other languages, which
+    /// keep the region alive themselves. Dropping the region ends the pin.
     ///
     /// # Errors
-    /// If the range is not in the region.
-    ///
-    /// # Safety
-    /// No other thread accesses the range until this returns, and no reference to it is live.
-    pub unsafe fn discard_shared(&self, range: impl RangeBounds<usize>) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.dont_need(bytes(range, self.len())) }
-    }
-
-    /// Like [`pin`](Self::pin), without a borrow of the region: for other languages, whose own
-    /// objects keep it. Once the region is dropped, the pin means nothing.
-    ///
-    /// # Errors
-    /// If the range is not in the region, or the limit has no room for it.
-    pub fn pin_detached(&self, range: impl RangeBounds<usize>) -> Result<DetachedPin, Error> {
+    /// If the range is not within the region, or the limit has no room for it.
+    pub fn pin_detached(&self, range: impl RangeBounds<usize>) -> Result<PinnedDetached, Error> {
         let range = bytes(range, self.len());
-        Ok(DetachedPin {
-            _pin: self.0.pin(range)?,
+        Ok(PinnedDetached {
+            pages: self.0.pin(range)?,
         })
     }
 
-    /// Whether system calls may be given the region's memory without a pin: only in
+    /// Whether system calls work on pages of the region that are not pinned: only in
     /// [thread mode](crate::Mode::Thread).
-    pub fn serves_system_calls(&self) -> bool {
-        self.0.serves_system_calls()
+    pub fn supports_syscalls(&self) -> bool {
+        self.0.supports_syscalls()
     }
 }
 
@@ -177,8 +220,8 @@ impl Deref for Region {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the region is mapped and readable as long as `self` lives, starts as zeros, and
-        // is written only through `&mut self` or by those who use `as_ptr`. Pages come and go, but
-        // their contents stay.
+        // is written only through `&mut self`, or through `base`, whose callers must not race with
+        // this slice. Paging keeps the contents.
         unsafe { std::slice::from_raw_parts(self.0.start().as_ptr(), self.0.length()) }
     }
 }
@@ -190,24 +233,36 @@ impl DerefMut for Region {
     }
 }
 
+impl AsRef<[u8]> for Region {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl AsMut<[u8]> for Region {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
-            .field("start", &self.as_ptr())
+            .field("base", &self.base())
             .field("length", &self.0.length())
             .field("resident_bytes", &self.resident_bytes())
             .finish()
     }
 }
 
-/// Bytes of a region that stay in memory until this is dropped; see [`Region::pin`].
+/// Bytes of a region that stay resident until this is dropped; see [`Region::pin`].
 #[must_use = "the range is pinned only until this is dropped"]
-pub struct Pin<'a> {
+pub struct Pinned<'a> {
     bytes: &'a [u8],
-    _pin: EnginePin,
+    _pin: PinnedPages,
 }
 
-impl Deref for Pin<'_> {
+impl Deref for Pinned<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -215,14 +270,20 @@ impl Deref for Pin<'_> {
     }
 }
 
-/// Bytes of a region that stay in memory until this is dropped; see [`Region::pin_mut`].
+impl AsRef<[u8]> for Pinned<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+/// Bytes of a region that stay resident until this is dropped; see [`Region::pin_mut`].
 #[must_use = "the range is pinned only until this is dropped"]
-pub struct PinMut<'a> {
+pub struct PinnedMut<'a> {
     bytes: &'a mut [u8],
-    _pin: EnginePin,
+    _pin: PinnedPages,
 }
 
-impl Deref for PinMut<'_> {
+impl Deref for PinnedMut<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -230,14 +291,52 @@ impl Deref for PinMut<'_> {
     }
 }
 
-impl DerefMut for PinMut<'_> {
+impl DerefMut for PinnedMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.bytes
     }
 }
 
-/// A range that stays in memory until this is dropped; see [`Region::pin_detached`].
+impl AsRef<[u8]> for PinnedMut<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes
+    }
+}
+
+impl AsMut<[u8]> for PinnedMut<'_> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.bytes
+    }
+}
+
+/// A range that stays resident until this, or its region, is dropped; see [`Region::pin_detached`].
 #[must_use = "the range is pinned only until this is dropped"]
-pub struct DetachedPin {
-    _pin: EnginePin,
+pub struct PinnedDetached {
+    pages: PinnedPages,
+}
+
+/// Address and length only: the contents may be large, and secret.
+fn debug_range(name: &str, bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.debug_struct(name)
+        .field("start", &bytes.as_ptr())
+        .field("length", &bytes.len())
+        .finish()
+}
+
+impl fmt::Debug for Pinned<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_range("Pinned", self.bytes, f)
+    }
+}
+
+impl fmt::Debug for PinnedMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_range("PinnedMut", self.bytes, f)
+    }
+}
+
+impl fmt::Debug for PinnedDetached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PinnedDetached").field(&self.pages).finish()
+    }
 }

@@ -62,7 +62,7 @@ fn calls_fail_where_the_system_has_nothing_to_give() {
         );
         assert!(large.is_err(), "{mode}");
         assert!(
-            matches!(second, Err(Error::System { .. } | Error::Swap(_))),
+            matches!(second, Err(Error::System { .. } | Error::Pool(_))),
             "{mode}: {second:?}"
         );
         assert!(out.unwrap() > 0);

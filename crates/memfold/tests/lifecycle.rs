@@ -117,7 +117,7 @@ fn a_pin_that_outlives_its_region_holds_nothing_up() {
         let region = memfold.map(MIB).unwrap();
         let pin = region.pin_detached(..PAGE).unwrap();
         drop(region);
-        within_a_minute("settle beside a pin", || memfold.settle());
+        within_a_minute("settle beside a pin", || memfold.wait_for_release());
         assert_eq!(memfold.stats().resident_bytes, 0);
         drop(pin);
         assert_eq!(memfold.stats().pinned_bytes, 0);
@@ -205,7 +205,7 @@ fn a_child_does_not_wait_for_what_its_parent_releases() {
         unsafe {
             let child = libc::fork();
             if child == 0 {
-                memfold.settle();
+                memfold.wait_for_release();
                 libc::_exit(0);
             }
             let mut status = 0;

@@ -58,14 +58,14 @@ proptest! {
                         let range = start..end(start, length);
                         prop_assert!(region[range.clone()] == oracle[range]);
                     }
-                    Step::WillNeed(start, length) => region.will_need(start..end(start, length)).unwrap(),
-                    Step::Cold(start, length) => region.cold(start..end(start, length)).unwrap(),
+                    Step::WillNeed(start, length) => region.prefetch(start..end(start, length)).unwrap(),
+                    Step::Cold(start, length) => region.mark_cold(start..end(start, length)).unwrap(),
                     Step::PageOut(start, length) => {
                         region.page_out(start..end(start, length)).unwrap();
                     }
                     Step::DontNeed(start, length) => {
                         let range = start..end(start, length);
-                        region.dont_need(range.clone()).unwrap();
+                        region.discard(range.clone()).unwrap();
                         oracle[range].fill(0);
                     }
                     Step::Pin(start) => {

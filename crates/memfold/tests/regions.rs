@@ -63,7 +63,7 @@ fn pages_survive_a_limit_of_a_quarter() {
         assert!(stats.peak_resident_bytes <= 4 * MIB as u64, "{stats:?}");
         assert_eq!((stats.over_limit_pages, stats.store_failures), (0, 0));
         drop(region);
-        memfold.settle();
+        memfold.wait_for_release();
         let stats = memfold.stats();
         assert_eq!(
             (stats.stored_pages, stats.resident_bytes, stats.mapped_bytes),
@@ -129,7 +129,7 @@ fn threads_keep_their_pages_under_torture_reclaim() {
             .unwrap();
         let region = memfold.map(6 * MIB).unwrap();
         let pages = region.len() / PAGE;
-        let start = region.as_ptr() as usize;
+        let start = region.base().as_ptr() as usize;
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -140,8 +140,8 @@ fn threads_keep_their_pages_under_torture_reclaim() {
                         let from = turn * 37 % pages * PAGE;
                         let to = (from + 200 * PAGE).min(region.len());
                         match turn % 4 {
-                            0 => region.cold(from..to).unwrap(),
-                            1 => region.will_need(from..to).unwrap(),
+                            0 => region.mark_cold(from..to).unwrap(),
+                            1 => region.prefetch(from..to).unwrap(),
                             _ => drop(region.page_out(from..to).unwrap()),
                         }
                     }
@@ -187,11 +187,11 @@ fn untouched_and_dropped_memory_reads_as_zeros() {
         assert!(region.iter().all(|byte| *byte == 0));
         region.fill(7);
         region.page_out(MIB..2 * MIB).unwrap();
-        region.dont_need(10..2 * MIB + 10).unwrap();
+        region.discard(10..2 * MIB + 10).unwrap();
         assert!(region[..10].iter().all(|byte| *byte == 7));
         assert!(region[10..2 * MIB + 10].iter().all(|byte| *byte == 0));
         assert!(region[2 * MIB + 10..].iter().all(|byte| *byte == 7));
-        region.dont_need(..).unwrap();
+        region.discard(..).unwrap();
         assert_eq!(memfold.stats().stored_pages, 0);
         assert!(region.iter().all(|byte| *byte == 0));
     }
@@ -234,7 +234,7 @@ fn pages_are_counted_alike_in_all_modes() {
         assert_eq!(counted(), [all; 3], "{mode}");
         if mode == Mode::Protection {
             // Half of each block: what is left of it is zeros, and never stored.
-            region.dont_need(..).unwrap();
+            region.discard(..).unwrap();
             let half = Vec::from_iter((0..pages).filter(|number| number % 16 < 8));
             pass(&mut region, &half, 2);
             assert_eq!(counted(), [all * 5 / 2, all * 3 / 2, all * 3 / 2], "{mode}");
@@ -289,7 +289,7 @@ fn system_calls_need_a_pin_or_thread_mode() {
         let direct = writer.write(&region[..PAGE]);
         assert_eq!(
             direct.is_ok(),
-            region.serves_system_calls(),
+            region.supports_syscalls(),
             "{mode}: {direct:?}"
         );
         if direct.is_ok() {
@@ -374,7 +374,7 @@ fn bad_requests_say_what_is_wrong() {
     assert!(matches!(memfold.map(usize::MAX), Err(Error::Length(_))));
     let region = memfold.map(PAGE).unwrap();
     assert!(matches!(
-        region.cold(5..PAGE + 1),
+        region.mark_cold(5..PAGE + 1),
         Err(Error::OutOfRange { .. })
     ));
     assert!(memfold.is_handler_installed());

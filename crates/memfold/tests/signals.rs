@@ -129,7 +129,7 @@ fn handlers_may_touch_regions(mode: Mode) {
     let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
     let mut region = memfold.map(MIB).unwrap();
     paged_out(&mut region, 0x5a);
-    REGION.store(region.as_ptr(), Ordering::SeqCst);
+    REGION.store(region.base().as_ptr(), Ordering::SeqCst);
     READ.store(0, Ordering::Relaxed);
     set_handler(
         libc::SIGALRM,
@@ -201,7 +201,7 @@ fn regions_are_not_inherited(mode: Mode) {
     let memfold = builder(mode).limit(64 * MIB as u64).build().unwrap();
     let mut region = memfold.map(MIB).unwrap();
     paged_out(&mut region, 9);
-    let start = region.as_ptr();
+    let start = region.base().as_ptr();
     let status = forked(|| {
         // SAFETY: none; the test is that this ends the child, and does not read anything.
         i32::from(unsafe { start.read_volatile() })
@@ -295,7 +295,7 @@ fn a_jump_into_a_region_ends_the_program(mode: Mode) {
         unsafe {
             libc::signal(libc::SIGALRM, libc::SIG_DFL);
             libc::alarm(10);
-            std::mem::transmute::<*mut u8, extern "C" fn()>(region.as_ptr())();
+            std::mem::transmute::<*mut u8, extern "C" fn()>(region.base().as_ptr())();
         }
         4
     });
@@ -318,7 +318,7 @@ fn a_page_that_cannot_be_accessed_ends_the_program() {
     let status = forked(|| {
         let (_own, mut region) = own_region(Mode::Signal);
         region[0] = 1;
-        let range = [region.as_ptr() as u64, MIB as u64];
+        let range = [region.base().as_ptr() as u64, MIB as u64];
         let mut register = Register {
             range,
             mode: MISSING_AND_WRITES,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 /// Compression algorithm of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// LZ4: the fastest.
     #[default]

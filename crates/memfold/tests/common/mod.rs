@@ -1,7 +1,7 @@
 //! What the tests of regions share.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use memfold::{Builder, Memfold, Mode};
+use memfold::{Memfold, MemfoldBuilder, Mode};
 
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
@@ -11,7 +11,7 @@ pub fn modes() -> Vec<Mode> {
     vec![Mode::Signal, Mode::Thread, Mode::Protection]
 }
 
-pub fn builder(mode: Mode) -> Builder {
+pub fn builder(mode: Mode) -> MemfoldBuilder {
     Memfold::builder().mode(mode)
 }
 

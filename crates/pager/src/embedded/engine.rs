@@ -3,11 +3,12 @@
 use super::account::{Account, LEAST_PAGES};
 use super::area::{Area, GRANULE};
 use super::bell::Bell;
-use super::config::{Config, EmbeddedError, Mode};
+use super::config::{Config, Mode};
+use super::error::Error;
 use super::protected::Protected;
 use super::readahead::Readahead;
 use super::reclaim::Hand;
-use super::stats::{Counters, EmbeddedStats};
+use super::stats::{Counters, Gauges, Stats};
 use super::streams::Streams;
 use super::worker::{BATCH, WORKERS};
 use super::{listener, registry, signals, worker};
@@ -81,12 +82,12 @@ fn physical_pages() -> usize {
 ///
 /// # Errors
 /// If the host does not tell.
-pub fn default_limit() -> Result<u64, EmbeddedError> {
+pub fn default_limit() -> Result<u64, Error> {
     match memfold_sys::probe::memory_allowance() {
         Ok(allowance) => Ok(allowance.bytes / 2),
-        Err(error) => Err(EmbeddedError::system(
-            "cannot tell how much memory there is",
-        )(error)),
+        Err(error) => Err(Error::system("find out how much memory the host allows")(
+            error,
+        )),
     }
 }
 
@@ -103,39 +104,30 @@ fn swap_config(config: &Config) -> SwapConfig {
     }
 }
 
-/// Why there is no userfaultfd.
-struct Unopened {
-    why: String,
-    /// The host does not allow it, or has none.
-    for_good: bool,
-}
-
-/// The userfaultfd of a mode.
-fn open(mode: Mode) -> Result<OwnedFd, Unopened> {
+/// The userfaultfd of a mode. The error is [`Error::ModeUnavailable`] only if the host lacks
+/// userfaultfd or forbids it: another mode does not help where descriptors or memory have run out.
+fn open(mode: Mode) -> Result<OwnedFd, Error> {
     let created = match mode {
         Mode::Thread => Uffd::create(),
         _ => Uffd::create_for_user_mode().or_else(|_| Uffd::create()),
     };
-    let uffd = created.map_err(|errno| Unopened {
-        why: format!("userfaultfd: {errno}"),
-        // Where descriptors or memory have run out, another mode would be the wrong answer.
-        for_good: matches!(
-            errno.0,
-            libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EINVAL
-        ),
+    let uffd = created.map_err(|errno| match errno.0 {
+        libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EINVAL => Error::ModeUnavailable {
+            mode,
+            why: format!("userfaultfd: {errno}"),
+        },
+        _ => Error::system("open a userfaultfd")(errno.into()),
     })?;
-    // SAFETY: `create` returned a descriptor that nobody else knows.
+    // SAFETY: `create` returned a descriptor that nothing else closes.
     let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
     let features = uffd::FEATURE_MOVE
         | match mode {
             Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
             _ => uffd::FEATURE_SIGBUS,
         };
-    uffd.api(features).map_err(|errno| Unopened {
-        why: format!(
-            "the kernel lacks what it needs of userfaultfd ({errno}): Linux 6.8 is needed"
-        ),
-        for_good: true,
+    uffd.api(features).map_err(|errno| Error::ModeUnavailable {
+        mode,
+        why: format!("the kernel lacks features of userfaultfd that Linux 6.8 has ({errno})"),
     })?;
     Ok(descriptor)
 }
@@ -145,35 +137,34 @@ impl Engine {
     ///
     /// # Errors
     /// If the limit is too small, or the host does not allow what the mode needs.
-    pub fn new(config: &Config) -> Result<Engine, EmbeddedError> {
+    pub fn new(config: &Config) -> Result<Engine, Error> {
         let least = 2 * LEAST_PAGES * PAGE_SIZE as u64;
         let smallest = [config.limit.total_bytes, config.limit.resident_bytes]
             .into_iter()
             .flatten()
             .min();
         if let Some(bytes) = smallest.filter(|bytes| *bytes < least) {
-            return Err(EmbeddedError::LimitTooSmall { bytes, least });
+            return Err(Error::LimitTooSmall { bytes, least });
         }
         let (mode, uffd) = choose(config.mode)?;
-        worker::prepare().map_err(EmbeddedError::system("cannot make buffers"))?;
+        worker::prepare().map_err(Error::system("allocate buffers"))?;
         // One page more for the listener's doorbell.
         let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
             .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
-            .map_err(EmbeddedError::system("cannot reserve the stage"))?;
+            .map_err(Error::system("reserve the stage"))?;
         if let Some(uffd) = &uffd {
             let range = (stage.start().as_ptr() as u64, stage.length() as u64);
             Uffd(uffd.as_raw_fd())
                 .register(range.0, range.1)
-                .map_err(|errno| {
-                    EmbeddedError::system("cannot register the stage")(errno.into())
-                })?;
+                .map_err(|errno| Error::system("register the stage")(errno.into()))?;
         }
         let shared = Arc::new(Shared {
             mode,
             owner: Owner::this(),
             uffd,
             stage,
-            space: SwapSpace::new(MappedSource::default(), swap_config(config))?,
+            space: SwapSpace::new(MappedSource::default(), swap_config(config))
+                .map_err(|error| Error::Pool(Box::new(error)))?,
             account: Account::new(config.limit),
             compression: CompressionPolicy::new(config.limit),
             areas: RwLock::default(),
@@ -197,7 +188,7 @@ impl Engine {
             Mode::Thread => None,
         };
         if let Some(signal) = signal {
-            signals::install(signal).map_err(EmbeddedError::system("cannot handle the signal"))?;
+            signals::install(signal).map_err(Error::system("install the signal handler"))?;
         }
         let mut engine = Engine {
             shared,
@@ -218,7 +209,7 @@ impl Engine {
         Ok(engine)
     }
 
-    fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), EmbeddedError> {
+    fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), Error> {
         let shared = self.shared.clone();
         let blocked = block_all();
         let thread = std::thread::Builder::new()
@@ -226,7 +217,7 @@ impl Engine {
             .spawn(move || run(&shared));
         drop(blocked);
         self.threads
-            .push(thread.map_err(EmbeddedError::system("cannot start a thread"))?);
+            .push(thread.map_err(Error::system("start a thread"))?);
         Ok(())
     }
 
@@ -245,14 +236,14 @@ impl Engine {
     }
 
     /// The figures now.
-    pub fn stats(&self) -> EmbeddedStats {
+    pub fn stats(&self) -> Stats {
         let _blocked = block_all();
         self.shared.stats()
     }
 
     /// Returns when all that was unmapped has been released; at once in a forked child, where
     /// nobody does that.
-    pub fn settle(&self) {
+    pub fn wait_for_release(&self) {
         if self.is_inherited() {
             return;
         }
@@ -280,22 +271,16 @@ impl Engine {
     }
 }
 
-/// The mode that is asked for or possible, and its userfaultfd.
-fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), EmbeddedError> {
-    match mode {
-        Some(Mode::Protection) => Ok((Mode::Protection, None)),
-        Some(mode) => match open(mode) {
-            Ok(uffd) => Ok((mode, Some(uffd))),
-            Err(Unopened { why, .. }) => Err(EmbeddedError::ModeUnavailable { mode, why }),
-        },
-        None => match open(Mode::Signal) {
-            Ok(uffd) => Ok((Mode::Signal, Some(uffd))),
-            Err(unopened) if unopened.for_good => Ok((Mode::Protection, None)),
-            Err(Unopened { why, .. }) => Err(EmbeddedError::ModeUnavailable {
-                mode: Mode::Signal,
-                why,
-            }),
-        },
+/// The mode that was requested, or else the best that the host allows, and its userfaultfd.
+fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), Error> {
+    let wanted = mode.unwrap_or(Mode::Signal);
+    if wanted == Mode::Protection {
+        return Ok((Mode::Protection, None));
+    }
+    match open(wanted) {
+        Ok(uffd) => Ok((wanted, Some(uffd))),
+        Err(Error::ModeUnavailable { .. }) if mode.is_none() => Ok((Mode::Protection, None)),
+        Err(error) => Err(error),
     }
 }
 
@@ -310,16 +295,16 @@ impl Shared {
     }
 
     /// Maps an area.
-    pub(super) fn map(self: &Arc<Self>, length: usize) -> Result<Arc<Area>, EmbeddedError> {
+    pub(super) fn map(self: &Arc<Self>, length: usize) -> Result<Arc<Area>, Error> {
         if !self.owner.is_here() {
-            return Err(EmbeddedError::Forked);
+            return Err(Error::Forked);
         }
         let _blocked = block_all();
         let rounded = length
             .checked_next_multiple_of(PAGE_SIZE)
             .filter(|length| *length > 0 && *length < 1 << 46)
-            .ok_or(EmbeddedError::Length(length))?;
-        let cannot_map = || EmbeddedError::system("cannot map a region");
+            .ok_or(Error::Length(length))?;
+        let cannot_map = || Error::system("map a region");
         let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
         let protected = if self.mode == Mode::Protection {
             Some(Protected::new(&mapping, self.account.allowed()).map_err(cannot_map())?)
@@ -327,7 +312,7 @@ impl Shared {
             mapping.make_anonymous(0).map_err(cannot_map())?;
             self.uffd()
                 .register(mapping.start().as_ptr() as u64, rounded as u64)
-                .map_err(|errno| EmbeddedError::system("cannot register a region")(errno.into()))?;
+                .map_err(|errno| Error::system("register a region")(errno.into()))?;
             None
         };
         let area = Area::new(self.clone(), mapping, protected).map_err(cannot_map())?;
@@ -392,34 +377,26 @@ impl Shared {
         self.refresh_account();
     }
 
-    pub(super) fn stats(&self) -> EmbeddedStats {
+    pub(super) fn stats(&self) -> Stats {
+        Stats::new(self.mode, &self.counters, self.gauges())
+    }
+
+    fn gauges(&self) -> Gauges {
         let page = PAGE_SIZE as u64;
         let usage = self.space.usage();
         let limit = self.account.limit();
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
-        EmbeddedStats {
-            mode: self.mode,
+        Gauges {
             limit_bytes: limit.total_bytes.unwrap_or(0),
             resident_limit_bytes: self.account.allowed_pages() * page,
             resident_bytes: self.account.resident_pages() * page,
             peak_resident_bytes: self.account.peak_pages() * page,
             pool_bytes: usage.pool_bytes,
-            metadata_bytes: usage.metadata_bytes + get(&self.record_bytes),
-            mapped_bytes: get(&self.mapped_bytes),
+            metadata_bytes: usage.metadata_bytes + self.record_bytes.load(Ordering::Relaxed),
+            mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),
             pinned_bytes: self.account.pinned_pages() * page,
             stored_pages: usage.stored_pages,
             same_filled_pages: usage.same_filled_pages,
             stored_bytes: usage.stored_bytes,
-            faults_swap_in: get(&counters.faults_swap_in),
-            faults_zero_fill: get(&counters.faults_zero_fill),
-            faults_cache: get(&counters.faults_cache),
-            pages_out: get(&counters.pages_out),
-            pages_in: get(&counters.pages_in),
-            pages_read_ahead: get(&counters.pages_read_ahead),
-            pages_zero_filled: get(&counters.pages_zero_filled),
-            direct_reclaims: get(&counters.direct_reclaims),
-            store_failures: get(&counters.store_failures),
             over_limit_pages: self.account.excess_pages(),
         }
     }

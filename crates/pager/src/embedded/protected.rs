@@ -426,7 +426,7 @@ impl Shared {
                 if protected.punch(part.clone()).is_err() {
                     for page in part {
                         // SAFETY: in the alias; nobody else uses these bytes, says who called
-                        // `dont_need`.
+                        // `discard`.
                         unsafe { (*protected.alias(page)).fill(0) };
                     }
                 }

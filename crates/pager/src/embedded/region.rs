@@ -1,15 +1,17 @@
 //! Regions as their users see them.
 
 use super::area::{Area, Pins};
-use super::config::{EmbeddedError, Mode};
+use super::config::Mode;
 use super::engine::{Engine, Shared};
+use super::error::Error;
 use super::fault::Cause;
-use super::stats::EmbeddedStats;
+use super::stats::Stats;
 use super::streams::Advice;
 use super::worker::{self, WINDOW, Worker};
 use crate::page_state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::signal::block_all;
+use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ impl Engine {
     ///
     /// # Errors
     /// If the length is zero or the system has no such range.
-    pub fn map(self: &Arc<Self>, length: usize) -> Result<Region, EmbeddedError> {
+    pub fn map(self: &Arc<Self>, length: usize) -> Result<Region, Error> {
         Ok(Region {
             area: self.shared().map(length)?,
             length,
@@ -71,16 +73,16 @@ impl Region {
     }
 
     /// The engine's figures.
-    pub fn stats(&self) -> EmbeddedStats {
+    pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
 
-    fn check(&self, bytes: &Range<usize>) -> Result<(), EmbeddedError> {
+    fn check(&self, bytes: &Range<usize>) -> Result<(), Error> {
         if self.is_inherited() {
-            return Err(EmbeddedError::Forked);
+            return Err(Error::Forked);
         }
         if bytes.start > bytes.end || bytes.end > self.length {
-            return Err(EmbeddedError::OutOfRange {
+            return Err(Error::OutOfRange {
                 start: bytes.start,
                 end: bytes.end,
                 length: self.length,
@@ -90,7 +92,7 @@ impl Region {
     }
 
     /// The pages that bytes lie on, in part or whole.
-    fn touching(&self, bytes: Range<usize>) -> Result<Range<usize>, EmbeddedError> {
+    fn touching(&self, bytes: Range<usize>) -> Result<Range<usize>, Error> {
         self.check(&bytes)?;
         if bytes.is_empty() {
             return Ok(0..0);
@@ -99,7 +101,7 @@ impl Region {
     }
 
     /// The pages that lie within bytes. The last page of the region counts as whole.
-    fn within(&self, bytes: Range<usize>) -> Result<Range<usize>, EmbeddedError> {
+    fn within(&self, bytes: Range<usize>) -> Result<Range<usize>, Error> {
         self.check(&bytes)?;
         let end = if bytes.end == self.length {
             self.area.pages
@@ -115,7 +117,7 @@ impl Region {
     ///
     /// # Errors
     /// If the range is not in the region.
-    pub fn will_need(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+    pub fn prefetch(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.touching(bytes)?;
         let _blocked = block_all();
         let mut worker = worker::take();
@@ -146,7 +148,7 @@ impl Region {
     ///
     /// # Errors
     /// If the range is not in the region.
-    pub fn cold(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+    pub fn mark_cold(&self, bytes: Range<usize>) -> Result<(), Error> {
         let pages = self.touching(bytes)?;
         if !pages.is_empty() {
             let _blocked = block_all();
@@ -160,7 +162,7 @@ impl Region {
     ///
     /// # Errors
     /// If the range is not in the region.
-    pub fn page_out(&self, bytes: Range<usize>) -> Result<u64, EmbeddedError> {
+    pub fn page_out(&self, bytes: Range<usize>) -> Result<u64, Error> {
         let pages = self.touching(bytes)?;
         let _blocked = block_all();
         let mut worker = worker::take();
@@ -176,7 +178,7 @@ impl Region {
     ///
     /// # Safety
     /// Nobody else uses the range meanwhile.
-    pub unsafe fn dont_need(&self, bytes: Range<usize>) -> Result<(), EmbeddedError> {
+    pub unsafe fn discard(&self, bytes: Range<usize>) -> Result<(), Error> {
         let whole = self.within(bytes.clone())?;
         let whole_bytes = whole.start * PAGE_SIZE..(whole.end * PAGE_SIZE).min(self.length);
         if whole.is_empty() {
@@ -219,15 +221,15 @@ impl Region {
     ///
     /// # Errors
     /// If the range is not in the region, or the limit has no room for it.
-    pub fn pin(&self, bytes: Range<usize>) -> Result<Pin, EmbeddedError> {
+    pub fn pin(&self, bytes: Range<usize>) -> Result<PinnedPages, Error> {
         let pages = self.area.kept_with(self.touching(bytes)?);
         let count = pages.len();
         if !self.shared().account.pin(count as u64) {
-            return Err(EmbeddedError::TooMuchPinned { pages: count });
+            return Err(Error::TooMuchPinned { pages: count });
         }
         let _blocked = block_all();
         self.area.pins().pin(pages.clone());
-        let pin = Pin {
+        let pin = PinnedPages {
             pins: self.area.pins().clone(),
             pages: pages.clone(),
             engine: self.engine.clone(),
@@ -240,7 +242,7 @@ impl Region {
     }
 
     /// Whether system calls may be given this region's memory without a pin.
-    pub fn serves_system_calls(&self) -> bool {
+    pub fn supports_syscalls(&self) -> bool {
         self.engine.mode() == Mode::Thread
     }
 }
@@ -253,14 +255,22 @@ impl Drop for Region {
 
 /// A range that stays in memory until this is dropped.
 #[must_use = "the range is pinned only until this is dropped"]
-pub struct Pin {
+pub struct PinnedPages {
     /// Not the area: a pin that outlives its region must not keep it from being released.
     pins: Arc<Pins>,
     pages: Range<usize>,
     engine: Arc<Engine>,
 }
 
-impl Drop for Pin {
+impl fmt::Debug for PinnedPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedPages")
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for PinnedPages {
     fn drop(&mut self) {
         let shared = self.engine.shared();
         if shared.owner.is_here() {
@@ -349,7 +359,7 @@ impl Shared {
         let start = NonNull::new(area.address(run.start) as *mut u8);
         if let Some(start) = start {
             // SAFETY: in the area, which is mapped while the caller holds its gate; the contents
-            // are of no more use, says who called `dont_need`.
+            // are of no more use, says who called `discard`.
             let _ = unsafe { memfold_sys::memory::discard(start, run.len() * PAGE_SIZE) };
         }
         for page in run.clone() {

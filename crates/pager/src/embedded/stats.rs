@@ -1,74 +1,151 @@
-//! What an engine counts.
+//! The statistics of an engine, defined once: [`Stats`], the engine's counters, and through
+//! [`Stats::FIELDS`] the C structure and the Python dictionary all come from one table.
 
 use super::config::Mode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Figures of an engine. Counters are exact, and count from its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EmbeddedStats {
-    /// How faults are served.
-    pub mode: Mode,
-    /// The limit on everything, in bytes; 0 where only the resident limit is set.
-    pub limit_bytes: u64,
-    /// How many bytes may be resident now: what pool and records leave.
-    pub resident_limit_bytes: u64,
-    /// Bytes of regions that are resident now, those on their way out included.
-    pub resident_bytes: u64,
-    /// The most there ever were.
-    pub peak_resident_bytes: u64,
-    /// Bytes of memory that the compressed pool takes now.
-    pub pool_bytes: u64,
-    /// Bytes of memory for swap tables and page states now.
-    pub metadata_bytes: u64,
-    /// Bytes of all regions.
-    pub mapped_bytes: u64,
-    /// Bytes that are pinned.
-    pub pinned_bytes: u64,
-    /// Pages that are stored now.
-    pub stored_pages: u64,
-    /// Those of them that repeat one word and take no room.
-    pub same_filled_pages: u64,
-    /// Bytes that the stored pages take in the pool.
-    pub stored_bytes: u64,
-    /// Faults that brought pages back from the pool.
-    pub faults_swap_in: u64,
-    /// First touches that faulted.
-    pub faults_zero_fill: u64,
-    /// Faults on pages that were not stored yet.
-    pub faults_cache: u64,
-    /// Pages stored.
-    pub pages_out: u64,
-    /// Pages brought back from the pool, by faults, advice and readahead.
-    pub pages_in: u64,
-    /// Those of them that were brought by the readahead thread, or around scattered faults.
-    pub pages_read_ahead: u64,
-    /// Pages filled with zeros.
-    pub pages_zero_filled: u64,
-    /// Times that a faulting thread had to make room itself.
-    pub direct_reclaims: u64,
-    /// Pages that could not be stored, and stayed.
-    pub store_failures: u64,
-    /// The most pages that there ever were above what the limit left for them: nothing could be moved
-    /// out, or nothing was gained by it.
-    pub over_limit_pages: u64,
+/// Makes [`Stats`], [`Counters`] and [`Gauges`] of the table below. A `counter` is counted by the
+/// engine's threads; a `gauge` is computed by `EngineState::gauges` when statistics are taken.
+macro_rules! statistics {
+    ($($(#[doc = $doc:literal])+ $kind:ident $name:ident;)+) => {
+        /// Statistics of an engine. Counters are exact, and count from its start.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[non_exhaustive]
+        pub struct Stats {
+            /// How faults are served.
+            pub mode: Mode,
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl Stats {
+            /// Name and description of each number, in the order of [`values`](Self::values).
+            pub const FIELDS: &'static [StatsField] = &[
+                $(StatsField { name: stringify!($name), description: concat!($($doc, "\n"),+) },)+
+            ];
+
+            /// All numbers, in the order of [`FIELDS`](Self::FIELDS).
+            pub fn values(&self) -> [u64; Self::FIELDS.len()] {
+                [$(self.$name),+]
+            }
+
+            pub(super) fn new(mode: Mode, counters: &Counters, gauges: Gauges) -> Stats {
+                Stats { mode, $($name: statistics!(@value $kind $name counters gauges),)+ }
+            }
+        }
+
+        statistics!(@split {} {} $($kind $name;)+);
+    };
+    (@value counter $name:ident $counters:ident $gauges:ident) => { $counters.$name.load(Relaxed) };
+    (@value gauge $name:ident $counters:ident $gauges:ident) => { $gauges.$name };
+    (@split {$($counter:ident)*} {$($gauge:ident)*} counter $name:ident; $($rest:tt)*) => {
+        statistics!(@split {$($counter)* $name} {$($gauge)*} $($rest)*);
+    };
+    (@split {$($counter:ident)*} {$($gauge:ident)*} gauge $name:ident; $($rest:tt)*) => {
+        statistics!(@split {$($counter)*} {$($gauge)* $name} $($rest)*);
+    };
+    (@split {$($counter:ident)*} {$($gauge:ident)*}) => {
+        /// The counters, which faulting threads and the engine's own add to.
+        #[derive(Debug, Default)]
+        pub struct Counters { $(pub $counter: AtomicU64,)* }
+
+        /// The statistics that are computed when they are asked for.
+        #[derive(Debug)]
+        pub struct Gauges { $(pub $gauge: u64,)* }
+    };
 }
 
-/// The counters.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub faults_swap_in: AtomicU64,
-    pub faults_zero_fill: AtomicU64,
-    pub faults_cache: AtomicU64,
-    pub pages_in: AtomicU64,
-    pub pages_out: AtomicU64,
-    pub pages_read_ahead: AtomicU64,
-    pub pages_zero_filled: AtomicU64,
-    pub direct_reclaims: AtomicU64,
-    pub store_failures: AtomicU64,
+// The order is that of the C structure: append only, until the major version changes.
+statistics! {
+    /// The limit on everything, in bytes; 0 where only the resident limit is set.
+    gauge limit_bytes;
+    /// Bytes that may be resident now: what the pool and the metadata leave of the limit.
+    gauge resident_limit_bytes;
+    /// Bytes of regions that are resident now, those in the stage included.
+    gauge resident_bytes;
+    /// The peak of `resident_bytes`.
+    gauge peak_resident_bytes;
+    /// Bytes of memory that the compressed pool takes now.
+    gauge pool_bytes;
+    /// Bytes of memory that swap tables and page states take now.
+    gauge metadata_bytes;
+    /// Bytes of all regions.
+    gauge mapped_bytes;
+    /// Bytes of regions that are pinned.
+    gauge pinned_bytes;
+    /// Pages that are stored in the pool now, same-filled ones included.
+    gauge stored_pages;
+    /// Stored pages that repeat one word and take no room in the pool.
+    gauge same_filled_pages;
+    /// Compressed bytes of all stored pages.
+    gauge stored_bytes;
+    /// Faults that swapped pages in from the pool.
+    counter faults_swap_in;
+    /// Faults on pages that were never touched before, or were discarded.
+    counter faults_zero_fill;
+    /// Faults on pages that were still in the stage.
+    counter faults_cache;
+    /// Pages stored in the pool.
+    counter pages_out;
+    /// Pages swapped in from the pool, by faults, prefetch and readahead.
+    counter pages_in;
+    /// Pages of `pages_in` that the readahead thread swapped in, or a fault around its own page.
+    counter pages_read_ahead;
+    /// Pages filled with zeros.
+    counter pages_zero_filled;
+    /// Faults that had to reclaim memory themselves.
+    counter direct_reclaims;
+    /// Pages that could not be stored, and stayed resident.
+    counter store_failures;
+    /// The most pages that were ever resident above the limit, because the rest could not be moved
+    /// out, or moving it out gained nothing.
+    gauge over_limit_pages;
+}
+
+/// One number of [`Stats`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StatsField {
+    /// The name of the field in Rust, in C, and in Python's dictionary.
+    pub name: &'static str,
+    /// What is counted, in which unit.
+    pub description: &'static str,
 }
 
 /// Adds to a counter.
 pub fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_in_the_order_of_the_fields() {
+        let counters = Counters::default();
+        count(&counters.pages_in, 7);
+        let gauges = Gauges {
+            limit_bytes: 1,
+            resident_limit_bytes: 2,
+            resident_bytes: 3,
+            peak_resident_bytes: 4,
+            pool_bytes: 5,
+            metadata_bytes: 6,
+            mapped_bytes: 0,
+            pinned_bytes: 0,
+            stored_pages: 0,
+            same_filled_pages: 0,
+            stored_bytes: 0,
+            over_limit_pages: 9,
+        };
+        let stats = Stats::new(Mode::Signal, &counters, gauges);
+        let value = |name| {
+            let at = Stats::FIELDS.iter().position(|field| field.name == name);
+            stats.values()[at.unwrap()]
+        };
+        assert_eq!((value("limit_bytes"), value("metadata_bytes")), (1, 6));
+        assert_eq!((value("pages_in"), value("pages_out")), (7, 0));
+        assert_eq!((stats.pages_in, value("over_limit_pages")), (7, 9));
+    }
 }

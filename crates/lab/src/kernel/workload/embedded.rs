@@ -66,7 +66,7 @@ impl Swapped for Folded {
         drop(region);
         let waited = started.elapsed();
         // What happens in the background is part of the cost.
-        memfold.settle();
+        memfold.wait_for_release();
         let processor = process_cpu() - cpu;
         let region = memfold.map(length)?;
         let mut again = Self { memfold, region };
