@@ -34,7 +34,7 @@ class Ours:
     def __init__(self, rows, mode):
         self.name = f"memfold, {mode} mode"
         # Room for all of it: nothing moves unless it is asked to.
-        limit = memfold.Limit(resident_limit=rows * WIDTH * 8 * 2, mode=mode)
+        limit = memfold.Memfold(resident_limit=rows * WIDTH * 8 * 2, mode=mode)
         self.table = limit.zeros((rows, WIDTH), dtype="i8")
 
     def page_out(self):

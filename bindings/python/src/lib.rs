@@ -1,18 +1,45 @@
 //! The native part of the Python package: limits, and memory under them. What users see is in
 //! `python/memfold/__init__.py`.
 
-use memfold::{Algorithm, DetachedPin, Error, Memfold, Mode, Region};
+use memfold::{Algorithm, Error, Mode, PinnedDetached, Region, Stats};
+use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+create_exception!(
+    memfold._memfold,
+    ModeUnavailableError,
+    PyOSError,
+    "The host does not allow the mode."
+);
+
+/// The package's version is the library's: maturin takes it from this crate's manifest, which cannot
+/// inherit it.
+const _: () = {
+    let (package, library) = (env!("CARGO_PKG_VERSION"), memfold::VERSION);
+    let (package, library) = (package.as_bytes(), library.as_bytes());
+    assert!(package.len() == library.len(), "another version than memfold's");
+    let mut index = 0;
+    while index < package.len() {
+        assert!(package[index] == library[index], "another version than memfold's");
+        index += 1;
+    }
+};
+
 fn exception(error: Error) -> PyErr {
-    let message = error.to_string();
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        message.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
     match error {
         Error::LimitTooSmall { .. } | Error::Length(_) | Error::OutOfRange { .. } => {
             PyValueError::new_err(message)
         }
         Error::TooMuchPinned { .. } => PyMemoryError::new_err(message),
+        Error::ModeUnavailable { .. } => ModeUnavailableError::new_err(message),
         _ => PyOSError::new_err(message),
     }
 }
@@ -21,15 +48,18 @@ fn mode_of(name: &str) -> PyResult<Mode> {
     [Mode::Signal, Mode::Thread, Mode::Protection]
         .into_iter()
         .find(|mode| mode.name() == name)
-        .ok_or_else(|| PyValueError::new_err(format!("there is no mode {name:?}")))
+        .ok_or_else(|| {
+            let message = format!("mode is 'signal', 'thread' or 'protection', not {name:?}");
+            PyValueError::new_err(message)
+        })
 }
 
 /// A limit on memory.
 #[pyclass(frozen, module = "memfold._memfold")]
-struct Engine(Memfold);
+struct Memfold(memfold::Memfold);
 
 #[pymethods]
-impl Engine {
+impl Memfold {
     #[new]
     fn new(
         limit: Option<u64>,
@@ -37,11 +67,11 @@ impl Engine {
         mode: Option<&str>,
         algorithm: &str,
     ) -> PyResult<Self> {
-        let mut builder = Memfold::builder().algorithm(match algorithm {
+        let mut builder = memfold::Memfold::builder().algorithm(match algorithm {
             "lz4" => Algorithm::Lz4,
             "zstd" => Algorithm::Zstd,
             other => {
-                let message = format!("there is no algorithm {other:?}");
+                let message = format!("algorithm is 'lz4' or 'zstd', not {other:?}");
                 return Err(PyValueError::new_err(message));
             }
         });
@@ -54,41 +84,23 @@ impl Engine {
         if let Some(name) = mode {
             builder = builder.mode(mode_of(name)?);
         }
-        builder.build().map(Engine).map_err(exception)
+        builder.build().map(Memfold).map_err(exception)
     }
 
-    /// Maps memory.
+    /// Maps memory of `length` bytes.
     fn map(&self, length: usize) -> PyResult<Memory> {
         self.0.map(length).map(Memory).map_err(exception)
     }
 
-    /// The figures, by the names that the Rust documentation of `Stats` explains.
+    /// The statistics that `STATS` describes, and the mode.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let now = self.0.stats();
-        let figures = PyDict::new(py);
-        figures.set_item("mode", now.mode.name())?;
-        for (name, value) in [
-            ("limit_bytes", now.limit_bytes),
-            ("resident_limit_bytes", now.resident_limit_bytes),
-            ("resident_bytes", now.resident_bytes),
-            ("peak_resident_bytes", now.peak_resident_bytes),
-            ("pool_bytes", now.pool_bytes),
-            ("metadata_bytes", now.metadata_bytes),
-            ("mapped_bytes", now.mapped_bytes),
-            ("pinned_bytes", now.pinned_bytes),
-            ("stored_pages", now.stored_pages),
-            ("same_filled_pages", now.same_filled_pages),
-            ("stored_bytes", now.stored_bytes),
-            ("faults_swap_in", now.faults_swap_in),
-            ("faults_zero_fill", now.faults_zero_fill),
-            ("pages_out", now.pages_out),
-            ("pages_in", now.pages_in),
-            ("pages_read_ahead", now.pages_read_ahead),
-            ("over_limit_pages", now.over_limit_pages),
-        ] {
-            figures.set_item(name, value)?;
+        let stats = self.0.stats();
+        let named = PyDict::new(py);
+        named.set_item("mode", stats.mode.name())?;
+        for (field, value) in Stats::FIELDS.iter().zip(stats.values()) {
+            named.set_item(field.name, value)?;
         }
-        Ok(figures)
+        Ok(named)
     }
 }
 
@@ -100,20 +112,19 @@ struct Memory(Region);
 impl Memory {
     #[getter]
     fn address(&self) -> usize {
-        self.0.as_ptr() as usize
+        self.0.base().as_ptr() as usize
     }
 
     fn __len__(&self) -> usize {
         self.0.len()
     }
 
-    fn will_need(&self, py: Python<'_>, start: usize, end: usize) -> PyResult<()> {
-        py.detach(|| self.0.will_need(start..end))
-            .map_err(exception)
+    fn prefetch(&self, py: Python<'_>, start: usize, end: usize) -> PyResult<()> {
+        py.detach(|| self.0.prefetch(start..end)).map_err(exception)
     }
 
-    fn cold(&self, start: usize, end: usize) -> PyResult<()> {
-        self.0.cold(start..end).map_err(exception)
+    fn mark_cold(&self, start: usize, end: usize) -> PyResult<()> {
+        self.0.mark_cold(start..end).map_err(exception)
     }
 
     fn page_out(&self, py: Python<'_>, start: usize, end: usize) -> PyResult<u64> {
@@ -126,15 +137,26 @@ impl Memory {
     }
 }
 
-/// A range that stays in memory as long as this does.
+/// A range that stays resident as long as this lives.
 #[pyclass(frozen, module = "memfold._memfold")]
 struct Pinned {
-    _pin: DetachedPin,
+    _pin: PinnedDetached,
 }
 
 #[pymodule]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Engine>()?;
+    let descriptions = PyDict::new(module.py());
+    for field in Stats::FIELDS {
+        let lines: Vec<&str> = field.description.lines().map(str::trim).collect();
+        descriptions.set_item(field.name, lines.join(" "))?;
+    }
+    module.add("STATS", descriptions)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add(
+        "ModeUnavailableError",
+        module.py().get_type::<ModeUnavailableError>(),
+    )?;
+    module.add_class::<Memfold>()?;
     module.add_class::<Memory>()?;
     module.add_class::<Pinned>()
 }

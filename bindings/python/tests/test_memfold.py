@@ -3,12 +3,15 @@
     python -m unittest discover bindings/python/tests
 """
 
+import importlib.metadata
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import numpy
 import memfold
@@ -19,7 +22,7 @@ EXAMPLE = os.path.join(os.path.dirname(__file__), "..", "examples", "ten_gigabyt
 
 class Arrays(unittest.TestCase):
     def test_more_than_the_limit_is_kept(self):
-        limit = memfold.Limit(resident_limit="4M")
+        limit = memfold.Memfold(resident_limit="4M")
         values = limit.zeros((16, MIB // 8), dtype="i8")
         for row in range(16):
             values[row] = numpy.arange(MIB // 8) // 50 + row
@@ -32,7 +35,7 @@ class Arrays(unittest.TestCase):
         self.assertEqual(limit.stats()["mapped_bytes"], 0)
 
     def test_they_are_ordinary_arrays(self):
-        values = memfold.Limit("8M").array(numpy.arange(3000.0).reshape(30, 100))
+        values = memfold.Memfold("8M").array(numpy.arange(3000.0).reshape(30, 100))
         self.assertIs(type(values), numpy.ndarray)
         self.assertTrue(values.flags.writeable and values.flags.c_contiguous)
         numpy.testing.assert_array_equal(pickle.loads(pickle.dumps(values)), values)
@@ -44,7 +47,7 @@ class Arrays(unittest.TestCase):
         self.assertEqual(slice_[0, 0], 600)
 
     def test_system_calls_work_on_what_is_out(self):
-        limit = memfold.Limit("8M")
+        limit = memfold.Memfold("8M")
         if limit.stats()["mode"] != "thread":
             self.fail("this host does not serve the kernel's faults: run the tests as root")
         values = limit.array(numpy.arange(MIB // 8))
@@ -59,7 +62,7 @@ class Arrays(unittest.TestCase):
 
     def test_a_pin_serves_system_calls_in_every_mode(self):
         for mode in ("signal", "thread", "protection"):
-            values = memfold.Limit("8M", mode=mode).full((512,), 7, dtype="i8")
+            values = memfold.Memfold("8M", mode=mode).full((512,), 7, dtype="i8")
             reader, writer = os.pipe()
             memfold.page_out(values)
             with memfold.pin(values):
@@ -70,7 +73,7 @@ class Arrays(unittest.TestCase):
             os.close(writer)
 
     def test_kinds_of_arrays(self):
-        limit = memfold.Limit("8M")
+        limit = memfold.Memfold("8M")
         record = numpy.dtype([("x", "f8"), ("y", "i4")])
         records = limit.zeros(100, record)
         records["y"][5] = 3
@@ -81,7 +84,7 @@ class Arrays(unittest.TestCase):
         self.assertEqual(memfold.zeros(7, "u1", limit=limit).sum(), 0)
 
     def test_types_are_numpys(self):
-        limit = memfold.Limit("8M")
+        limit = memfold.Memfold("8M")
         for dtype in ("f4", ">i4", "?", "c16", "U5", "S3", "M8[ns]", [("x", "f8"), ("y", "i4", 2)],
                       ("f4", (3,)), ("u2", (2, 2)), [("v", "V7")]):
             own, expected = limit.zeros((5, 2), dtype), numpy.zeros((5, 2), dtype)
@@ -94,15 +97,66 @@ class Arrays(unittest.TestCase):
 
     def test_bad_requests(self):
         with self.assertRaises(ValueError):
-            memfold.Limit("many")
+            memfold.Memfold("many")
         with self.assertRaises(ValueError):
-            memfold.Limit(100)
+            memfold.Memfold(100)
         with self.assertRaises(ValueError):
-            memfold.Limit("8M", mode="magic")
+            memfold.Memfold("8M", mode="magic")
         with self.assertRaises(TypeError):
-            memfold.Limit("8M").zeros(5, dtype=object)
+            memfold.Memfold("8M").zeros(5, dtype=object)
         with self.assertRaises(ValueError):
             memfold.page_out(numpy.zeros(5))
+
+    def test_only_an_unavailable_mode_is_replaced(self):
+        native = memfold._memfold.Memfold
+
+        def refuse(error):
+            def make(limit, resident_limit, mode, algorithm):
+                if mode == "thread":
+                    raise error
+                return native(limit, resident_limit, mode, algorithm)
+
+            return unittest.mock.patch.object(memfold._memfold, "Memfold", make)
+
+        with refuse(memfold.ModeUnavailableError("refused")):
+            self.assertIn(memfold.Memfold("8M").stats()["mode"], ("signal", "protection"))
+            with self.assertRaises(memfold.ModeUnavailableError):
+                memfold.Memfold("8M", mode="thread")
+        with refuse(OSError("too many open files")), self.assertRaises(OSError):
+            memfold.Memfold("8M")
+
+    def test_out_of_descriptors_is_no_reason_for_another_mode(self):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+        try:
+            with self.assertRaises(OSError) as caught:
+                memfold.Memfold("8M")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        self.assertNotIsInstance(caught.exception, memfold.ModeUnavailableError)
+
+    def test_statistics_have_the_names_that_are_described(self):
+        stats = memfold.Memfold("8M").stats()
+        self.assertEqual(["mode", *memfold.STATS], list(stats))
+        self.assertTrue(all(memfold.STATS.values()))
+
+    def test_the_stubs_name_all_statistics(self):
+        stubs = os.path.join(os.path.dirname(__file__), "..", "python", "memfold", "_memfold.pyi")
+        with open(stubs) as file:
+            text = file.read()
+        head, marker, _ = text.partition("class Stats(TypedDict):\n")
+        names = "".join(f"    {name}: int\n" for name in memfold.STATS)
+        expected = f"{head}{marker}    mode: str\n{names}"
+        if os.environ.get("MEMFOLD_WRITE_STUBS"):
+            with open(stubs, "w") as file:
+                file.write(expected)
+        else:
+            self.assertEqual(text, expected)
+
+    def test_the_version_is_the_packages(self):
+        self.assertEqual(memfold.__version__, importlib.metadata.version("memfold"))
 
     def test_the_example_in_small(self):
         run = subprocess.run(

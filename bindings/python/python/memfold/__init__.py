@@ -5,32 +5,45 @@
     a = memfold.zeros((40_000, 40_000), dtype="f4")     # 6.4 GB
 
 Arrays are ordinary ``numpy.ndarray``. Their cold pages are compressed and come back when they are
-touched. System calls work on them (``file.readinto(a)``, ``a.tofile(f)``) where the host lets an
-engine's thread serve the kernel's faults (:meth:`Limit.stats` says ``mode: thread``). Where it does
-not, give such arrays to system calls inside ``with memfold.pin(a):``.
+touched. System calls work on them (``file.readinto(a)``, ``a.tofile(f)``) where the host allows
+thread mode (``memfold.stats()["mode"] == "thread"``). Elsewhere, wrap such calls in
+``with memfold.pin(a):``.
 
-Arrays are not inherited by forked processes: with ``multiprocessing``, use the ``spawn`` or
+A forked child does not inherit arrays: with ``multiprocessing``, use the ``spawn`` or
 ``forkserver`` start method and pass what a child needs.
 """
 
 import contextlib
 import re
 import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 import numpy as _numpy
 
 from . import _memfold
+from ._memfold import STATS, ModeUnavailableError, __version__
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+    from ._memfold import Stats
 
 __all__ = [
-    "Limit", "limit", "zeros", "empty", "full", "array", "pin", "page_out", "will_need", "cold",
-    "stats",
+    "Memfold", "ModeUnavailableError", "STATS", "limit", "zeros", "empty", "full", "array", "pin",
+    "page_out", "prefetch", "mark_cold", "stats", "__version__",
 ]
+
+#: A number of bytes, or a size such as ``"512M"`` or ``"2G"``.
+Size = Union[int, str]
+#: The length of an array, or its length in each dimension.
+Shape = Union[int, "tuple[int, ...]", "list[int]"]
+_Array = TypeVar("_Array", bound="NDArray[Any]")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def _bytes(size):
-    """A number of bytes, from a number or a size such as "2G" or "512MiB"."""
+def _bytes(size: Optional[Size]) -> Optional[int]:
     if size is None or isinstance(size, int):
         return size
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.IGNORECASE)
@@ -40,9 +53,9 @@ def _bytes(size):
 
 
 class _Holder:
-    """What NumPy keeps as the base of an array of bytes, and with it the memory."""
+    """The base of an array of bytes; NumPy keeps it, and it keeps the memory."""
 
-    def __init__(self, memory, length):
+    def __init__(self, memory: _memfold.Memory, length: int) -> None:
         self.memory = memory
         self.__array_interface__ = {
             "version": 3,
@@ -52,33 +65,43 @@ class _Holder:
         }
 
 
-class Limit:
+class Memfold:
     """A limit on memory, and arrays under it.
 
-    ``limit`` covers everything (resident pages, the compressed pool, records), ``resident_limit``
-    resident pages alone. Sizes are numbers of bytes or texts such as ``"2G"``. ``mode`` is
-    ``"thread"``, ``"signal"`` or ``"protection"``; without it, the first of these that the host
-    allows.
+    ``limit`` covers everything (resident pages, the compressed pool, its metadata),
+    ``resident_limit`` resident pages alone. Sizes are numbers of bytes or strings such as ``"2G"``.
+    Without either, the limit is half of the memory that the host or the cgroup allows.
+
+    ``mode`` is ``"thread"``, ``"signal"`` or ``"protection"``; :class:`ModeUnavailableError` is
+    raised if the host does not allow it. Without ``mode``, the first of these that the host allows is
+    used.
     """
 
-    def __init__(self, limit=None, *, resident_limit=None, mode=None, algorithm="lz4"):
+    def __init__(
+        self,
+        limit: Optional[Size] = None,
+        *,
+        resident_limit: Optional[Size] = None,
+        mode: Optional[str] = None,
+        algorithm: str = "lz4",
+    ) -> None:
         sizes = (_bytes(limit), _bytes(resident_limit))
-        if mode is None:
-            try:
-                self._engine = _memfold.Engine(*sizes, "thread", algorithm)
-            except OSError:
-                self._engine = _memfold.Engine(*sizes, None, algorithm)
-        else:
-            self._engine = _memfold.Engine(*sizes, mode, algorithm)
+        try:
+            self._native = _memfold.Memfold(*sizes, mode or "thread", algorithm)
+        except ModeUnavailableError:
+            if mode is not None:
+                raise
+            # The library chooses among the other modes.
+            self._native = _memfold.Memfold(*sizes, None, algorithm)
 
-    def zeros(self, shape, dtype=float):
+    def zeros(self, shape: Shape, dtype: "DTypeLike" = float) -> "NDArray[Any]":
         """A new array of zeros. It takes memory as it is written."""
         dtype = _numpy.dtype(dtype)
         if dtype.hasobject:
             raise TypeError("an array of Python objects cannot be kept outside Python's heap")
         shape = (shape,) if isinstance(shape, int) else tuple(int(side) for side in shape)
         if dtype.subdtype is not None:
-            # Items that are arrays: more dimensions, as NumPy's own.
+            # Items that are arrays add dimensions, as in NumPy.
             dtype, item_shape = dtype.subdtype
             shape += item_shape
         items = 1
@@ -89,99 +112,125 @@ class Limit:
         if items * dtype.itemsize == 0:
             return _numpy.zeros(shape, dtype)
         length = items * dtype.itemsize
-        memory = self._engine.map(length)
-        # By way of bytes: not every type has a name in the array interface.
+        memory = self._native.map(length)
+        # A view of bytes: the array interface has no name for some types.
         return _numpy.asarray(_Holder(memory, length)).view(dtype).reshape(shape)
 
-    #: Memory starts as zeros: there is nothing cheaper.
-    empty = zeros
+    def empty(self, shape: Shape, dtype: "DTypeLike" = float) -> "NDArray[Any]":
+        """The same as :meth:`zeros`: new memory reads as zeros."""
+        return self.zeros(shape, dtype)
 
-    def full(self, shape, value, dtype=None):
+    def full(
+        self, shape: Shape, value: "ArrayLike", dtype: "Optional[DTypeLike]" = None
+    ) -> "NDArray[Any]":
         """A new array that is filled with ``value``."""
         new = self.zeros(shape, _numpy.asarray(value).dtype if dtype is None else dtype)
         new[...] = value
         return new
 
-    def array(self, values, dtype=None):
+    def array(
+        self, values: "ArrayLike", dtype: "Optional[DTypeLike]" = None
+    ) -> "NDArray[Any]":
         """A copy of ``values``."""
         values = _numpy.asarray(values, dtype)
         new = self.zeros(values.shape, values.dtype)
         new[...] = values
         return new
 
-    def stats(self):
-        """Figures: a dictionary of bytes, pages and counts, and the mode."""
-        return self._engine.stats()
+    def stats(self) -> "Stats":
+        """Statistics: a dictionary of the numbers that :data:`STATS` describes, and the mode."""
+        return self._native.stats()
 
 
 _lock = threading.Lock()
-_default = None
+_default: Optional[Memfold] = None
 
 
-def limit(size=None, **options):
-    """Sets the limit that arrays are made under from now on, and returns it."""
+def limit(
+    size: Optional[Size] = None,
+    *,
+    resident_limit: Optional[Size] = None,
+    mode: Optional[str] = None,
+    algorithm: str = "lz4",
+) -> Memfold:
+    """Makes the :class:`Memfold` that new arrays are under from now on, and returns it."""
     global _default
-    new = Limit(size, **options)
+    new = Memfold(size, resident_limit=resident_limit, mode=mode, algorithm=algorithm)
     with _lock:
         _default = new
     return new
 
 
-def _limit(given):
+def _memfold_of(given: Union[Memfold, Size, None]) -> Memfold:
     global _default
-    if isinstance(given, Limit):
+    if isinstance(given, Memfold):
         return given
     if given is not None:
-        return Limit(given)
+        return Memfold(given)
     with _lock:
         if _default is None:
-            _default = Limit()
+            _default = Memfold()
         return _default
 
 
-def zeros(shape, dtype=float, *, limit=None):
-    """A new array of zeros: under ``limit`` (a :class:`Limit`, or the size of one of its own), or
-    else under the one that :func:`limit` set, or else under half of the memory that there is."""
-    return _limit(limit).zeros(shape, dtype)
+def zeros(
+    shape: Shape, dtype: "DTypeLike" = float, *, limit: Union[Memfold, Size, None] = None
+) -> "NDArray[Any]":
+    """A new array of zeros: under ``limit`` (a :class:`Memfold`, or the size of a new one), else under
+    the one that :func:`limit` made, else under half of the memory that the host allows."""
+    return _memfold_of(limit).zeros(shape, dtype)
 
 
-def empty(shape, dtype=float, *, limit=None):
+def empty(
+    shape: Shape, dtype: "DTypeLike" = float, *, limit: Union[Memfold, Size, None] = None
+) -> "NDArray[Any]":
     """The same as :func:`zeros`."""
-    return _limit(limit).zeros(shape, dtype)
+    return _memfold_of(limit).zeros(shape, dtype)
 
 
-def full(shape, value, dtype=None, *, limit=None):
+def full(
+    shape: Shape,
+    value: "ArrayLike",
+    dtype: "Optional[DTypeLike]" = None,
+    *,
+    limit: Union[Memfold, Size, None] = None,
+) -> "NDArray[Any]":
     """A new array that is filled with ``value``."""
-    return _limit(limit).full(shape, value, dtype)
+    return _memfold_of(limit).full(shape, value, dtype)
 
 
-def array(values, dtype=None, *, limit=None):
+def array(
+    values: "ArrayLike",
+    dtype: "Optional[DTypeLike]" = None,
+    *,
+    limit: Union[Memfold, Size, None] = None,
+) -> "NDArray[Any]":
     """A copy of ``values``."""
-    return _limit(limit).array(values, dtype)
+    return _memfold_of(limit).array(values, dtype)
 
 
-def stats():
-    """Figures of the limit that :func:`limit` set."""
-    return _limit(None).stats()
+def stats() -> "Stats":
+    """Statistics of the limit that :func:`limit` made."""
+    return _memfold_of(None).stats()
 
 
-def _range(values):
-    """The memory under an array, and which bytes of it the array spans."""
-    base = values
+def _range(values: "NDArray[Any]") -> "tuple[_memfold.Memory, int, int]":
+    """The memory under an array, and the offsets of the bytes that the array spans."""
+    base: Any = values
     while base is not None and not isinstance(base, _Holder):
         base = base.base if isinstance(base, _numpy.ndarray) else None
     if base is None:
-        raise ValueError("the array is not one of memfold's")
-    bounds = getattr(_numpy, "lib", None)
+        raise ValueError("the array was not made by memfold")
+    bounds: Any = getattr(_numpy, "lib", None)
     bounds = getattr(bounds, "array_utils", _numpy).byte_bounds(values)
     start = base.memory.address
     return base.memory, bounds[0] - start, bounds[1] - start
 
 
 @contextlib.contextmanager
-def pin(values):
-    """Keeps an array (or a slice of one) in memory: for devices, and for system calls where the mode
-    is not ``thread``."""
+def pin(values: _Array) -> Iterator[_Array]:
+    """Keeps an array (or a slice of one) resident: for devices, and for system calls where the mode is
+    not ``thread``."""
     memory, start, end = _range(values)
     pinned = memory.pin(start, end)
     try:
@@ -190,19 +239,19 @@ def pin(values):
         del pinned
 
 
-def page_out(values):
-    """Moves an array (or a slice of one) out of memory now. Returns how many bytes left."""
+def page_out(values: "NDArray[Any]") -> int:
+    """Moves an array (or a slice of one) out now. Returns how many bytes were moved out."""
     memory, start, end = _range(values)
     return memory.page_out(start, end)
 
 
-def will_need(values):
-    """Brings an array (or a slice of one) in before it is touched, as far as there is room."""
+def prefetch(values: "NDArray[Any]") -> None:
+    """Swaps an array (or a slice of one) in before it is touched, as far as there is room."""
     memory, start, end = _range(values)
-    memory.will_need(start, end)
+    memory.prefetch(start, end)
 
 
-def cold(values):
-    """Says that an array (or a slice of one) will not be touched soon: it goes first."""
+def mark_cold(values: "NDArray[Any]") -> None:
+    """Marks an array (or a slice of one) as cold: reclaim moves it out first."""
     memory, start, end = _range(values)
-    memory.cold(start, end)
+    memory.mark_cold(start, end)

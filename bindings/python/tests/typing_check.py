@@ -1,0 +1,14 @@
+"""Checked by mypy, not run: the package's types as programs use them."""
+
+from typing import Any
+
+import memfold
+from numpy.typing import NDArray
+
+limit: memfold.Memfold = memfold.Memfold("64M", resident_limit=32 << 20, mode="signal")
+table: NDArray[Any] = memfold.zeros((300, 4096), dtype="f4", limit=limit)
+out: int = memfold.page_out(table[:10])
+with memfold.pin(table) as pinned:
+    pinned[0, 0] = 1
+resident: int = limit.stats()["resident_bytes"]
+mode: str = memfold.stats()["mode"]
