@@ -33,6 +33,7 @@ mod range_set;
 mod skip;
 mod supervised;
 mod sync;
+mod zeros;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};

@@ -7,6 +7,7 @@ use super::streams::Advice;
 use super::worker::{Claim, WINDOW, Worker};
 use crate::density::{BLOCK, Density};
 use crate::page_state::{ClaimNumber, PageState, StageIndex};
+use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
 use memfold_sys::signal::die;
@@ -21,8 +22,7 @@ const SWAP_IN_WINDOW: u32 = 16;
 /// Pages of zeros brought in at one fault, at most.
 const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(SWAP_IN_WINDOW as usize <= WINDOW);
-
-static ZEROS: [u8; ZERO_WINDOW as usize * PAGE_SIZE] = [0; ZERO_WINDOW as usize * PAGE_SIZE];
+const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
 /// So often a page is asked for again where the kernel has none, after up to 64 ms each: ten seconds
 /// in all. It has some soon where it is ending a process for that.

@@ -8,16 +8,14 @@ use crate::supervised::fault::room::room_pages;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
+use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
 /// Pages of zeros brought in at once, at most.
 pub const ZERO_WINDOW: u32 = 512;
-/// Source of zeroed pages. The allocator maps it fresh and nothing writes to it, so the kernel backs it
-/// with the shared zero page.
-static ZEROS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; ZERO_WINDOW as usize * PAGE_SIZE]);
+const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
 /// First touch: pages of zeros. `None` if the page's state is another by now.
 pub fn fill_zeros(
