@@ -9,8 +9,8 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, pool, report::Report, report_html, soak, table, trace,
-    virtual_slots,
+    chain, exit, free, host, kernel, picture, pool, report::Report, report_html, soak, table,
+    trace, virtual_slots,
 };
 
 const EXAMPLES: &str = "\
@@ -30,7 +30,7 @@ memfold-embedded (only in the workloads `embedded-…`, where programs ask for i
 
 Workloads and groups of them: munmap (munmap-64 to munmap-512), swap (page-out,
 swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, cpython, node, numpy,
-redis-get, redis-get-bgsave, build, overhead; summary: those of the table in the README.
+redis-get, redis-get-bgsave, build, overhead; summary: those of docs/measurements.md.
 NAME:N is that with N processes, NAME:DATA that with phrases or recorded contents.
 
 The kernel's contestants need root and that no other swap is in use. Swap, cgroups and zswap's
@@ -44,13 +44,13 @@ Examples:
 const REPORT_NOTES: &str = "\
 Writes DIR/index.html, which loads nothing from elsewhere, its plots as SVG and every run as JSON.
 Without --runs, the long workloads are run three times and the others five times; for the table of
-the README five times, Redis fifteen times, as its rounds vary most.
+docs/measurements.md five times, Redis fifteen times, as its rounds vary most.
 
 Examples:
   sudo memfold-lab report --out report --scale 0.2
   sudo memfold-lab report --out report --experiments kernel --workload munmap,cpython
   memfold-lab report --out again --from report/chain.json,report/kernel-cpython.json
-  sudo memfold-lab report --out figures --markdown       the table of the README alone";
+  sudo memfold-lab report --out figures --markdown       the table of docs/measurements.md";
 
 /// What was given for an experiment's options.
 #[derive(Debug, Default)]
@@ -270,7 +270,7 @@ fn designs() -> [Command; 6] {
     ]
 }
 
-fn comparisons() -> [Command; 3] {
+fn comparisons() -> [Command; 4] {
     let out = option("out", "DIR", "Where the page, plots and JSON go");
     [
         experiment(
@@ -311,11 +311,23 @@ fn comparisons() -> [Command; 3] {
                 ),
                 flag(
                     "markdown",
-                    "Print the table of the README, and measure only what it needs",
+                    "Print the table of docs/measurements.md, and measure only what it needs",
                 ),
             ])
             .args(kernel_options().map(|option| option.help_heading("Options passed to kernel")))
             .after_help(REPORT_NOTES),
+        Command::new("picture")
+            .about("The picture of the README: sort's memory over time, alone and under a limit")
+            .args([
+                option("out", "FILE", "Where the SVG goes"),
+                option("limit", "SIZE", "The limit [default: 128M]"),
+                option("lines", "N", "Lines that are sorted [default: 4000000]"),
+                option(
+                    "memfold",
+                    "PATH",
+                    "The program memfold [default: the one beside this program]",
+                ),
+            ]),
     ]
 }
 
@@ -379,6 +391,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "kernel" => print(kernel::run(&options)?),
         "soak" => print(soak::run(&options)?),
         "report" => report_html::run(options),
+        "picture" => picture::run(&options),
         "trace" => trace::run(&options),
         "completions" => {
             let shell = matches

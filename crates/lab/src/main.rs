@@ -12,6 +12,7 @@ mod host;
 mod kernel;
 mod mapping;
 mod output;
+mod picture;
 mod pool;
 mod random;
 mod report;

@@ -23,7 +23,7 @@ const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
 /// Groups of `kernel` whose runs take long.
 const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
 
-/// What is measured for the table of the README alone.
+/// What is measured for the table of `docs/measurements.md` alone.
 const FOR_SUMMARY: &[(&str, &str)] = &[
     ("experiments", "kernel"),
     ("workload", "summary"),
@@ -31,7 +31,7 @@ const FOR_SUMMARY: &[(&str, &str)] = &[
 ];
 
 /// Runs the experiments, or reads what they printed, and writes `index.html`, the plots and the raw
-/// JSON into the folder `--out`. With `--markdown`, prints the table of the README, and measures
+/// JSON into the folder `--out`. With `--markdown`, prints the table of `docs/measurements.md`, and measures
 /// only what that needs.
 pub fn run(options: Options) -> Result<()> {
     let markdown = options.has("markdown");

@@ -1,4 +1,4 @@
-//! The table of the project's README: real programs and single operations, in Markdown.
+//! The table of `docs/measurements.md`: real programs and single operations, in Markdown.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
