@@ -33,6 +33,7 @@ mod range_set;
 mod skip;
 mod supervised;
 mod sync;
+mod watermarks;
 mod zeros;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};

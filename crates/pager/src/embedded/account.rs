@@ -1,14 +1,13 @@
 //! The account of an engine's memory.
 
+use super::limits::LEAST_PAGES;
 use crate::backoff::LimitRelief;
 use crate::density::has_ample_room;
 use crate::options::Limit;
+use crate::watermarks::Watermarks;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
-
-/// The engine always may keep so many pages resident, or it could not go on.
-pub const LEAST_PAGES: u64 = 256;
 
 /// Pages that are resident, staged ones included, against what the limit leaves for them.
 #[derive(Debug)]
@@ -17,16 +16,23 @@ pub struct Account {
     resident: AtomicU64,
     /// Pages that pool and records leave of the limit.
     left: AtomicU64,
-    /// Pages that may be resident now: those, or what was conceded.
+    /// Pages that may be resident now: those of `left`, or what was conceded.
     allowed: AtomicU64,
     relief: LimitRelief,
-    /// Above this, background reclaim works.
-    low: AtomicU64,
-    /// Below this, it stops.
-    high: AtomicU64,
     pinned: AtomicU64,
     peak: AtomicU64,
     excess: AtomicU64,
+}
+
+/// Background reclaim starts a thirty-second of the limit below it, so that the program has room to
+/// fault in while victims are compressed on another CPU. Direct reclaim starts at the limit.
+fn watermarks(allowed: u64) -> Watermarks {
+    let low = (allowed / 32).clamp(32, 8192);
+    Watermarks {
+        min: 0,
+        low,
+        high: 2 * low,
+    }
 }
 
 impl Account {
@@ -37,8 +43,6 @@ impl Account {
             left: AtomicU64::new(0),
             allowed: AtomicU64::new(0),
             relief: LimitRelief::new(Instant::now()),
-            low: AtomicU64::new(0),
-            high: AtomicU64::new(0),
             pinned: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             excess: AtomicU64::new(0),
@@ -58,24 +62,27 @@ impl Account {
         let left = left.max(LEAST_PAGES);
         let allowed = left.max(self.relief.bytes(Instant::now()) / page);
         self.left.store(left, Relaxed);
-        // Far enough below the limit that a program has room to run into while victims are
-        // compressed on another CPU.
-        let distance = (allowed / 32).clamp(32, 8192);
         self.allowed.store(allowed, Relaxed);
-        self.low.store(allowed - distance, Relaxed);
-        self.high.store(allowed - 2 * distance, Relaxed);
+    }
+
+    /// Pages that may become resident without direct reclaim, and the watermarks for them.
+    fn free(&self) -> (u64, Watermarks) {
+        let allowed = self.allowed.load(Relaxed);
+        let free = allowed.saturating_sub(self.resident.load(Relaxed));
+        (free, watermarks(allowed))
     }
 
     /// Takes room for `pages` if there is.
     pub fn reserve(&self, pages: u64) -> bool {
         let before = self.resident.fetch_add(pages, Relaxed);
-        if before + pages <= self.allowed.load(Relaxed) {
-            self.note_peak(before + pages);
-            true
-        } else {
+        let allowed = self.allowed.load(Relaxed);
+        let free = allowed.saturating_sub(before);
+        if watermarks(allowed).needs_direct_reclaim(free, pages) {
             self.resident.fetch_sub(pages, Relaxed);
-            false
+            return false;
         }
+        self.note_peak(before + pages);
+        true
     }
 
     /// Takes room that there is not.
@@ -107,34 +114,29 @@ impl Account {
         }
     }
 
-    /// Whether background reclaim should begin.
-    pub fn is_low(&self) -> bool {
-        self.resident.load(Relaxed) > self.low.load(Relaxed)
+    /// Whether background reclaim is to start.
+    pub fn is_below_low(&self) -> bool {
+        let (free, watermarks) = self.free();
+        watermarks.is_below_low(free)
     }
 
-    /// Whether it may stop.
-    pub fn is_high(&self) -> bool {
-        self.resident.load(Relaxed) <= self.high.load(Relaxed)
+    /// Whether background reclaim may stop.
+    pub fn is_at_high(&self) -> bool {
+        let (free, watermarks) = self.free();
+        watermarks.is_at_high(free)
     }
 
-    /// Whether `pages` fit without waking reclaim: what nobody asked for may take that much.
+    /// Whether readahead may take `pages`: they wake no reclaim.
     pub fn has_spare(&self, pages: u64) -> bool {
-        self.resident.load(Relaxed) + pages <= self.low.load(Relaxed)
-    }
-
-    /// Pages that may be resident.
-    pub fn allowed(&self) -> u64 {
-        self.allowed.load(Relaxed)
+        let (free, watermarks) = self.free();
+        watermarks.has_spare(free, pages)
     }
 
     /// Whether `pages` fit far from where reclaim works, so that nothing has to leave for them soon.
     pub fn has_ample(&self, pages: u64) -> bool {
-        has_ample_room(
-            self.resident.load(Relaxed),
-            pages,
-            self.allowed.load(Relaxed),
-            self.high.load(Relaxed),
-        )
+        let allowed = self.allowed.load(Relaxed);
+        let reclaim_stops = allowed - watermarks(allowed).high;
+        has_ample_room(self.resident.load(Relaxed), pages, allowed, reclaim_stops)
     }
 
     /// Pins pages if that leaves enough to work in.
@@ -195,11 +197,11 @@ mod tests {
         let account = account(1000);
         assert!(account.reserve(1000));
         assert!(!account.reserve(1));
-        assert!(account.is_low());
+        assert!(account.is_below_low());
         account.reserve_beyond(3);
         assert_eq!(account.excess_pages(), 3);
         account.release(500);
-        assert!(account.is_high() && account.has_spare(100));
+        assert!(account.is_at_high() && account.has_spare(100));
         assert_eq!(
             (account.resident_pages(), account.peak_pages()),
             (503, 1003)

@@ -11,21 +11,31 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::engine::Shared;
-use super::protected::Protected;
+use super::blocks::Blocks;
+use super::ledger::Ledger;
+use super::worker::Worker;
 
-/// Pages that are counted together, so that reclaim need not look at each.
+/// Pages that share a resident count, so that reclaim skips chunks without any. More makes fewer counts
+/// and coarser skips.
 const CHUNK: usize = 512;
 /// Set in a chunk's count once any of its pages was ever resident.
 const TOUCHED: u32 = 1 << 31;
 
-/// A region's addresses are a multiple of this and cover whole multiples.
-pub const GRANULE: usize = 2 << 20;
+/// Serves the faults of an area: the engine, of which the area knows no more.
+pub trait FaultServer: Send + Sync {
+    /// Makes the page at an address of the area resident, with those that are likely to be touched
+    /// next, on behalf of `thread`. The access can be repeated then; it faults again if the page was
+    /// moved out in between.
+    fn serve(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker);
+}
 
 /// A region as the engine knows it; it may outlive the region's mapping for a moment.
 pub struct Area {
-    /// Whose it is. (The cycle ends when the unmapped area is released.)
-    pub shared: Arc<Shared>,
+    /// The engine that serves its faults, which holds the area in turn until it is unmapped and
+    /// released.
+    pub server: Arc<dyn FaultServer>,
+    /// The engine's ledger.
+    pub ledger: Arc<Ledger>,
     /// Address of the first byte.
     pub start: usize,
     /// Number of pages.
@@ -33,12 +43,12 @@ pub struct Area {
     /// The mapping, until it is unmapped. Held shared while pages are moved or read ahead.
     gate: RwLock<Option<Reservation>>,
     states: Mapping,
-    /// What there is besides in protection mode, where `states` are not used.
-    pub protected: Option<Protected>,
+    /// The blocks of an area in protection mode, where `states` are not used.
+    pub blocks: Option<Blocks>,
     /// Resident pages in each chunk, staged ones not counted.
     chunks: Box<[AtomicU32]>,
     resident: AtomicU64,
-    /// A page that was there when a touch of it faulted, plus one, and how often in a row.
+    /// The page (plus one) whose touch last faulted although it was resident, and how often in a row.
     futile: AtomicU64,
     pins: Arc<Pins>,
 }
@@ -46,18 +56,18 @@ pub struct Area {
 /// Bits of `Area::futile` that count.
 const FUTILE_BITS: u32 = 20;
 
-/// The ranges of pages of an area that are pinned; apart from it, as a pin may outlive it.
+/// The pinned ranges of pages of an area, which a pin may outlive.
 #[derive(Default)]
 pub struct Pins(RwLock<Vec<Range<usize>>>);
 
 impl Pins {
-    /// Keeps pages from being moved out from now on. Those on their way still are.
+    /// Keeps pages from being claimed for page-out. Claims made before are not undone.
     pub fn pin(&self, pages: Range<usize>) {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
         pins.push(pages);
     }
 
-    /// Takes a pin back.
+    /// Removes a pin.
     pub fn unpin(&self, pages: &Range<usize>) {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = pins.iter().position(|pin| pin == pages) {
@@ -65,7 +75,7 @@ impl Pins {
         }
     }
 
-    /// The pins. No other is made while they are held.
+    /// The pins; none is added while the guard lives.
     fn all(&self) -> RwLockReadGuard<'_, Vec<Range<usize>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,16 +87,18 @@ pub type Mapped<'a> = RwLockReadGuard<'a, Option<Reservation>>;
 impl Area {
     /// An area over `mapping`.
     pub fn new(
-        shared: Arc<Shared>,
+        server: Arc<dyn FaultServer>,
+        ledger: Arc<Ledger>,
         mapping: Reservation,
-        protected: Option<Protected>,
+        blocks: Option<Blocks>,
     ) -> io::Result<Area> {
         let pages = mapping.length() / PAGE_SIZE;
         Ok(Area {
-            shared,
+            server,
+            ledger,
             start: mapping.start().as_ptr() as usize,
             pages,
-            protected,
+            blocks,
             gate: RwLock::new(Some(mapping)),
             states: Mapping::anonymous((pages * size_of::<Entry>()).next_multiple_of(PAGE_SIZE))?,
             chunks: (0..pages.div_ceil(CHUNK))
@@ -122,33 +134,31 @@ impl Area {
         mapping.is_some().then_some(mapping)
     }
 
-    /// Unmaps the area, once nobody moves its pages. Returns how many were in it, those claimed to
-    /// be moved out included.
+    /// Unmaps the area, once no thread moves its pages. Returns how many pages were resident, those
+    /// claimed for page-out included.
     pub fn unmap(&self) -> u64 {
         let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         drop(gate.take());
-        if let Some(protected) = &self.protected {
-            protected.empty();
+        if let Some(blocks) = &self.blocks {
+            blocks.empty();
         }
         self.resident.swap(0, Relaxed)
     }
 
-    /// The pages that stay in memory if these are to: in blocks, where it is kept in blocks.
+    /// The pages that stay resident if `pages` are pinned: whole blocks in protection mode.
     pub fn kept_with(&self, pages: Range<usize>) -> Range<usize> {
-        match &self.protected {
-            Some(protected) => protected.whole_blocks(pages),
+        match &self.blocks {
+            Some(blocks) => blocks.whole_blocks(pages),
             None => pages,
         }
     }
 
     /// Notes a page that became resident.
-    pub fn arrived(&self, page: usize) {
+    pub fn note_resident(&self, page: usize) {
         let chunk = &self.chunks[page / CHUNK];
         if chunk.fetch_add(1, Relaxed) == 0 && chunk.fetch_or(TOUCHED, Relaxed) & TOUCHED == 0 {
-            // Its states take their first page.
-            self.shared
-                .record_bytes
-                .fetch_add(PAGE_SIZE as u64, Relaxed);
+            // The states of a chunk fill one page, which is touched for the first time.
+            self.ledger.add_state_bytes(PAGE_SIZE as u64);
         }
         self.resident.fetch_add(1, Relaxed);
         if self.futile(page) > 0 {
@@ -156,8 +166,8 @@ impl Area {
         }
     }
 
-    /// How often in a row a touch of a page has faulted though the page was there, since it last
-    /// arrived. Of one page at a time.
+    /// How often in a row a touch of a page has faulted although the page was resident. Only the last
+    /// such page is remembered.
     pub fn futile(&self, page: usize) -> u64 {
         let noted = self.futile.load(Relaxed);
         let is_this = noted >> FUTILE_BITS == page as u64 + 1;
@@ -168,7 +178,7 @@ impl Area {
         }
     }
 
-    /// Notes how often it was.
+    /// Sets how often in a row a touch of a page has faulted although it was resident.
     pub fn note_futile(&self, page: usize, times: u64) {
         if times > 0 || self.futile(page) > 0 {
             let noted = (page as u64 + 1) << FUTILE_BITS | times;
@@ -177,13 +187,12 @@ impl Area {
     }
 
     /// Notes a page that is no longer resident.
-    pub fn left(&self, page: usize) {
+    pub fn note_absent(&self, page: usize) {
         self.chunks[page / CHUNK].fetch_sub(1, Relaxed);
         self.resident.fetch_sub(1, Relaxed);
     }
 
-    /// How dense the surroundings of a page are: a first look, which costs nothing, as the count is
-    /// at hand where a page arrives.
+    /// How dense the chunk of a page is: a cheap first look before the states of its block are read.
     pub fn density_of_chunk(&self, page: usize) -> Density {
         let resident = self.chunks[page / CHUNK].load(Relaxed) & !TOUCHED;
         Density::of(resident as usize * BLOCK / CHUNK)
@@ -199,23 +208,23 @@ impl Area {
         &self.pins
     }
 
-    /// Runs `claim` if none of the pages is pinned, and keeps others from pinning any meanwhile.
+    /// Runs `claim` if none of the pages is pinned. No pin is added meanwhile.
     pub fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
         let pins = self.pins.all();
         let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
         !pins.iter().any(overlaps) && claim()
     }
 
-    /// Shows the resident pages of `range` that may be moved out to `claim`, in order, until it
-    /// answers `false`. Young pages are passed over and are young no more, unless `all`. Returns
-    /// the page to go on at.
+    /// Calls `claim` with the resident pages of `range` that are not pinned, in order, until it returns
+    /// `false`. Unless `all`, skips young pages and makes them old (second chance). Returns the page to
+    /// continue at.
     pub fn sweep(
         &self,
         range: Range<usize>,
         all: bool,
         mut claim: impl FnMut(usize, &Entry, PageState) -> bool,
     ) -> usize {
-        // Held while pages are claimed: whoever has pinned knows that no claim follows.
+        // Held while pages are claimed: once a pin is set, no claim follows.
         let pins = self.pins.all();
         let entries = self.entries();
         let mut page = range.start;
@@ -243,10 +252,10 @@ impl Area {
         page.min(range.end)
     }
 
-    /// Shows each slot that the area still has. To be called once nobody uses the area.
+    /// Calls `show` with each slot of the area, which no thread uses any more.
     pub fn each_slot(&self, mut show: impl FnMut(Slot)) {
-        if let Some(protected) = &self.protected {
-            return protected.each_slot(show);
+        if let Some(blocks) = &self.blocks {
+            return blocks.each_slot(show);
         }
         for (chunk, entries) in self.chunks.iter().zip(self.entries().chunks(CHUNK)) {
             if chunk.load(Relaxed) & TOUCHED == 0 {
@@ -262,7 +271,7 @@ impl Area {
 
     /// Bytes of memory that the records of the area's pages take: a page of states for each chunk
     /// that was touched, as it is counted in the engine's account.
-    pub fn record_bytes(&self) -> u64 {
+    pub fn state_bytes(&self) -> u64 {
         let touched = |chunk: &&AtomicU32| chunk.load(Relaxed) & TOUCHED != 0;
         (self.chunks.iter().filter(touched).count() * PAGE_SIZE) as u64
     }

@@ -1,22 +1,22 @@
 //! The engine: one account of memory, one swap space, and the threads that work for them.
 
-use super::account::{Account, LEAST_PAGES};
-use super::area::{Area, GRANULE};
-use super::bell::Bell;
+use super::account::Account;
+use super::area::Area;
+use super::blocks::Blocks;
 use super::config::{Config, Mode};
 use super::error::Error;
-use super::protected::Protected;
+use super::event::{Event, lock};
+use super::ledger::Ledger;
+use super::limits::{BATCH, DEFERRED_FREES, GRANULE, LEAST_PAGES, WORKERS};
 use super::readahead::Readahead;
 use super::reclaim::Hand;
 use super::stats::{Counters, Gauges, Stats};
 use super::streams::Streams;
-use super::worker::{BATCH, WORKERS};
 use super::{listener, registry, signals, worker};
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
 use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::fork::Owner;
 use memfold_sys::futex;
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
@@ -24,51 +24,44 @@ use memfold_sys::thread;
 use memfold_sys::uffd::{self, Uffd};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Slots of pages that were brought in, released together off the faults' path.
-pub(super) const SPENT_SLOTS: usize = 512;
-
-/// All that faults, reclaim and advice share.
-pub(crate) struct Shared {
+/// The state of an engine that faults, reclaim and advice share.
+pub(crate) struct EngineState {
     pub(super) mode: Mode,
-    pub(super) owner: Owner,
+    pub(super) ledger: Arc<Ledger>,
     pub(super) uffd: Option<OwnedFd>,
-    /// Memory for pages on their way out: a batch for each worker.
+    /// Memory that victims are moved to before they are compressed: a batch for each worker.
     pub(super) stage: Reservation,
     pub(super) space: SwapSpace<MappedSource>,
     pub(super) account: Account,
     pub(super) compression: CompressionPolicy,
     pub(super) areas: RwLock<Vec<Arc<Area>>>,
     pub(super) hand: Mutex<Hand>,
-    /// Areas that were unmapped and whose slots are still to be released.
-    pub(super) graveyard: Mutex<Vec<Arc<Area>>>,
-    /// Held by the listener while it serves a fault: who waited for that one may run on before it
-    /// has put in all that it brings, and unmap the region.
+    /// Unmapped areas whose slots are not released yet.
+    pub(super) pending_release: Mutex<Vec<Arc<Area>>>,
+    /// Held by the listener while it serves a fault. The faulting thread may run on, and unmap the
+    /// region, before the listener has copied all pages of the window.
     pub(super) listening: Mutex<()>,
-    /// How many areas are unmapped and not released, those being released included. Who waits for
-    /// it is woken when there is none.
-    pub(super) unburied: AtomicU32,
-    pub(super) spent: Mutex<Vec<Slot>>,
-    pub(super) reclaim_bell: Bell,
+    /// A futex: the number of areas that are unmapped and not released, those being released included.
+    /// Waiters are woken when it becomes 0.
+    pub(super) unreleased: AtomicU32,
+    /// Slots of swapped-in pages, to be released in bulk off the fault path.
+    pub(super) deferred_frees: Mutex<Vec<Slot>>,
+    pub(super) reclaim_event: Event,
     pub(super) readahead: Readahead,
     pub(super) streams: Streams,
     pub(super) counters: Counters,
     pub(super) mapped_bytes: AtomicU64,
-    pub(super) record_bytes: AtomicU64,
     pub(super) stopping: AtomicBool,
 }
 
 /// An engine: a limit, and regions under it. All methods may be called from any thread.
 pub struct Engine {
-    shared: Arc<Shared>,
+    state: Arc<EngineState>,
     threads: Vec<JoinHandle<()>>,
-    /// Whether there is a thread that reads fault messages.
+    /// Whether a thread reads fault messages.
     listens: bool,
 }
 
@@ -81,7 +74,7 @@ fn physical_pages() -> usize {
 /// Half of the memory that the host, or the cgroup of this process, allows, in bytes.
 ///
 /// # Errors
-/// If the host does not tell.
+/// If `/proc/meminfo` or the cgroup's files cannot be read.
 pub fn default_limit() -> Result<u64, Error> {
     match memfold_sys::probe::memory_allowance() {
         Ok(allowance) => Ok(allowance.bytes / 2),
@@ -95,8 +88,8 @@ fn swap_config(config: &Config) -> SwapConfig {
     SwapConfig {
         algorithm: config.algorithm.into(),
         checksum: config.checksum,
-        // Address space only: room for a pool several times as large as memory in each length of
-        // zspage, and for slots of far more.
+        // Address space only: four times physical memory for zspages of each length, and 64 times for
+        // slots.
         pool_capacity_pages: (physical_pages() * 4).next_power_of_two().min(1 << 28),
         max_slots: (physical_pages() * 64).next_power_of_two().min(1 << 30),
         shards: memfold_sys::thread::allowed_cpus().len().min(64),
@@ -148,7 +141,7 @@ impl Engine {
         }
         let (mode, uffd) = choose(config.mode)?;
         worker::prepare().map_err(Error::system("allocate buffers"))?;
-        // One page more for the listener's doorbell.
+        // One page more, whose fault stops the listener.
         let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
             .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
             .map_err(Error::system("reserve the stage"))?;
@@ -158,9 +151,9 @@ impl Engine {
                 .register(range.0, range.1)
                 .map_err(|errno| Error::system("register the stage")(errno.into()))?;
         }
-        let shared = Arc::new(Shared {
+        let state = Arc::new(EngineState {
             mode,
-            owner: Owner::this(),
+            ledger: Arc::new(Ledger::new()),
             uffd,
             stage,
             space: SwapSpace::new(MappedSource::default(), swap_config(config))
@@ -169,19 +162,18 @@ impl Engine {
             compression: CompressionPolicy::new(config.limit),
             areas: RwLock::default(),
             hand: Mutex::default(),
-            graveyard: Mutex::default(),
+            pending_release: Mutex::default(),
             listening: Mutex::default(),
-            unburied: AtomicU32::new(0),
-            spent: Mutex::new(Vec::with_capacity(SPENT_SLOTS)),
-            reclaim_bell: Bell::default(),
+            unreleased: AtomicU32::new(0),
+            deferred_frees: Mutex::new(Vec::with_capacity(DEFERRED_FREES)),
+            reclaim_event: Event::default(),
             readahead: Readahead::new(config.readahead && mode != Mode::Protection),
             streams: Streams::default(),
             counters: Counters::default(),
             mapped_bytes: AtomicU64::new(0),
-            record_bytes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         });
-        shared.refresh_account();
+        state.refresh_account();
         let signal = match mode {
             Mode::Signal => Some(signals::MISSING),
             Mode::Protection => Some(signals::PROTECTED),
@@ -191,79 +183,79 @@ impl Engine {
             signals::install(signal).map_err(Error::system("install the signal handler"))?;
         }
         let mut engine = Engine {
-            shared,
+            state,
             threads: Vec::new(),
             listens: false,
         };
-        engine.start("memfold-reclaim", Shared::reclaim_thread)?;
-        if engine.shared.uffd.is_some() {
+        engine.start("memfold-reclaim", EngineState::reclaim_thread)?;
+        if engine.state.uffd.is_some() {
             engine.start("memfold-keeper", keep_descriptor)?;
         }
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
             engine.listens = true;
         }
-        if engine.shared.readahead.is_enabled() {
-            engine.start("memfold-readahead", Shared::readahead_thread)?;
+        if engine.state.readahead.is_enabled() {
+            engine.start("memfold-readahead", EngineState::readahead_thread)?;
         }
         Ok(engine)
     }
 
-    fn start(&mut self, name: &str, run: fn(&Shared)) -> Result<(), Error> {
-        let shared = self.shared.clone();
+    fn start(&mut self, name: &str, run: fn(&EngineState)) -> Result<(), Error> {
+        let state = self.state.clone();
         let blocked = block_all();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || run(&shared));
+            .spawn(move || run(&state));
         drop(blocked);
         self.threads
             .push(thread.map_err(Error::system("start a thread"))?);
         Ok(())
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(super) fn state(&self) -> &Arc<EngineState> {
+        &self.state
     }
 
     /// How faults are served.
     pub fn mode(&self) -> Mode {
-        self.shared.mode
+        self.state.mode
     }
 
-    /// Whether it is that of the process which this one was forked by.
+    /// Whether this process is a forked child of the engine's.
     pub fn is_inherited(&self) -> bool {
-        !self.shared.owner.is_here()
+        !self.state.ledger.owner.is_here()
     }
 
-    /// The figures now.
+    /// Statistics, since the engine was made.
     pub fn stats(&self) -> Stats {
         let _blocked = block_all();
-        self.shared.stats()
+        self.state.stats()
     }
 
-    /// Returns when all that was unmapped has been released; at once in a forked child, where
-    /// nobody does that.
+    /// Returns when the slots of all unmapped areas are released; at once in a forked child, which has
+    /// no reclaim thread.
     pub fn wait_for_release(&self) {
         if self.is_inherited() {
             return;
         }
         loop {
-            let unburied = self.shared.unburied.load(Ordering::Acquire);
-            if unburied == 0 {
+            let unreleased = self.state.unreleased.load(Ordering::Acquire);
+            if unreleased == 0 {
                 break;
             }
-            self.shared.reclaim_bell.ring();
-            // Any outcome is one to look again by.
-            let _ = futex::wait(&self.shared.unburied, unburied, None);
+            self.state.reclaim_event.set();
+            // The number is read again whatever the outcome.
+            let _ = futex::wait(&self.state.unreleased, unreleased, None);
         }
         let _blocked = block_all();
-        self.shared.release_spent();
+        self.state.release_deferred();
     }
 
-    /// Whether the engine's signal handler is the one that is called now. Where it is not, another
-    /// was installed later, and must pass faults on by [`handle_fault`](super::handle_fault).
+    /// Whether the kernel calls the engine's signal handler. If not, another handler was installed later,
+    /// and must pass faults on by [`handle_fault`](super::handle_fault).
     pub fn is_handler_installed(&self) -> bool {
-        match self.shared.mode {
+        match self.state.mode {
             Mode::Signal => signals::is_installed(signals::MISSING),
             Mode::Protection => signals::is_installed(signals::PROTECTED),
             Mode::Thread => true,
@@ -284,7 +276,7 @@ fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), Error> {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// The userfaultfd.
     ///
     /// # Panics
@@ -294,9 +286,9 @@ impl Shared {
         Uffd(descriptor.as_raw_fd())
     }
 
-    /// Maps an area.
+    /// Maps an area of `length` bytes, rounded up to pages.
     pub(super) fn map(self: &Arc<Self>, length: usize) -> Result<Arc<Area>, Error> {
-        if !self.owner.is_here() {
+        if !self.ledger.owner.is_here() {
             return Err(Error::Forked);
         }
         let _blocked = block_all();
@@ -306,8 +298,8 @@ impl Shared {
             .ok_or(Error::Length(length))?;
         let cannot_map = || Error::system("map a region");
         let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
-        let protected = if self.mode == Mode::Protection {
-            Some(Protected::new(&mapping, self.account.allowed()).map_err(cannot_map())?)
+        let blocks = if self.mode == Mode::Protection {
+            Some(Blocks::new(&mapping, self.account.allowed_pages()).map_err(cannot_map())?)
         } else {
             mapping.make_anonymous(0).map_err(cannot_map())?;
             self.uffd()
@@ -315,7 +307,8 @@ impl Shared {
                 .map_err(|errno| Error::system("register a region")(errno.into()))?;
             None
         };
-        let area = Area::new(self.clone(), mapping, protected).map_err(cannot_map())?;
+        let area =
+            Area::new(self.clone(), self.ledger.clone(), mapping, blocks).map_err(cannot_map())?;
         let area = Arc::new(area);
         self.mapped_bytes
             .fetch_add(rounded as u64, Ordering::Relaxed);
@@ -327,9 +320,10 @@ impl Shared {
         Ok(area)
     }
 
-    /// Unmaps an area, whose pages are room at once, and leaves its slots to the reclaim thread.
+    /// Unmaps an area, which frees its resident pages at once, and leaves its slots to the reclaim
+    /// thread.
     pub(super) fn unmap(&self, area: &Arc<Area>) {
-        if !self.owner.is_here() {
+        if !self.ledger.owner.is_here() {
             return;
         }
         let _blocked = block_all();
@@ -341,14 +335,14 @@ impl Shared {
         let mut hand = lock(&self.hand);
         hand.cold.retain(|(other, _)| !Arc::ptr_eq(other, area));
         drop(hand);
-        // The listener finds it no more; if it did before, it is done with it afterwards.
+        // The area is no longer in `areas`: once the lock was free, the listener is done with it.
         drop(lock(&self.listening));
         self.account.release(area.unmap());
         let length = (area.pages * PAGE_SIZE) as u64;
         self.mapped_bytes.fetch_sub(length, Ordering::Relaxed);
-        self.unburied.fetch_add(1, Ordering::Relaxed);
-        lock(&self.graveyard).push(area.clone());
-        self.reclaim_bell.ring();
+        self.unreleased.fetch_add(1, Ordering::Relaxed);
+        lock(&self.pending_release).push(area.clone());
+        self.reclaim_event.set();
     }
 
     /// The engine's area that an address belongs to.
@@ -359,19 +353,20 @@ impl Shared {
     }
 
     pub(super) fn refresh_account(&self) {
-        let records = self.record_bytes.load(Ordering::Relaxed);
+        let records = self.ledger.state_bytes();
         let other = self.space.pool_bytes() + self.space.metadata_bytes() + records;
         self.account.refresh(other);
     }
 
-    /// Notes what became of pages that reclaim tried to move out.
+    /// Notes how many pages reclaim moved out, and how many it put back because they do not compress.
     pub(super) fn note_gain(&self, out: usize, refused: usize) {
         if self.compression.note(out, refused) {
             self.relax_limit();
         }
     }
 
-    /// Nothing more can be moved out, or nothing is gained by it: the program goes on all the same.
+    /// Lets the program exceed the limit for a while: nothing more can be moved out, or nothing is gained
+    /// by it.
     pub(super) fn relax_limit(&self) {
         self.account.relax_limit();
         self.refresh_account();
@@ -391,7 +386,7 @@ impl Shared {
             resident_bytes: self.account.resident_pages() * page,
             peak_resident_bytes: self.account.peak_pages() * page,
             pool_bytes: usage.pool_bytes,
-            metadata_bytes: usage.metadata_bytes + self.record_bytes.load(Ordering::Relaxed),
+            metadata_bytes: usage.metadata_bytes + self.ledger.state_bytes(),
             mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),
             pinned_bytes: self.account.pinned_pages() * page,
             stored_pages: usage.stored_pages,
@@ -402,15 +397,16 @@ impl Shared {
     }
 }
 
-/// Keeps the userfaultfd open until the engine stops. With the last of its descriptors the kernel ends
-/// what it is for, and missing pages read as zeros; and programs close what they do not know
-/// (`closefrom`). A fault then ends the program instead.
-fn keep_descriptor(shared: &Shared) {
-    if let Some(uffd) = &shared.uffd {
-        // Where it is refused, all is well until somebody closes what is not theirs.
+/// Keeps the userfaultfd open until the engine stops, in a descriptor table of its own: programs close
+/// descriptors that they do not know (`closefrom`). When the last descriptor is closed, the kernel
+/// unregisters the regions, and missing pages read as zeros. With this one, a fault aborts the program
+/// instead.
+fn keep_descriptor(state: &EngineState) {
+    if let Some(uffd) = &state.uffd {
+        // If unshare is refused, only programs that close foreign descriptors are affected.
         let _ = thread::keep_only(uffd.as_fd());
     }
-    while !shared.stopping.load(Ordering::SeqCst) {
+    while !state.stopping.load(Ordering::SeqCst) {
         std::thread::park();
     }
 }
@@ -422,14 +418,14 @@ impl Drop for Engine {
             for thread in self.threads.drain(..) {
                 std::mem::forget(thread);
             }
-            std::mem::forget(self.shared.clone());
+            std::mem::forget(self.state.clone());
             return;
         }
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        self.shared.reclaim_bell.ring();
-        self.shared.readahead.bell.ring();
+        self.state.stopping.store(true, Ordering::SeqCst);
+        self.state.reclaim_event.set();
+        self.state.readahead.event.set();
         if self.listens {
-            listener::stop(&self.shared);
+            listener::stop(&self.state);
         }
         for thread in &self.threads {
             thread.thread().unpark();

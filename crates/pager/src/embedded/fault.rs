@@ -1,12 +1,16 @@
-//! Serving a fault, in whichever thread does it.
+//! Fault service, in the faulting thread or in the listener.
 
-use super::area::Area;
-use super::engine::{SPENT_SLOTS, Shared};
+use super::area::{Area, FaultServer};
+use super::backoff::pause;
+use super::engine::EngineState;
+use super::event::lock;
+use super::limits::{DEFERRED_FREES, WINDOW};
 use super::stats::count;
 use super::streams::Advice;
-use super::worker::{Claim, WINDOW, Worker};
+use super::worker::{Claim, Worker};
 use crate::density::{BLOCK, Density};
-use crate::page_state::{ClaimNumber, PageState, StageIndex};
+use crate::page_state::StageIndex;
+use crate::page_state::{ClaimNumber, PageState};
 use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;
@@ -17,74 +21,50 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-/// Pages brought in at one fault from the pool, at most.
+/// Pages that one fault swaps in, at most. More saves faults of sequential readers, and delays this one.
 const SWAP_IN_WINDOW: u32 = 16;
-/// Pages of zeros brought in at one fault, at most.
+/// Pages that one fault fills with zeros, at most. More saves faults, and makes pages resident that may
+/// stay unused.
 const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(SWAP_IN_WINDOW as usize <= WINDOW);
+
 const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
-/// So often a page is asked for again where the kernel has none, after up to 64 ms each: ten seconds
-/// in all. It has some soon where it is ending a process for that.
+/// Attempts to copy a page while the kernel answers ENOMEM: about ten seconds in all. More waits longer
+/// for the OOM killer to free memory before the program is aborted.
 const MOST_NAPS: u32 = 160;
+/// The longest sleep between two of these attempts, as the binary logarithm of milliseconds.
 const LONGEST_NAP_LOG2_MS: u32 = 6;
 
-/// So often in a row a touch of a page may fault though it is there: as often as there are threads
-/// that touched it before another brought it in, and some.
+/// Consecutive faults on a page that is resident before the program is aborted. Threads that faulted
+/// before another thread brought the page in count too, so this must exceed the number of threads.
 const MOST_FUTILE: u64 = 20_000;
 
-/// For whose sake pages are brought in.
+/// Why pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// A thread cannot go on without the first of them.
+    /// A thread faulted on the first of them.
     Fault,
-    /// A thread goes on sooner with them.
+    /// Prefetch or readahead: they may be left out.
     Advice,
 }
 
-/// The state of a claimed page. Claims need no numbers here: pages stay where they are, and nobody else
-/// changes a page that is claimed.
+/// The state of a claimed page. Claims need no numbers here: pages keep their addresses, and only the
+/// claiming thread changes a claimed page.
 fn filling(slot: Slot) -> PageState {
     PageState::Filling(slot, ClaimNumber::default())
 }
 
-/// Waits a little for what another thread is about to finish, longer each time.
-pub(super) fn pause(turn: u32) {
-    const SPINS: u32 = 6;
-    const YIELDS: u32 = 100;
-    const SHORTEST_NAP: Duration = Duration::from_micros(50);
-    if turn < SPINS {
-        for _ in 0..1 << turn {
-            std::hint::spin_loop();
-        }
-    } else if turn < SPINS + YIELDS {
-        // The other may need this very CPU.
-        std::thread::yield_now();
-    } else {
-        // Who only yields keeps the CPU from threads of a lower priority.
-        nap(SHORTEST_NAP * (1 << (turn - SPINS - YIELDS).min(2)));
-    }
-}
-
-impl Shared {
-    /// Brings in the page at an address of the area, with what is likely to be touched next. When
-    /// it returns, the access can be made again; it may have to be served again then, if the page
-    /// was moved out in between.
-    pub(super) fn serve(
-        &self,
-        area: &Arc<Area>,
-        address: usize,
-        thread: usize,
-        worker: &mut Worker,
-    ) {
+impl FaultServer for EngineState {
+    fn serve(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker) {
         let Some(page) = area.page_at(address) else {
             return;
         };
-        if let Some(protected) = &area.protected {
-            return self.serve_block(area, protected, page, worker);
+        if let Some(blocks) = &area.blocks {
+            return self.serve_block(area, blocks, page, worker);
         }
         let entry = &area.entries()[page];
-        for turn in 0.. {
+        for attempt in 0.. {
             let state = entry.load();
             match state {
                 PageState::Swapped(_) => {
@@ -100,8 +80,8 @@ impl Shared {
                         return;
                     }
                 }
-                // In transit when it was touched, and there now.
-                PageState::Resident { .. } if turn > 0 => return,
+                // Another thread made the page resident since the fault.
+                PageState::Resident { .. } if attempt > 0 => return,
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
                     let advice = self.streams.advise(thread, address, ZERO_WINDOW);
                     if self.fill_zeros(area, page, state, advice, worker) {
@@ -116,17 +96,19 @@ impl Shared {
                         return;
                     }
                 }
-                PageState::Filling(..) if turn == 0 => self.help(area, address, thread, worker),
+                PageState::Filling(..) if attempt == 0 => self.help(area, address, thread, worker),
                 PageState::Moving(_)
                 | PageState::Filling(..)
                 | PageState::Returning(_)
-                | PageState::Clearing => pause(turn),
+                | PageState::Clearing => pause(attempt),
             }
         }
     }
+}
 
-    /// The page is being brought in, most likely by readahead, which the program has caught up
-    /// with: bring in something further on meanwhile.
+impl EngineState {
+    /// The page is being swapped in, most likely by the readahead thread, which the program has caught up
+    /// with: swaps in pages further on meanwhile.
     fn help(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker) {
         let advice = self.streams.advise(thread, address, SWAP_IN_WINDOW);
         if let Some(span) = advice.ahead() {
@@ -138,9 +120,9 @@ impl Shared {
         }
     }
 
-    /// Has what lies around a page that was asked for by itself brought in, where most of it will
-    /// be asked for. The readahead does what it can; what it has not got to by the next fault in
-    /// the block is brought in by that.
+    /// Fault-around for a random access: swaps in the block of a page if enough of it is resident that
+    /// most of it will be touched. The readahead thread does what it can; the next fault in the block
+    /// swaps in pages that it has not got to.
     fn look_around(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
         let possible = self.readahead.is_enabled() && self.account.has_ample(BLOCK as u64);
         if !possible || area.density_of_chunk(page) == Density::Sparse {
@@ -161,10 +143,11 @@ impl Shared {
         count(&self.counters.pages_read_ahead, brought as u64);
     }
 
-    /// Takes room for up to `wanted` pages, and makes some if there is none. Returns for how many.
+    /// Reserves room for up to `wanted` pages, by direct reclaim if a fault needs it. Returns for how many
+    /// pages: at least one for a fault.
     pub(super) fn make_room(&self, wanted: u64, cause: Cause, worker: &mut Worker) -> u64 {
-        if self.account.is_low() {
-            self.reclaim_bell.ring();
+        if self.account.is_below_low() {
+            self.reclaim_event.set();
         }
         if self.account.reserve(wanted) {
             return wanted;
@@ -186,14 +169,14 @@ impl Shared {
                 return 1;
             }
         }
-        // Everything is pinned or cannot be stored.
+        // All resident pages are pinned or incompressible.
         self.relax_limit();
         self.account.reserve_beyond(1);
         1
     }
 
-    /// Brings the pages of an advice in from the pool, as many as are there and have room. Returns
-    /// how many; 0 if the first is not there to be brought in any more.
+    /// Swaps in the pages of an advice that are in the pool and have room. Returns how many; 0 if the
+    /// first one of a fault is no longer in the pool.
     pub(super) fn swap_in(
         &self,
         area: &Area,
@@ -211,12 +194,12 @@ impl Shared {
         self.load_claims(area, cause, worker);
         self.copy_claims(area, worker);
         count(&self.counters.pages_in, worker.claims.len() as u64);
-        self.spend(worker);
+        self.defer_frees(worker);
         worker.claims.len()
     }
 
-    /// Claims the pages of an advice that are in the pool, up to `room`. For a fault the first must
-    /// be among them, and the rest ends at a page that is not.
+    /// Claims the pages of an advice that are in the pool, up to `room`; none for a fault whose first page
+    /// is not.
     fn claim(&self, area: &Area, advice: Advice, room: usize, cause: Cause, worker: &mut Worker) {
         worker.claims.clear();
         let entries = area.entries();
@@ -247,8 +230,8 @@ impl Shared {
         }
     }
 
-    /// Loads claimed pages into the worker's buffer. Claims whose page cannot be read are given up,
-    /// but for the first of a fault, without which the program cannot go on.
+    /// Loads claimed pages into the worker's buffer. A claim whose page cannot be read is given up. If it
+    /// is the first of a fault, the program is aborted.
     fn load_claims(&self, area: &Area, cause: Cause, worker: &mut Worker) {
         let mut loaded = 0;
         for index in 0..worker.claims.len() {
@@ -284,20 +267,21 @@ impl Shared {
             let bytes = worker.buffer()[start..start + run].as_flattened();
             self.copy(area.address(first), bytes);
             for claim in &worker.claims[start..start + run] {
-                // Counted first: who moves it out takes it off the count.
-                area.arrived(claim.page);
+                // Counted first: a thread that moves the page out subtracts it again.
+                area.note_resident(claim.page);
                 entries[claim.page].replace(filling(claim.slot), PageState::FRESH);
             }
             start += run;
         }
     }
 
-    /// Copies whole pages to missing ones that the caller has claimed. A page that is there after
-    /// all was put there by the program behind our back, and is newer. Returns how many were.
+    /// Copies whole pages to missing ones that the caller has claimed. A page that is present was put
+    /// there by the program's own madvise or userfaultfd, and is newer: it stays. Returns how many were
+    /// present.
     fn copy(&self, target: usize, bytes: &[u8]) -> usize {
         let mut done = 0;
         let mut found = 0;
-        let (mut turn, mut naps) = (0, 0);
+        let (mut attempt, mut naps) = (0, 0);
         while done < bytes.len() {
             let rest = &bytes[done..];
             let target = (target + done) as u64;
@@ -306,15 +290,16 @@ impl Shared {
                 Err(partial) => {
                     done += partial.done as usize;
                     match partial.errno {
-                        // Who waited for this very page in thread mode is not woken by others'.
+                        // In thread mode a thread that waits for this page is not woken by the copy
+                        // of other pages.
                         Errno::EEXIST => {
                             let _ = self.uffd().wake(target + partial.done, PAGE_SIZE as u64);
                             done += PAGE_SIZE;
                             found += 1;
                         }
-                        Errno::EAGAIN if turn < 1000 => {
-                            pause(turn);
-                            turn += 1;
+                        Errno::EAGAIN if attempt < 1000 => {
+                            pause(attempt);
+                            attempt += 1;
                         }
                         Errno::ENOMEM if naps < MOST_NAPS => {
                             nap(Duration::from_millis(1 << naps.min(LONGEST_NAP_LOG2_MS)));
@@ -329,20 +314,20 @@ impl Shared {
         found
     }
 
-    /// Releases the slots of pages that were brought in, now and then.
-    fn spend(&self, worker: &mut Worker) {
+    /// Defers the release of swapped-in pages' slots, until there are enough for a bulk release.
+    fn defer_frees(&self, worker: &mut Worker) {
         worker.slots.clear();
         let claims = &worker.claims;
         worker.slots.extend(claims.iter().map(|claim| claim.slot));
-        let mut spent = match self.spent.try_lock() {
-            Ok(spent) => spent,
-            Err(TryLockError::Poisoned(spent)) => spent.into_inner(),
+        let mut deferred = match self.deferred_frees.try_lock() {
+            Ok(deferred) => deferred,
+            Err(TryLockError::Poisoned(deferred)) => deferred.into_inner(),
             Err(TryLockError::WouldBlock) => return self.release(&worker.slots),
         };
-        spent.extend_from_slice(&worker.slots);
-        if spent.len() + WINDOW > SPENT_SLOTS {
-            self.release(&spent);
-            spent.clear();
+        deferred.extend_from_slice(&worker.slots);
+        if deferred.len() + WINDOW > DEFERRED_FREES {
+            self.release(&deferred);
+            deferred.clear();
         }
     }
 
@@ -354,11 +339,11 @@ impl Shared {
         }
     }
 
-    /// Releases what [`spend`](Self::spend) has put aside.
-    pub(super) fn release_spent(&self) {
-        let mut spent = super::engine::lock(&self.spent);
-        self.release(&spent);
-        spent.clear();
+    /// Releases what [`defer_frees`](Self::defer_frees) has put aside.
+    pub(super) fn release_deferred(&self) {
+        let mut deferred = lock(&self.deferred_frees);
+        self.release(&deferred);
+        deferred.clear();
     }
 
     /// Fills missing pages with zeros: the page of the fault, found in `state`, and holes that the
@@ -386,8 +371,8 @@ impl Shared {
         }
         let was_resident = matches!(state, PageState::Resident { .. });
         if was_resident {
-            // It was counted before; the program dropped it behind our back, or it is there.
-            area.left(page);
+            // It was counted before. The program dropped it by its own madvise, or it is present.
+            area.note_absent(page);
             self.account.release(1);
         }
         let claimed = 1 + entries[page + 1..]
@@ -404,7 +389,7 @@ impl Shared {
             0
         };
         for (offset, entry) in entries[page..page + room].iter().enumerate() {
-            area.arrived(page + offset);
+            area.note_resident(page + offset);
             entry.replace(PageState::Clearing, PageState::FRESH);
         }
         if futile > MOST_FUTILE {
@@ -415,8 +400,8 @@ impl Shared {
         true
     }
 
-    /// A staged page is touched or put back: it comes back by a copy, as whoever compresses it reads
-    /// the stage.
+    /// Copies a staged page back, because it is touched or cannot be stored. It cannot be moved back: the
+    /// thread that compresses it reads the stage.
     pub(super) fn return_from_stage(
         &self,
         area: &Area,
@@ -424,11 +409,11 @@ impl Shared {
         place: StageIndex,
         to: PageState,
     ) {
-        // SAFETY: the place is present until nobody is returning from it (`reclaim.rs`), and
-        // nothing writes to the stage.
+        // SAFETY: `drop_staged` keeps the page in the stage while its state is `Returning`, and nothing
+        // writes to the stage.
         let bytes = unsafe { std::slice::from_raw_parts(self.place(place), PAGE_SIZE) };
         self.copy(area.address(page), bytes);
-        area.arrived(page);
+        area.note_resident(page);
         area.entries()[page].replace(PageState::Returning(place), to);
     }
 
@@ -438,33 +423,33 @@ impl Shared {
     }
 }
 
-/// The program must not go on with wrong bytes, and cannot without.
+/// Aborts the program: a page that it touches cannot be read back from the pool.
 #[cold]
 pub(super) fn unreadable(error: &LoadError) -> ! {
     die(&[
-        "a page of a region cannot be read back: ",
+        "cannot swap in a page of a region: ",
         &error.to_string(),
-        "; the program is stopped before it sees wrong data",
+        "; the program is aborted before it reads wrong data",
     ])
 }
 
 #[cold]
 fn cannot_access() -> ! {
     die(&[
-        "a page of a region is there, but every access to it fails; \
-         has the host lost what it had swapped out of it?",
+        "every access to a resident page of a region faults: the host may have failed to swap it in \
+         (see dmesg); the program is aborted",
     ])
 }
 
 #[cold]
 fn cannot_copy(partial: Partial) -> ! {
     die(&[
-        "a page cannot be put into a region: ",
+        "cannot copy a page into a region: ",
         &partial.errno.to_string(),
         match partial.errno {
-            Errno::ENOMEM => "; the system, or the control group, has had no memory for seconds",
-            Errno::EBADF => "; the program has closed memfold's descriptor",
-            _ => "; was the region unmapped or changed from outside?",
+            Errno::ENOMEM => "; the host, or the cgroup, has had no free memory for ten seconds",
+            Errno::EBADF => "; the program has closed memfold's userfaultfd (closefrom?)",
+            _ => "; the program must not munmap, mremap or mprotect regions",
         },
     ])
 }

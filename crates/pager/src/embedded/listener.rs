@@ -1,10 +1,11 @@
 //! Thread mode: the thread that reads fault messages and serves them.
 //!
-//! Waking a thread on another CPU costs more than the rest of a fault, so the listener runs on the
-//! CPU that faults come from. Which that is, is sampled: often at first and after each surprise,
-//! rarely once it is settled. With faults from several CPUs it stays where most come from.
+//! Waking a thread on another CPU costs more than the rest of a fault, so the listener follows the
+//! faulting CPU. It samples the CPU of a fault: often after each change, rarely while it stays the same.
 
-use super::engine::{Shared, lock};
+use super::area::FaultServer;
+use super::engine::EngineState;
+use super::event::lock;
 use super::worker;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{Process, own_id};
@@ -12,7 +13,8 @@ use memfold_sys::signal::die;
 use memfold_sys::thread;
 use memfold_sys::uffd::{EVENT_PAGEFAULT, Message};
 
-/// Samples are at least this far apart, in faults, and at most.
+/// Faults between two samples, at least and at most. More costs fewer reads of /proc, and follows a
+/// change of CPU later.
 const SAMPLE_NEAREST: u32 = 4;
 const SAMPLE_FARTHEST: u32 = 512;
 
@@ -26,7 +28,7 @@ struct Follower {
 impl Follower {
     fn new() -> Follower {
         Follower {
-            // Without it the listener stays where the scheduler puts it.
+            // Without /proc, the scheduler places the listener.
             process: Process::open(own_id()).ok(),
             cpu: None,
             until_sample: 0,
@@ -50,63 +52,63 @@ impl Follower {
             self.distance = (self.distance * 2).min(SAMPLE_FARTHEST);
         } else {
             self.distance = SAMPLE_NEAREST;
-            // A CPU that this thread may not use is no better than any other.
+            // The cpuset may exclude that CPU.
             self.cpu = thread::pin_to(cpu).is_ok().then_some(cpu);
         }
         self.until_sample = self.distance;
     }
 }
 
-/// The address that [`stop`] touches: the page behind the stage's places.
-fn doorbell(shared: &Shared) -> usize {
-    shared.stage.start().as_ptr() as usize + shared.stage.length() - PAGE_SIZE
+/// The address that [`stop`] touches: the last page of the stage, behind all workers' parts.
+fn stop_page(engine: &EngineState) -> usize {
+    engine.stage.start().as_ptr() as usize + engine.stage.length() - PAGE_SIZE
 }
 
 /// Serves faults until the engine is dropped.
-pub(super) fn run(shared: &Shared) {
-    let uffd = shared.uffd();
+pub(super) fn run(engine: &EngineState) {
+    let uffd = engine.uffd();
     if let Err(errno) = uffd.set_blocking() {
-        die(&["cannot wait for faults: ", &errno.to_string()]);
+        die(&["cannot make the userfaultfd blocking: ", &errno.to_string()]);
     }
     let mut follower = Follower::new();
     let mut messages = [Message::default(); 16];
-    let mut rung = false;
-    // Not before: whoever rings waits for the answer.
-    while !rung {
+    let mut stopped = false;
+    // Ends only after the stop page was filled: `stop` waits for it.
+    while !stopped {
         let count = match uffd.read(&mut messages) {
             Ok(count) => count,
-            // Nobody else can serve the faults of threads that wait for ever now.
-            Err(errno) => die(&["cannot read faults: ", &errno.to_string()]),
+            // No other thread can serve the faults: the faulting threads would wait for ever.
+            Err(errno) => die(&["cannot read from the userfaultfd: ", &errno.to_string()]),
         };
-        // Not kept while waiting: there are fewer than a process may have engines.
+        // Not held while waiting: a process may have more engines than there are workers.
         let mut worker = worker::take();
         for message in &messages[..count] {
             if message.event != EVENT_PAGEFAULT {
                 continue;
             }
             let address = message.exact_fault_address() as usize;
-            if address / PAGE_SIZE == doorbell(shared) / PAGE_SIZE {
-                let _ = uffd.zero(doorbell(shared) as u64, PAGE_SIZE as u64);
-                rung = true;
+            if address / PAGE_SIZE == stop_page(engine) / PAGE_SIZE {
+                let _ = uffd.zero(stop_page(engine) as u64, PAGE_SIZE as u64);
+                stopped = true;
                 continue;
             }
             let thread = message.fault_thread();
-            let listening = lock(&shared.listening);
-            // A message may be older than what lies there now: nothing, or another engine's.
-            if let Some(area) = shared.area_at(address) {
-                shared.serve(&area, address, thread as usize, &mut worker);
+            let listening = lock(&engine.listening);
+            // The message may be older than an unmap: nothing, or an area of another engine, may be there.
+            if let Some(area) = engine.area_at(address) {
+                engine.serve(&area, address, thread as usize, &mut worker);
                 follower.follow(thread);
             }
             drop(listening);
-            // Whoever was served by a copy is awake already; others may have the page by now.
+            // The copy woke threads that waited for this page; a thread that faulted later may not be.
             let page = address as u64 & !(PAGE_SIZE as u64 - 1);
             let _ = uffd.wake(page, PAGE_SIZE as u64);
         }
     }
 }
 
-/// Makes the listener end: a fault of our own, as it may wait for one.
-pub(super) fn stop(shared: &Shared) {
-    // SAFETY: a page of the stage, which lives while `shared` does, used for nothing else.
-    unsafe { (doorbell(shared) as *const u8).read_volatile() };
+/// Stops the listener, which may be waiting for a fault, by a fault.
+pub(super) fn stop(engine: &EngineState) {
+    // SAFETY: a page of the stage, which lives as long as `engine` and is used for nothing else.
+    unsafe { (stop_page(engine) as *const u8).read_volatile() };
 }

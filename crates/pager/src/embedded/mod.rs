@@ -1,8 +1,7 @@
 //! Memory larger than RAM inside one program: the engine of the `memfold` library.
 //!
-//! A [`Region`] is a range of addresses whose pages come and go. Cold pages are compressed into a
-//! pool of the same process; a touch of one is a fault, which is served in one of three ways
-//! ([`Mode`]):
+//! A [`Region`] is a range of addresses. Cold pages of it are compressed into a pool in the same
+//! process; a touch of one is a fault, which is served in one of three ways ([`Mode`]):
 //!
 //! | mode | a touch of a missing page | system calls on regions |
 //! |---|---|---|
@@ -16,37 +15,49 @@
 //!  touch ─► fault ─► serve ──► Swapped: make room, load the window, copy it in
 //!                      │  └──► Hole: fill a window with zeros
 //!                      └─────► Staged: copy it back
-//!  reclaim thread (and who faults at the limit): claim victims ─► UFFDIO_MOVE to the stage
-//!                      ─► compress ─► drop the stage
-//!  readahead thread:   goes on ahead of the streams that faults have shown, and fills blocks that
-//!                      scattered faults asked for much of (`density.rs`)
+//!  reclaim (a thread, and direct reclaim by faulting threads): claim victims
+//!                      ─► UFFDIO_MOVE to the stage ─► compress ─► drop the stage
+//!  readahead thread:   continues the streams that faults have shown, and fills blocks that random
+//!                      faults touched much of (`density.rs`)
 //! ```
 //!
-//! # What holds
+//! | files | hold |
+//! |---|---|
+//! | `config`, `error`, `stats`, `limits` | options, errors, statistics, sizes |
+//! | `area`, `blocks`, `ledger`, `account`, `registry` | pages of a region; those of protection mode; memory in use; address to area |
+//! | `worker`, `event`, `backoff` | buffers and stacks for faults; waiting |
+//! | `engine`, `region` | what the library exports |
+//! | `signals`, `listener` | how a fault arrives |
+//! | `fault`, `protected`, `streams`, `readahead` | swap-in |
+//! | `reclaim` | page-out |
 //!
-//! - A page's contents are where its state says. Each change of a state is a compare-and-swap from
-//!   the state that was looked at; whoever has a page in `Filling`, `Moving`, `Returning` or
-//!   `Clearing` is the only one to change it.
-//! - A page is dropped from the stage only after its state became `Swapped` by a compare-and-swap
-//!   (it is stored then) or it was copied back.
-//! - Pages are moved out of, and read ahead into, an area only while its gate is held shared and
-//!   its mapping is there; unmapping holds it exclusively. A faulting thread needs no gate: it uses
-//!   the region, so nobody drops it. For the listener of thread mode that does not hold: the thread
-//!   it serves runs on with the first page that is in. So unmapping waits for `listening`.
-//! - Nobody waits for anything that a thread stopped by a signal could hold: who has claims, or a
-//!   lock of the engine, has all signals blocked.
-//! - The engine's own code never touches a region, and holds no lock while anything else does, so a
-//!   handler never finds a lock held by the code that it interrupted. (This rests on region memory
-//!   not being used for what the engine itself allocates: a region must not back the program's
-//!   global allocator.)
+//! # Invariants
+//!
+//! - A page's contents are where its state says. Each change of a state is a compare-and-swap from the
+//!   state that was loaded; only the thread that set `Filling`, `Moving`, `Returning` or `Clearing`
+//!   changes it next.
+//! - A page is dropped from the stage only after its state became `Swapped` by a compare-and-swap (it is
+//!   stored then) or it was copied back.
+//! - Pages are moved out of an area, and read ahead into it, only while its gate is held shared and its
+//!   mapping exists; unmapping holds the gate exclusively. A faulting thread needs no gate: it uses the
+//!   region, so the region is not dropped. In thread mode the faulting thread runs on once its page is
+//!   in, while the listener still copies further pages: so unmapping waits for `listening`.
+//! - A thread that has claims or a lock of the engine has all signals blocked. So no handler waits for
+//!   what the thread that it interrupted holds.
+//! - The engine's own code never touches a region, and calls no code of the program while it holds a
+//!   lock. (So regions must not back the program's global allocator, which the engine uses.)
 
 mod account;
 mod area;
-mod bell;
+mod backoff;
+mod blocks;
 mod config;
 mod engine;
 mod error;
+mod event;
 mod fault;
+mod ledger;
+mod limits;
 mod listener;
 mod protected;
 mod readahead;

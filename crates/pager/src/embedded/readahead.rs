@@ -1,14 +1,13 @@
-//! Readahead: a thread that goes on ahead of the streams that faults have shown.
+//! Readahead: a thread that swaps in pages ahead of the streams that faults have shown.
 //!
-//! A steady stream is read ahead in spans of 64 pages, each but for its first page. That page is
-//! the **marker**: when the program touches it, its fault brings in this page alone and has the span
-//! behind this one read. So a fault a span is all that a stream costs the program as long as the
-//! readahead keeps up, and the program's own speed, not a clock, drives it. A program that is
-//! faster finds pages missing, and brings them in by its own faults meanwhile, on its own CPU.
+//! A steady stream is read ahead in spans of 64 pages, except for the first page of each. That page is
+//! the **marker** (as PG_readahead): its fault swaps in this page alone, and asks for the next span. So a
+//! stream costs the program one fault a span as long as the thread keeps up, and the program's speed sets
+//! the pace. A program that is faster faults on missing pages, and swaps them in on its own CPU.
 
 use super::area::Area;
-use super::bell::Bell;
-use super::engine::{Shared, lock};
+use super::engine::EngineState;
+use super::event::{Event, lock};
 use super::fault::Cause;
 use super::stats::count;
 use super::streams::Advice;
@@ -18,21 +17,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Pages brought in between two looks at whether they are still wanted.
+/// Pages that are swapped in at a time, between looks at the room and whether the engine stops. More
+/// makes fewer looks.
 const STEP: u32 = 16;
-/// More spans than this are not kept: their streams are faster than we are.
+/// Spans that wait, at most: the oldest is dropped for a new one. More delays a span behind streams that
+/// are faster than readahead.
 const WAITING: usize = 16;
-/// How long the thread stays awake for more. To wake it costs the one who faults several
-/// microseconds.
+/// How long the thread polls for another span before it sleeps. More takes more CPU time, and spares the
+/// faulting thread the wake-up.
 const LINGER: Duration = Duration::from_micros(200);
 
-/// What is to be read ahead.
+/// The spans to be read ahead.
 pub struct Readahead {
-    /// Whether there is, or soon will be, a thread for it.
+    /// Whether the readahead thread is or will be started.
     enabled: bool,
     spans: Mutex<VecDeque<(Arc<Area>, Advice)>>,
     busy: AtomicBool,
-    pub bell: Bell,
+    pub event: Event,
 }
 
 impl Readahead {
@@ -41,22 +42,22 @@ impl Readahead {
             enabled,
             spans: Mutex::default(),
             busy: AtomicBool::new(false),
-            bell: Bell::default(),
+            event: Event::default(),
         }
     }
 
-    /// Whether pages may be brought in that nobody asked for.
+    /// Whether pages may be swapped in that no thread faulted on.
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// Asks for a span. Never waits. Returns whether it was heard.
+    /// Queues a span, unless another thread holds the queue. Never waits. Returns whether it was queued.
     pub fn ask(&self, area: &Arc<Area>, span: Advice) -> bool {
         let Ok(mut spans) = self.spans.try_lock() else {
             return false;
         };
         if spans.capacity() < WAITING {
-            // In a signal handler nothing is allocated: there is no thread, or not yet.
+            // The thread has not reserved the queue yet, and a signal handler must not allocate.
             return false;
         }
         if spans.len() == WAITING {
@@ -65,7 +66,7 @@ impl Readahead {
         spans.push_back((area.clone(), span));
         drop(spans);
         if !self.busy.load(Ordering::Relaxed) {
-            self.bell.ring();
+            self.event.set();
         }
         true
     }
@@ -75,7 +76,7 @@ impl Readahead {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// Reads ahead until the engine is dropped.
     pub(super) fn readahead_thread(&self) {
         lock(&self.readahead.spans).reserve(WAITING);
@@ -86,16 +87,16 @@ impl Shared {
                 self.read_span(&area, span);
                 idle_since = Instant::now();
             } else if idle_since.elapsed() < LINGER {
-                // Whoever else wants this CPU may have it.
+                // Another thread may need this CPU.
                 std::thread::yield_now();
             } else {
                 self.readahead.busy.store(false, Ordering::SeqCst);
                 if lock(&self.readahead.spans).is_empty() {
-                    self.readahead.bell.sleep(Duration::from_secs(1));
+                    self.readahead.event.wait(Duration::from_secs(1));
                 }
             }
         }
-        // They hold their areas, which hold the engine.
+        // The spans hold their areas, which hold the engine.
         lock(&self.readahead.spans).clear();
     }
 
@@ -104,7 +105,8 @@ impl Shared {
         while rest.count > 0 && !self.is_stopping() {
             let step = rest.first(STEP);
             rest = step.behind(rest.count - step.count);
-            // Before the gate, as everywhere: who waits for a gate may have the last worker.
+            // The worker before the gate, as everywhere: a thread that waits for a gate may hold the last
+            // worker.
             let mut worker = worker::take();
             let Some(_mapped) = area.mapped() else {
                 return;

@@ -1,12 +1,15 @@
-//! Page-out: by the reclaim thread before the limit is reached, and by whoever faults at it.
+//! Page-out: background reclaim by a thread, and direct reclaim by threads that fault at the limit.
 
 use super::area::Area;
+use super::backoff::pause;
 use super::config::Mode;
-use super::engine::{Shared, lock};
-use super::fault::pause;
+use super::engine::EngineState;
+use super::event::lock;
+use super::limits::BATCH;
 use super::stats::count;
-use super::worker::{self, BATCH, Worker};
-use crate::page_state::{PageState, StageIndex};
+use super::worker::{self, Worker};
+use crate::page_state::PageState;
+use crate::page_state::StageIndex;
 use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
 use memfold_sys::memory::discard;
@@ -18,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Where reclaim goes on: the hand of the clock, and ranges that the program said are cold.
+/// Where reclaim continues: the clock hand, and ranges that the program marked cold.
 #[derive(Default)]
 pub(super) struct Hand {
     area: usize,
@@ -26,19 +29,19 @@ pub(super) struct Hand {
     pub(super) cold: VecDeque<(Arc<Area>, Range<usize>)>,
 }
 
-/// Who wants pages to go out.
+/// On whose behalf pages are moved out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
-    /// Reclaim, to keep the limit: as far as that gains anything.
+pub(super) enum Initiator {
+    /// Reclaim, to keep the limit: pages that do not compress are put back.
     Reclaim,
-    /// The program.
+    /// The program, which called `page_out`: all pages are moved out.
     Program,
 }
 
-/// More cold ranges than this are not remembered.
+/// Cold ranges that are remembered, at most; further ones are ignored. More takes more memory.
 const COLD_RANGES: usize = 1024;
 
-impl Shared {
+impl EngineState {
     /// The address of a place of the stage.
     pub(super) fn place(&self, place: StageIndex) -> *const u8 {
         // SAFETY: places are numbered within the stage.
@@ -50,7 +53,7 @@ impl Shared {
         }
     }
 
-    /// Moves one batch of pages out. Returns how many left memory.
+    /// Moves one batch of pages out. Returns how many pages were freed.
     pub(super) fn reclaim_batch(&self, worker: &mut Worker) -> u64 {
         if self.mode == Mode::Protection {
             return self.reclaim_block(worker);
@@ -58,7 +61,7 @@ impl Shared {
         let Some(area) = self.choose_victims(worker) else {
             return 0;
         };
-        self.page_out_victims(&area, Wish::Reclaim, worker)
+        self.page_out_victims(&area, Initiator::Reclaim, worker)
     }
 
     /// Moves one block out, in protection mode.
@@ -89,12 +92,12 @@ impl Shared {
                     }
                 }
             };
-            let Some(protected) = &area.protected else {
+            let Some(blocks) = &area.blocks else {
                 continue;
             };
-            let (next, out) = self.sweep_blocks(&area, protected, page..area.pages, false, worker);
+            let (next, out) = self.sweep_blocks(&area, blocks, page..area.pages, false, worker);
             let mut hand = lock(&self.hand);
-            // Another thread may have gone on meanwhile, which is as good.
+            // Another thread may have moved the hand meanwhile: either position is good.
             (hand.area, hand.page) = if next >= area.pages {
                 (index + 1, 0)
             } else {
@@ -108,7 +111,7 @@ impl Shared {
         0
     }
 
-    /// Moves the pages of a range out, young or not. Returns how many left memory.
+    /// Moves the pages of a range out, young ones included. Returns how many pages were freed.
     pub(super) fn page_out_range(
         &self,
         area: &Area,
@@ -117,10 +120,9 @@ impl Shared {
     ) -> u64 {
         let mut next = range.start;
         let mut out = 0;
-        if let Some(protected) = &area.protected {
+        if let Some(blocks) = &area.blocks {
             while next < range.end {
-                let (after, left) =
-                    self.sweep_blocks(area, protected, next..range.end, true, worker);
+                let (after, left) = self.sweep_blocks(area, blocks, next..range.end, true, worker);
                 next = after;
                 out += left;
             }
@@ -129,12 +131,12 @@ impl Shared {
         while next < range.end {
             worker.victims.clear();
             next = claim(area, next..range.end, true, worker);
-            out += self.page_out_victims(area, Wish::Program, worker);
+            out += self.page_out_victims(area, Initiator::Program, worker);
         }
         out
     }
 
-    /// Remembers a range as the first to be moved out.
+    /// Remembers a range that is moved out before the clock hand's victims.
     pub(super) fn note_cold(&self, area: &Arc<Area>, range: Range<usize>) {
         let mut hand = lock(&self.hand);
         if hand.cold.len() < COLD_RANGES {
@@ -156,7 +158,7 @@ impl Shared {
             }
         }
         let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
-        // Once around makes the young old, the second time around takes them.
+        // The first revolution makes young pages old, the second claims them.
         for _ in 0..2 * areas.len() + 3 {
             let index = hand.area;
             let Some(area) = areas.get(index) else {
@@ -178,12 +180,12 @@ impl Shared {
         None
     }
 
-    fn page_out_victims(&self, area: &Area, wish: Wish, worker: &mut Worker) -> u64 {
+    fn page_out_victims(&self, area: &Area, initiator: Initiator, worker: &mut Worker) -> u64 {
         if worker.victims.is_empty() {
             return 0;
         }
         self.move_victims(area, worker);
-        let out = self.store_staged(area, wish, worker);
+        let out = self.store_staged(area, initiator, worker);
         self.drop_staged(area, worker);
         self.account.release(out);
         count(&self.counters.pages_out, out);
@@ -191,12 +193,12 @@ impl Shared {
         out
     }
 
-    /// Moves the victims to the worker's part of the stage. What was not moved is the program's
+    /// Moves the victims to the worker's part of the stage. Pages that cannot be moved become resident
     /// again.
     fn move_victims(&self, area: &Area, worker: &mut Worker) {
         let entries = area.entries();
         let Some(_mapped) = area.mapped() else {
-            // Unmapped: its pages are gone, and were counted when they went.
+            // Unmapped: the pages are freed, and no longer counted.
             for (index, page) in worker.victims.iter().enumerate() {
                 entries[*page].replace(PageState::Moving(place_of(worker, index)), PageState::Hole);
             }
@@ -227,7 +229,7 @@ impl Shared {
                 let place = place_of(worker, index);
                 let entry = &entries[worker.victims[index]];
                 entry.replace(PageState::Moving(place), PageState::Staged(place));
-                area.left(worker.victims[index]);
+                area.note_absent(worker.victims[index]);
             }
             start += pages;
             if let Some(errno) = failed
@@ -244,19 +246,19 @@ impl Shared {
         let page = worker.victims[index];
         let place = place_of(worker, index);
         let to = if errno == Errno::ENOENT {
-            // The program dropped it behind our back.
-            area.left(page);
+            // The program dropped the page by its own madvise.
+            area.note_absent(page);
             self.account.release(1);
             PageState::Hole
         } else {
-            // Pinned by the kernel, for instance: passed over twice before the next try.
+            // Pinned by the kernel (GUP), for instance: skipped twice before the next attempt.
             PageState::FRESH
         };
         area.entries()[page].replace(PageState::Moving(place), to);
     }
 
-    /// Stores what lies in the worker's part of the stage. Returns how many pages left memory.
-    fn store_staged(&self, area: &Area, wish: Wish, worker: &mut Worker) -> u64 {
+    /// Stores the pages in the worker's part of the stage. Returns how many were freed.
+    fn store_staged(&self, area: &Area, initiator: Initiator, worker: &mut Worker) -> u64 {
         let entries = area.entries();
         let mut staged: Vec<usize> = Vec::with_capacity(BATCH);
         let mut pages: Vec<&Page> = Vec::with_capacity(BATCH);
@@ -264,8 +266,8 @@ impl Shared {
             let place = place_of(worker, index);
             if entries[worker.victims[index]].load() == PageState::Staged(place) {
                 staged.push(index);
-                // SAFETY: staged places are present until `drop_staged` and written by nobody; any
-                // bytes make a page.
+                // SAFETY: staged pages are present until `drop_staged`, and nothing writes to the stage;
+                // any bytes make a page.
                 pages.push(unsafe { &*self.place(place).cast::<Page>() });
             }
         }
@@ -278,7 +280,8 @@ impl Shared {
             let page = worker.victims[index];
             let entry = &entries[page];
             let pays = |slot| {
-                wish == Wish::Program || self.compression.pays(|| self.space.stored_bytes(slot))
+                initiator == Initiator::Program
+                    || self.compression.pays(|| self.space.stored_bytes(slot))
             };
             match slot {
                 Ok(slot) if !pays(slot) => {
@@ -289,7 +292,7 @@ impl Shared {
                 Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
                     out += 1;
                 }
-                // Touched meanwhile.
+                // A fault brought the page back meanwhile.
                 Ok(slot) => self.space.release(slot),
                 Err(_) => {
                     count(&self.counters.store_failures, 1);
@@ -301,8 +304,8 @@ impl Shared {
         out as u64
     }
 
-    /// A page that cannot be stored, or is not worth it, goes back if it is still staged and its area
-    /// still there.
+    /// Puts a page back that cannot be stored or does not compress, if it is still staged and its area
+    /// still mapped.
     fn putback(&self, area: &Area, page: usize, place: StageIndex) {
         let entry = &area.entries()[page];
         let returning = PageState::Returning(place);
@@ -317,48 +320,48 @@ impl Shared {
         }
     }
 
-    /// Drops the worker's part of the stage, once nobody copies from it.
+    /// Drops the worker's part of the stage, once no thread copies from it.
     fn drop_staged(&self, area: &Area, worker: &Worker) {
         let entries = area.entries();
         for (index, page) in worker.victims.iter().enumerate() {
             let returning = PageState::Returning(place_of(worker, index));
-            let mut turn = 0;
+            let mut attempt = 0;
             while entries[*page].load() == returning {
-                pause(turn);
-                turn += 1;
+                pause(attempt);
+                attempt += 1;
             }
         }
         let Some(start) = NonNull::new(self.place(place_of(worker, 0)).cast_mut()) else {
             return;
         };
         // SAFETY: the worker's part of the stage, of which no page is staged or returning any more.
-        // (Should it fail, the next batch would find its places taken, which moving reports.)
+        // (If it fails, the next UFFDIO_MOVE to these places fails with EEXIST.)
         let _ = unsafe { discard(start, worker.victims.len() * PAGE_SIZE) };
     }
 
-    /// Releases what unmapped areas had in the pool. Returns whether some are left, still in use by
-    /// another thread.
-    fn bury(&self) -> bool {
-        let dead = std::mem::take(&mut *lock(&self.graveyard));
+    /// Releases the slots of unmapped areas. Returns whether some areas are still in use by another
+    /// thread, and left for later.
+    fn release_unmapped(&self) -> bool {
+        let dead = std::mem::take(&mut *lock(&self.pending_release));
         if dead.is_empty() {
             return false;
         }
         let mut left = Vec::new();
-        let mut buried = 0;
+        let mut released = 0;
         for area in dead {
             if Arc::strong_count(&area) == 1 {
                 self.release_area(&area);
-                buried += 1;
+                released += 1;
             } else {
                 left.push(area);
             }
         }
         let again = !left.is_empty();
-        lock(&self.graveyard).extend(left);
-        // Before anybody who waits for it looks.
+        lock(&self.pending_release).extend(left);
+        // Before waiters wake and read the statistics.
         self.refresh_account();
-        if buried > 0 && self.unburied.fetch_sub(buried, Ordering::Release) == buried {
-            futex::wake_all(&self.unburied);
+        if released > 0 && self.unreleased.fetch_sub(released, Ordering::Release) == released {
+            futex::wake_all(&self.unreleased);
         }
         again
     }
@@ -367,38 +370,37 @@ impl Shared {
         let mut slots = SlotRanges::new();
         area.each_slot(|slot| slots.push(slot));
         self.space.release_ranges(slots.as_slice());
-        let records = area.record_bytes();
-        self.record_bytes.fetch_sub(records, Ordering::Relaxed);
+        self.ledger.remove_state_bytes(area.state_bytes());
     }
 
     /// The reclaim thread, until the engine is dropped.
     pub(super) fn reclaim_thread(&self) {
         loop {
-            // Asked first: what was unmapped before the engine was dropped is buried below then.
+            // Read first: areas that were unmapped before the engine was dropped are released below.
             let stopping = self.is_stopping();
-            let mut again = self.bury();
-            self.release_spent();
+            let mut again = self.release_unmapped();
+            self.release_deferred();
             if stopping && !again {
                 return;
             }
             let mut fruitless = false;
-            // What was conceded may have come to its end.
+            // A relaxation of the limit may have expired.
             self.refresh_account();
-            if self.account.is_low() {
+            if self.account.is_below_low() {
                 let mut worker = worker::take();
-                while !self.account.is_high() && !self.is_stopping() {
+                while !self.account.is_at_high() && !self.is_stopping() {
                     if self.reclaim_batch(&mut worker) == 0 {
                         fruitless = true;
                         break;
                     }
-                    // Others may take what is made room here without end.
-                    if self.unburied.load(Ordering::Relaxed) > 0 {
-                        again = self.bury();
+                    // Faulting threads may take all room that is made here, so that this does not end.
+                    if self.unreleased.load(Ordering::Relaxed) > 0 {
+                        again = self.release_unmapped();
                     }
                 }
             }
             let longest = if again || fruitless { 1 } else { 1000 };
-            self.reclaim_bell.sleep(Duration::from_millis(longest));
+            self.reclaim_event.wait(Duration::from_millis(longest));
         }
     }
 }

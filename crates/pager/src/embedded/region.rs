@@ -1,13 +1,15 @@
-//! Regions as their users see them.
+//! Regions: what the library exports of an area.
 
-use super::area::{Area, Pins};
+use super::area::{Area, FaultServer, Pins};
+use super::backoff::pause;
 use super::config::Mode;
-use super::engine::{Engine, Shared};
+use super::engine::{Engine, EngineState};
 use super::error::Error;
 use super::fault::Cause;
+use super::limits::WINDOW;
 use super::stats::Stats;
 use super::streams::Advice;
-use super::worker::{self, WINDOW, Worker};
+use super::worker::{self, Worker};
 use crate::page_state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::signal::block_all;
@@ -32,10 +34,10 @@ impl Engine {
     /// Maps a region of `length` bytes.
     ///
     /// # Errors
-    /// If the length is zero or the system has no such range.
+    /// If the length is zero or the kernel has no such range of addresses.
     pub fn map(self: &Arc<Self>, length: usize) -> Result<Region, Error> {
         Ok(Region {
-            area: self.shared().map(length)?,
+            area: self.state().map(length)?,
             length,
             engine: self.clone(),
         })
@@ -58,21 +60,21 @@ impl Region {
         &self.engine
     }
 
-    /// Bytes that are in memory now.
+    /// Bytes that are resident now.
     pub fn resident_bytes(&self) -> u64 {
         self.area.resident() * PAGE_SIZE as u64
     }
 
-    /// Whether it was inherited by a fork, and so is not there.
+    /// Whether this process was forked from the one that mapped the region.
     pub fn is_inherited(&self) -> bool {
         self.engine.is_inherited()
     }
 
-    fn shared(&self) -> &Shared {
-        &self.area.shared
+    fn state(&self) -> &Arc<EngineState> {
+        self.engine.state()
     }
 
-    /// The engine's figures.
+    /// Statistics of the engine.
     pub fn stats(&self) -> Stats {
         self.engine.stats()
     }
@@ -91,7 +93,7 @@ impl Region {
         Ok(())
     }
 
-    /// The pages that bytes lie on, in part or whole.
+    /// The pages that a range of bytes touches.
     fn touching(&self, bytes: Range<usize>) -> Result<Range<usize>, Error> {
         self.check(&bytes)?;
         if bytes.is_empty() {
@@ -100,7 +102,7 @@ impl Region {
         Ok(bytes.start / PAGE_SIZE..bytes.end.div_ceil(PAGE_SIZE))
     }
 
-    /// The pages that lie within bytes. The last page of the region counts as whole.
+    /// The pages that lie entirely within a range of bytes. The last page of the region counts as whole.
     fn within(&self, bytes: Range<usize>) -> Result<Range<usize>, Error> {
         self.check(&bytes)?;
         let end = if bytes.end == self.length {
@@ -112,8 +114,7 @@ impl Region {
         Ok(start..end.max(start))
     }
 
-    /// Brings a range back from the pool, as far as there is room for it, before it is touched.
-    /// Returns when it is there.
+    /// Swaps a range in before it is touched, as far as there is room without reclaim.
     ///
     /// # Errors
     /// If the range is not in the region.
@@ -121,30 +122,30 @@ impl Region {
         let pages = self.touching(bytes)?;
         let _blocked = block_all();
         let mut worker = worker::take();
-        if let Some(protected) = &self.area.protected {
-            for first in protected.blocks_over(pages) {
-                let block_pages = protected.block_pages() as u64;
-                if !self.shared().account.has_spare(block_pages) {
+        if let Some(blocks) = &self.area.blocks {
+            for first in blocks.blocks_over(pages) {
+                let block_pages = blocks.block_pages() as u64;
+                if !self.state().account.has_spare(block_pages) {
                     break;
                 }
-                self.shared()
-                    .serve_block(&self.area, protected, first, &mut worker);
+                self.state()
+                    .serve_block(&self.area, blocks, first, &mut worker);
             }
             return Ok(());
         }
         for start in pages.clone().step_by(WINDOW) {
             let count = WINDOW.min(pages.end - start) as u32;
             let advice = Advice::run(self.area.address(start), count);
-            if !self.shared().account.has_spare(u64::from(advice.count)) {
+            if !self.state().account.has_spare(u64::from(advice.count)) {
                 break;
             }
-            self.shared()
+            self.state()
                 .swap_in(&self.area, advice, Cause::Advice, &mut worker);
         }
         Ok(())
     }
 
-    /// Says that a range will not be touched soon: it goes first when room is needed.
+    /// Marks a range as cold: reclaim moves it out first.
     ///
     /// # Errors
     /// If the range is not in the region.
@@ -152,13 +153,13 @@ impl Region {
         let pages = self.touching(bytes)?;
         if !pages.is_empty() {
             let _blocked = block_all();
-            self.shared().note_cold(&self.area, pages);
+            self.state().note_cold(&self.area, pages);
         }
         Ok(())
     }
 
     /// Moves a range out now, whether room is needed or not. Pages that another thread touches
-    /// meanwhile, or that are pinned, stay. Returns how many bytes left memory.
+    /// meanwhile, or that are pinned, stay. Returns how many bytes were moved out.
     ///
     /// # Errors
     /// If the range is not in the region.
@@ -166,23 +167,23 @@ impl Region {
         let pages = self.touching(bytes)?;
         let _blocked = block_all();
         let mut worker = worker::take();
-        let out = self.shared().page_out_range(&self.area, pages, &mut worker);
+        let out = self.state().page_out_range(&self.area, pages, &mut worker);
         Ok(out * PAGE_SIZE as u64)
     }
 
-    /// Drops the contents of a range: it reads as zeros afterwards, and takes no memory. Parts of
-    /// pages at its ends are overwritten.
+    /// Discards the contents of a range, which reads as zeros afterwards and takes no memory. Parts of
+    /// pages at its ends are overwritten with zeros.
     ///
     /// # Errors
     /// If the range is not in the region.
     ///
     /// # Safety
-    /// Nobody else uses the range meanwhile.
+    /// No other thread accesses the range until this returns.
     pub unsafe fn discard(&self, bytes: Range<usize>) -> Result<(), Error> {
         let whole = self.within(bytes.clone())?;
         let whole_bytes = whole.start * PAGE_SIZE..(whole.end * PAGE_SIZE).min(self.length);
         if whole.is_empty() {
-            // SAFETY: in the region, and used by nobody, says the caller.
+            // SAFETY: in the region; the caller promises that no other thread accesses it.
             unsafe { self.clear(bytes) };
             return Ok(());
         }
@@ -192,15 +193,15 @@ impl Region {
             self.clear(whole_bytes.end..bytes.end);
         }
         let _blocked = block_all();
-        match &self.area.protected {
-            Some(protected) => self.shared().drop_in_blocks(&self.area, protected, whole),
-            None => self.shared().drop_pages(&self.area, whole),
+        match &self.area.blocks {
+            Some(blocks) => self.state().drop_in_blocks(&self.area, blocks, whole),
+            None => self.state().drop_pages(&self.area, whole),
         }
         Ok(())
     }
 
     /// # Safety
-    /// The bytes are in the region, and nobody else uses them.
+    /// The bytes are in the region, and no other thread accesses them.
     unsafe fn clear(&self, bytes: Range<usize>) {
         if !bytes.is_empty() {
             // SAFETY: the caller's promise. (These are ordinary accesses: they may fault.)
@@ -213,18 +214,18 @@ impl Region {
         }
     }
 
-    /// Brings a range in and keeps it in memory until the pin is dropped.
+    /// Swaps a range in and keeps it resident until the pin is dropped.
     ///
-    /// In [`Mode::Signal`] and [`Mode::Protection`] a system call that is given a missing page
-    /// answers `EFAULT`, because there is no thread in the program's code for a signal to stop; and
-    /// devices write to memory by its physical address in any mode. Such buffers are to be pinned.
+    /// In [`Mode::Signal`] and [`Mode::Protection`] a system call that is given a missing page fails with
+    /// `EFAULT`, because the kernel's own accesses raise no signal. In any mode, pin buffers that devices
+    /// access by physical address.
     ///
     /// # Errors
     /// If the range is not in the region, or the limit has no room for it.
     pub fn pin(&self, bytes: Range<usize>) -> Result<PinnedPages, Error> {
         let pages = self.area.kept_with(self.touching(bytes)?);
         let count = pages.len();
-        if !self.shared().account.pin(count as u64) {
+        if !self.state().account.pin(count as u64) {
             return Err(Error::TooMuchPinned { pages: count });
         }
         let _blocked = block_all();
@@ -236,7 +237,7 @@ impl Region {
         };
         let mut worker = worker::take();
         for page in pages {
-            self.shared().bring_in(&self.area, page, &mut worker);
+            self.state().bring_in(&self.area, page, &mut worker);
         }
         Ok(pin)
     }
@@ -249,14 +250,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.shared().unmap(&self.area);
+        self.state().unmap(&self.area);
     }
 }
 
-/// A range that stays in memory until this is dropped.
+/// A range that stays resident until this is dropped.
 #[must_use = "the range is pinned only until this is dropped"]
 pub struct PinnedPages {
-    /// Not the area: a pin that outlives its region must not keep it from being released.
+    /// Not the area, whose slots are released only once no other thread holds it.
     pins: Arc<Pins>,
     pages: Range<usize>,
     engine: Arc<Engine>,
@@ -272,28 +273,28 @@ impl fmt::Debug for PinnedPages {
 
 impl Drop for PinnedPages {
     fn drop(&mut self) {
-        let shared = self.engine.shared();
-        if shared.owner.is_here() {
+        let state = self.engine.state();
+        if state.ledger.owner.is_here() {
             let _blocked = block_all();
             self.pins.unpin(&self.pages);
-            shared.account.unpin(self.pages.len() as u64);
+            state.account.unpin(self.pages.len() as u64);
         }
     }
 }
 
-impl Shared {
-    /// Makes a page resident, whatever it is now. It stays so only if it is pinned.
+impl EngineState {
+    /// Makes a page resident, whatever its state. It stays resident only if it is pinned.
     fn bring_in(&self, area: &Arc<Area>, page: usize, worker: &mut Worker) {
-        if let Some(protected) = &area.protected {
-            while !protected.is_in(protected.block_of(page)) {
-                self.serve_block(area, protected, page, worker);
+        if let Some(blocks) = &area.blocks {
+            while !blocks.is_in(blocks.block_of(page)) {
+                self.serve_block(area, blocks, page, worker);
             }
             return;
         }
         loop {
             match area.entries()[page].load() {
                 PageState::Resident { .. } => return,
-                // The streams know nothing of advice: one page, or its window.
+                // No thread has this number: the access does not disturb the streams of faults.
                 _ => self.serve(area, area.address(page), usize::MAX, worker),
             }
         }
@@ -325,7 +326,8 @@ impl Shared {
         self.refresh_account();
     }
 
-    /// Makes a page a hole, or claims it to be dropped: `true` then.
+    /// Makes a page that is not resident a hole. Claims a resident page, to be dropped by the caller, and
+    /// returns `true`.
     fn drop_state(
         &self,
         area: &Area,
@@ -333,7 +335,7 @@ impl Shared {
         mut slot_of: impl FnMut(memfold_swap::Slot),
     ) -> bool {
         let entry = &area.entries()[page];
-        for turn in 0.. {
+        for attempt in 0.. {
             let state = entry.load();
             match state {
                 PageState::Hole => return false,
@@ -348,7 +350,7 @@ impl Shared {
                         return true;
                     }
                 }
-                _ => super::fault::pause(turn),
+                _ => pause(attempt),
             }
         }
         false
@@ -358,12 +360,12 @@ impl Shared {
     fn drop_run(&self, area: &Area, run: Range<usize>) {
         let start = NonNull::new(area.address(run.start) as *mut u8);
         if let Some(start) = start {
-            // SAFETY: in the area, which is mapped while the caller holds its gate; the contents
-            // are of no more use, says who called `discard`.
+            // SAFETY: in the area, which is mapped while the caller holds its gate; the caller of
+            // `discard` gives up the contents.
             let _ = unsafe { memfold_sys::memory::discard(start, run.len() * PAGE_SIZE) };
         }
         for page in run.clone() {
-            area.left(page);
+            area.note_absent(page);
             area.entries()[page].replace(PageState::Clearing, PageState::Hole);
         }
         self.account.release(run.len() as u64);

@@ -1,9 +1,10 @@
-//! Which area an address belongs to: asked in signal handlers, so without locks.
+//! Maps an address to its area, without locks, for signal handlers.
 //!
-//! Areas cover whole granules of 2 MiB. A table of two levels, as the hardware's, says whose each
-//! granule is. Its leaves are made when they are first needed and stay.
+//! Areas cover whole granules of 2 MiB. A two-level table, like a page table, has the area of each
+//! granule. Leaves are allocated on demand and never freed.
 
-use super::area::{Area, GRANULE};
+use super::area::Area;
+use super::limits::GRANULE;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,7 +17,7 @@ const _: () = assert!(FANOUT * FANOUT * GRANULE == 1 << ADDRESS_BITS);
 struct Leaf([AtomicPtr<Area>; FANOUT]);
 
 impl Leaf {
-    /// Made in place: it is too large for a stack.
+    /// Allocated on the heap at once: it is too large for a stack.
     fn on_heap() -> Box<Leaf> {
         let words: Vec<AtomicPtr<Area>> = (0..FANOUT)
             .map(|_| AtomicPtr::new(ptr::null_mut()))
@@ -41,7 +42,7 @@ fn place(address: usize, make: bool) -> Option<&'static AtomicPtr<Area>> {
         match root.compare_exchange(leaf, fresh, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => leaf = fresh,
             Err(other) => {
-                // SAFETY: made above by `into_raw` of a box of the same layout, shown to nobody.
+                // SAFETY: made above by `into_raw` of a box of the same type, and not published.
                 drop(unsafe { Box::from_raw(fresh) });
                 leaf = other;
             }
@@ -56,7 +57,7 @@ fn granules(area: &Area) -> impl Iterator<Item = usize> {
     (area.start..end).step_by(GRANULE)
 }
 
-/// Makes the area known, until [`remove`].
+/// Enters an area, until [`remove`].
 pub fn insert(area: &Arc<Area>) {
     for address in granules(area) {
         if let Some(place) = place(address, true) {
@@ -65,8 +66,8 @@ pub fn insert(area: &Arc<Area>) {
     }
 }
 
-/// Forgets the area. To be called before it is unmapped, so that nobody else's address can be taken
-/// for one of it.
+/// Removes an area. To be called before it is unmapped, so that a later mapping at its addresses is not
+/// taken for it.
 pub fn remove(area: &Area) {
     for address in granules(area) {
         if let Some(place) = place(address, false) {
@@ -78,15 +79,15 @@ pub fn remove(area: &Area) {
 /// The area that an address belongs to. Takes no lock.
 ///
 /// # Safety
-/// The caller, or the code that it interrupted, is using the region at this address if there is
-/// one, so that nobody drops it.
+/// The caller, or the code that it interrupted, is accessing this address. So if it is in a region, the
+/// region is not dropped meanwhile.
 pub unsafe fn find(address: usize) -> Option<Arc<Area>> {
     let area = place(address, false)?.load(Ordering::Acquire);
     if area.is_null() {
         return None;
     }
-    // SAFETY: known areas are held by their region, which nobody drops meanwhile (the caller's
-    // promise), so the count is not zero.
+    // SAFETY: the region holds its area, and is not dropped meanwhile (the caller's promise), so the
+    // count is not zero.
     let area = unsafe {
         Arc::increment_strong_count(area);
         Arc::from_raw(area)

@@ -1,7 +1,7 @@
-//! The handler of SIGBUS and SIGSEGV: whether a fault is ours, and a stack to serve it on.
+//! The handler of SIGBUS and SIGSEGV: whether a fault is on a region, and a stack to serve it on.
 //!
-//! The program's own handler, if it had one before, gets what is not ours. One that is installed
-//! afterwards passes faults on by [`handle_fault`].
+//! Other faults go to the handler that the program had installed before. A handler that is installed
+//! later passes faults on by [`handle_fault`].
 
 use super::area::Area;
 use super::registry;
@@ -11,9 +11,9 @@ use memfold_sys::thread;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// SIGBUS: what userfaultfd raises for a missing page.
+/// SIGBUS: userfaultfd raises it for a missing page.
 pub const MISSING: i32 = libc::SIGBUS;
-/// SIGSEGV: what protected pages raise.
+/// SIGSEGV: the kernel raises it for an inaccessible page.
 pub const PROTECTED: i32 = libc::SIGSEGV;
 
 static PREVIOUS: [OnceLock<Previous>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -27,7 +27,8 @@ pub fn install(signal: i32) -> io::Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = previous(signal);
-    // A forked child may have reset all signals, as may whoever had a handler here for a while.
+    // A forked child may have reset all signals, and so may a library that handled this one for a
+    // while.
     if place.get().is_none() || signal::has_no_handler(signal) {
         // A fault of another thread in between finds no previous handler and is tried again.
         let found = signal::install(signal, on_fault)?;
@@ -36,7 +37,7 @@ pub fn install(signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether our handler is the one that the kernel calls for a signal.
+/// Whether the kernel calls this handler for a signal.
 pub fn is_installed(signal: i32) -> bool {
     signal::is_installed(signal, on_fault)
 }
@@ -45,7 +46,7 @@ extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut libc::c_void)
     signal::keep_errno(|| {
         // SAFETY: the arguments are the kernel's.
         unsafe {
-            // Regions are not executable: a jump into one would be made again for ever.
+            // Regions are not executable: a jump into one would fault for ever.
             let executes = signal == PROTECTED && signal::is_fetch(context);
             if (executes || !serve_fault(info))
                 && let Some(previous) = previous(signal).get()
@@ -62,23 +63,23 @@ struct Fault<'a> {
     worker: &'a mut Worker,
 }
 
-/// Serves the fault that a handler of SIGBUS or SIGSEGV was called for, if it is on a region:
-/// `true` then, and the handler must return so that the access is made again. `false` if it is not
-/// ours.
+/// Serves a fault from a SIGBUS or SIGSEGV handler that the program installed after it made its first
+/// engine. Returns `true` if the fault was on a region: the handler must return then, so that the access
+/// is repeated. Returns `false` if it was not.
 ///
-/// For programs that install a handler of their own after the first engine was made.
+/// Preserves `errno`, and blocks all signals meanwhile.
 ///
 /// # Safety
-/// `info` is what the kernel gave the handler.
+/// `info` is the one that the kernel passed to the handler.
 pub unsafe fn handle_fault(info: *const Info) -> bool {
-    // The other handler may leave signals unblocked; one that came now would find the alternate stack
-    // unused, as this thread is on a worker's.
+    // The program's handler may leave signals unblocked. The handler of one that arrives now would run on
+    // the alternate stack, which looks unused while this thread is on a worker's stack.
     let _blocked = signal::block_all();
     // SAFETY: the caller's promise.
     signal::keep_errno(|| unsafe { serve_fault(info) })
 }
 
-/// The same with all signals blocked; may change `errno`.
+/// [`handle_fault`] with all signals blocked; may change `errno`.
 ///
 /// # Safety
 /// As above.
@@ -87,17 +88,17 @@ unsafe fn serve_fault(info: *const Info) -> bool {
     let Some((number, address)) = (unsafe { signal::fault(info) }) else {
         return false;
     };
-    // SAFETY: the interrupted code is using this address; if it belongs to a region, nobody drops
-    // it meanwhile, as the region is borrowed (in Rust) or documented to be kept (in C).
+    // SAFETY: the interrupted code is accessing this address. If it is in a region, the region is not
+    // dropped meanwhile: Rust borrows it, and C programs are told to keep it.
     let Some(area) = (unsafe { registry::find(address) }) else {
         return false;
     };
-    let ours = if area.protected.is_some() {
+    let expected = if area.blocks.is_some() {
         PROTECTED
     } else {
         MISSING
     };
-    if number != ours || !area.shared.owner.is_here() {
+    if number != expected || !area.ledger.owner.is_here() {
         return false;
     }
     let mut worker = worker::take();
@@ -107,18 +108,18 @@ unsafe fn serve_fault(info: *const Info) -> bool {
         address,
         worker: &mut worker,
     };
-    // SAFETY: the stack is the worker's, which is ours until it is dropped here; `serve` aborts
-    // rather than unwind.
+    // SAFETY: the stack is that of the worker, which this thread holds until the end of this function;
+    // `serve` aborts rather than unwinds.
     unsafe { signal::call_on_stack(top, serve, (&raw mut fault).cast()) };
     true
 }
 
 extern "C" fn serve(argument: *mut libc::c_void) {
-    // SAFETY: `handle_fault` passes its own fault, which nobody else uses meanwhile.
+    // SAFETY: `serve_fault` passes its own fault, and does not use it meanwhile.
     let fault = unsafe { &mut *argument.cast::<Fault<'_>>() };
     let thread = thread::fast_number();
     fault
         .area
-        .shared
+        .server
         .serve(fault.area, fault.address, thread, fault.worker);
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const STREAMS: usize = 8;
 const HISTORY: usize = 8;
 const SETS: usize = 64;
-/// A larger distance is no stride.
+/// Bytes: a larger distance between faults is no stride.
 const LONGEST_STRIDE: i64 = 1 << 30;
 const PAGE: i64 = PAGE_SIZE as i64;
 /// Pages of a span to be read ahead, its marker included.
@@ -232,7 +232,7 @@ struct Guarded {
 /// The streams of all threads.
 pub struct Streams(Box<[Guarded]>);
 
-// SAFETY: a set is used only by who took it.
+// SAFETY: only the thread that took a set uses it.
 unsafe impl Sync for Streams {}
 // SAFETY: plain numbers.
 unsafe impl Send for Streams {}
@@ -268,7 +268,7 @@ mod tests {
         run_with(accesses, largest, Some)
     }
 
-    /// The same where nobody reads ahead.
+    /// The same without readahead.
     fn run_alone(accesses: impl Iterator<Item = i64>) -> (usize, usize) {
         run_with(accesses, 16, |_| None)
     }

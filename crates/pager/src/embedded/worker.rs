@@ -1,6 +1,8 @@
-//! What a thread needs to serve a fault or to reclaim: buffers, and a stack. All of it is made
-//! beforehand, as a signal handler has little stack and no business making anything.
+//! What a thread needs to serve a fault or to reclaim: buffers, and a stack. All of it is allocated
+//! beforehand, as a signal handler has little stack and must not allocate.
 
+use super::backoff::pause;
+use super::limits::{BATCH, WINDOW, WORKERS};
 use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot};
 use memfold_sys::fork::Owner;
 use memfold_sys::memory::Mapping;
@@ -11,14 +13,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// How many threads may be at work at a time. More wait.
-pub const WORKERS: usize = 64;
-/// The most pages brought in from the pool at once.
-pub const WINDOW: usize = 32;
-/// The most pages moved out at once.
-pub const BATCH: usize = 64;
-
-/// LZ4 takes 16 KiB, and code without optimisation several times what it takes with.
+/// Bytes of a worker's stack. LZ4 takes 16 KiB of it; unoptimised builds take several times more.
 const STACK: usize = 512 << 10;
 
 /// A page claimed to be brought in.
@@ -28,9 +23,9 @@ pub struct Claim {
     pub slot: Slot,
 }
 
-/// Buffers of one thread at work.
+/// Buffers and stack of one thread that serves a fault or reclaims.
 pub struct Worker {
-    /// Which it is; it has the part of each engine's stage with this number.
+    /// The worker's number, which is that of its part of each engine's stage.
     pub number: usize,
     pub scratch: Scratch,
     pub claims: Vec<Claim>,
@@ -43,7 +38,7 @@ pub struct Worker {
 impl Worker {
     fn new(number: usize) -> io::Result<Worker> {
         let stack = Reservation::new(STACK, PAGE_SIZE)?;
-        // The lowest page stays out of reach: an overflow ends the process.
+        // The lowest page is a guard page: an overflow kills the process.
         stack.make_anonymous(PAGE_SIZE)?;
         let buffer = Mapping::anonymous(WINDOW * PAGE_SIZE)?;
         dont_fork(&buffer)?;
@@ -66,7 +61,7 @@ impl Worker {
 
     /// The page buffer beside the codec's state.
     pub fn buffer_and_scratch(&mut self) -> (&mut [Page], &mut Scratch) {
-        // SAFETY: the mapping is the worker's own and as long; any bytes make a page.
+        // SAFETY: the mapping is WINDOW pages long and this worker's only; any bytes make a page.
         let pages =
             unsafe { std::slice::from_raw_parts_mut(self.buffer.start().as_ptr().cast(), WINDOW) };
         (pages, &mut self.scratch)
@@ -79,99 +74,98 @@ impl Worker {
     }
 }
 
-struct Desk {
+struct WorkerSlot {
     taken: AtomicBool,
     worker: UnsafeCell<Worker>,
 }
 
-// SAFETY: the worker is used only by who set `taken`.
-unsafe impl Sync for Desk {}
+// SAFETY: only the thread that set `taken` uses the worker.
+unsafe impl Sync for WorkerSlot {}
 
 /// The workers of one process. A forked child inherits neither the buffers nor the stacks.
-struct Desks {
+struct WorkerPool {
     owner: Owner,
-    desks: Vec<Desk>,
+    slots: Vec<WorkerSlot>,
 }
 
-/// Null or leaked: whoever took a worker may hold it as long as it likes.
-static DESKS: AtomicPtr<Desks> = AtomicPtr::new(ptr::null_mut());
+/// Null or leaked: workers are in use at any time.
+static POOL: AtomicPtr<WorkerPool> = AtomicPtr::new(ptr::null_mut());
 
-fn desks() -> Option<&'static Desks> {
+fn pool() -> Option<&'static WorkerPool> {
     // SAFETY: null, or leaked by `prepare`.
-    unsafe { DESKS.load(Ordering::Acquire).as_ref() }
+    unsafe { POOL.load(Ordering::Acquire).as_ref() }
 }
 
 /// Makes the workers, once for each process.
 pub fn prepare() -> io::Result<()> {
-    let before = DESKS.load(Ordering::Acquire);
-    if desks().is_some_and(|desks| desks.owner.is_here()) {
+    let before = POOL.load(Ordering::Acquire);
+    if pool().is_some_and(|pool| pool.owner.is_here()) {
         return Ok(());
     }
-    let desks = (0..WORKERS)
+    let slots = (0..WORKERS)
         .map(|number| {
-            Ok(Desk {
+            Ok(WorkerSlot {
                 taken: AtomicBool::new(false),
                 worker: UnsafeCell::new(Worker::new(number)?),
             })
         })
         .collect::<io::Result<Vec<_>>>()?;
     let owner = Owner::this();
-    let fresh = Box::into_raw(Box::new(Desks { owner, desks }));
-    let set = DESKS.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire);
+    let fresh = Box::into_raw(Box::new(WorkerPool { owner, slots }));
+    let set = POOL.compare_exchange(before, fresh, Ordering::AcqRel, Ordering::Acquire);
     if set.is_err() {
-        // Somebody else was first; theirs are as good.
-        // SAFETY: made above, and shown to nobody.
+        // Another thread was first.
+        // SAFETY: made above, and not published.
         drop(unsafe { Box::from_raw(fresh) });
     }
     Ok(())
 }
 
-/// A worker that is the caller's until this is dropped. All signals of the thread must be blocked
-/// meanwhile.
-pub struct AtWork {
-    desk: &'static Desk,
+/// A worker that the calling thread holds until this is dropped, with all signals blocked.
+pub struct WorkerGuard {
+    slot: &'static WorkerSlot,
 }
 
-/// Takes a worker; waits for one if all are at work.
+/// Takes a worker; waits for one if all are taken.
 ///
 /// # Panics
 /// If there are none: [`prepare`] was not called.
-pub fn take() -> AtWork {
-    let Desks { desks, .. } = desks().expect("workers are prepared by every engine");
-    // The one used last on this CPU, with its buffers in the CPU's cache.
+pub fn take() -> WorkerGuard {
+    let WorkerPool { slots, .. } = pool().expect("workers are prepared by every engine");
+    // The worker last used on this CPU, whose buffers are in the CPU's cache.
     let mut index = memfold_sys::thread::current_cpu() % WORKERS;
     let mut looks = 0;
     loop {
-        let desk = &desks[index];
-        if !desk.taken.load(Ordering::Relaxed) && !desk.taken.swap(true, Ordering::Acquire) {
-            return AtWork { desk };
+        let slot = &slots[index];
+        if !slot.taken.load(Ordering::Relaxed) && !slot.taken.swap(true, Ordering::Acquire) {
+            return WorkerGuard { slot };
         }
         index = (index + 1) % WORKERS;
         looks += 1;
         if looks % WORKERS == 0 {
-            super::fault::pause((looks / WORKERS) as u32);
+            pause((looks / WORKERS) as u32);
         }
     }
 }
 
-impl Deref for AtWork {
+impl Deref for WorkerGuard {
     type Target = Worker;
 
     fn deref(&self) -> &Worker {
-        // SAFETY: `taken` is ours.
-        unsafe { &*self.desk.worker.get() }
+        // SAFETY: this guard set `taken`.
+        unsafe { &*self.slot.worker.get() }
     }
 }
 
-impl DerefMut for AtWork {
+impl DerefMut for WorkerGuard {
     fn deref_mut(&mut self) -> &mut Worker {
         // SAFETY: as above.
-        unsafe { &mut *self.desk.worker.get() }
+        unsafe { &mut *self.slot.worker.get() }
     }
 }
 
-impl Drop for AtWork {
+impl Drop for WorkerGuard {
     fn drop(&mut self) {
-        self.desk.taken.store(false, Ordering::Release);
+        self.slot.taken.store(false, Ordering::Release);
     }
 }
