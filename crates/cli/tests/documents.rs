@@ -1,22 +1,46 @@
-//! What is written twice is the same.
+//! The documents agree with each other and with the sources.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// A document of the repository, its white space made even.
-fn document(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../..")
-        .join(name);
-    let text = fs::read_to_string(&path).expect("the repository has it");
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+/// The most lines of the README: what a reader takes in before deciding.
+const README_LINES: usize = 150;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The list that begins behind `before` and ends before `behind`.
+fn read(name: &str) -> String {
+    let path = repository().join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A document with its white space made even.
+fn document(name: &str) -> String {
+    read(name).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The part of a text between two others.
 fn between<'a>(text: &'a str, before: &str, behind: &str) -> &'a str {
     let start = text.find(before).expect("its beginning") + before.len();
     let length = text[start..].find(behind).expect("its end");
     text[start..start + length].trim()
+}
+
+/// Files below a folder whose names end so.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
 }
 
 #[test]
@@ -29,4 +53,188 @@ fn readme_and_security_guarantee_the_same() {
         readme.contains(guarantees),
         "README.md differs from SECURITY.md"
     );
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = read("README.md").lines().count();
+    assert!(lines <= README_LINES, "README.md has {lines} lines");
+}
+
+/// The documents in which links are followed.
+fn linked_documents() -> Vec<PathBuf> {
+    let root = repository();
+    let mut documents = files(&root.join("docs"), ".md");
+    for name in [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "ARCHITECTURE.md",
+        "crates/lab/README.md",
+    ] {
+        documents.push(root.join(name));
+    }
+    documents
+}
+
+/// Where the links of a document lead, outside of its code.
+fn links(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let mut targets = Vec::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+        }
+        if is_code {
+            continue;
+        }
+        for part in line.split("](").skip(1) {
+            let target = part.split(')').next().unwrap_or_default();
+            targets.push(target.to_owned());
+        }
+    }
+    targets
+}
+
+/// The name by which a heading is linked to.
+fn anchor(heading: &str) -> String {
+    let words = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = words.chars().filter_map(|letter| match letter {
+        ' ' => Some('-'),
+        '-' | '_' => Some(letter),
+        letter => letter.is_alphanumeric().then_some(letter),
+    });
+    kept.collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut checked = 0;
+    for document in linked_documents() {
+        let text = fs::read_to_string(&document).expect("a document");
+        for link in links(&text) {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, fragment) = link.split_once('#').unwrap_or((&link, ""));
+            let target = match file {
+                "" => document.clone(),
+                file => document.parent().expect("a folder").join(file),
+            };
+            let place = format!("{} links to {link}", document.display());
+            assert!(target.exists(), "{place}, which is not there");
+            if !fragment.is_empty() {
+                let text = fs::read_to_string(&target).expect("a document");
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                let is_there = headings.any(|line| anchor(line) == fragment);
+                assert!(is_there, "{place}: no such heading");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 20, "{checked} links were found");
+}
+
+/// Names of fields that are locks, `Mutex` or `RwLock`, and of those that are set once.
+fn fields(text: &str, types: &[&str]) -> BTreeSet<String> {
+    let field = |line: &str| {
+        let line = line.trim_start();
+        let line = match line.strip_prefix("pub(") {
+            Some(rest) => rest.split_once(") ")?.1,
+            None => line.strip_prefix("pub ").unwrap_or(line),
+        };
+        let (name, kind) = line.split_once(": ")?;
+        let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+        let is_declared = line.ends_with(',') && types.iter().any(|start| kind.starts_with(start));
+        (is_name && is_declared).then(|| name.to_owned())
+    };
+    text.lines().filter_map(field).collect()
+}
+
+/// The names in a text between single back quotes, and the first words of the lines of its diagram.
+fn names(text: &str) -> BTreeSet<String> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    let drawn = between(text, "```\n", "```").lines().filter_map(|line| {
+        let line = line.trim_start_matches(|c: char| !c.is_ascii_alphabetic());
+        line.split_whitespace().next()
+    });
+    let is_field = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    let all = quoted.chain(drawn).filter(|name| !name.is_empty());
+    all.filter(is_field).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_lock_order_names_every_lock_of_the_pager() {
+    let design = read("docs/design.md");
+    let order = between(&design, "### Lock order", "## 6.");
+    let documented = names(order);
+    let (mut locks, mut known) = (BTreeSet::new(), BTreeSet::new());
+    for file in files(&repository().join("crates/pager/src"), ".rs") {
+        // The library's engine has an order of its own, in its module.
+        if file.components().any(|part| part.as_os_str() == "embedded") {
+            continue;
+        }
+        let text = fs::read_to_string(&file).expect("a source");
+        locks.extend(fields(&text, &["Mutex<", "RwLock<"]));
+        known.extend(fields(&text, &["OnceLock<"]));
+        // What is called like a lock and is none: the gate, and the way into a relative's.
+        known.extend(["gate", "try_shared"].map(str::to_owned));
+    }
+    known.extend(["sys", "swap", "zsmalloc"].map(str::to_owned));
+    assert!(locks.len() > 15, "{locks:?}");
+    let missing: Vec<_> = locks.difference(&documented).collect();
+    assert!(missing.is_empty(), "not in the lock order: {missing:?}");
+    known.extend(locks);
+    let unknown: Vec<_> = documented.difference(&known).collect();
+    assert!(unknown.is_empty(), "no lock of the pager: {unknown:?}");
+}
+
+/// All sources of the repository's crates.
+fn sources() -> String {
+    let files = files(&repository().join("crates"), ".rs");
+    let texts = files.iter().map(fs::read_to_string);
+    texts.map(|text| text.expect("a source")).collect()
+}
+
+/// Whether a text has a name, and not as a part of a longer one.
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    text.match_indices(word).any(|(at, _)| {
+        !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part)
+    })
+}
+
+#[test]
+fn what_is_documented_is_in_the_sources() {
+    let sources = sources();
+    let design = read("docs/design.md");
+    let mut checked = 0;
+    let transitions = between(&design, "| from → to |", "\n\n").lines().skip(2);
+    for cell in transitions.filter_map(|row| row.split('|').nth(4)) {
+        for name in cell.split('`').skip(1).step_by(2) {
+            let name = name.rsplit("::").next().unwrap_or(name);
+            assert!(has_word(&sources, &format!("fn {name}")), "no fn {name}");
+            checked += 1;
+        }
+    }
+    let invariants = between(&design, "| # | always |", "\n\n").lines().skip(2);
+    for cell in invariants.filter_map(|row| row.split('|').nth(4)) {
+        for name in cell.split('`').skip(1).step_by(2) {
+            let found = match name.strip_suffix('*') {
+                Some(start) => sources.contains(&format!("fn {start}")),
+                None if name.ends_with(".rs") => continue,
+                None => has_word(&sources, name),
+            };
+            assert!(found, "no test {name}");
+            checked += 1;
+        }
+    }
+    let statistics = read("docs/statistics.md");
+    for row in statistics.lines().filter(|line| line.starts_with("| `")) {
+        let name = row.split('`').nth(1).unwrap_or_default();
+        assert!(has_word(&sources, name), "no statistic {name}");
+        checked += 1;
+    }
+    assert!(checked > 80, "{checked} names were found");
 }
