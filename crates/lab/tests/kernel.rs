@@ -1,7 +1,5 @@
 //! `memfold-lab kernel` as a user runs it, at sizes of seconds.
 
-mod common;
-
 use std::{
     fs,
     os::unix::process::CommandExt,
@@ -13,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 
-use common::skip;
+use memfold_testing::skip;
 
 const WRONG_RESULT: i32 = 3;
 
@@ -75,7 +73,7 @@ fn synthetic_workloads_run_natively_and_are_verified() {
 fn memfold_pages_a_workload_out_and_in() {
     let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
     if !memfold.exists() {
-        return skip("memfold is not built (cargo build -p memfold-cli)");
+        return skip("memfold beside it (cargo build -p memfold-cli)");
     }
     let output = lab()
         .args([
@@ -236,10 +234,10 @@ fn the_host_is_as_before_after_the_lab_was_killed_or_interrupted() {
     // SAFETY: the call has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if !root || !Path::new("/sys/class/zram-control").exists() {
-        return skip("setting up zram needs root and a kernel that has it");
+        return skip("root, and zram in the kernel");
     }
     if fs::read_to_string("/proc/swaps").unwrap().lines().count() > 1 {
-        return skip("other swap is in use");
+        return skip("a host without swap");
     }
     for (signal, group) in [
         (libc::SIGKILL, false),
@@ -254,7 +252,7 @@ fn the_host_is_as_before_after_the_lab_was_killed_or_interrupted() {
         });
     }
     if zswap().is_empty() {
-        return skip("this kernel has no zswap");
+        return skip("zswap in the kernel");
     }
     end_the_lab(End {
         signal: libc::SIGINT,

@@ -1,7 +1,5 @@
 //! `memfold-lab soak` as a user runs it: memfold does not grow, and nothing outlives the lab.
 
-mod common;
-
 use std::{
     fs,
     os::unix::process::CommandExt,
@@ -14,7 +12,7 @@ use std::{
 
 use serde_json::Value;
 
-use common::skip;
+use memfold_testing::skip;
 
 /// Long enough for every program to replace all that it holds several times. `MEMFOLD_SOAK_MINUTES` says
 /// how long it takes instead.
@@ -47,7 +45,7 @@ fn lab() -> Command {
 fn memfold_is_built() -> bool {
     let memfold = PathBuf::from(env!("CARGO_BIN_EXE_memfold-lab")).with_file_name("memfold");
     if !memfold.exists() {
-        skip("memfold is not built (cargo build -p memfold-cli)");
+        skip("memfold beside it (cargo build -p memfold-cli)");
     }
     memfold.exists()
 }

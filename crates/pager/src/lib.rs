@@ -29,8 +29,6 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
-#[cfg(test)]
-mod skip;
 mod supervised;
 mod sync;
 mod watermarks;

@@ -103,7 +103,7 @@ mod tests {
             .map(|number| pool.store(&[&bytes(number)]).expect("there is memory"))
             .collect();
         if pool.stats().huge_pages == 0 {
-            crate::skip::skip("huge pages to give");
+            memfold_testing::skip("huge pages to give");
         }
         let address = pool.read(words[0], |slot| slot.as_ptr().addr());
         let check = |kept: &[usize]| {

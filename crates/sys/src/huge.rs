@@ -312,7 +312,7 @@ mod tests {
     fn so_does_a_small_one_of_them() {
         let allowed = least_split().and_then(|_| Allowed::new(LEAST_HUGE_SIZE));
         let Some(_allowed) = allowed else {
-            crate::common::skip("root, or Linux 6.11 to count huge pages of 64 KiB");
+            memfold_testing::skip("root, or Linux 6.11 to count huge pages of 64 KiB");
             return;
         };
         assert_eq!(size_to_ask_for(), LEAST_HUGE_SIZE);
@@ -328,7 +328,7 @@ mod tests {
             forbid_huge(start, 2 * HUGE_PAGE_SIZE).expect("the system knows huge pages");
             if pages.populate_now(start, size).is_none() {
                 assert_eq!(smaps(start, "Rss:"), 0);
-                crate::common::skip("huge pages to give");
+                memfold_testing::skip("huge pages to give");
                 return;
             }
             // Smaller ones are not mapped as one.

@@ -54,10 +54,6 @@ pub mod thread;
 #[doc(hidden)]
 pub mod fuzzing;
 
-#[cfg(all(test, feature = "std"))]
-#[path = "../tests/common/mod.rs"]
-mod common;
-
 pub use errno::Errno;
 
 /// Bytes of a page. memfold refuses hosts where it differs.

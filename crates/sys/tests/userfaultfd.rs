@@ -1,8 +1,6 @@
 //! What the kernel answers about pages and mappings, told as it is.
 #![cfg(feature = "std")]
 
-mod common;
-
 use memfold_sys::uffd::{
     FEATURE_EVENT_REMOVE, FEATURE_MOVE, FEATURE_WRITE_PROTECT, Message, Partial, Uffd,
 };
@@ -65,7 +63,7 @@ fn open(features: u64) -> Option<(Uffd, OwnedFd)> {
     let Err(errno) = &opened else {
         return opened.ok();
     };
-    common::skip(&format!(
+    memfold_testing::skip(&format!(
         "a userfaultfd with features {features:#x} ({errno:?})"
     ));
     None

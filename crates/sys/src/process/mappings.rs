@@ -293,7 +293,7 @@ mod tests {
         match inspector.mapping_at(address) {
             Ok(Some((start, end))) => assert!(start <= address && address < end),
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
-                crate::common::skip("PROCMAP_QUERY (Linux 6.11)");
+                memfold_testing::skip("PROCMAP_QUERY (Linux 6.11)");
                 return;
             }
             other => panic!("{other:?}"),

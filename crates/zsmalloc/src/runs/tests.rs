@@ -1,6 +1,7 @@
 //! What a shard knows of its runs, against a model and against itself.
 
 use super::*;
+use memfold_testing::Random;
 
 /// Puts an arena for runs of so many pages into a stretch. Somebody looks for memory to give
 /// back meanwhile. Returns the arena, whose first run is taken, and what was found.
@@ -33,17 +34,6 @@ fn memory_passed_over_while_an_arena_is_made_is_given_back_later() {
     assert!(found.is_none(), "a busy stretch is left alone");
     let found = runs.take_giving(&arenas).expect("it has a warm page");
     assert_eq!((found.stretch, found.pages.count()), (index, 1));
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % bound
-    }
 }
 
 /// What several threads do between the locks, one step after another, with what each holds.
@@ -190,7 +180,7 @@ fn whatever_happens_no_run_is_lost_and_every_page_is_counted() {
         let mut model = Model {
             arenas: Arenas::new(24, 128, block_pages).unwrap(),
             runs: RunLists::new(),
-            random: Random(0x9e37_79b9_7f4a_7c15 + seed),
+            random: Random::new(seed),
             used: Vec::new(),
             cold: Vec::new(),
             batches: Vec::new(),

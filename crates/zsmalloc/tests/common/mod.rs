@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use memfold_testing::Random;
 use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
 
 /// A source that counts its committed pages and can be told to fail.
@@ -155,25 +156,10 @@ unsafe impl PageSource for TestSource {
 
 /// Bytes that can be told apart from those of any other `seed`.
 pub fn contents(seed: u64, size: usize) -> Vec<u8> {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    (0..size).map(|_| random.next() as u8).collect()
-}
-
-/// xorshift64*.
-pub struct Random(pub u64);
-
-impl Random {
-    #[allow(clippy::should_implement_trait, reason = "it never ends")]
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
+    let mut random = Random::new(seed);
+    (0..size)
+        .map(|_| (random.next_word() >> 16) as u8)
+        .collect()
 }
 
 /// Checks that a pool's statistics add up, and agree with what the test knows to be stored.

@@ -94,7 +94,7 @@ impl Drop for Yielding<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::skip::skip;
+    use memfold_testing::skip;
     use std::sync::Barrier;
 
     /// The nice value of the calling thread.

@@ -1,7 +1,4 @@
 //! Random operations on a space, compared with a map after each.
-#![cfg(not(loom))]
-
-mod common;
 
 use std::collections::HashMap;
 
@@ -117,7 +114,7 @@ impl Pair {
         };
         let wrap = |tier| Box::new(FaultyTier::new(tier, faults.clone())) as Box<_>;
         let mut space = SwapSpace::with_tiers(HeapSource::new(), config, wrap).unwrap();
-        let file = common::MemoryFile::default().tier(64 << 20);
+        let file = crate::common::MemoryFile::default().tier(64 << 20);
         space.add_tier(wrap(Box::new(file))).unwrap();
         Self {
             space,

@@ -1,14 +1,13 @@
 //! Memory in huge pages: filled at once, given back whole, or split where much of it is free.
 
-mod common;
-
 use std::{
     sync::{Arc, Barrier, atomic::Ordering},
     thread,
     time::Duration,
 };
 
-use common::{Random, TestSource, check_stats, contents};
+use crate::common::{TestSource, check_stats, contents};
+use memfold_testing::Random;
 use zsmalloc::{Config, Drainer, HandleTable, ObjectWord, PAGE_SIZE, Pool};
 
 const HUGE: usize = 64;
@@ -150,7 +149,7 @@ fn where_much_is_free_huge_pages_are_split() {
 fn those_of_few_pages_serve_a_small_pool() {
     let source = TestSource::with_huge_pages(16);
     let pool = Pool::new(source, config(8)).unwrap();
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let stored: Vec<_> = (0..3000_u64)
         .map(|n| {
             let size = 1 + random.below(PAGE_SIZE);
@@ -259,7 +258,7 @@ fn threads_fill_and_split_together() {
         for seed in 1..4 {
             let (table, other) = (&table, &other);
             scope.spawn(move || {
-                let mut random = Random(seed);
+                let mut random = Random::new(seed);
                 let mut handles = Vec::new();
                 let mut words = Vec::new();
                 for round in 0..40 {

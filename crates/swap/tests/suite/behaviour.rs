@@ -1,6 +1,6 @@
 //! What a space promises, one thing at a time.
-#![cfg(not(loom))]
 
+use crate::common::{noise, text};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memfold_swap::{
@@ -20,32 +20,6 @@ fn config() -> SwapConfig {
 
 fn space() -> SwapSpace<HeapSource> {
     SwapSpace::new(HeapSource::new(), config()).unwrap()
-}
-
-/// A page that compresses about 2:1 and is different for each `seed`.
-fn text(seed: u64) -> Page {
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut page = [0; PAGE_SIZE];
-    for (index, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        *word = if index % 2 == 0 { random } else { seed }.to_le_bytes();
-    }
-    page
-}
-
-/// A page that does not compress.
-fn noise(seed: u64) -> Page {
-    let mut random = seed.wrapping_mul(0xd134_2543_de82_ef95) | 1;
-    let mut page = [0; PAGE_SIZE];
-    for word in page.as_chunks_mut::<8>().0 {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        *word = random.to_le_bytes();
-    }
-    page
 }
 
 fn repeated(word: u64) -> Page {

@@ -1,12 +1,9 @@
 //! The file tier: pages survive there, and nothing but the right page ever comes back.
-#![cfg(not(loom))]
-
-mod common;
 
 use std::io;
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
-use common::{MemoryFile, noise, text};
+use crate::common::{MemoryFile, noise, text};
 use memfold_swap::{
     Corruption, FileBackend, FileKey, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page,
     ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKind,

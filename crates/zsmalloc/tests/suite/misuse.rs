@@ -1,10 +1,9 @@
 //! What a pool does with wrong requests and refused memory.
 
-mod common;
-
 use std::{panic, sync::atomic::Ordering};
 
-use common::{TestSource, contents};
+use crate::common::{TestSource, contents};
+use memfold_testing::Random;
 use zsmalloc::{
     AllocError, Config, HeapSource, MisuseError, ObjectWord, PAGE_SIZE, Pool, PoolError,
     SourceError,
@@ -108,12 +107,12 @@ fn made_up_words_do_no_damage() {
         .collect();
     let known: std::collections::HashSet<ObjectWord> =
         stored.iter().map(|&(word, _)| word).collect();
-    let mut random = common::Random(7);
+    let mut random = Random::new(7);
     for round in 0..200_000 {
         let (near, bytes) = &stored[random.below(stored.len())];
         let near = near.get();
         let raw = match random.below(3) {
-            0 => random.next() & ((1 << ObjectWord::BITS) - 1),
+            0 => (random.next_word() >> 16) & ((1 << ObjectWord::BITS) - 1),
             1 => near ^ (1 << random.below(50)),
             _ => near.wrapping_add(random.below(4096) as u64),
         };
@@ -153,7 +152,7 @@ fn refused_commits_lose_nothing() {
             }
         }
         assert!(refused > 0);
-        common::check_stats(&pool, stored.iter().map(|(_, bytes)| bytes.len()));
+        crate::common::check_stats(&pool, stored.iter().map(|(_, bytes)| bytes.len()));
         pool.source().commits_left.set(-1);
         assert!(pool.store(&[&contents(1, PAGE_SIZE)]).is_ok());
         for (word, bytes) in stored {

@@ -1,10 +1,8 @@
 //! Sequences of operations on a pool, compared with a map that holds the same objects.
 
-mod common;
-
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
-use common::{TestSource, check_stats, contents};
+use crate::common::{TestSource, check_stats, contents};
 use proptest::prelude::*;
 use zsmalloc::{AllocError, Config, ObjectWord, PAGE_SIZE, Pool};
 

@@ -1,7 +1,4 @@
 //! Many threads on one space.
-#![cfg(not(loom))]
-
-mod common;
 
 use std::{
     sync::{
@@ -10,6 +7,8 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use memfold_testing::Random;
 
 use memfold_swap::{
     PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind, fill,
@@ -27,24 +26,11 @@ fn space() -> SwapSpace<HeapSource> {
     };
     let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
     space
-        .add_tier(Box::new(common::MemoryFile::default().tier(256 << 20)))
+        .add_tier(Box::new(
+            crate::common::MemoryFile::default().tier(256 << 20),
+        ))
         .unwrap();
     space
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
 }
 
 /// The page that `seed` stands for; its first word is `seed`, unless it repeats another.
@@ -58,9 +44,9 @@ fn page_of(seed: u64) -> Page {
         1 => PAGE_SIZE,
         _ => 1600,
     };
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     for chunk in page[..noise].as_chunks_mut::<8>().0 {
-        *chunk = random.next().to_le_bytes();
+        *chunk = random.next_word().to_le_bytes();
     }
     page[..8].copy_from_slice(&seed.to_le_bytes());
     page
@@ -107,13 +93,13 @@ fn pages_are_right_while_all_threads_work() {
     let passed: Mutex<Vec<(Slot, u64)>> = Mutex::default();
     let end = Instant::now() + RUN;
     let work = |thread: u64| {
-        let mut random = Random(thread * 7919 + 1);
+        let mut random = Random::new(thread);
         let mut scratch = Scratch::new();
         let mut own: Vec<(Slot, u64)> = Vec::new();
         while Instant::now() < end {
             match random.below(10) {
                 0..4 if own.len() < 3000 => {
-                    let seed = random.next();
+                    let seed = random.next_word();
                     let slot = space.store(&page_of(seed), &mut scratch).unwrap();
                     own.push((slot, seed));
                 }
@@ -181,7 +167,7 @@ fn large_counts_are_exact() {
         for thread in 0..4 {
             let space = &space;
             scope.spawn(move || {
-                let mut random = Random(thread + 1);
+                let mut random = Random::new(thread);
                 let mut held = 0;
                 for _ in 0..100_000 {
                     if held > 0 && random.below(2) == 0 {

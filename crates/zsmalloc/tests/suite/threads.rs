@@ -1,13 +1,12 @@
 //! Many threads on one pool.
 
-mod common;
-
 use std::{
     sync::{Mutex, atomic::Ordering},
     thread,
 };
 
-use common::{Random, TestSource, check_stats, contents};
+use crate::common::{TestSource, check_stats, contents};
+use memfold_testing::Random;
 use zsmalloc::{Config, HeapSource, ObjectWord, Pool};
 
 struct Object {
@@ -17,7 +16,7 @@ struct Object {
 }
 
 fn store(pool: &Pool<TestSource>, random: &mut Random) -> Object {
-    let (seed, size) = (random.next(), 1 + random.below(4096));
+    let (seed, size) = (random.next_word() >> 16, 1 + random.below(4096));
     let word = pool.store(&[&contents(seed, size)]).unwrap();
     Object { word, seed, size }
 }
@@ -66,7 +65,7 @@ fn objects_survive_other_threads() {
 }
 
 fn work(pool: &Pool<TestSource>, shared: &Mutex<Vec<Object>>, number: u64) -> Vec<Object> {
-    let mut random = Random(number);
+    let mut random = Random::new(number);
     let mut own: Vec<Object> = Vec::new();
     for step in 0..6000 {
         match random.below(8) {

@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use memfold_testing::Random;
+
 use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page};
 
 /// A file in memory that can be made to fail, and whose contents can be damaged.
@@ -65,12 +67,9 @@ impl FileBackend for MemoryFile {
 }
 
 fn random_words(seed: u64, page: &mut Page, mut word: impl FnMut(usize, u64) -> u64) {
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut random = Random::new(seed);
     for (index, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        *bytes = word(index, random).to_le_bytes();
+        *bytes = word(index, random.next_word()).to_le_bytes();
     }
 }
 

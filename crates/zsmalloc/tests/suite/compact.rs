@@ -1,7 +1,5 @@
 //! Compaction, alone and beside everything else, through a handle table.
 
-mod common;
-
 use std::{
     sync::{
         Arc, Mutex,
@@ -10,7 +8,8 @@ use std::{
     thread,
 };
 
-use common::{Random, TestSource, check_stats, contents};
+use crate::common::{TestSource, check_stats, contents};
+use memfold_testing::Random;
 use zsmalloc::{
     Config, Drainer, Handle, HandleTable, HeapSource, ObjectWord, PAGE_SIZE, Pool, Relocate,
 };
@@ -42,7 +41,7 @@ fn stored_pages_needed(table: &HandleTable<TestSource>) -> usize {
 fn what_is_left_is_packed_and_unchanged() {
     for shards in [1, 4] {
         let table = table(shards);
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         let store = |n: u64| {
             let size = 1 + n as usize * 613 % 4000;
             (table.store(&contents(n, size)).unwrap(), n, size)
@@ -139,13 +138,16 @@ fn objects_survive_compaction_beside_everything() {
 }
 
 fn work(table: &HandleTable<TestSource>, number: u64) {
-    let mut random = Random(number);
+    let mut random = Random::new(number);
     let mut own: Vec<(Handle, u64, usize)> = Vec::new();
     for step in 0..12_000 {
         // Waves, so that there is something to compact.
         let growing = step / 1000 % 2 == 0;
         if random.below(10) < if growing { 8 } else { 2 } {
-            let (seed, size) = (random.next(), [100, 1000, 1800, 3000][random.below(4)]);
+            let (seed, size) = (
+                random.next_word() >> 16,
+                [100, 1000, 1800, 3000][random.below(4)],
+            );
             own.push((table.store(&contents(seed, size)).unwrap(), seed, size));
         } else if !own.is_empty() {
             let (handle, seed, size) = own.swap_remove(random.below(own.len()));
@@ -430,7 +432,7 @@ fn a_drainer_is_prepared_in_its_own_thread_before_it_frees() {
 #[test]
 fn handles_hold_what_a_map_holds() {
     let table = table(2);
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     let mut oracle: std::collections::BTreeMap<Handle, Vec<u8>> = Default::default();
     for step in 0..30_000_u64 {
         let victim = oracle

@@ -1,14 +1,11 @@
 //! Slots handed over are all released, once, by whoever it may be.
-#![cfg(not(loom))]
-
-mod common;
 
 use std::{
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
-use common::text;
+use crate::common::text;
 use memfold_swap::{Gather, GatherConfig, Scratch, SlotRanges, SwapConfig, SwapSpace, fill};
 use zsmalloc::HeapSource;
 

@@ -1,9 +1,6 @@
 //! Groups are charged for what is theirs, and those above them too.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::{MemoryFile, noise, text};
+use crate::common::{MemoryFile, noise, text};
 use memfold_swap::{
     Charge, GroupUsage, PAGE_SIZE, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind,
 };

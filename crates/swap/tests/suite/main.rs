@@ -1,0 +1,10 @@
+//! The swap space from outside. One binary: each further one would link the crate again.
+#![cfg(not(loom))]
+
+mod behaviour;
+mod common;
+mod file;
+mod gather;
+mod groups;
+mod oracle;
+mod threads;
