@@ -1,18 +1,31 @@
 //! Builds the preload library that travels inside the binary.
 //!
 //! The library must be freestanding (no C library, no unwinding, no instrumentation), whatever the
-//! build that asks for it is: a debug build, a test with coverage or sanitizers, `cargo clippy`.
-//! So it is built by a cargo of its own, into this crate's output directory, from which the binary
-//! embeds it. Cargo locks a target directory, not a workspace: the two builds do not wait for each
-//! other.
+//! build that asks for it is: a debug build, a test with coverage or sanitizers, `cargo clippy`. It is
+//! two crates without dependencies, so this calls the compiler for each of them, and passes none of the
+//! outer build's flags on. (A nested cargo would resolve the whole lock file, which fails without a
+//! registry.)
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PACKAGE: &str = "memfold-agent";
-const LIBRARY: &str = "libmemfold_agent.so";
+/// That of the workspace.
+const EDITION: &str = "--edition=2024";
+
+/// As fast as possible, whatever this build is; nothing unwinds without the C library.
+const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
+
+/// Loads into any dynamically linked program, whichever C library that uses.
+const LINK: [&str; 6] = [
+    "-Clto=fat",
+    "-Cstrip=symbols",
+    "-Clink-arg=-nostdlib",
+    "-Clink-arg=-nostartfiles",
+    "-Clink-arg=-Wl,-z,now",
+    "-Clink-arg=-Wl,-Bsymbolic",
+];
 
 fn main() {
     let manifest_dir = PathBuf::from(required("CARGO_MANIFEST_DIR"));
@@ -23,90 +36,59 @@ fn main() {
     let agent = workspace.join("crates/agent");
     assert!(
         agent.join("Cargo.toml").is_file(),
-        "memfold-cli is built from the memfold repository: {} holds no {PACKAGE}",
+        "memfold-cli is built from the memfold repository: {} holds no memfold-agent",
         agent.display(),
     );
     // Relative, so that they are this checkout's whichever one the target directory was filled by.
-    for source in ["build.rs", "../agent", "../sys", "../../Cargo.toml"] {
+    for source in ["build.rs", "../agent/src", "../sys/src"] {
         println!("cargo::rerun-if-changed={source}");
     }
-    let library = build(&workspace.join("Cargo.toml"));
+    let out = PathBuf::from(required("OUT_DIR"));
+    let sys = out.join("libmemfold_sys.rlib");
+    let library = out.join("libmemfold_agent.so");
+    let sys_crate = ["--crate-name=memfold_sys", "--crate-type=rlib"];
+    compile(workspace, "crates/sys/src/lib.rs", &sys, sys_crate);
+
+    let mut external = OsString::from("--extern=memfold_sys=");
+    external.push(&sys);
+    let mut arguments: Vec<OsString> = LINK.map(OsString::from).to_vec();
+    arguments.extend([external, r#"--cfg=feature="standalone""#.into()]);
+    arguments.extend(["--crate-name=memfold_agent", "--crate-type=cdylib"].map(OsString::from));
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        let mut argument = OsString::from("-Clinker=");
+        argument.push(linker);
+        arguments.push(argument);
+    }
+    compile(workspace, "crates/agent/src/lib.rs", &library, arguments);
     println!("cargo::rustc-env=MEMFOLD_AGENT={}", library.display());
 }
 
-/// Runs the nested build and returns the library's path.
-fn build(workspace_manifest: &Path) -> PathBuf {
-    let target = required("TARGET");
-    let target_dir = PathBuf::from(required("OUT_DIR")).join("agent");
-    let mut cargo = Command::new(required("CARGO"));
-    forget_outer_build(&mut cargo);
-    cargo
-        .arg("build")
-        .args(["--release", "--package", PACKAGE, "--no-default-features"])
-        .args(["--features", "standalone"])
-        // The library depends on nothing outside the workspace, and the outer build has settled
-        // the lock file: there is nothing to fetch and nothing to decide, online or not.
-        .args(["--locked", "--offline"])
-        .args(["--config", "profile.release.panic='abort'"])
-        .args(["--config", "profile.release.strip=true"])
-        .arg("--manifest-path")
-        .arg(workspace_manifest)
+/// Compiles a crate. Its path is relative, so that messages and the library are the same in every checkout.
+fn compile<A: AsRef<OsStr>>(
+    workspace: &Path,
+    source: &str,
+    output: &Path,
+    arguments: impl IntoIterator<Item = A>,
+) {
+    let mut rustc = Command::new(required("RUSTC"));
+    rustc
+        .current_dir(workspace)
+        .args([EDITION, source])
+        .args(CODE)
+        // The build of the crate itself reports them.
+        .arg("--cap-lints=allow")
         .arg("--target")
-        .arg(&target)
-        .arg("--target-dir")
-        .arg(&target_dir);
-    let status = cargo
+        .arg(required("TARGET"))
+        .arg("-o")
+        .arg(output)
+        .args(arguments);
+    let status = rustc
         .status()
-        .unwrap_or_else(|error| panic!("cannot run cargo for {PACKAGE}: {error}"));
+        .unwrap_or_else(|error| panic!("cannot run rustc for {source}: {error}"));
     assert!(
         status.success(),
-        "building {PACKAGE} failed ({status}); its messages are above"
+        "compiling {source} failed ({status}); its messages are above"
     );
-    let library = target_dir.join(&target).join("release").join(LIBRARY);
-    assert!(
-        library.is_file(),
-        "building {PACKAGE} left no {}",
-        library.display()
-    );
-    library
-}
-
-/// Takes away what describes the outer build: flags (coverage, sanitizers), wrappers (clippy,
-/// caches), profiles, and the package that this script belongs to.
-fn forget_outer_build(cargo: &mut Command) {
-    const PREFIXES: [&str; 7] = [
-        "CARGO_PROFILE_",
-        "CARGO_UNSTABLE_",
-        "CARGO_CFG_",
-        "CARGO_FEATURE_",
-        "CARGO_PKG_",
-        "CARGO_TARGET_",
-        "CARGO_BUILD_",
-    ];
-    const NAMES: [&str; 5] = [
-        "RUSTFLAGS",
-        "RUSTDOCFLAGS",
-        "CARGO_MANIFEST_LINKS",
-        "CARGO_PRIMARY_PACKAGE",
-        "LLVM_PROFILE_FILE",
-    ];
-    for (name, _) in env::vars_os() {
-        let Some(text) = name.to_str() else { continue };
-        let linker = text.starts_with("CARGO_TARGET_") && text.ends_with("_LINKER");
-        if (PREFIXES.iter().any(|prefix| text.starts_with(prefix)) && !linker)
-            || NAMES.contains(&text)
-        {
-            cargo.env_remove(&name);
-        }
-    }
-    // Set and empty, these also override what a cargo configuration file says.
-    for name in [
-        "CARGO_ENCODED_RUSTFLAGS",
-        "RUSTC_WRAPPER",
-        "RUSTC_WORKSPACE_WRAPPER",
-    ] {
-        cargo.env(name, "");
-    }
 }
 
 fn required(name: &str) -> OsString {
