@@ -1,6 +1,9 @@
 //! Runs real programs natively and under memfold, watches their memory from outside,
 //! and compares what they print.
 
+#[macro_use]
+mod turn;
+
 mod heartbeat;
 mod judge;
 mod redis_client;
@@ -10,16 +13,17 @@ mod tree;
 
 pub use heartbeat::Heartbeat;
 pub use judge::{Verdict, judge};
+pub use memfold_testing::skip;
 pub use redis_client::RedisClient;
 pub use run::{Limits, Outcome, Program, Running};
 pub use stranger::{OTHER, STRANGER, Stage, as_user};
 pub use tree::{Sample, descendants, is_alive, wait_until_stopped};
+pub use turn::{Share, turn};
 
-use std::collections::HashMap;
-use std::io::Write;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
 /// One mebibyte, in bytes.
 pub const MIB: u64 = 1 << 20;
@@ -43,47 +47,6 @@ fn let_hangups_through() {
         // SAFETY: the handler does nothing, so it may run at any point of any thread.
         unsafe { signal(Signal::SIGHUP, SigHandler::Handler(nothing)) }.expect("a handler");
     });
-}
-
-/// These tests load the machine and measure it: one at a time.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether what a test needs is here; if not, says so aloud, or fails where nothing
-/// may be left out (`CI=true`).
-#[must_use]
-pub fn available(test: &str, tools: &[&str]) -> bool {
-    let mut missing: Vec<String> = tools
-        .iter()
-        .filter(|tool| find_program(tool).is_none())
-        .map(|tool| format!("the program {tool}"))
-        .collect();
-    if !nix::unistd::geteuid().is_root() {
-        missing.push("root".to_owned());
-    }
-    if !Path::new("/proc/sys/vm/unprivileged_userfaultfd").exists() {
-        missing.push("userfaultfd in the kernel".to_owned());
-    }
-    if missing.is_empty() {
-        return true;
-    }
-    skip(test, &missing.join(", "));
-    false
-}
-
-/// Says aloud that a test, or a part of it, is left out; fails where nothing may be.
-pub fn skip(test: &str, missing: &str) {
-    assert!(
-        std::env::var("CI").as_deref() != Ok("true"),
-        "{test} needs {missing}, and CI=true allows no test to be skipped"
-    );
-    // Not eprintln: the test harness would hide it from whoever runs the tests.
-    let line = format!("\nSKIPPED {test}: this machine lacks {missing}\n");
-    std::io::stderr()
-        .write_all(line.as_bytes())
-        .expect("stderr");
 }
 
 /// The full path of a program in `PATH`, or where Debian keeps system programs.
@@ -118,14 +81,15 @@ pub fn source(name: &str) -> PathBuf {
 
 /// A C program of `tests/programs`, compiled once a test run.
 pub fn compiled(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
-    static DONE: OnceLock<Mutex<HashMap<String, PathBuf>>> = OnceLock::new();
-    let mut done = DONE
-        .get_or_init(Mutex::default)
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    if let Some(path) = done.get(name) {
-        return path.clone();
-    }
+    static ALL: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let one = Arc::clone(all.entry(name.to_owned()).or_default());
+    // Others are compiled meanwhile.
+    drop(all);
+    one.get_or_init(|| compile(name, sources, options)).clone()
+}
+
+fn compile(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let status = Command::new("cc")
         .args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
@@ -136,8 +100,14 @@ pub fn compiled(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
         .status()
         .expect("cc runs");
     assert!(status.success(), "cc could not compile {name}");
-    done.insert(name.to_owned(), path.clone());
     path
+}
+
+/// Copies a program. By a process of its own: a child that another test forks meanwhile would inherit a
+/// descriptor open for writing, and no program can be executed while there is one.
+pub fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg(from).arg(to).status();
+    assert!(status.expect("cp runs").success(), "cp {from:?} {to:?}");
 }
 
 /// The torture program, whose source has several parts.
@@ -149,12 +119,17 @@ pub fn torture() -> PathBuf {
     )
 }
 
-/// How often each comparison is repeated: `MEMFOLD_TEST_ROUNDS`, by default 2.
+/// How often each comparison is repeated: `MEMFOLD_TEST_ROUNDS`, by default 1.
 pub fn rounds() -> u32 {
     std::env::var("MEMFOLD_TEST_ROUNDS")
         .ok()
         .and_then(|rounds| rounds.parse().ok())
-        .unwrap_or(2)
+        .unwrap_or(1)
+}
+
+/// How long torture takes that takes so many seconds in two rounds.
+pub fn torture_seconds(in_two_rounds: u32) -> u32 {
+    (in_two_rounds * rounds()).div_ceil(2)
 }
 
 /// Runs `program` unlimited, then with a quarter of that run's peak resident, then

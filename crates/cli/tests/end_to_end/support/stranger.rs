@@ -1,6 +1,6 @@
 //! Other users, and folders that they can reach.
 
-use super::memfold;
+use super::{copy_program, memfold};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ impl Stage {
         let folder = tempfile::tempdir_in("/var/lib").expect("a folder");
         let stage = Stage { folder };
         stage.allow("", 0o755);
-        fs::copy(memfold(), stage.memfold()).expect("a copy");
+        copy_program(memfold(), &stage.memfold());
         stage.allow("memfold", 0o755);
         stage
     }
@@ -63,7 +63,7 @@ impl Stage {
 
     /// A copy of a program in it, for all users.
     pub fn program(&self, program: &Path, name: &str) -> PathBuf {
-        fs::copy(program, self.path(name)).expect("a copy");
+        copy_program(program, &self.path(name));
         self.allow(name, 0o755);
         self.path(name)
     }

@@ -1,6 +1,6 @@
 //! `--stats` where the path is that of an open descriptor, or of a file with a mode of its own.
 
-use crate::support::{alone, available, memfold};
+use crate::support::memfold;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -19,10 +19,7 @@ fn shell(folder: &Path, script: &str) {
 
 #[test]
 fn what_a_program_wrote_stays_where_its_statistics_go() {
-    if !available("redirected statistics", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let folder = folder.path();
     symlink("/proc/self/fd/1", folder.join("link")).expect("a link");
@@ -62,10 +59,7 @@ fn what_a_program_wrote_stays_where_its_statistics_go() {
 
 #[test]
 fn a_file_of_statistics_keeps_its_mode_and_owner() {
-    if !available("mode of statistics", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("run.json");
     fs::write(&file, "old").expect("a file");

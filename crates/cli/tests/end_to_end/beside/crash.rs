@@ -1,19 +1,19 @@
 //! Whoever dies, no program ever reads wrong memory, and nothing is left behind.
 
-use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, is_alive};
+use crate::support::{Limits, MIB, Program, Running, compiled, is_alive};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-fn verifier(file: &Path) -> Program {
+pub fn verifier(file: &Path) -> Program {
     Program::new(compiled("verify", &["verify.c"], &[]))
         .args(["64", "0"])
         .arg(file)
 }
 
-fn send(signal: Signal, process: i32) {
+pub fn send(signal: Signal, process: i32) {
     kill(Pid::from_raw(process), signal).expect("the process takes the signal");
 }
 
@@ -39,27 +39,9 @@ fn kill_supervisor(mut running: Running, least: usize) {
     running.wait();
 }
 
-/// Folders that a run might have left in the temporary and runtime directories.
-fn traces() -> Vec<PathBuf> {
-    let runs = fs::read_dir("/run/memfold").into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = runs.map(|entry| entry.path()).collect();
-    for folder in [std::env::temp_dir(), "/dev/shm".into(), "/run".into()] {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with("memfold-") {
-                found.push(entry.path());
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 #[test]
 fn the_supervisors_death_ends_the_program_before_it_reads_anything_wrong() {
-    if !available("supervisor killed", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     for round in 0..12 {
         let file = folder.path().join(format!("result-{round}"));
@@ -88,10 +70,7 @@ fn the_supervisors_death_ends_the_program_before_it_reads_anything_wrong() {
 
 #[test]
 fn the_supervisors_death_ends_children_and_grandchildren() {
-    if !available("supervisor of a tree killed", &["cc", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("result");
     let verify = compiled("verify", &["verify.c"], &[]);
@@ -110,10 +89,7 @@ fn the_supervisors_death_ends_children_and_grandchildren() {
 
 #[test]
 fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
-    if !available("supervisor of a filtered child killed", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let program = Program::new(compiled("quiet", &["quiet.c"], &[])).arg("48");
     let mut running = program.start(Limits::Resident(16 * MIB));
     running.wait_for_output(1);
@@ -124,38 +100,8 @@ fn the_supervisors_death_ends_a_filtered_child_that_needed_nothing() {
 }
 
 #[test]
-fn the_programs_death_ends_memfold_and_leaves_nothing() {
-    if !available("program killed", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
-    let before = traces();
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    for signal in [Signal::SIGKILL, Signal::SIGSEGV, Signal::SIGTERM] {
-        let file = folder.path().join("result");
-        let mut running = verifier(&file).start(Limits::Resident(16 * MIB));
-        running.wait_for_output(2);
-        let program = running.program();
-        send(signal, program);
-        // `wait` also fails when a process is left behind.
-        let outcome = running.wait();
-        assert_eq!(outcome.code(), 128 + signal as i32, "{}", outcome.errors);
-        assert_eq!(fs::read_to_string(&file).expect("the result file"), "");
-    }
-    // Of runs that were killed before, what is old enough is removed by these.
-    let left: Vec<PathBuf> = traces()
-        .into_iter()
-        .filter(|path| !before.contains(path))
-        .collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
-}
-
-#[test]
 fn signals_to_memfold_reach_the_program() {
-    if !available("signals passed on", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     let script = "trap 'echo terminated; exit 7' TERM; trap 'echo hung up' HUP; echo ready; \
                   while :; do sleep 0.02; done";
     let mut running = Program::new("sh")
@@ -172,10 +118,7 @@ fn signals_to_memfold_reach_the_program() {
 
 #[test]
 fn who_shares_the_memory_of_a_program_that_ended_reads_no_zeros_after_the_supervisors_death() {
-    if !available("supervisor of a sharer killed", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let program = Program::new(compiled("sharer", &["sharer.c"], &[])).arg("64");
     let mut running = program.start(Limits::Resident(16 * MIB));
     running.wait_for_output(b"alone\n".len());

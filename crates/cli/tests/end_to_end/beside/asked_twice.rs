@@ -1,6 +1,6 @@
 //! Who asks a run twice to end sees it end.
 
-use crate::support::{Limits, MIB, Program, alone, available, is_alive};
+use crate::support::{Limits, MIB, Program, is_alive};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::{Duration, Instant};
@@ -9,10 +9,7 @@ const MOMENT: Duration = Duration::from_millis(300);
 
 #[test]
 fn a_second_sigterm_ends_a_program_that_ignores_it() {
-    if !available("SIGTERM twice", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     let script = "trap '' TERM INT; sh -c 'sleep 60' & echo ready; while :; do sleep 1; done";
     let mut running = Program::new("sh")
         .args(["-c", script])
@@ -48,10 +45,7 @@ fn a_second_sigterm_ends_a_program_that_ignores_it() {
 
 #[test]
 fn signals_are_taken_while_messages_cannot_be_written() {
-    if !available("full standard error", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     // A pipe that nobody reads is full before memfold has anything to say.
     let (reading, writing) = std::io::pipe().expect("a pipe");
     let script = "trap '' TERM; head -c 65536 /dev/zero >&2; echo ready; \

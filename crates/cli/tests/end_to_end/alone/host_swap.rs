@@ -1,6 +1,6 @@
 //! A program whose memory the host itself swaps out while memfold moves it.
 
-use crate::support::{Limits, MIB, Program, alone, available, skip, torture};
+use crate::support::{Limits, MIB, Program, skip, torture};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -101,16 +101,12 @@ fn swapped_out() -> u64 {
 
 #[test]
 fn pages_survive_the_hosts_own_swap() {
-    const NAME: &str = "the host's own swap";
-    if !available(NAME, &["cc", "sh", "mkswap", "swapon", "swapoff"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["cc", "sh", "mkswap", "swapon", "swapoff"]);
     if !Path::new(HOT_ADD).exists() {
-        return skip(NAME, "zram (CONFIG_ZRAM)");
+        return skip("zram (CONFIG_ZRAM)");
     }
     if !Path::new(MEMORY_GROUPS).join("tasks").exists() {
-        return skip(NAME, "memory cgroups, version 1");
+        return skip("memory cgroups, version 1");
     }
     let swap = HostSwap::start(1 << 30).expect("zram can be swapped to");
     let group = MemoryGroup::new().expect("a memory cgroup can be made");

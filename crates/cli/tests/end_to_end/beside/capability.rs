@@ -1,6 +1,6 @@
 //! A memfold with a file capability, which its user has not.
 
-use crate::support::{STRANGER, Stage, alone, available};
+use crate::support::{STRANGER, Stage};
 use std::process::{Command, Output, Stdio};
 
 const TOOLS: [&str; 3] = ["setpriv", "unshare", "setcap"];
@@ -19,10 +19,7 @@ fn as_stranger(stage: &Stage, command: &str) -> Output {
 
 #[test]
 fn a_program_has_its_whole_environment_and_no_capability() {
-    if !available("environment in secure mode", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let stage = prepared();
     let variables = [
         "LD_LIBRARY_PATH=/no/such",
@@ -62,10 +59,7 @@ fn a_program_has_its_whole_environment_and_no_capability() {
 
 #[test]
 fn a_user_reaches_no_file_by_the_capability() {
-    if !available("paths in secure mode", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let stage = prepared();
     // Everybody may write into the inner folder, but nobody gets there.
     stage.folder("closed", 0o700);
@@ -109,13 +103,7 @@ print(same and os.waitpid(child, 0)[1] == 0)
 
 #[test]
 fn programs_and_their_children_are_managed_by_the_capability() {
-    if !available(
-        "programs in secure mode",
-        &[&TOOLS[..], &["python3"]].concat(),
-    ) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&[&TOOLS[..], &["python3"]].concat());
     let stage = prepared();
     std::fs::write(stage.path("forks.py"), FORKS).expect("a script");
     stage.allow("forks.py", 0o644);
@@ -138,10 +126,7 @@ fn programs_and_their_children_are_managed_by_the_capability() {
 /// By a userfaultfd of its own, a program could have another one read than it is, with more rights.
 #[test]
 fn nobody_is_read_by_the_capability_but_who_can_be_written() {
-    if !available("hellos in secure mode", &[&TOOLS[..], &["cc"]].concat()) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&[&TOOLS[..], &["cc"]].concat());
     let stage = prepared();
     let program = crate::support::compiled("uninvited", &["uninvited.c"], &[]);
     stage.program(&program, "uninvited");

@@ -1,7 +1,7 @@
 //! What memfold is started with (ignored signals, limits) is the program's, and memfold gets along
 //! with it.
 
-use crate::support::{alone, available, memfold};
+use crate::support::memfold;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
@@ -42,10 +42,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[test]
 fn ignored_signals_are_the_programs() {
-    if !available("ignored signals", &["sh", "env", "grep"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "env", "grep"]);
     let status = ["--", "grep", "SigIgn", "/proc/self/status"];
     for name in ["PIPE", "CHLD", "XFSZ", "HUP"] {
         let output = end_of(start(&format!("exec env --ignore-signal={name}"), &status));
@@ -68,10 +65,7 @@ fn ignored_signals_are_the_programs() {
 
 #[test]
 fn a_hang_up_that_is_ignored_does_not_end_what_is_left_behind() {
-    if !available("nohup", &["sh", "env"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "env"]);
     let script = "(sleep 1.2; echo done) & exit 0";
     let child = start("exec env --ignore-signal=HUP", &["--", "sh", "-c", script]);
     let memfold = Pid::from_raw(child.id().cast_signed());
@@ -85,10 +79,7 @@ fn a_hang_up_that_is_ignored_does_not_end_what_is_left_behind() {
 
 #[test]
 fn limits_are_the_programs() {
-    if !available("limits", &["sh", "setpriv"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "setpriv"]);
     // Also where root may not raise them.
     let bound = |limits: &str| {
         format!("{limits}; exec setpriv --bounding-set -sys_resource --inh-caps -sys_resource")
@@ -127,10 +118,7 @@ fn limits_are_the_programs() {
 /// Where the reader of messages is slow, they wait, and nothing else.
 #[test]
 fn a_full_pipe_for_messages_holds_nothing_up() {
-    if !available("a full pipe", &["sh", "env", "sleep"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "env", "sleep"]);
     let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
     // 64 KiB unless it is set.
     writer
@@ -170,10 +158,7 @@ fn a_full_pipe_for_messages_holds_nothing_up() {
 /// As `sudo` keeps it.
 #[test]
 fn a_runtime_folder_that_is_roots_alone_is_not_used() {
-    if !available("another user", &["sh", "setpriv"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "setpriv"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let prepare = format!("XDG_RUNTIME_DIR='{}' exec", folder.path().display());
     let command = "setpriv --reuid 65534 --clear-groups true".split(' ');

@@ -2,8 +2,8 @@
 //! and the sampler must see memory.
 
 use crate::support::{
-    Heartbeat, Limits, MIB, Program, Sample, Verdict, alone, available, compiled, descendants,
-    judge, wait_until_stopped,
+    Heartbeat, Limits, MIB, Program, Sample, Verdict, compiled, descendants, judge,
+    wait_until_stopped,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -29,10 +29,7 @@ fn largest_mapping(process: i32) -> (u64, u64) {
 
 #[test]
 fn a_verifying_program_notices_one_wrong_byte() {
-    if !available("one wrong byte", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let result = folder.path().join("result");
     let program = Program::new(compiled("verify", &["verify.c"], &[]))
@@ -72,10 +69,7 @@ fn a_verifying_program_notices_one_wrong_byte() {
 
 #[test]
 fn the_sampler_sees_the_memory_of_a_tree_once() {
-    if !available("sampler", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let verify = compiled("verify", &["verify.c"], &[]);
     let outcome = Program::new(verify)
@@ -99,7 +93,7 @@ fn the_sampler_sees_the_memory_of_a_tree_once() {
 
 #[test]
 fn a_tree_is_found_whole_and_nothing_else() {
-    let _guard = alone();
+    beside!(&["sh", "sleep"]);
     let mut shell = Command::new("sh")
         .args(["-c", "sleep 60 & (sleep 60 & echo; wait) & wait"])
         .stdout(Stdio::piped())
@@ -162,11 +156,8 @@ fn a_pause_excuses_no_more_than_the_limit_once_again() {
 
 #[test]
 fn the_heartbeat_sees_that_no_thread_may_run() {
-    if !available("heartbeat", &[]) {
-        return;
-    }
     const HELD_UP: Duration = Duration::from_millis(60);
-    let _guard = alone();
+    beside!(&[]);
     let heartbeat = Heartbeat::start();
     let cpus = thread::available_parallelism().expect("there are CPUs");
     let hogs: Vec<_> = (0..cpus.get())

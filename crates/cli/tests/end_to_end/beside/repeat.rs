@@ -1,14 +1,11 @@
-//! Two hundred runs of short cases in a row: none may hang or fail.
+//! Short cases, one hundred runs a round: none may hang or fail.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, python, source, torture};
+use crate::support::{Limits, MIB, Program, compiled, python, rounds, source, torture};
 use std::time::Duration;
 
 #[test]
-fn two_hundred_short_runs_end_well() {
-    if !available("two hundred runs", &["cc", "python3"]) {
-        return;
-    }
-    let _guard = alone();
+fn a_hundred_short_runs_a_round_end_well() {
+    beside!(&["cc", "python3"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let result = folder.path().join("result");
     let small = Limits::Resident(16 * MIB);
@@ -33,7 +30,7 @@ fn two_hundred_short_runs_end_well() {
             Limits::Total(32 * MIB),
         ),
     ];
-    for run in 0..200 {
+    for run in 0..100 * rounds() as usize {
         let (program, limits) = &cases[run % cases.len()];
         let outcome = program
             .clone()

@@ -1,7 +1,7 @@
 //! Who is let in to memfold, and what somebody gains who tries to be: another user outside of the run, a
 //! program of the run that became another user's, and who listens where memfold did.
 
-use crate::support::{Limits, MIB, Program, Running, alone, available, compiled, memfold};
+use crate::support::{Limits, MIB, Program, Running, compiled, copy_program, memfold};
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn control_name(running: &mut Running) -> String {
 fn public_copy(program: &Path, folder: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let copy = folder.join("public");
-    fs::copy(program, &copy).expect("a copy");
+    copy_program(program, &copy);
     for path in [folder, &copy] {
         let everybody = fs::Permissions::from_mode(0o755);
         fs::set_permissions(path, everybody).expect("permissions");
@@ -52,10 +52,7 @@ fn public_copy(program: &Path, folder: &Path) -> PathBuf {
 
 #[test]
 fn others_are_hung_up_on_and_keep_nobody_out() {
-    if !available("another user", &["cc", "setpriv", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "setpriv", "sh"]);
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let program = public_copy(&uninvited(), folder.path());
     let script =
@@ -96,10 +93,7 @@ fn others_are_hung_up_on_and_keep_nobody_out() {
 
 #[test]
 fn a_program_that_says_nothing_keeps_nobody_out() {
-    if !available("silent connections", &["cc", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "sh"]);
     let script =
         "\"$0\" hold 900 & sleep 1; for i in 1 2 3 4 5; do /bin/true; done; kill $!; echo ended";
     let outcome = Program::new("sh")
@@ -114,10 +108,7 @@ fn a_program_that_says_nothing_keeps_nobody_out() {
 }
 
 fn is_refused(arguments: &[&str]) {
-    if !available("hellos that are not true", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let outcome = Program::new(uninvited())
         .args(arguments)
         .timeout(Duration::from_secs(60))
@@ -157,10 +148,7 @@ print(len(message), 'bytes,', len(descriptors), 'descriptors', flush=True)
 
 #[test]
 fn nothing_is_sent_to_who_listens_in_memfolds_place() {
-    if !available("who listens", &["sh", "python3", "setpriv"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh", "python3", "setpriv"]);
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let library = folder.path().join("library.so");
     // What a process has that outlives memfold.

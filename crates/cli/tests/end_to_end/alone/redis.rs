@@ -1,6 +1,6 @@
 //! redis-server with most of its data out: every key read back, also around BGSAVE.
 
-use crate::support::{Limits, MIB, Program, RedisClient, Running, alone, available};
+use crate::support::{Limits, MIB, Program, RedisClient, Running};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -45,10 +45,7 @@ fn server(folder: &Path, port: u16, limits: Limits) -> (Running, RedisClient) {
 
 #[test]
 fn redis_keeps_every_key_during_and_after_a_background_save() {
-    if !available("redis", &["redis-server"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["redis-server"]);
     for limits in [Limits::Resident(30 * MIB), Limits::Total(100 * MIB)] {
         fill_save_and_compare(limits);
     }

@@ -1,8 +1,6 @@
 //! What does not fit goes to the swap file, what stays cold is moved, and nothing of it shows.
 
-use crate::support::{
-    Limits, MIB, Outcome, Program, Running, alone, available, compiled, memfold, python, source,
-};
+use crate::support::{Limits, MIB, Outcome, Program, Running, compiled, memfold, python, source};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -16,14 +14,15 @@ fn verify(mebibytes: u32, rounds: u32, folder: &Path) -> Program {
         .arg(folder.join("result"))
 }
 
-fn with_file(program: Program, folder: &Path, size: &str) -> Program {
+pub fn with_file(program: Program, folder: &Path, size: &str) -> Program {
     program
         .memfold_options(["--swap-size", size, "--swap-file"])
         .memfold_options([folder])
 }
 
+/// Nothing is left there.
 #[track_caller]
-fn assert_empty(folder: &Path) {
+pub fn assert_empty(folder: &Path) {
     assert_eq!(fs::read_dir(folder).expect("the folder").count(), 0);
 }
 
@@ -35,35 +34,8 @@ fn warnings(outcome: &Outcome) -> usize {
 }
 
 #[test]
-fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
-    if !available("swap file", &["python3"]) {
-        return;
-    }
-    let _guard = alone();
-    let program = Program::new(python()).arg(source("objects.py"));
-    let native = program.run(Limits::None);
-    native.assert_success();
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    let limit = native.peak().total / 3;
-    let limited = with_file(program, folder.path(), "1G").run(Limits::Total(limit));
-    limited.assert_success();
-    assert_eq!(limited.text(), native.text());
-    limited.assert_limit_held();
-    assert!(limited.number("pages_written_back") > 1000.0);
-    assert!(limited.number("peak_file_bytes") > MIB as f64);
-    assert_eq!(limited.number("file_errors"), 0.0);
-    // Above it for moments, as the assertion on the limit allows, but never stuck there.
-    assert!(!limited.errors.contains("the limit is exceeded"));
-    assert!(limited.number("peak_pool_bytes") < limit as f64 * 0.6);
-    assert_empty(folder.path());
-}
-
-#[test]
 fn a_full_swap_file_loses_nothing_and_is_said_once() {
-    if !available("full swap file", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let program = with_file(verify(96, 3, folder.path()), folder.path(), "2M");
     let limited = program.run(Limits::Total(40 * MIB));
@@ -102,10 +74,7 @@ impl Drop for TinyDisk {
 
 #[test]
 fn a_full_disk_loses_nothing_and_is_counted() {
-    if !available("full disk", &["cc", "mount"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "mount"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let disk = TinyDisk::new();
     let program = with_file(verify(96, 3, folder.path()), disk.0.path(), "1G");
@@ -138,10 +107,7 @@ fn wait_until(run: &mut Running, what: &str, reached: impl Fn(&serde_json::Value
 
 #[test]
 fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() {
-    if !available("swapoff", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     // It touches all of its memory once, waits, and then verifies it.
     let program = Program::new(compiled("patient", &["patient.c"], &[]))
@@ -182,10 +148,7 @@ fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() 
 
 #[test]
 fn a_swapoff_of_nothing_is_refused() {
-    if !available("swapoff of nothing", &["sleep"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sleep"]);
     let run = Program::new("sleep")
         .arg("600")
         .start(Limits::Total(64 * MIB));
@@ -203,10 +166,7 @@ fn a_swapoff_of_nothing_is_refused() {
 
 #[test]
 fn zstandard_is_denser_than_lz4() {
-    if !available("zstandard", &["python3"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["python3"]);
     let stored = |algorithm: &str| {
         let program = Program::new(python())
             .arg(source("objects.py"))

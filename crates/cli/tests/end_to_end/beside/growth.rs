@@ -1,8 +1,6 @@
 //! What must not grow with time: page tables, mappings.
 
-use crate::support::{
-    Limits, MIB, Program, Running, alone, available, compiled, memfold, skip, source,
-};
+use crate::support::{Limits, MIB, Program, Running, compiled, memfold, skip, source};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,10 +27,7 @@ fn most_metadata(run: &Running, time: Duration) -> u64 {
 
 #[test]
 fn page_tables_of_random_mappings_do_not_grow() {
-    if !available("random mappings", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let program = Program::new(compiled("randmap", &["randmap.c"], &[])).args(["9", "200"]);
     let running = program.start(Limits::Total(48 * MIB));
     std::thread::sleep(Duration::from_secs(2));
@@ -54,10 +49,7 @@ fn page_tables_of_random_mappings_do_not_grow() {
 /// nothing is.
 #[test]
 fn page_tables_of_node_go_with_its_heap() {
-    if !available("node's page tables", &["node"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["node"]);
     let script = source("churn.js");
     let program = Program::new("node").arg("--expose-gc").arg(script);
     let mut running = program.args(["8", "5"]).start(Limits::Total(100 * MIB));
@@ -71,28 +63,13 @@ fn page_tables_of_node_go_with_its_heap() {
 }
 
 #[test]
-fn a_heap_that_grows_bit_by_bit_stays_few_mappings() {
-    if !available("a growing heap", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
-    let program = Program::new(compiled("grow", &["grow.c"], &[])).args(["250", "2000", "0"]);
-    let outcome = program.run(Limits::Resident(64 * MIB));
-    outcome.assert_success();
-    outcome.assert_limit_held();
-    outcome.assert_swapped(250 * MIB);
-    let mappings: u32 = outcome.text().trim().parse().expect("a number");
-    assert!(mappings < 80, "{mappings} mappings");
-}
-
-#[test]
 fn a_program_keeps_the_mappings_that_it_may_have() {
     let most = std::fs::read_to_string("/proc/sys/vm/max_map_count").expect("the most mappings");
     let own = most.trim().parse::<u64>().expect("a number") - 70;
-    if !available("many mappings", &["cc"]) || own > 100_000 {
-        return;
+    beside!(&["cc"]);
+    if own > 100_000 {
+        return skip("a vm.max_map_count of at most 100,000");
     }
-    let _guard = alone();
     let own = own.to_string();
     let program = Program::new(compiled("grow", &["grow.c"], &[])).args(["60", "1000", &own]);
     let outcome = program.run(Limits::Resident(24 * MIB));
@@ -104,15 +81,12 @@ fn a_program_keeps_the_mappings_that_it_may_have() {
 /// The kernel merges no page of the stage with another: it could not be moved to be dropped.
 #[test]
 fn the_stage_is_kept_from_merging() {
-    if !available("merging", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let program = Program::new(compiled("merged", &["merged.c"], &[])).args(["exec", "40"]);
     let outcome = program.run(Limits::Resident(16 * MIB));
     outcome.assert_success();
     if outcome.text() == "no merging\n" {
-        skip("merging", "KSM (PR_SET_MEMORY_MERGE)");
+        skip("KSM (PR_SET_MEMORY_MERGE)");
         return;
     }
     assert_eq!(outcome.text(), "1 stages, 0 merged\n");

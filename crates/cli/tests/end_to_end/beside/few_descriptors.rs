@@ -1,14 +1,11 @@
 //! Hard limits on descriptors that are too low for a run.
 
-use crate::support::{alone, available, memfold};
+use crate::support::memfold;
 use std::process::Command;
 
 #[test]
 fn a_run_with_too_few_descriptors_says_so_or_works() {
-    if !available("few descriptors", &["bash", "timeout"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["bash", "timeout"]);
     for (limit, starts) in [(20, false), (30, false), (40, false), (256, true)] {
         let script =
             format!("ulimit -n {limit}; timeout -k 1 20 \"$0\" run --limit 64M -- echo hi");

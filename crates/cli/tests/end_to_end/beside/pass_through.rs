@@ -1,6 +1,6 @@
 //! What a program sees and returns is its own: codes, signals, descriptors, environment.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, find_program, memfold};
+use crate::support::{Limits, MIB, Program, compiled, copy_program, find_program, memfold};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -21,10 +21,7 @@ fn shell(script: &str) -> Program {
 
 #[test]
 fn exit_codes_are_the_programs_own() {
-    if !available("exit codes", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     for code in [0, 1, 2, 42, 125, 126, 127, 255] {
         let outcome = shell(&format!("exit {code}")).run(LIMIT);
         assert_eq!(outcome.code(), code, "{}", outcome.errors);
@@ -34,10 +31,7 @@ fn exit_codes_are_the_programs_own() {
 
 #[test]
 fn ends_by_a_signal_are_shown_as_shells_do() {
-    if !available("signals", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     for (name, number) in [
         ("KILL", 9),
         ("SEGV", 11),
@@ -52,10 +46,7 @@ fn ends_by_a_signal_are_shown_as_shells_do() {
 
 #[test]
 fn bad_usage_is_one_line_and_a_stable_code() {
-    if !available("usage", &[]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&[]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let plain = folder.path().join("plain");
     fs::write(&plain, "not a program").expect("a file");
@@ -98,10 +89,7 @@ fn bad_usage_is_one_line_and_a_stable_code() {
 
 #[test]
 fn input_output_and_arguments_are_untouched() {
-    if !available("input and output", &["cat", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cat", "sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("input");
     let bytes: Vec<u8> = (0..300_000_u32)
@@ -118,10 +106,7 @@ fn input_output_and_arguments_are_untouched() {
 
 #[test]
 fn the_environment_and_descriptors_are_as_without_memfold() {
-    if !available("environment", &["env", "ls", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["env", "ls", "sh"]);
     // What the agent needs to be loaded may show in the program's own environment
     // only where the dynamic loader has no other way; nothing else may.
     let seen = |limits| {
@@ -148,10 +133,7 @@ fn the_environment_and_descriptors_are_as_without_memfold() {
 
 #[test]
 fn an_empty_environment_is_no_obstacle() {
-    if !available("env -i", &["env"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["env"]);
     let verify = compiled("verify", &["verify.c"], &[]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let result = folder.path().join("result");
@@ -178,10 +160,7 @@ fn an_empty_environment_is_no_obstacle() {
 
 #[test]
 fn a_static_program_runs_untouched() {
-    if !available("a static program", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let program = compiled("verify-static", &["verify.c"], &["-static"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let outcome = Program::new(program)
@@ -207,7 +186,7 @@ fn as_another_user(program: &Path, mode: u32, folder: &Path) -> Program {
     };
     allow(folder, 0o755);
     let copy = folder.join("program");
-    fs::copy(program, &copy).expect("a copy");
+    copy_program(program, &copy);
     allow(&copy, mode);
     Program::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
@@ -216,10 +195,7 @@ fn as_another_user(program: &Path, mode: u32, folder: &Path) -> Program {
 
 #[test]
 fn a_setuid_program_runs_untouched() {
-    if !available("a setuid program", &["cc", "setpriv"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "setpriv"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let program = compiled("verify", &["verify.c"], &[]);
     let outcome = as_another_user(&program, 0o4755, folder.path())
@@ -233,10 +209,7 @@ fn a_setuid_program_runs_untouched() {
 /// As services do that start as root.
 #[test]
 fn a_program_that_becomes_another_user_is_held() {
-    if !available("another user", &["cc", "setpriv"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "setpriv"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let program = compiled("forktree", &["forktree.c"], &[]);
     let outcome = as_another_user(&program, 0o755, folder.path())
@@ -255,13 +228,10 @@ fn a_program_that_becomes_another_user_is_held() {
 
 #[test]
 fn the_binary_works_when_copied_elsewhere_alone() {
-    if !available("one file", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let copy = folder.path().join("renamed");
-    fs::copy(memfold(), &copy).expect("a copy");
+    copy_program(memfold(), &copy);
     let stats = folder.path().join("stats");
     let output = Command::new(&copy)
         .args(["run", "--resident", "16M", "--stats"])

@@ -1,6 +1,6 @@
 //! What a program leaves running when it ends, and memfold must neither end nor wait for in vain.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled};
+use crate::support::{Limits, MIB, Program, compiled};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::PathBuf;
@@ -14,10 +14,7 @@ fn leftover() -> PathBuf {
 
 #[test]
 fn a_leftover_lives_on_without_its_main_thread() {
-    if !available("leftover threads", &["cc", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "sh"]);
     let outcome = Program::new("sh")
         .args(["-c", "\"$0\" thread & sleep 0.5"])
         .arg(leftover())
@@ -29,10 +26,7 @@ fn a_leftover_lives_on_without_its_main_thread() {
 
 #[test]
 fn a_leftover_of_a_daemon_that_forks_twice_lives_on() {
-    if !available("daemons", &["sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["sh"]);
     let outcome = Program::new("sh")
         .args(["-c", "(sh -c 'sleep 0.7; echo done' &) & exit 0"])
         .timeout(Duration::from_secs(30))
@@ -43,10 +37,7 @@ fn a_leftover_of_a_daemon_that_forks_twice_lives_on() {
 
 #[test]
 fn a_leftover_without_a_helper_can_be_interrupted() {
-    if !available("leftover without a helper", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc"]);
     let mut running = Program::new(leftover())
         .arg("raw")
         .timeout(Duration::from_secs(30))

@@ -1,8 +1,6 @@
 //! What other users of the host do to the names that a run uses.
 
-use crate::support::{
-    OTHER, STRANGER, Stage, alone, as_user, available, compiled, memfold, python,
-};
+use crate::support::{OTHER, STRANGER, Stage, as_user, compiled, memfold, python};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -31,10 +29,7 @@ fn can_make(user: u32, library: &Path) -> bool {
 
 #[test]
 fn what_stays_behind_carries_a_path_that_nobody_else_can_make() {
-    if !available("names after a run", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let stays = compiled("stays", &["stays.c"], &["-static"]);
     // Long enough to be found unmanaged, and then left.
     let output = Command::new(memfold())
@@ -58,10 +53,7 @@ fn what_stays_behind_carries_a_path_that_nobody_else_can_make() {
 
 #[test]
 fn the_name_of_a_killed_run_is_nobody_elses() {
-    if !available("names after SIGKILL", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let mut running = Command::new(memfold())
         .args(["run", "--limit", "64M", "--"])
         .arg(compiled("stays", &["stays.c"], &["-static"]))
@@ -84,10 +76,7 @@ fn the_name_of_a_killed_run_is_nobody_elses() {
 
 #[test]
 fn another_users_run_leaves_its_name_taken() {
-    if !available("names in /tmp", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let stage = Stage::new();
     stage.set_capability();
     stage.program(&compiled("stays", &["stays.c"], &["-static"]), "stays");
@@ -113,10 +102,7 @@ fn another_users_run_leaves_its_name_taken() {
 
 #[test]
 fn names_that_others_took_keep_nobody_from_starting() {
-    if !available("taken names", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     // The folders and the abstract names of all PIDs that come next.
     let squatter = "import os, socket, sys, time\n\
          os.setgid(65534); os.setuid(65534)\n\
@@ -150,10 +136,7 @@ fn names_that_others_took_keep_nobody_from_starting() {
 
 #[test]
 fn statistics_go_through_no_name_that_another_user_planted() {
-    if !available("planted names", &TOOLS) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&TOOLS);
     let stage = Stage::new();
     let shared = stage.folder("shared", 0o1777);
     let secret = stage.path("secret");

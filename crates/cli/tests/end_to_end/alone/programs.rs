@@ -1,6 +1,6 @@
 //! Ordinary programs in a quarter of the memory they use: same output, limit held.
 
-use crate::support::{Limits, MIB, Program, alone, available, python, same_as_unlimited, source};
+use crate::support::{Limits, MIB, Program, python, same_as_unlimited, source};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,7 @@ use std::time::Duration;
 
 #[test]
 fn cpython_hashes_what_it_builds() {
-    if !available("cpython", &["python3"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["python3"]);
     let native = same_as_unlimited(&Program::new(python()).arg(source("objects.py")), 65);
     assert!(
         native.peak().total > 140 * MIB,
@@ -31,10 +28,7 @@ print(total.hexdigest())
 
 #[test]
 fn what_does_not_compress_stays_and_nobody_waits_for_it() {
-    if !available("noise", &["python3"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["python3"]);
     let program = Program::new(python()).args(["-c", NOISE]);
     let native = program.run(Limits::None);
     native.assert_success();
@@ -75,10 +69,7 @@ print(sum(data[at] for _ in range(20) for at in range(0, len(data), 4096)))
 
 #[test]
 fn what_cannot_be_moved_stays_and_nobody_waits_for_it() {
-    if !available("executable memory", &["python3"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["python3"]);
     let program = Program::new(python())
         .args(["-c", EXECUTABLE])
         .timeout(Duration::from_secs(40));
@@ -121,10 +112,7 @@ fn generated_source(functions: usize) -> String {
 
 #[test]
 fn a_c_compiler_writes_the_same_object_file() {
-    if !available("a C compiler", &["cc", "sha256sum"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["cc", "sha256sum"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("generated.c");
     fs::write(&file, generated_source(1200)).expect("the source is written");
@@ -133,10 +121,7 @@ fn a_c_compiler_writes_the_same_object_file() {
 
 #[test]
 fn a_cplusplus_compiler_writes_the_same_object_file() {
-    if !available("a C++ compiler", &["g++", "sha256sum"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["g++", "sha256sum"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let command = "g++ -std=c++17 -O1 -DINSTANCES=4";
     same_as_unlimited(
@@ -156,10 +141,7 @@ fn compilation(compiler: &str, file: &Path, folder: &Path) -> Program {
 
 #[test]
 fn sort_orders_a_large_file() {
-    if !available("sort", &["sort", "sha256sum"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["sort", "sha256sum"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("lines");
     let mut text = String::new();
@@ -182,10 +164,7 @@ fn sort_orders_a_large_file() {
 
 #[test]
 fn sqlite_builds_and_checks_a_database_in_memory() {
-    if !available("sqlite", &["sqlite3"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["sqlite3"]);
     let native = same_as_unlimited(
         &Program::new("sqlite3")
             .arg(":memory:")
@@ -201,10 +180,7 @@ fn sqlite_builds_and_checks_a_database_in_memory() {
 
 #[test]
 fn a_shell_runs_many_short_pipelines() {
-    if !available("a shell pipeline", &["bash", "sed", "tr", "cksum"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["bash", "sed", "tr", "cksum"]);
     same_as_unlimited(
         &Program::new("bash")
             .arg(source("many_processes.sh"))
@@ -215,10 +191,7 @@ fn a_shell_runs_many_short_pipelines() {
 
 #[test]
 fn node_hashes_its_heap_between_collections() {
-    if !available("node", &["node"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["node"]);
     same_as_unlimited(
         &Program::new("node").arg(source("heap.js")).arg("80000"),
         75,
@@ -227,10 +200,7 @@ fn node_hashes_its_heap_between_collections() {
 
 #[test]
 fn a_java_virtual_machine_checks_its_heap_between_collections() {
-    if !available("java", &["java"]) {
-        return;
-    }
-    let _guard = alone();
+    alone!(&["java"]);
     let program = Program::new("java")
         .args(["-Xmx400m", "-Xms16m"])
         .arg(source("Heap.java"))

@@ -1,6 +1,6 @@
 //! Programs whose memory a debugger reads while part of it is out.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, find_program};
+use crate::support::{Limits, MIB, Program, compiled, find_program};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File};
@@ -63,10 +63,7 @@ fn anonymous_bytes(process: i32) -> u64 {
 
 #[test]
 fn a_core_made_of_a_program_holds_all_its_pages() {
-    if !available("gcore", &["cc", "gdb", "gcore"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "gdb", "gcore"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let mut running = Program::new(compiled("held", &["held.c"], &[]))
         .arg("100")

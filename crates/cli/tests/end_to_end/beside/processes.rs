@@ -1,40 +1,12 @@
 //! One limit over a tree of processes.
 
-use crate::support::{Limits, MIB, Program, alone, available, compiled, python, source};
+use crate::support::{Limits, MIB, Program, compiled, python, source};
 use std::process::Command;
 use std::time::Duration;
 
 #[test]
-fn one_limit_covers_all_processes() {
-    if !available("one limit", &["cc", "sh"]) {
-        return;
-    }
-    let _guard = alone();
-    let folder = tempfile::tempdir().expect("a temporary directory");
-    // Four at once, 24 MiB each, and 24 MiB resident for all of them.
-    let script = "for i in 1 2 3 4; do \"$0\" 24 6 \"$1\" > /dev/null & all[i]=$!; done; \
-                  code=0; for one in ${all[@]}; do wait $one || code=1; done; exit $code";
-    let outcome = Program::new("bash")
-        .args(["-c", script])
-        .arg(compiled("verify", &["verify.c"], &[]))
-        .arg(folder.path().join("result"))
-        .run(Limits::Resident(24 * MIB));
-    outcome.assert_success();
-    outcome.assert_swapped(96 * MIB);
-    outcome.assert_limit_held();
-    assert!(
-        outcome.number("processes") >= 5.0,
-        "{}",
-        outcome.number("processes")
-    );
-}
-
-#[test]
 fn a_program_that_outlives_its_parent_is_still_served() {
-    if !available("orphan", &["cc", "sh"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["cc", "sh"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let result = folder.path().join("result");
     // The first program ends at once; its child goes on in the background, and its
@@ -51,20 +23,6 @@ fn a_program_that_outlives_its_parent_is_still_served() {
         std::fs::read_to_string(&result).expect("the result file"),
         ""
     );
-}
-
-#[test]
-fn names_may_be_of_any_bytes() {
-    if !available("names", &["cc"]) {
-        return;
-    }
-    let _guard = alone();
-    let program = Program::new(compiled("names", &["names.c"], &[])).arg("48");
-    let outcome = program.run(Limits::Resident(16 * MIB));
-    outcome.assert_success();
-    assert_eq!(outcome.text(), "names ok\n");
-    outcome.assert_swapped(48 * MIB);
-    outcome.assert_limit_held();
 }
 
 /// How many descriptors a process has, but for those it opens for a moment.
@@ -88,10 +46,7 @@ fn limit_descriptors(process: i32, most: usize) {
 
 #[test]
 fn forks_wait_while_memfold_has_no_descriptors_for_them() {
-    if !available("no descriptors", &["prlimit"]) {
-        return;
-    }
-    let _guard = alone();
+    beside!(&["prlimit"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     // None at all, or too few for all that a child needs.
     for more in [0, 4, 8] {

@@ -1,0 +1,11 @@
+//! Tests that judge whether a limit holds, or how long something takes: one at a time.
+
+mod crash;
+mod departures;
+mod growth;
+mod host_swap;
+mod processes;
+mod programs;
+mod redis;
+mod tiers;
+mod torture;

@@ -1,0 +1,36 @@
+//! One limit over a tree of processes.
+
+use crate::support::{Limits, MIB, Program, compiled};
+
+#[test]
+fn one_limit_covers_all_processes() {
+    alone!(&["cc", "sh"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    // Four at once, 24 MiB each, and 24 MiB resident for all of them.
+    let script = "for i in 1 2 3 4; do \"$0\" 24 6 \"$1\" > /dev/null & all[i]=$!; done; \
+                  code=0; for one in ${all[@]}; do wait $one || code=1; done; exit $code";
+    let outcome = Program::new("bash")
+        .args(["-c", script])
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .arg(folder.path().join("result"))
+        .run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    outcome.assert_swapped(96 * MIB);
+    outcome.assert_limit_held();
+    assert!(
+        outcome.number("processes") >= 5.0,
+        "{}",
+        outcome.number("processes")
+    );
+}
+
+#[test]
+fn names_may_be_of_any_bytes() {
+    alone!(&["cc"]);
+    let program = Program::new(compiled("names", &["names.c"], &[])).arg("48");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "names ok\n");
+    outcome.assert_swapped(48 * MIB);
+    outcome.assert_limit_held();
+}

@@ -1,0 +1,132 @@
+//! Programs that verify every page they own, each in one unusual state of its mappings.
+
+use crate::support::{Limits, MIB, Program, compiled, skip};
+use std::time::Duration;
+
+#[test]
+fn what_fills_a_gap_while_it_is_taken_over_is_not_lost() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("gaps", &["gaps.c"], &["-pthread"])).args(["8", "8", "24"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "gaps ok\n");
+    outcome.assert_swapped(32 * MIB);
+}
+
+#[test]
+fn a_child_uses_what_was_kept_from_it() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("dontfork", &["dontfork.c"], &[])).args(["24", "40"]);
+    // Managed, but with nothing out as it forks, and with much out.
+    for limit in [32 * MIB, 16 * MIB] {
+        let outcome = program.clone().run(Limits::Resident(limit));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "dontfork ok\n");
+        outcome.assert_swapped(80 * MIB);
+    }
+}
+
+#[test]
+fn a_child_is_not_taken_for_another_of_its_number() {
+    beside!(&["cc"]);
+    let program = compiled("namespaces", &["namespaces.c"], &[]);
+    for other in ["managed", "unmanaged"] {
+        let program = Program::new(&program).args([other, "48"]);
+        let outcome = program.run(Limits::Resident(16 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "namespaces ok\n");
+        outcome.assert_swapped(24 * MIB);
+    }
+}
+
+/// Known as resident, such a page would be reported as lost once it is dropped.
+#[test]
+fn zeros_are_not_brought_in_where_memory_is_given_up() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("ahead", &["ahead.c"], &["-pthread"])).arg("4");
+    let outcome = program.run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "ahead ok\n");
+    outcome.assert_swapped(48 * MIB);
+}
+
+#[test]
+fn what_was_dropped_comes_back_many_pages_at_a_time() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("refill", &["refill.c"], &[])).args(["6", "50"]);
+    let outcome = program.run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "refill ok\n");
+    outcome.assert_swapped(32 * MIB);
+    let refilled = 50.0 * 6.0 * 256.0;
+    let faults = outcome.number("faults_zero_fill");
+    assert!(
+        faults < refilled / 8.0,
+        "{faults} faults for {refilled} pages"
+    );
+}
+
+/// Pages go away without an event here, as a lost page would: this must not pass in silence.
+#[test]
+fn a_page_that_is_not_where_it_was_is_reported() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("guarded", &["guarded.c"], &[])).arg("40");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    if outcome.text() == "no guard regions\n" {
+        skip("guard regions (Linux 6.13)");
+        return;
+    }
+    assert_eq!(outcome.text(), "zeros\n", "{}", outcome.errors);
+    assert!(outcome.has_missed_a_page(), "{}", outcome.errors);
+}
+
+#[test]
+fn a_program_that_secures_itself_keeps_its_memory() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("hostile", &["hostile.c"], &[])).arg("64");
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    // No limit to hold: the child under a filter has no helper, and what it touches stays in.
+    outcome.assert_swapped(64 * MIB);
+}
+
+#[test]
+fn the_last_pages_that_a_program_can_have_are_kept() {
+    beside!(&["cc"]);
+    let program = compiled("last_pages", &["last_pages.c"], &[]);
+    let outcome = Program::new(program)
+        .args(["3", "24"])
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    if outcome.text() == "taken\n" {
+        skip("free memory at the end of the address space");
+        return;
+    }
+    assert_eq!(outcome.text(), "last_pages ok\n");
+}
+
+/// A program that writes over its channel harms itself, if anybody.
+#[test]
+fn a_program_that_scribbles_over_its_channel_harms_no_other() {
+    beside!(&["cc", "sh"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let file = folder.path().join("result");
+    let script = "for seed in 1 2 3; do \"$0\" 4 24 $seed >/dev/null & done
+                  \"$1\" 40 4 \"$2\"; status=$?; sleep 4; kill -9 $(jobs -p) 2>/dev/null; exit $status";
+    let program = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("scribble", &["scribble.c"], &[]))
+        .arg(compiled("verify", &["verify.c"], &[]))
+        .arg(&file)
+        .timeout(Duration::from_secs(60));
+    let outcome = program.run(Limits::Resident(32 * MIB));
+    assert!(
+        outcome.status.success(),
+        "{}\n{}",
+        outcome.text(),
+        outcome.errors
+    );
+    let result = std::fs::read_to_string(&file).expect("the result file");
+    assert_eq!(result, "", "{}", outcome.text());
+    assert!(outcome.number("pages_in") > 1000.0);
+}
