@@ -7,6 +7,9 @@
  *   uninvited foreign              says hello for a child with userfaultfds of its own
  *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork
  *   uninvited rubbish              says hello with what cannot be, and with other descriptors
+ *   uninvited exchanged TRUSTED    connects and executes TRUSTED, a copy of this with more rights; its
+ *                                 child then says hello by that connection
+ *   uninvited trusted ARENA PIPE   what that executes: says whether any page of ARENA was read
  *
  * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
 #define _GNU_SOURCE
@@ -329,6 +332,56 @@ static int rubbish(void)
     return welcomed != 0;
 }
 
+/* The process that memfold saw connecting has more rights when the hello comes. The userfaultfds are
+ * the child's, with which every step before the look into that process works. */
+static int exchanged(char *program)
+{
+    find_memfold();
+    char *arena = map_arena(NULL);
+    int socket_ = connect_to_memfold(), ends[2];
+    must(socket_ < 0, "connect");
+    must(pipe(ends), "pipe");
+    pid_t parent = getpid(), child = fork();
+    must(child < 0, "fork");
+    if (child > 0) {
+        char address[32], end[16];
+        snprintf(address, sizeof address, "%lx", (unsigned long)arena);
+        snprintf(end, sizeof end, "%d", ends[1]);
+        close(ends[0]);
+        execl(program, program, "trusted", address, end, (char *)NULL);
+        _exit(126);
+    }
+    close(ends[1]);
+    int own = own_userfaultfd(), trash = own_userfaultfd();
+    char byte;
+    must(read(ends[0], &byte, 1) != 1, "the parent executes nothing");
+    struct hello hello = sound_hello(arena);
+    hello.thread = parent;
+    int welcomed = is_welcomed(socket_, &hello, sizeof hello, own, trash);
+    say(welcomed ? "FAILED: welcomed\n" : "not welcomed\n");
+    _exit(welcomed);
+}
+
+/* A page that another process reads is present from then on, if only as zeros. */
+static int trusted(char *arena, int end)
+{
+    if (geteuid() != 0) {
+        say("FAILED: it has no more rights\n");
+        return 2;
+    }
+    must(munmap(arena, ARENA_PAGES * PAGE), "munmap");
+    map_arena(arena);
+    must(write(end, "", 1) != 1, "write");
+    int status = -1, read = 0;
+    must(wait(&status) < 0, "wait");
+    static unsigned char present[ARENA_PAGES];
+    must(mincore(arena, sizeof present * PAGE, present), "mincore");
+    for (size_t page = 0; page < sizeof present; page++)
+        read += present[page] & 1;
+    say(read ? "FAILED: %d pages were read\n" : "nothing was read\n", read);
+    return status != 0 || read != 0;
+}
+
 int main(int count, char **arguments)
 {
     const char *mode = count > 1 ? arguments[1] : "";
@@ -346,6 +399,10 @@ int main(int count, char **arguments)
         return foreign();
     if (!strcmp(mode, "claim") && count == 3)
         return claim(strtoul(arguments[2], NULL, 10) * 256);
+    if (!strcmp(mode, "exchanged") && count == 3)
+        return exchanged(arguments[2]);
+    if (!strcmp(mode, "trusted") && count == 4)
+        return trusted((char *)strtoul(arguments[2], NULL, 16), atoi(arguments[3]));
     if (!strcmp(mode, "rubbish"))
         return rubbish();
     return 2;

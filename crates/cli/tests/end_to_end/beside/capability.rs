@@ -139,3 +139,20 @@ fn nobody_is_read_by_the_capability_but_who_can_be_written() {
         assert_eq!(said, "not welcomed\n", "{mode}: {errors}");
     }
 }
+
+/// memfold could read it by the capability, and the user could not.
+#[test]
+fn what_executes_a_setuid_program_before_its_hello_is_not_read() {
+    beside!(&[&TOOLS[..], &["cc"]].concat());
+    let stage = prepared();
+    let program = crate::support::compiled("uninvited", &["uninvited.c"], &[]);
+    stage.program(&program, "uninvited");
+    stage.program(&program, "trusted");
+    stage.allow("trusted", 0o4755);
+    let command = "./memfold run --resident 16M -- ./uninvited exchanged ./trusted";
+    let output = as_stranger(&stage, command);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "not welcomed\nnothing was read\n", "{errors}");
+    assert!(output.status.success(), "{errors}");
+}
