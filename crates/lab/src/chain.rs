@@ -253,9 +253,9 @@ enum HugePages {
 fn our_workload(variant: &'static str, sizes: &[usize], huge_pages: HugePages) -> Result<Row> {
     let mut config = Config::with_capacity_pages(1 << 20);
     if huge_pages == HugePages::Off {
-        config.spare_part = 0;
+        config = config.spare_part(0);
     }
-    config.shards = 1;
+    config = config.shards(1);
     let pool = Pool::new(Mapping, config)?;
     let bytes = [0x5a; PAGE_SIZE];
     for &size in sizes {

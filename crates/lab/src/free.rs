@@ -367,14 +367,14 @@ impl Ours {
         let with_drainer = variant != Variant::BulkAlone;
         let mut config = Config::with_capacity_pages(1 << 22);
         if !case.huge_pages {
-            config.spare_part = 0;
+            config = config.spare_part(0);
         }
         // Room for all that is freed at once, whichever threads do it.
-        config.deferred_bytes = if with_drainer {
+        config = config.deferred_bytes(if with_drainer {
             case.megabytes << 22
         } else {
             0
-        };
+        });
         let pool = Arc::new(Pool::new(Mapping, config)?);
         let drainer = with_drainer
             .then(|| Drainer::spawn_with(pool.clone(), move || variant.prepare_drainer()))
@@ -401,8 +401,13 @@ impl Relocate for Ours {
         };
         let number = u32::from_le_bytes(*number) as usize;
         self.words.get(number).is_some_and(|word| {
-            word.compare_exchange(old.get(), new.get(), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+            word.compare_exchange(
+                old.into_raw(),
+                new.into_raw(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
         })
     }
 }
@@ -413,7 +418,7 @@ impl Allocator for Ours {
         let word = self
             .pool
             .store(&[&(number as u32).to_le_bytes(), &bytes[..size]])?;
-        self.words[number].store(word.get(), Ordering::Release);
+        self.words[number].store(word.into_raw(), Ordering::Release);
         Ok(())
     }
 

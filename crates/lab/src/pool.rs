@@ -148,8 +148,7 @@ const NUMBER_BYTES: usize = size_of::<u32>();
 
 impl InPool {
     fn new() -> Result<Self> {
-        let mut config = Config::with_capacity_pages(1 << 20);
-        config.shards = 1;
+        let config = Config::with_capacity_pages(1 << 20).shards(1);
         let words = (0..OBJECTS).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
             pool: Pool::new(Mapping, config)?,
@@ -165,8 +164,13 @@ impl Relocate for InPool {
         };
         let number = u32::from_le_bytes(*number) as usize;
         self.words.get(number).is_some_and(|word| {
-            word.compare_exchange(old.get(), new.get(), Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
+            word.compare_exchange(
+                old.into_raw(),
+                new.into_raw(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
+            .is_ok()
         })
     }
 }
@@ -183,7 +187,7 @@ impl Holder for InPool {
             self.pool
                 .store(&[&[0xff; NUMBER_BYTES], &bytes[..size - NUMBER_BYTES]])?
         };
-        self.words[number].store(word.get(), Ordering::Release);
+        self.words[number].store(word.into_raw(), Ordering::Release);
         Ok(())
     }
 

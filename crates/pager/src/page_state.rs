@@ -145,8 +145,10 @@ impl PageState {
             PageState::Moving(index) => with(3, index.0),
             PageState::Staged(index) => with(4, index.0),
             PageState::Returning(index) => with(5, index.0),
-            PageState::Swapped(slot) => with(6, slot.raw()),
-            PageState::Filling(slot, claim) => with(7, slot.raw()) | u64::from(claim.0) << NUMBER,
+            PageState::Swapped(slot) => with(6, slot.into_raw()),
+            PageState::Filling(slot, claim) => {
+                with(7, slot.into_raw()) | u64::from(claim.0) << NUMBER
+            }
             PageState::Clearing => 8,
         }
     }

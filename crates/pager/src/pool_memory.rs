@@ -105,10 +105,10 @@ mod tests {
         if pool.stats().huge_pages == 0 {
             memfold_testing::skip("huge pages to give");
         }
-        let address = pool.read(words[0], |slot| slot.as_ptr().addr());
+        let address = pool.read_slot(words[0], |slot| slot.as_ptr().addr());
         let check = |kept: &[usize]| {
             for &number in kept {
-                pool.read(words[number], |slot| assert!(slot == bytes(number)));
+                pool.read_slot(words[number], |slot| assert!(slot == bytes(number)));
             }
             let resident = resident_around(address);
             assert!(resident >= kept.len() * PAGE_SIZE, "{}", pool.stats());

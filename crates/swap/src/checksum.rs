@@ -18,7 +18,7 @@ impl Checksums {
     /// page that turns up under another slot is found too.
     pub(crate) fn seal(self, slot: Slot, page: &Page) -> u32 {
         match self {
-            Self::On => crc32fast::hash(page) ^ slot.raw().wrapping_mul(0x9e37_79b1),
+            Self::On => crc32fast::hash(page) ^ slot.into_raw().wrapping_mul(0x9e37_79b1),
             Self::Off => 0,
         }
     }

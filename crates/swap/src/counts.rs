@@ -147,7 +147,7 @@ impl OverflowCounts {
     }
 
     fn shard(&self, slot: Slot) -> Shard<'_> {
-        let counts = lock(&self.shards[slot.raw() as usize % SHARDS]);
+        let counts = lock(&self.shards[slot.into_raw() as usize % SHARDS]);
         Shard {
             capacity: counts.capacity(),
             counts,
@@ -160,7 +160,9 @@ impl OverflowCounts {
         let mut shard = self.shard(slot);
         loop {
             if cell.is_overflown() {
-                *shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot)) += 1;
+                *shard
+                    .get_mut(&slot.into_raw())
+                    .unwrap_or_else(|| missing(slot)) += 1;
                 return Ok(());
             }
             if cell.inline_count() < MAX_INLINE_COUNT {
@@ -172,7 +174,7 @@ impl OverflowCounts {
             }
             shard.try_reserve(1).map_err(|_| CountError::NoMemory)?;
             if cell.step_up(slot, true).is_ok() {
-                let before = shard.insert(slot.raw(), MAX_INLINE_COUNT + 1);
+                let before = shard.insert(slot.into_raw(), MAX_INLINE_COUNT + 1);
                 assert!(
                     before.is_none(),
                     "{slot:?} had a large count beside a small one"
@@ -190,11 +192,13 @@ impl OverflowCounts {
         let entry = cell.load();
         if cell.is_overflown() {
             // It stays so while the lock is held.
-            *shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot)) += 1;
+            *shard
+                .get_mut(&slot.into_raw())
+                .unwrap_or_else(|| missing(slot)) += 1;
             return cell.load().position().map(Some);
         }
         if entry.inline_count() == MAX_INLINE_COUNT && cell.raise(entry) {
-            shard.insert(slot.raw(), MAX_INLINE_COUNT + 1);
+            shard.insert(slot.into_raw(), MAX_INLINE_COUNT + 1);
             return Some(entry.position());
         }
         Some(None)
@@ -207,14 +211,16 @@ impl OverflowCounts {
         if !cell.is_overflown() {
             return false;
         }
-        let count = shard.get_mut(&slot.raw()).unwrap_or_else(|| missing(slot));
+        let count = shard
+            .get_mut(&slot.into_raw())
+            .unwrap_or_else(|| missing(slot));
         if *count > MAX_INLINE_COUNT + 1 {
             *count -= 1;
             return true;
         }
         // Only other fields of the entry can change meanwhile: its count is ours.
         while cell.step_down_from_overflow(slot).is_err() {}
-        shard.remove(&slot.raw());
+        shard.remove(&slot.into_raw());
         if shard.is_empty() {
             shard.shrink_to_fit();
         }
@@ -223,7 +229,7 @@ impl OverflowCounts {
 
     /// The count of a slot whose entry says that it is here.
     pub(crate) fn get(&self, slot: Slot) -> Option<u64> {
-        self.shard(slot).get(&slot.raw()).copied()
+        self.shard(slot).get(&slot.into_raw()).copied()
     }
 
     /// Bytes of heap that the table takes, roughly.

@@ -53,19 +53,16 @@ pub enum TierKind {
     Recompressed = 5,
     /// In a file.
     File = 6,
-    /// On another machine.
-    Remote = 7,
 }
 
 impl TierKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::SameFilled,
         Self::Compressed,
         Self::Uncompressed,
         Self::Recompressed,
         Self::File,
-        Self::Remote,
     ];
 
     /// The kind's place in [`TierKind::ALL`].
@@ -82,7 +79,6 @@ impl fmt::Display for TierKind {
             Self::Uncompressed => "uncompressed",
             Self::Recompressed => "recompressed",
             Self::File => "file",
-            Self::Remote => "remote",
         })
     }
 }
@@ -101,13 +97,13 @@ impl Location {
     /// # Panics
     ///
     /// If `bits` has more than [`Location::BITS`] bits.
-    pub const fn new(bits: u64) -> Self {
+    pub const fn from_raw(bits: u64) -> Self {
         assert!(bits <= LOCATION_MASK, "a location has 52 bits");
         Self(bits)
     }
 
     /// The bits.
-    pub const fn get(self) -> u64 {
+    pub const fn into_raw(self) -> u64 {
         self.0
     }
 }
@@ -136,7 +132,6 @@ impl Entry {
             4 => TierKind::Uncompressed,
             5 => TierKind::Recompressed,
             6 => TierKind::File,
-            7 => TierKind::Remote,
             _ => return None,
         };
         Some(Position {

@@ -1,13 +1,13 @@
 //! What can go wrong.
 
-use zsmalloc::{AllocError, PoolError, SourceError};
+use zsmalloc::{AllocError, NewPoolError, SourceError};
 
 use crate::{entry::TierKind, slot::Slot};
 
 /// Why a swap space could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NewError {
+pub enum NewSwapSpaceError {
     /// The configuration makes no sense.
     #[error("invalid swap configuration: {0}")]
     Config(&'static str),
@@ -16,10 +16,7 @@ pub enum NewError {
     Source(#[from] SourceError),
     /// The pool could not be made.
     #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// The compression library refused its state.
-    #[error("could not set up compression: {0}")]
-    Codec(&'static str),
+    Pool(#[from] NewPoolError),
 }
 
 /// Why a page could not be stored. The caller still has its page, and nothing is kept of it.
@@ -27,10 +24,10 @@ pub enum NewError {
 #[non_exhaustive]
 pub enum StoreError {
     /// The pool has no room.
-    #[error("the compressed pool has no room: {0}")]
+    #[error("the compressed pool has no room")]
     Pool(#[from] AllocError),
     /// The page source refused memory for a swap table.
-    #[error("no memory for a swap table: {0}")]
+    #[error("no memory for a swap table")]
     Table(#[from] SourceError),
     /// The heap refused memory for the space's own records.
     #[error("no memory for the swap space's records")]

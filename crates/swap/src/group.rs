@@ -42,7 +42,7 @@ impl Charge {
                 Some(Self::Pool)
             }
             TierKind::File => Some(Self::File),
-            TierKind::SameFilled | TierKind::Remote => None,
+            TierKind::SameFilled => None,
         }
     }
 }

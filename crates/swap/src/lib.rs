@@ -99,18 +99,20 @@ pub use entry::{Location, MAX_AGE, TierKind};
 pub use slot::{CLUSTER_SLOTS, Slot, SlotRange, SlotRanges};
 
 #[cfg(not(loom))]
+pub use zsmalloc::PAGE_SIZE;
+#[cfg(not(loom))]
 pub use {
-    codec::Algorithm,
+    codec::{Algorithm, ParseAlgorithmError},
     counters::Usage,
-    error::{Corruption, LoadError, NewError, StoreError},
+    error::{Corruption, LoadError, NewSwapSpaceError, StoreError},
     gather::{Gather, GatherConfig, GatherUsage},
     group::{Charge, Group, GroupUsage},
     migrate::{MigrateReport, ScanPolicy},
-    page::{PAGE_SIZE, Page, fill, fill_word},
+    page::{Page, fill, fill_word},
     scratch::Scratch,
     space::{SwapConfig, SwapSpace},
-    tier::{
-        Fault, Faults, FaultyTier, FileBackend, FileKey, FileTier, FileUsage, NoopTier, Placed,
-        Stored, Tier,
-    },
+    tier::{FileBackend, FileKey, FileTier, FileUsage, Placed, Stored, Tier},
 };
+
+#[cfg(all(feature = "testing", not(loom)))]
+pub use tier::{Fault, Faults, FaultyTier, NoopTier};

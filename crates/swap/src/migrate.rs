@@ -515,7 +515,10 @@ impl<S: PageSource> Relocate for SwapSpace<S> {
             return false;
         };
         let cell = self.table.entry(slot);
-        let (old, new) = (Location::new(old.get()), Location::new(new.get()));
+        let (old, new) = (
+            Location::from_raw(old.into_raw()),
+            Location::from_raw(new.into_raw()),
+        );
         [TierKind::Compressed, TierKind::Recompressed]
             .into_iter()
             .any(|tier| {

@@ -34,7 +34,7 @@ unsafe impl Send for World {}
 fn at(location: u64) -> Position {
     Position {
         tier: TierKind::Compressed,
-        location: Location::new(location),
+        location: Location::from_raw(location),
     }
 }
 
@@ -58,7 +58,7 @@ impl World {
 
     fn read(&self, position: Position) -> u64 {
         // SAFETY: loom panics if this is not ordered with every write.
-        self.storage[position.location.get() as usize].with(|data| unsafe { *data })
+        self.storage[position.location.into_raw() as usize].with(|data| unsafe { *data })
     }
 
     /// A world whose slot holds the page, with `count` owners.
@@ -94,7 +94,7 @@ impl World {
         match self.cell.release(SLOT, &self.overflow) {
             Released::Counted => false,
             Released::Last(position) => {
-                self.write(position.location.get(), NOTHING);
+                self.write(position.location.into_raw(), NOTHING);
                 true
             }
         }
@@ -382,7 +382,7 @@ impl Gathering {
     fn release_some(&self) -> bool {
         let (ranges, count) = lock(&self.backlog).take(1);
         for range in ranges {
-            let slot = range.start().raw() as usize;
+            let slot = range.start().into_raw() as usize;
             self.released[slot].fetch_add(1, loom::sync::atomic::Ordering::Relaxed);
         }
         lock(&self.backlog).finish(count);

@@ -1,12 +1,9 @@
 //! Pages, and the ones that hold a single repeated word.
 
-/// Bytes of a page.
-pub const PAGE_SIZE: usize = 4096;
+use zsmalloc::PAGE_SIZE;
 
 /// The contents of one page.
 pub type Page = [u8; PAGE_SIZE];
-
-const _: () = assert!(PAGE_SIZE == zsmalloc::PAGE_SIZE);
 
 /// The 64-bit word that `page` repeats from its first byte to its last, if it does.
 pub fn fill_word(page: &Page) -> Option<u64> {

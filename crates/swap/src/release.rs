@@ -100,7 +100,7 @@ impl<S: PageSource> SwapSpace<S> {
             while rest.count() > 0 {
                 let left_in_cluster = CLUSTER_SLOTS - rest.start().index();
                 let here = rest.split_off_front(left_in_cluster as u32);
-                let first = here.start().raw();
+                let first = here.start().into_raw();
                 let slots = (first..first + here.count()).map(Slot::from_raw);
                 self.release_in(here.start().cluster(), slots, &mut batch);
                 if batch.pages >= RELEASE_BATCH {

@@ -1,6 +1,6 @@
 //! What a thread needs to store and load pages.
 
-use crate::{page::PAGE_SIZE, zstd::ZstdContexts};
+use crate::{PAGE_SIZE, zstd::ZstdContexts};
 
 /// The buffers and codec states of one thread. Making one is cheap; the state of a codec is made
 /// when it is first used. Any scratch serves any space.

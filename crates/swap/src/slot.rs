@@ -14,7 +14,7 @@ pub const CLUSTER_SLOTS: usize = 512;
 pub struct Slot(u32);
 
 impl Slot {
-    /// The slot with the number that [`Slot::raw`] gave.
+    /// The slot with the number that [`Slot::into_raw`] gave.
     ///
     /// Any number may be given; the swap space stops the program when it is asked to work on a
     /// slot that is not in use.
@@ -23,7 +23,7 @@ impl Slot {
     }
 
     /// The slot's number.
-    pub const fn raw(self) -> u32 {
+    pub const fn into_raw(self) -> u32 {
         self.0
     }
 

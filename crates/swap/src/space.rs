@@ -12,7 +12,7 @@ use crate::{
     counters::{Counters, Usage, thread_number},
     counts::{CountError, OverflowCounts},
     entry::{Entry, Location, Position, TierKind, wrong_entry},
-    error::{LoadError, NewError, StoreError},
+    error::{LoadError, NewSwapSpaceError, StoreError},
     grace::Grace,
     group::{Group, Groups},
     migrator::Migrator,
@@ -89,7 +89,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     /// # Errors
     ///
     /// If the configuration is out of range, or the source or the heap refuse memory.
-    pub fn new(source: S, config: SwapConfig) -> Result<Self, NewError> {
+    pub fn new(source: S, config: SwapConfig) -> Result<Self, NewSwapSpaceError> {
         Self::with_tiers(source, config, |tier| tier)
     }
 
@@ -102,10 +102,10 @@ impl<S: PageSource + 'static> SwapSpace<S> {
         source: S,
         config: SwapConfig,
         mut wrap: impl FnMut(Box<dyn Tier>) -> Box<dyn Tier>,
-    ) -> Result<Self, NewError> {
+    ) -> Result<Self, NewSwapSpaceError> {
         let clusters = config.max_slots.div_ceil(CLUSTER_SLOTS);
         if clusters == 0 || clusters >= (1 << 32) / CLUSTER_SLOTS {
-            return Err(NewError::Config(
+            return Err(NewSwapSpaceError::Config(
                 "max_slots must be between 1 and 2^32 - 1024",
             ));
         }
@@ -115,14 +115,14 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             config.shards
         };
         if shards > 1024 {
-            return Err(NewError::Config("shards must be at most 1024"));
+            return Err(NewSwapSpaceError::Config("shards must be at most 1024"));
         }
         let source = Arc::new(source);
         let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
-        let mut pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages);
-        pool_config.shards = shards;
-        // What one process stored must not be readable in what another does.
-        pool_config.zero_freed = true;
+        let pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages)
+            .shards(shards)
+            // Data of one process must not be readable in another's object.
+            .zero_freed(true);
         let pool = Arc::new(Pool::new(SharedSource(source), pool_config)?);
         let checksums = if config.checksum {
             Checksums::On
@@ -181,10 +181,12 @@ impl<S: PageSource> SwapSpace<S> {
     /// # Errors
     ///
     /// If the space has a tier of this kind.
-    pub fn add_tier(&mut self, tier: Box<dyn Tier>) -> Result<(), NewError> {
+    pub fn add_tier(&mut self, tier: Box<dyn Tier>) -> Result<(), NewSwapSpaceError> {
         let place = &mut self.tiers[tier.kind().index()];
         if place.is_some() {
-            return Err(NewError::Config("the space has a tier of this kind"));
+            return Err(NewSwapSpaceError::Config(
+                "the space has a tier of this kind",
+            ));
         }
         *place = Some(tier);
         Ok(())

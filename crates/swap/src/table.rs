@@ -98,7 +98,7 @@ impl<S: PageSource> SwapTable<S> {
                 .base
                 .as_ptr()
                 .cast::<EntryCell>()
-                .add(slot.raw() as usize)
+                .add(slot.into_raw() as usize)
         }
     }
 
@@ -110,7 +110,7 @@ impl<S: PageSource> SwapTable<S> {
     #[inline]
     pub(crate) fn annex(&self, slot: Slot) -> &AtomicU64 {
         self.check(slot);
-        let index = self.clusters * CLUSTER_SLOTS + slot.raw() as usize;
+        let index = self.clusters * CLUSTER_SLOTS + slot.into_raw() as usize;
         // SAFETY: as in `entry`; the annex words follow the entries of all clusters.
         unsafe { &*self.base.as_ptr().cast::<AtomicU64>().add(index) }
     }

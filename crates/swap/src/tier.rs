@@ -5,14 +5,18 @@
 //! owners of slots see none of that.
 
 mod compressed;
+#[cfg(feature = "testing")]
 mod fault;
 mod file;
+#[cfg(feature = "testing")]
 mod noop;
 mod same_filled;
 mod uncompressed;
 
+#[cfg(feature = "testing")]
 pub use fault::{Fault, Faults, FaultyTier};
 pub use file::{FileBackend, FileKey, FileTier, FileUsage};
+#[cfg(feature = "testing")]
 pub use noop::NoopTier;
 
 pub(crate) use compressed::{CompressedTier, slot_of};

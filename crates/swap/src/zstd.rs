@@ -2,7 +2,7 @@
 
 use zstd_safe::{CCtx, CParameter, DCtx};
 
-use crate::page::{PAGE_SIZE, Page};
+use crate::{PAGE_SIZE, page::Page};
 
 /// Why a page was not compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

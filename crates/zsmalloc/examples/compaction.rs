@@ -18,7 +18,12 @@ impl Relocate for Table {
             .get(u32::from_le_bytes(*number) as usize)
             .is_some_and(|entry| {
                 entry
-                    .compare_exchange(old.get(), new.get(), Ordering::AcqRel, Ordering::Relaxed)
+                    .compare_exchange(
+                        old.into_raw(),
+                        new.into_raw(),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    )
                     .is_ok()
             })
     }
@@ -29,7 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = |number: u32| -> Result<AtomicU64, AllocError> {
         let size = 200 + number as usize % 3000;
         let word = pool.store(&[&number.to_le_bytes(), &vec![number as u8; size]])?;
-        Ok(AtomicU64::new(word.get()))
+        Ok(AtomicU64::new(word.into_raw()))
     };
     let table = Table((0..20_000).map(store).collect::<Result<_, _>>()?);
     println!("stored:    {:>6} KiB", pool.resident_bytes() / 1024);
@@ -55,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // While a compactor may run, a word is loaded and used with a pin held.
     let pin = pool.pin();
     if let Some(word) = ObjectWord::from_raw(table.0[300].load(Ordering::Acquire)) {
-        pool.read(word, |slot| {
+        pool.read_slot(word, |slot| {
             println!("object 300 starts with {:?}", &slot[..6])
         });
     }

@@ -61,7 +61,7 @@ impl<S: PageSource> Pool<S> {
     ///
     /// A class that another thread is compacting just now is left out.
     ///
-    /// The caller must not hold a [`Pin`](crate::Pin), nor be inside a read or a
+    /// The caller must not hold a [`ReadGuard`](crate::ReadGuard), nor be inside a read or a
     /// [`store_with`](Pool::store_with): it waits for those.
     pub fn compact(
         &self,

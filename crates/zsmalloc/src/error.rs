@@ -26,7 +26,7 @@ pub enum AllocError {
 /// Why a pool could not be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PoolError {
+pub enum NewPoolError {
     /// The configuration makes no sense.
     #[error("invalid pool configuration: {0}")]
     Config(&'static str),
@@ -49,4 +49,12 @@ pub enum MisuseError {
     /// The word names an object slot that holds no object: freed twice, or used after its free.
     #[error("object word {0} names no stored object (double free or use after free)")]
     NotStored(ObjectWord),
+    /// A read asked for more bytes than the object's slot has.
+    #[error("object word {word} names a slot shorter than {len} bytes")]
+    TooLong {
+        /// The word.
+        word: ObjectWord,
+        /// The length that was asked for.
+        len: usize,
+    },
 }

@@ -6,13 +6,8 @@ use std::sync::{
 };
 
 use crate::{
-    compact::CompactReport,
-    error::AllocError,
-    geometry::PAGE_SIZE,
-    pool::{Config, Pool},
-    relocate::Relocate,
-    source::PageSource,
-    word::ObjectWord,
+    compact::CompactReport, config::Config, error::AllocError, geometry::PAGE_SIZE, pool::Pool,
+    relocate::Relocate, source::PageSource, word::ObjectWord,
 };
 
 /// Names an object of a [`HandleTable`], wherever compaction has moved it.
@@ -21,7 +16,7 @@ pub struct Handle(u32);
 
 impl Handle {
     /// The handle as a number.
-    pub fn get(self) -> u32 {
+    pub fn into_raw(self) -> u32 {
         self.0
     }
 
@@ -34,7 +29,7 @@ impl Handle {
 
 /// No object has this handle: never stored, or freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("handle {} names no stored object", .0.get())]
+#[error("handle {} names no stored object", .0.into_raw())]
 pub struct HandleError(pub Handle);
 
 /// An entry is `[length : 13 | object word : 50]`. A number below 2^32 is no object, as no word is
@@ -82,7 +77,7 @@ impl<S: PageSource> HandleTable<S> {
     /// # Errors
     ///
     /// As [`Pool::new`].
-    pub fn new(source: S, config: Config) -> Result<Self, crate::PoolError> {
+    pub fn new(source: S, config: Config) -> Result<Self, crate::NewPoolError> {
         Ok(Self {
             pool: Pool::new(source, config)?,
             chunks: [const { OnceLock::new() }; CHUNKS],
@@ -114,7 +109,7 @@ impl<S: PageSource> HandleTable<S> {
         let handle = self.take_handle()?;
         match self.pool.store(&[&handle.0.to_le_bytes(), object]) {
             Ok(word) => {
-                let entry = word.get() | (object.len() as u64) << LENGTH_SHIFT;
+                let entry = word.into_raw() | (object.len() as u64) << LENGTH_SHIFT;
                 let place = self
                     .entry(handle)
                     .expect("its chunk was made with the handle");
@@ -143,7 +138,7 @@ impl<S: PageSource> HandleTable<S> {
             .load(Ordering::Acquire);
         let (word, length) = decode(entry).ok_or(HandleError(handle))?;
         self.pool
-            .try_read(word, |slot| read(&slot[HEADER..HEADER + length]))
+            .try_read_slot(word, |slot| read(&slot[HEADER..HEADER + length]))
             .map_err(|_| HandleError(handle))
     }
 
@@ -228,7 +223,7 @@ impl<S: PageSource> Relocate for HandleTable<S> {
         if decode(entry).is_none_or(|(word, _)| word != old) {
             return false;
         }
-        let moved = entry - old.get() + new.get();
+        let moved = entry - old.into_raw() + new.into_raw();
         place
             .compare_exchange(entry, moved, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()

@@ -22,18 +22,23 @@ impl Owner {
 impl Relocate for Owner {
     fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
         self.entries[usize::from(object[0])]
-            .compare_exchange(old.get(), new.get(), Ordering::AcqRel, Ordering::Relaxed)
+            .compare_exchange(
+                old.into_raw(),
+                new.into_raw(),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            )
             .is_ok()
     }
 }
 
 /// A pool of one shard with nothing in it.
 fn empty_owner() -> Owner {
-    let mut config = Config::with_capacity_pages(1024);
-    config.max_chain_pages = 1;
-    config.shards = 1;
-    config.deferred_bytes = 0;
-    config.retained_pages = 0;
+    let config = Config::with_capacity_pages(1024)
+        .max_chain_pages(1)
+        .shards(1)
+        .deferred_bytes(0)
+        .retained_pages(0);
     Owner {
         pool: Pool::new(HeapSource::new(), config).unwrap(),
         entries: Vec::new(),
@@ -47,7 +52,7 @@ fn owner() -> Owner {
     let words = [object(0), object(8), object(1), object(9)];
     pool.free(words[1]);
     pool.free(words[3]);
-    let entries = [words[0], words[2]].map(|word| AtomicU64::new(word.get()));
+    let entries = [words[0], words[2]].map(|word| AtomicU64::new(word.into_raw()));
     Owner {
         pool,
         entries: entries.into(),
@@ -86,7 +91,7 @@ fn a_free_against_compaction() {
         assert_eq!(owner.pool.stats().objects_used(), 1);
         owner
             .pool
-            .read(owner.word(0), |bytes| assert_eq!(bytes[0], 0));
+            .read_slot(owner.word(0), |bytes| assert_eq!(bytes[0], 0));
         report.objects_moved
     });
 }
@@ -105,7 +110,7 @@ fn a_read_against_compaction() {
                     let word = owner.word(number);
                     owner
                         .pool
-                        .read(word, |bytes| assert_eq!(usize::from(bytes[0]), number));
+                        .read_slot(word, |bytes| assert_eq!(usize::from(bytes[0]), number));
                 }
             })
         };

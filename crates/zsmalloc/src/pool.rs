@@ -7,8 +7,9 @@ use crate::{
     bin::{Allowance, Bin, BinContext, BinState},
     boxed,
     class::{ClassTable, SizeClass},
+    config::Config,
     epoch::{Epoch, Reader},
-    error::{AllocError, MisuseError, PoolError},
+    error::{AllocError, MisuseError, NewPoolError},
     geometry::{MAX_CHAIN_PAGES, MAX_SHARDS, MAX_STRETCH_PAGES, PAGE_SIZE, PageNumber, UNIT_PAGES},
     lock::Held,
     released::Released,
@@ -23,64 +24,6 @@ use crate::{
     word::ObjectWord,
     zspage::Zspage,
 };
-
-/// How a pool is set up.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Config {
-    /// Pages of address space to reserve: the most the pool can ever hold. Rounded up to a power
-    /// of two, at least 1024. Address space costs next to nothing and a length of zspage never
-    /// gives its part of it to another length, so reserve several times what is to be stored.
-    pub capacity_pages: usize,
-    /// The longest zspage, in pages, 1 to [`MAX_CHAIN_PAGES`].
-    pub max_chain_pages: usize,
-    /// Overwrite the rest of an object's slot with zeros when it is stored, so that nothing that
-    /// was freed can be read through a new object.
-    pub zero_freed: bool,
-    /// Into how many shards the pool is split, each with its own zspages; threads are spread over
-    /// them. Rounded up to a power of two. 0: one for each processor.
-    pub shards: usize,
-    /// How many pages each shard may hold back for the next allocations instead of giving them to
-    /// the system at once: as freed runs, but never more than a 64th of what the pool holds or 64
-    /// pages, whichever is more; and again as many as empty zspages in its bins, but at most 256.
-    pub retained_pages: usize,
-    /// How many bytes of objects may wait for a deferred free, in all shards together, and how many
-    /// bytes of freed runs for a [`Drainer`](crate::Drainer) to give them back. Beyond that whoever
-    /// frees does the work. 0: nothing waits.
-    pub deferred_bytes: usize,
-    /// What part of the pool's memory may be free pages inside huge ones: one in so many. The pool
-    /// asks for huge pages, if its source has any, only as long as there is less, half of the new
-    /// one included; so a pool smaller than half as many huge pages has none. Where frees leave
-    /// more, huge pages are split: by a [`Drainer`](crate::Drainer) that has had nothing to do for
-    /// a while if it is twice as much, by frees if it has been an eighth of the pool for a while,
-    /// and by [`Pool::trim_spare`] and [`Pool::trim`].
-    /// 0: no huge pages.
-    pub spare_part: usize,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            capacity_pages: 1 << 24,
-            max_chain_pages: MAX_CHAIN_PAGES,
-            zero_freed: false,
-            shards: 0,
-            retained_pages: 4096,
-            deferred_bytes: 8 << 20,
-            spare_part: 32,
-        }
-    }
-}
-
-impl Config {
-    /// The default configuration with room for `capacity_pages` pages.
-    pub fn with_capacity_pages(capacity_pages: usize) -> Self {
-        Self {
-            capacity_pages,
-            ..Self::default()
-        }
-    }
-}
 
 /// The smallest capacity; there must be room for some zspages of each length.
 const MIN_CAPACITY_PAGES: usize = 1024;
@@ -143,7 +86,7 @@ unsafe impl<S: PageSource> Sync for Pool<S> {}
 /// See [`Pool::pin`].
 #[derive(Debug)]
 #[must_use = "the pin holds only until it is dropped"]
-pub struct Pin<'a> {
+pub struct ReadGuard<'a> {
     _reader: Reader<'a>,
 }
 
@@ -153,12 +96,12 @@ impl<S: PageSource> Pool<S> {
     /// # Errors
     ///
     /// If the configuration is out of range, or the source or the heap refuse memory.
-    pub fn new(source: S, config: Config) -> Result<Self, PoolError> {
+    pub fn new(source: S, config: Config) -> Result<Self, NewPoolError> {
         if !(1..=MAX_CHAIN_PAGES).contains(&config.max_chain_pages) {
-            return Err(PoolError::Config("max_chain_pages must be 1 to 16"));
+            return Err(NewPoolError::Config("max_chain_pages must be 1 to 16"));
         }
         if config.capacity_pages > MAX_CAPACITY_PAGES {
-            return Err(PoolError::Config("capacity_pages must be at most 2^31"));
+            return Err(NewPoolError::Config("capacity_pages must be at most 2^31"));
         }
         let capacity_pages = config
             .capacity_pages
@@ -176,8 +119,8 @@ impl<S: PageSource> Pool<S> {
             stretch_pages
         };
         let arenas = Arenas::new(capacity_pages / stretch_pages, stretch_pages, block_pages)
-            .ok_or(PoolError::Metadata)?;
-        let classes = ClassTable::try_new(config.max_chain_pages).ok_or(PoolError::Metadata)?;
+            .ok_or(NewPoolError::Metadata)?;
+        let classes = ClassTable::try_new(config.max_chain_pages).ok_or(NewPoolError::Metadata)?;
         let class_count = classes.classes().len();
         let shard_count = match config.shards {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -199,12 +142,12 @@ impl<S: PageSource> Pool<S> {
         let mut shards = Vec::new();
         shards
             .try_reserve_exact(shard_count)
-            .map_err(|_| PoolError::Metadata)?;
+            .map_err(|_| NewPoolError::Metadata)?;
         for _ in 0..shard_count {
-            shards.push(shard().ok_or(PoolError::Metadata)?);
+            shards.push(shard().ok_or(NewPoolError::Metadata)?);
         }
-        let compactors = boxed(class_count, || Mutex::new(())).ok_or(PoolError::Metadata)?;
-        let epoch = Epoch::new(shard_count).ok_or(PoolError::Metadata)?;
+        let compactors = boxed(class_count, || Mutex::new(())).ok_or(NewPoolError::Metadata)?;
+        let epoch = Epoch::new(shard_count).ok_or(NewPoolError::Metadata)?;
         let base = source.reserve(capacity_pages)?;
         Ok(Self {
             source,
@@ -302,49 +245,84 @@ impl<S: PageSource> Pool<S> {
         object
     }
 
-    /// Hands the object to `read`: its whole slot, of which the first bytes, as many as were
-    /// stored, are the object. Takes no lock and copies nothing.
+    /// Passes the object that `word` names, `len` bytes long, to `f`. Takes no lock and copies
+    /// nothing.
     ///
-    /// The object must not be freed meanwhile. While a compactor may run, load the word from
-    /// where it is kept with a [`pin`](Pool::pin) held, and until after the read.
+    /// A pool does not record lengths: `len` must be the length the object was stored with. With
+    /// a larger one, `f` also sees bytes after the object, up to the end of its slot.
+    ///
+    /// The object must not be freed during the call. If the pool is compacted concurrently, take
+    /// a [`pin`](Pool::pin) before loading `word` from where it is kept, and drop it afterwards.
     ///
     /// # Panics
     ///
-    /// If `word` names no stored object; see [`Pool::try_read`].
+    /// If `word` names no stored object, or `len` is longer than its slot; see
+    /// [`Pool::try_read`].
     #[inline]
-    pub fn read<R>(&self, word: ObjectWord, read: impl FnOnce(&[u8]) -> R) -> R {
-        match self.try_read(word, read) {
+    pub fn read<R>(&self, word: ObjectWord, len: usize, f: impl FnOnce(&[u8]) -> R) -> R {
+        match self.try_read(word, len, f) {
             Ok(result) => result,
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Like [`Pool::read`], with misuse as an error.
+    /// Like [`Pool::read`], but returns misuse as an error.
+    ///
+    /// # Errors
+    ///
+    /// If `word` names no stored object, or `len` is longer than its slot.
+    #[inline]
+    pub fn try_read<R>(
+        &self,
+        word: ObjectWord,
+        len: usize,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, MisuseError> {
+        self.try_read_slot(word, |slot| match slot.get(..len) {
+            Some(object) => Ok(f(object)),
+            None => Err(MisuseError::TooLong { word, len }),
+        })?
+    }
+
+    /// Passes the whole slot of an object to `f`: the object, followed by unspecified bytes. For
+    /// owners that keep the length in the object itself. Otherwise as [`Pool::read`].
+    ///
+    /// # Panics
+    ///
+    /// If `word` names no stored object; see [`Pool::try_read_slot`].
+    #[inline]
+    pub fn read_slot<R>(&self, word: ObjectWord, f: impl FnOnce(&[u8]) -> R) -> R {
+        match self.try_read_slot(word, f) {
+            Ok(result) => result,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Like [`Pool::read_slot`], but returns misuse as an error.
     ///
     /// # Errors
     ///
     /// If `word` names no stored object.
     #[inline]
-    pub fn try_read<R>(
+    pub fn try_read_slot<R>(
         &self,
         word: ObjectWord,
-        read: impl FnOnce(&[u8]) -> R,
+        f: impl FnOnce(&[u8]) -> R,
     ) -> Result<R, MisuseError> {
         let (class, zspage) = self.resolve(word)?;
         if zspage.class() != Some(word.class()) || !zspage.is_stored(word.index()) {
             return Err(MisuseError::NotStored(word));
         }
         let slot = self.slot(word, class);
-        // SAFETY: the slot lies in the reservation and holds a stored object, whose bytes nobody
-        // writes until it is freed, which the caller rules out; or it was moved, and its place is
-        // not reused before the caller's pin is dropped.
+        // SAFETY: the slot lies in the reservation and holds a stored object. Its bytes are not
+        // written until it is freed, which the caller must not do during the call; if compaction
+        // has moved it, the slot is not reused before the caller drops its pin.
         let slot = unsafe { slice::from_raw_parts(slot.as_ptr(), slot.len()) };
-        Ok(read(slot))
+        Ok(f(slot))
     }
 
-    /// How many bytes [`Pool::read`] gives of the object that a word names: those of its class,
-    /// which the word itself says. Whether there is such an object is not looked at. `None` if no
-    /// pool like this one has given out the word.
+    /// The length in bytes of the slot that a word names. It follows from the class in the word:
+    /// whether there is such an object is not checked. `None` if this pool has no such class.
     #[inline]
     pub fn slot_bytes(&self, word: ObjectWord) -> Option<usize> {
         self.classes().get(word.class()).map(SizeClass::size)
@@ -357,8 +335,8 @@ impl<S: PageSource> Pool<S> {
     /// word, reads the object and drops the pin. It costs two atomic additions on memory of this
     /// shard and never waits. Do not hold it longer than a read takes.
     #[inline]
-    pub fn pin(&self) -> Pin<'_> {
-        Pin {
+    pub fn pin(&self) -> ReadGuard<'_> {
+        ReadGuard {
             _reader: self.epoch.enter(self.current_shard()),
         }
     }

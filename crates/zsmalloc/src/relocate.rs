@@ -12,7 +12,7 @@ pub trait Relocate: Sync {
     /// compare-and-swap with release ordering or under a lock; `true` if it was.
     ///
     /// From `true` on the owner may use and free only `new`; the pool frees `old`, once no
-    /// [`Pin`](crate::Pin) that was taken earlier is left. After `false` nothing has happened. It is
+    /// [`ReadGuard`](crate::ReadGuard) that was taken earlier is left. After `false` nothing has happened. It is
     /// right to refuse when the object was freed meanwhile, is just being freed, is not yet entered
     /// anywhere, or is in use in some way that stands in the way; it will be asked again another
     /// time.

@@ -103,7 +103,7 @@ impl Ring {
                 Ok(_) => {
                     let place = &self.places[count as usize & (self.places.len() - 1)];
                     // Release: what the thread did with the object happens before its free.
-                    place.store(word.get(), Ordering::Release);
+                    place.store(word.into_raw(), Ordering::Release);
                     return true;
                 }
                 Err(now) => tail = now,

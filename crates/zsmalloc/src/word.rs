@@ -21,7 +21,7 @@ const CLASS_BITS: u32 = 10;
 pub struct ObjectWord(NonZeroU64);
 
 impl ObjectWord {
-    /// How many low bits of [`ObjectWord::get`] can be set.
+    /// How many low bits of [`ObjectWord::into_raw`] can be set.
     pub const BITS: u32 = CLASS_BITS + PAGE_BITS + INDEX_BITS;
 
     /// The most size classes a word can tell apart.
@@ -42,11 +42,11 @@ impl ObjectWord {
     }
 
     /// The word as a number, to be kept by the owner.
-    pub fn get(self) -> u64 {
+    pub fn into_raw(self) -> u64 {
         self.0.get()
     }
 
-    /// The word back from what [`ObjectWord::get`] gave; `None` if `raw` cannot be a word.
+    /// The word back from what [`ObjectWord::into_raw`] gave; `None` if `raw` cannot be a word.
     ///
     /// A made-up word is harmless: the pool checks every word it is given.
     pub fn from_raw(raw: u64) -> Option<Self> {
@@ -58,20 +58,20 @@ impl ObjectWord {
     }
 
     pub(crate) fn class(self) -> usize {
-        (self.get() >> (PAGE_BITS + INDEX_BITS)) as usize - 1
+        (self.into_raw() >> (PAGE_BITS + INDEX_BITS)) as usize - 1
     }
 
     pub(crate) fn page(self) -> PageNumber {
-        PageNumber((self.get() >> INDEX_BITS) as u32)
+        PageNumber((self.into_raw() >> INDEX_BITS) as u32)
     }
 
     /// Whether both words name objects of the same zspage.
     pub(crate) fn is_beside(self, other: Self) -> bool {
-        (self.get() ^ other.get()) >> INDEX_BITS == 0
+        (self.into_raw() ^ other.into_raw()) >> INDEX_BITS == 0
     }
 
     pub(crate) fn index(self) -> usize {
-        (self.get() & (Self::MAX_OBJECTS as u64 - 1)) as usize
+        (self.into_raw() & (Self::MAX_OBJECTS as u64 - 1)) as usize
     }
 }
 
@@ -89,7 +89,7 @@ impl fmt::Debug for ObjectWord {
 
 impl fmt::Display for ObjectWord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.get())
+        write!(f, "{:#x}", self.into_raw())
     }
 }
 
@@ -107,8 +107,8 @@ mod tests {
                         (word.class(), word.page().0, word.index()),
                         (class, page, index)
                     );
-                    assert_eq!(ObjectWord::from_raw(word.get()), Some(word));
-                    assert!(word.get() < 1 << ObjectWord::BITS);
+                    assert_eq!(ObjectWord::from_raw(word.into_raw()), Some(word));
+                    assert!(word.into_raw() < 1 << ObjectWord::BITS);
                 }
             }
         }

@@ -73,8 +73,7 @@ fn with_allocations<T>(allocations: usize, work: impl FnOnce() -> T) -> T {
 }
 
 fn config() -> Config {
-    let mut config = Config::with_capacity_pages(1 << 14);
-    config.shards = 2;
+    let config = Config::with_capacity_pages(1 << 14).shards(2);
     config
 }
 
@@ -135,7 +134,7 @@ fn a_pool_without_records_loses_nothing() {
         });
         for &(number, word) in &stored {
             let object = &objects[number];
-            pool.read(word, |slot| assert!(slot[..object.len()] == object[..]));
+            pool.read_slot(word, |slot| assert!(slot[..object.len()] == object[..]));
         }
         common::check_stats(&pool, stored.iter().map(|&(n, _)| objects[n].len()));
         stored.into_iter().for_each(|(_, word)| pool.free(word));
@@ -164,7 +163,7 @@ fn many_words_are_freed_without_memory() {
             .collect();
         with_allocations(allocations, || pool.free_bulk(&mut words));
         common::check_stats(&pool, [bytes(7).len()].into_iter());
-        pool.read(kept, |slot| assert!(slot.starts_with(&bytes(7))));
+        pool.read_slot(kept, |slot| assert!(slot.starts_with(&bytes(7))));
         pool.free(kept);
     }
 }

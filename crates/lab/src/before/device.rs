@@ -91,7 +91,7 @@ impl Device {
                     location
                 }
             };
-            let entry = (number as u64 + 1) << KIND_SHIFT | location.get();
+            let entry = (number as u64 + 1) << KIND_SHIFT | location.into_raw();
             assert_eq!(self.lock(slot), 0, "slot {slot} of the device is not empty");
             self.table[slot].store(entry, Release);
             return Ok(tier.bytes(location));
@@ -115,7 +115,7 @@ impl Device {
         let number = (entry >> KIND_SHIFT) as usize;
         assert!(number > 0, "the slot of the device is empty");
         let location = entry & ((1 << KIND_SHIFT) - 1);
-        (number - 1, Location::new(location))
+        (number - 1, Location::from_raw(location))
     }
 
     /// Where the page of a slot is.

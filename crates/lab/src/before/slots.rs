@@ -378,7 +378,7 @@ impl Slots {
 
     /// Drops the count of a slot whose page was read, and keeps the page in it as well.
     pub fn keep(&self, thread: usize, slot: Slot, owner: usize) {
-        let slot = slot.raw() as usize;
+        let slot = slot.into_raw() as usize;
         self.change(thread, slot, |cell| {
             let entry = Entry(cell.load(Relaxed));
             assert_eq!(entry.count(), 1, "slot {slot} is not in use once");
@@ -390,7 +390,7 @@ impl Slots {
     /// Takes a count of a slot that still has the page of that number. `false` if it was taken for
     /// another.
     pub fn reuse(&self, thread: usize, slot: Slot, owner: usize) -> bool {
-        let slot = slot.raw() as usize;
+        let slot = slot.into_raw() as usize;
         self.change(thread, slot, |cell| {
             let entry = Entry(cell.load(Relaxed));
             let unchanged = entry == entry.cache_only(owner);
@@ -506,7 +506,10 @@ impl SwapDesign for Slots {
     }
 
     fn look_up(&self, slot: Slot) -> Option<Location> {
-        Some(self.device.look_up(self.place_of(0, slot.raw() as usize)))
+        Some(
+            self.device
+                .look_up(self.place_of(0, slot.into_raw() as usize)),
+        )
     }
 
     fn load(
@@ -516,7 +519,7 @@ impl SwapDesign for Slots {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        let place = self.place_of(thread, slot.raw() as usize);
+        let place = self.place_of(thread, slot.into_raw() as usize);
         self.device.read(place, out, scratch)?;
         self.stats.loaded(thread);
         Ok(())
@@ -525,7 +528,7 @@ impl SwapDesign for Slots {
     fn release(&self, thread: usize, ranges: &[SlotRange]) {
         let mut freed = Vec::new();
         for range in ranges {
-            let mut first = range.start().raw() as usize;
+            let mut first = range.start().into_raw() as usize;
             let end = first + range.count() as usize;
             while first < end {
                 let here = (CLUSTER - first % CLUSTER).min(end - first);

@@ -266,7 +266,7 @@ impl TreeSpace {
                 assert_eq!(group, GROUP, "slot {slot} is another group's");
             }
             self.trees.remove(first, count, |entry| {
-                freed.push(Location::new(entry - 1));
+                freed.push(Location::from_raw(entry - 1));
             });
             for slot in first..first + count {
                 self.counts[slot].store(0, Release);
@@ -305,7 +305,7 @@ impl SwapDesign for TreeSpace {
                 };
                 bytes += self.tier.bytes(location);
                 // A location may be 0, an entry must not.
-                self.trees.insert(number, location.get() + 1);
+                self.trees.insert(number, location.into_raw() + 1);
                 out.push(slot);
             }
             // The counts change under the cluster's lock, once for all.
@@ -324,10 +324,10 @@ impl SwapDesign for TreeSpace {
     #[inline]
     fn look_up(&self, slot: Slot) -> Option<Location> {
         let entry = match self.look_up {
-            LookUp::Locked => self.trees.look_up_locked(slot.raw() as usize),
-            LookUp::LockFree => self.trees.look_up(slot.raw() as usize),
+            LookUp::Locked => self.trees.look_up_locked(slot.into_raw() as usize),
+            LookUp::LockFree => self.trees.look_up(slot.into_raw() as usize),
         };
-        entry.checked_sub(1).map(Location::new)
+        entry.checked_sub(1).map(Location::from_raw)
     }
 
     fn load(
@@ -349,7 +349,7 @@ impl SwapDesign for TreeSpace {
     fn release(&self, thread: usize, ranges: &[SlotRange]) {
         let mut freed = Vec::new();
         for range in ranges {
-            let mut first = range.start().raw() as usize;
+            let mut first = range.start().into_raw() as usize;
             let end = first + range.count() as usize;
             while first < end {
                 let here = (CLUSTER - first % CLUSTER).min(end - first);

@@ -22,7 +22,7 @@ pub struct Nowhere;
 impl Nowhere {
     /// Where it says that the page of a slot is.
     pub fn location(slot: Slot) -> Location {
-        Location::new(u64::from(slot.raw()) ^ 0x5a5a_5a5a)
+        Location::from_raw(u64::from(slot.into_raw()) ^ 0x5a5a_5a5a)
     }
 }
 
@@ -68,7 +68,7 @@ impl MemoryDevice {
     }
 
     fn place(&self, location: Location) -> *mut Page {
-        let index = location.get() as usize;
+        let index = location.into_raw() as usize;
         assert!(index < self.pages, "the device is smaller than that");
         // SAFETY: the place lies in the mapping.
         unsafe { self.base.as_ptr().add(index) }
@@ -88,7 +88,7 @@ impl Tier for MemoryDevice {
     }
 
     fn store(&self, slot: Slot, page: &Page, _: &mut Scratch) -> Result<Placed, StoreError> {
-        let location = Location::new(slot.raw().into());
+        let location = Location::from_raw(slot.into_raw().into());
         // SAFETY: the slot is being filled, so that its place is the caller's alone.
         unsafe { self.place(location).copy_from_nonoverlapping(page, 1) };
         Ok(Placed::At(location))

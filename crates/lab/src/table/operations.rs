@@ -129,12 +129,16 @@ fn work<D: SwapDesign>(
 #[inline(never)]
 fn look_up_all<D: SwapDesign>(design: &D, slots: &[Slot]) -> u64 {
     slots.iter().fold(0, |sum, &slot| {
-        sum.wrapping_add(design.look_up(slot).map_or(u64::MAX, |found| found.get()))
+        sum.wrapping_add(
+            design
+                .look_up(slot)
+                .map_or(u64::MAX, |found| found.into_raw()),
+        )
     })
 }
 
 fn sum_of_places(slots: &[Slot]) -> u64 {
     slots.iter().fold(0, |sum, &slot| {
-        sum.wrapping_add(Nowhere::location(slot).get())
+        sum.wrapping_add(Nowhere::location(slot).into_raw())
     })
 }

@@ -211,7 +211,7 @@ impl EngineState {
                 .store_batch(&contents, &mut worker.scratch, &mut slots);
             for (number, slot) in numbers.iter().zip(&slots) {
                 match slot {
-                    Ok(slot) => blocks.slots()[*number].store(slot.raw(), Ordering::Relaxed),
+                    Ok(slot) => blocks.slots()[*number].store(slot.into_raw(), Ordering::Relaxed),
                     Err(_) => whole = false,
                 }
             }

@@ -11,7 +11,7 @@ use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
 use crate::supervised::stats::{ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
-use memfold_swap::{NewError, SwapConfig, SwapSpace};
+use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::probe::memory_allowance;
@@ -24,7 +24,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use zsmalloc::PoolError;
+use zsmalloc::NewPoolError;
 
 /// A supervisor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub enum StartError {
     AddressSpace(usize),
     /// The pool could not be made.
     #[error("cannot set up the swap space: {0}")]
-    Swap(#[from] NewError),
+    Swap(#[from] NewSwapSpaceError),
     /// The swap file could not be made.
     #[error(transparent)]
     SwapFile(#[from] SwapFileError),
@@ -226,7 +226,9 @@ fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartErr
     for config in std::iter::once(plentiful.clone()).chain(small) {
         let capacity = config.pool_capacity_pages;
         match SwapSpace::new(MappedSource::default(), config) {
-            Err(NewError::Source(_) | NewError::Pool(PoolError::Source(_))) => refused = capacity,
+            Err(
+                NewSwapSpaceError::Source(_) | NewSwapSpaceError::Pool(NewPoolError::Source(_)),
+            ) => refused = capacity,
             other => return Ok(other?),
         }
     }

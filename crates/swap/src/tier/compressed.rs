@@ -42,14 +42,14 @@ pub(crate) fn slot_of(object: &[u8]) -> Option<Slot> {
 
 /// The object at a location of a tier that lies in the pool.
 pub(super) fn object_at(location: Location) -> Option<ObjectWord> {
-    ObjectWord::from_raw(location.get())
+    ObjectWord::from_raw(location.into_raw())
 }
 
 /// Frees objects of a tier that lies in the pool.
 pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]) {
     let word = |location: &Location| {
         object_at(*location)
-            .unwrap_or_else(|| panic!("a swap entry names no object: {:#x}", location.get()))
+            .unwrap_or_else(|| panic!("a swap entry names no object: {:#x}", location.into_raw()))
     };
     match locations {
         [] => {}
@@ -133,13 +133,13 @@ impl<S: PageSource> Tier for CompressedTier<S> {
         };
         let checksum = self.checksums.seal(slot, page);
         let word = self.pool.store_with(HEADER + data.len(), |object| {
-            object[..4].copy_from_slice(&slot.raw().to_le_bytes());
+            object[..4].copy_from_slice(&slot.into_raw().to_le_bytes());
             object[4..8].copy_from_slice(&checksum.to_le_bytes());
             let length_and_codec = data.len() as u16 | self.codec.tag() << LENGTH_BITS;
             object[8..HEADER].copy_from_slice(&length_and_codec.to_le_bytes());
             object[HEADER..].copy_from_slice(data);
         })?;
-        Ok(Placed::At(Location::new(word.get())))
+        Ok(Placed::At(Location::from_raw(word.into_raw())))
     }
 
     fn load(
@@ -156,7 +156,7 @@ impl<S: PageSource> Tier for CompressedTier<S> {
         };
         let word = object_at(stored.location()).ok_or(corrupt(Corruption::NoObject))?;
         self.pool
-            .try_read(word, |object| self.decode(slot, object, out, scratch))
+            .try_read_slot(word, |object| self.decode(slot, object, out, scratch))
             .unwrap_or(Err(Corruption::NoObject))
             .map_err(corrupt)
     }

@@ -1,6 +1,6 @@
 //! A tier that fails on demand, for tests.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use crate::{
     entry::{Location, TierKind},
@@ -77,6 +77,15 @@ impl FaultyTier {
     /// `inner`, failing as `faults` says.
     pub fn new(inner: Box<dyn Tier>, faults: Arc<Faults>) -> Self {
         Self { inner, faults }
+    }
+}
+
+impl fmt::Debug for FaultyTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyTier")
+            .field("kind", &self.inner.kind())
+            .field("faults", &self.faults)
+            .finish_non_exhaustive()
     }
 }
 

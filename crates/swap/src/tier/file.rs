@@ -23,7 +23,7 @@ use crate::{
     checksum::Checksums,
     codec::Codec,
     entry::{Location, TierKind},
-    error::{Corruption, LoadError, NewError, StoreError},
+    error::{Corruption, LoadError, NewSwapSpaceError, StoreError},
     page::Page,
     scratch::Scratch,
     slot::Slot,
@@ -82,13 +82,13 @@ const _: () = assert!(MAX_DATA < 1 << LENGTH_BITS);
 
 impl Extent {
     fn location(self) -> Location {
-        Location::new(self.unit << LENGTH_BITS | u64::from(self.length))
+        Location::from_raw(self.unit << LENGTH_BITS | u64::from(self.length))
     }
 
     fn of(location: Location) -> Self {
         Self {
-            unit: location.get() >> LENGTH_BITS,
-            length: (location.get() & ((1 << LENGTH_BITS) - 1)) as u16,
+            unit: location.into_raw() >> LENGTH_BITS,
+            length: (location.into_raw() & ((1 << LENGTH_BITS) - 1)) as u16,
         }
     }
 
@@ -169,10 +169,12 @@ impl FileTier {
         bytes: u64,
         key: &FileKey,
         level: i32,
-    ) -> Result<Self, NewError> {
+    ) -> Result<Self, NewSwapSpaceError> {
         let units = bytes / UNIT as u64;
         if bytes < PAGE_SIZE as u64 || units > 1 << UNIT_BITS {
-            return Err(NewError::Config("the swap file must have 4 KiB to 128 TiB"));
+            return Err(NewSwapSpaceError::Config(
+                "the swap file must have 4 KiB to 128 TiB",
+            ));
         }
         Ok(Self {
             backend,

@@ -27,7 +27,7 @@ impl Tier for NoopTier {
     }
 
     fn store(&self, slot: Slot, _: &Page, _: &mut Scratch) -> Result<Placed, StoreError> {
-        Ok(Placed::At(Location::new(slot.raw().into())))
+        Ok(Placed::At(Location::from_raw(slot.into_raw().into())))
     }
 
     fn load(&self, _: Stored<'_>, _: &mut Page, _: &mut Scratch) -> Result<(), LoadError> {

@@ -33,7 +33,7 @@ fn encode(word: u64) -> Option<Location> {
     } else {
         return None;
     };
-    Some(Location::new(how << VALUE_BITS | value))
+    Some(Location::from_raw(how << VALUE_BITS | value))
 }
 
 /// Pages that cost nothing but their entry.
@@ -51,13 +51,13 @@ impl Tier for SameFilledTier {
         };
         Ok(match encode(word) {
             Some(location) => Placed::At(location),
-            None => Placed::WithAnnex(Location::new(IN_ANNEX << VALUE_BITS), word),
+            None => Placed::WithAnnex(Location::from_raw(IN_ANNEX << VALUE_BITS), word),
         })
     }
 
     fn load(&self, stored: Stored<'_>, out: &mut Page, _: &mut Scratch) -> Result<(), LoadError> {
-        let value = stored.location().get() & VALUE_MASK;
-        let word = match stored.location().get() >> VALUE_BITS {
+        let value = stored.location().into_raw() & VALUE_MASK;
+        let word = match stored.location().into_raw() >> VALUE_BITS {
             AS_IT_IS => value,
             HIGH_BITS => value << LOW_ZEROS,
             REPEATED_HALF => value << 32 | value,

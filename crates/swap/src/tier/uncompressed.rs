@@ -42,7 +42,7 @@ impl<S: PageSource> Tier for UncompressedTier<S> {
         let checksum = self.checksums.seal(slot, page);
         let word = self.pool.store(&[page])?;
         Ok(Placed::WithAnnex(
-            Location::new(word.get()),
+            Location::from_raw(word.into_raw()),
             checksum.into(),
         ))
     }
@@ -56,7 +56,7 @@ impl<S: PageSource> Tier for UncompressedTier<S> {
         };
         let word = object_at(stored.location()).ok_or(corrupt(Corruption::NoObject))?;
         self.pool
-            .try_read(word, |object| match object.first_chunk::<PAGE_SIZE>() {
+            .try_read_slot(word, |object| match object.first_chunk::<PAGE_SIZE>() {
                 Some(page) => {
                     *out = *page;
                     Ok(())

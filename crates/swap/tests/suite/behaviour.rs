@@ -47,7 +47,7 @@ fn each_kind_of_page_goes_to_its_tier_and_comes_back() {
     ] {
         let before = space.pages_in(tier);
         let slot = space.store(&page, &mut scratch).unwrap();
-        assert_ne!(slot.raw(), 0);
+        assert_ne!(slot.into_raw(), 0);
         assert_eq!(space.pages_in(tier), before + 1, "{tier}");
         assert_holds(&space, slot, &page);
         assert_holds(&space, slot, &page);
@@ -138,7 +138,7 @@ fn an_emptied_space_gives_its_memory_back() {
         (2 * clusters as u64 + 1) * PAGE_SIZE as u64
     );
     // Every second page: no cluster can go. Then the rest.
-    let (even, odd): (Vec<_>, Vec<_>) = slots.iter().partition(|slot| slot.raw() % 2 == 0);
+    let (even, odd): (Vec<_>, Vec<_>) = slots.iter().partition(|slot| slot.into_raw() % 2 == 0);
     space.release_bulk(&even);
     assert_eq!(space.usage().slots_in_use as usize, odd.len());
     space.release_bulk(&odd);
@@ -181,7 +181,7 @@ fn a_batch_gets_neighbouring_slots() {
     assert!(
         slots
             .windows(2)
-            .all(|pair| pair[1].raw() == pair[0].raw() + 1)
+            .all(|pair| pair[1].into_raw() == pair[0].into_raw() + 1)
     );
     for (slot, page) in slots.iter().zip(pages) {
         assert_holds(&space, *slot, page);
@@ -434,7 +434,7 @@ fn compaction_moves_pages_under_their_slots() {
     let (keep, free): (Vec<_>, Vec<_>) = slots
         .iter()
         .zip(&pages)
-        .partition(|(slot, _)| slot.raw() % 4 == 0);
+        .partition(|(slot, _)| slot.into_raw() % 4 == 0);
     space.release_bulk(&free.iter().map(|(slot, _)| **slot).collect::<Vec<_>>());
     space.trim();
     let before = space.usage().pool_bytes;

@@ -19,7 +19,12 @@ impl Relocate for Owner {
     fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
         !self.refuses
             && self.words[usize::from(object[0])]
-                .compare_exchange(old.get(), new.get(), Ordering::AcqRel, Ordering::Relaxed)
+                .compare_exchange(
+                    old.into_raw(),
+                    new.into_raw(),
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                )
                 .is_ok()
     }
 }
@@ -40,14 +45,14 @@ impl Owner {
         }
         let body = vec![fill; size - 1];
         if let Ok(word) = pool.store(&[&[entry as u8], &body]) {
-            self.words[entry].store(word.get(), Ordering::Relaxed);
+            self.words[entry].store(word.into_raw(), Ordering::Relaxed);
             self.objects[entry] = Some((fill, size));
         }
     }
 
     fn check(&self, pool: &Pool<HeapSource>, entry: usize) {
         if let Some((fill, size)) = self.objects[entry] {
-            pool.read(self.word(entry), |slot| {
+            pool.read_slot(self.word(entry), |slot| {
                 assert_eq!(usize::from(slot[0]), entry);
                 assert!(
                     slot[1..size].iter().all(|&byte| byte == fill),
@@ -63,12 +68,12 @@ pub fn run(input: &[u8]) {
     let [chain, retained, rest @ ..] = input else {
         return;
     };
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.max_chain_pages = 1 + usize::from(*chain) % MAX_CHAIN_PAGES;
-    config.retained_pages = usize::from(*retained);
-    config.zero_freed = chain & 0x80 != 0;
-    config.deferred_bytes = 1 << 16;
-    config.shards = 2;
+    let config = Config::with_capacity_pages(1 << 12)
+        .max_chain_pages(1 + usize::from(*chain) % MAX_CHAIN_PAGES)
+        .retained_pages(usize::from(*retained))
+        .zero_freed(chain & 0x80 != 0)
+        .deferred_bytes(1 << 16)
+        .shards(2);
     let pool = Pool::new(HeapSource::new(), config).expect("the configuration is sound");
     let mut owner = Owner {
         words: (0..ENTRIES).map(|_| AtomicU64::new(0)).collect(),

@@ -15,9 +15,9 @@ use zsmalloc::{
 };
 
 fn table(shards: usize) -> HandleTable<TestSource> {
-    let mut config = Config::with_capacity_pages(1 << 16);
-    config.shards = shards;
-    config.retained_pages = 0;
+    let config = Config::with_capacity_pages(1 << 16)
+        .shards(shards)
+        .retained_pages(0);
     HandleTable::new(TestSource::default(), config).unwrap()
 }
 
@@ -187,7 +187,7 @@ fn an_owner_that_refuses_loses_nothing() {
     assert!(report.objects_refused > 0);
     assert_eq!((report.objects_moved, report.pages_released), (0, 0));
     for (n, &word) in words.iter().enumerate().step_by(2) {
-        pool.read(word, |slot| {
+        pool.read_slot(word, |slot| {
             assert!(slot[..1500] == contents(n as u64, 1500))
         });
         pool.free(word);
@@ -210,8 +210,7 @@ impl Relocate for Words {
 
 #[test]
 fn what_waits_to_be_freed_is_not_moved() {
-    let mut config = Config::with_capacity_pages(1 << 14);
-    config.shards = 1;
+    let config = Config::with_capacity_pages(1 << 14).shards(1);
     let pool = Pool::new(HeapSource::new(), config).unwrap();
     let store = |n: u64| pool.store(&[&n.to_le_bytes(), &contents(n, 1492)]).unwrap();
     let owner = Words((0..3000).map(|n| Mutex::new(store(n))).collect());
@@ -228,7 +227,7 @@ fn what_waits_to_be_freed_is_not_moved() {
     assert!(report.pages_released > 0);
     for (number, word) in owner.0.iter().enumerate() {
         if !freed(&number) {
-            pool.read(*word.lock().unwrap(), |bytes| {
+            pool.read_slot(*word.lock().unwrap(), |bytes| {
                 assert!(bytes[8..1500] == contents(number as u64, 1492))
             });
         }
@@ -300,9 +299,9 @@ fn compaction_stops_when_asked() {
 
 #[test]
 fn deferred_frees_are_bounded_and_done() {
-    let mut config = Config::with_capacity_pages(1 << 14);
-    config.shards = 1;
-    config.deferred_bytes = 1 << 18;
+    let config = Config::with_capacity_pages(1 << 14)
+        .shards(1)
+        .deferred_bytes(1 << 18);
     let pool = Pool::new(HeapSource::new(), config).unwrap();
     let words: Vec<ObjectWord> = (0..1000)
         .map(|n| pool.store(&[&contents(n, 2048)]).unwrap())
@@ -322,8 +321,7 @@ fn deferred_frees_are_bounded_and_done() {
 
 #[test]
 fn a_store_does_deferred_frees_before_it_takes_memory() {
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.shards = 1;
+    let config = Config::with_capacity_pages(1 << 12).shards(1);
     let pool = Pool::new(TestSource::default(), config).unwrap();
     let words: Vec<ObjectWord> = (0..60)
         .map(|n| pool.store(&[&contents(n, PAGE_SIZE)]).unwrap())
@@ -340,8 +338,7 @@ fn a_store_does_deferred_frees_before_it_takes_memory() {
 
 #[test]
 fn a_deferred_double_free_is_reported() {
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.shards = 1;
+    let config = Config::with_capacity_pages(1 << 12).shards(1);
     let pool = Pool::new(HeapSource::new(), config).unwrap();
     let (word, other) = (
         pool.store(&[b"one"]).unwrap(),
@@ -369,8 +366,7 @@ fn wait_for_memory<S: zsmalloc::PageSource>(pool: &Pool<S>, seconds: u64) {
 
 #[test]
 fn a_drainer_gives_the_memory_back() {
-    let mut config = Config::with_capacity_pages(1 << 14);
-    config.retained_pages = 0;
+    let config = Config::with_capacity_pages(1 << 14).retained_pages(0);
     let pool = Arc::new(Pool::new(HeapSource::new(), config).unwrap());
     let drainer = Drainer::spawn(pool.clone()).unwrap();
     for round in 0..20 {
@@ -393,9 +389,9 @@ fn a_drainer_gives_the_memory_back() {
 fn a_drainer_gives_much_back_with_helpers() {
     // 40 MB: several times what a helper is started for.
     const OBJECTS: u64 = 40_000;
-    let mut config = Config::with_capacity_pages(1 << 16);
-    config.shards = 1;
-    config.deferred_bytes = 2048 * OBJECTS as usize;
+    let config = Config::with_capacity_pages(1 << 16)
+        .shards(1)
+        .deferred_bytes(2048 * OBJECTS as usize);
     let pool = Arc::new(Pool::new(TestSource::default(), config).unwrap());
     let words: Vec<ObjectWord> = (0..OBJECTS)
         .map(|n| pool.store(&[&contents(n, 1 + n as usize % 2000)]).unwrap())

@@ -13,11 +13,11 @@ use zsmalloc::{Config, Drainer, HandleTable, ObjectWord, PAGE_SIZE, Pool};
 const HUGE: usize = 64;
 
 fn config(spare_part: usize) -> Config {
-    let mut config = Config::with_capacity_pages(1 << 14);
-    config.shards = 2;
-    config.retained_pages = 0;
-    config.deferred_bytes = 0;
-    config.spare_part = spare_part;
+    let config = Config::with_capacity_pages(1 << 14)
+        .shards(2)
+        .retained_pages(0)
+        .deferred_bytes(0)
+        .spare_part(spare_part);
     config
 }
 
@@ -33,7 +33,7 @@ fn store_pages(pool: &Pool<TestSource>, count: u64) -> Vec<(u64, ObjectWord)> {
 
 fn check(pool: &Pool<TestSource>, stored: &[(u64, ObjectWord)]) {
     for &(n, word) in stored {
-        pool.read(word, |slot| assert!(slot == contents(n, PAGE_SIZE)));
+        pool.read_slot(word, |slot| assert!(slot == contents(n, PAGE_SIZE)));
     }
     check_stats(pool, stored.iter().map(|_| PAGE_SIZE));
     let committed = pool.source().committed_pages.load(Ordering::Relaxed) as usize;
@@ -158,7 +158,7 @@ fn those_of_few_pages_serve_a_small_pool() {
         .collect();
     let check = |stored: &[(u64, usize, ObjectWord)]| {
         for &(n, size, word) in stored {
-            pool.read(word, |slot| assert!(slot[..size] == contents(n, size)));
+            pool.read_slot(word, |slot| assert!(slot[..size] == contents(n, size)));
         }
         check_stats(&pool, stored.iter().map(|&(_, size, _)| size));
         let committed = pool.source().committed_pages.load(Ordering::Relaxed) as usize;
@@ -249,8 +249,7 @@ fn much_spare_memory_does_not_last() {
 /// Stores, frees in all ways, compaction, a drainer and trims at once.
 #[test]
 fn threads_fill_and_split_together() {
-    let mut config = config(2);
-    config.deferred_bytes = 1 << 20;
+    let config = config(2).deferred_bytes(1 << 20);
     let table = HandleTable::new(TestSource::with_huge_pages(16), config.clone()).unwrap();
     let other = Arc::new(Pool::new(TestSource::with_huge_pages(16), config).unwrap());
     let drainer = Drainer::spawn(other.clone()).unwrap();
@@ -279,7 +278,7 @@ fn threads_fill_and_split_together() {
                         assert!(table.read(handle, whole).unwrap());
                         table.free(handle).unwrap();
                         let (word, size) = words.swap_remove(random.below(words.len()));
-                        other.read(word, |slot| {
+                        other.read_slot(word, |slot| {
                             assert!(slot[..size] == contents(size as u64, size));
                         });
                         other.free_deferred(word);

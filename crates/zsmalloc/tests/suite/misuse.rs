@@ -5,7 +5,7 @@ use std::{panic, sync::atomic::Ordering};
 use crate::common::{TestSource, contents};
 use memfold_testing::Random;
 use zsmalloc::{
-    AllocError, Config, HeapSource, MisuseError, ObjectWord, PAGE_SIZE, Pool, PoolError,
+    AllocError, Config, HeapSource, MisuseError, NewPoolError, ObjectWord, PAGE_SIZE, Pool,
     SourceError,
 };
 
@@ -36,12 +36,12 @@ fn a_double_free_is_found_out() {
     pool.free(word);
     assert_eq!(pool.try_free(word), Err(MisuseError::NotStored(word)));
     assert_eq!(
-        pool.try_read(word, |_| ()),
+        pool.try_read_slot(word, |_| ()),
         Err(MisuseError::NotStored(word))
     );
     assert!(panic::catch_unwind(|| pool.free(word)).is_err());
-    assert!(panic::catch_unwind(|| pool.read(word, |_| ())).is_err());
-    pool.read(other, |slot| assert_eq!(&slot[..3], b"two"));
+    assert!(panic::catch_unwind(|| pool.read_slot(word, |_| ())).is_err());
+    pool.read_slot(other, |slot| assert_eq!(&slot[..3], b"two"));
     pool.free(other);
     assert_eq!(pool.stats().objects_used(), 0);
 }
@@ -54,7 +54,7 @@ fn a_double_free_after_the_zspage_is_gone_is_found_out() {
     pool.trim();
     assert_eq!(pool.resident_bytes(), 0);
     assert!(pool.try_free(word).is_err());
-    assert!(pool.try_read(word, |_| ()).is_err());
+    assert!(pool.try_read_slot(word, |_| ()).is_err());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_bulk_free_frees_the_good_words_and_reports_the_bad_one() {
     let good: Vec<ObjectWord> = (0..500)
         .map(|n| pool.store(&[&contents(n, 700)]).unwrap())
         .collect();
-    let foreign = ObjectWord::from_raw(good[0].get() | 0xff).unwrap();
+    let foreign = ObjectWord::from_raw(good[0].into_raw() | 0xff).unwrap();
     for bad in [foreign, good[250]] {
         let mut words: Vec<ObjectWord> = good
             .iter()
@@ -85,13 +85,13 @@ fn a_bad_word_among_good_ones_of_its_zspage_does_no_damage() {
         let mut words: Vec<ObjectWord> =
             (0..40).map(|n| pool.store(&[&bytes(n)]).unwrap()).collect();
         // No zspage of this class has so many objects.
-        let bad = ObjectWord::from_raw(words[at].get() | 0xff).unwrap();
+        let bad = ObjectWord::from_raw(words[at].into_raw() | 0xff).unwrap();
         words.insert(at, bad);
         assert!(pool.try_free_bulk(&mut words).is_err());
         assert_eq!(pool.stats().objects_used(), 0);
         let again: Vec<ObjectWord> = (0..40).map(|n| pool.store(&[&bytes(n)]).unwrap()).collect();
         for (n, &word) in again.iter().enumerate() {
-            pool.read(word, |slot| assert_eq!(slot[..700], bytes(n as u64)));
+            pool.read_slot(word, |slot| assert_eq!(slot[..700], bytes(n as u64)));
         }
         again.into_iter().for_each(|word| pool.free(word));
         assert_eq!(pool.stats().objects_used(), 0);
@@ -110,7 +110,7 @@ fn made_up_words_do_no_damage() {
     let mut random = Random::new(7);
     for round in 0..200_000 {
         let (near, bytes) = &stored[random.below(stored.len())];
-        let near = near.get();
+        let near = near.into_raw();
         let raw = match random.below(3) {
             0 => (random.next_word() >> 16) & ((1 << ObjectWord::BITS) - 1),
             1 => near ^ (1 << random.below(50)),
@@ -118,7 +118,7 @@ fn made_up_words_do_no_damage() {
         };
         if let Some(word) = ObjectWord::from_raw(raw).filter(|word| !known.contains(word)) {
             assert!(pool.try_free(word).is_err());
-            assert!(pool.try_read(word, |_| ()).is_err());
+            assert!(pool.try_read_slot(word, |_| ()).is_err());
             assert!(pool.try_free_bulk(&mut [word]).is_err());
             if round % 4 == 0 {
                 // Next to a good word, which takes the lock that the other may seem to need.
@@ -130,7 +130,7 @@ fn made_up_words_do_no_damage() {
     }
     assert_eq!(pool.stats().objects_used(), stored.len());
     for (word, bytes) in stored {
-        pool.read(word, |slot| {
+        pool.read_slot(word, |slot| {
             assert_eq!(&slot[..bytes.len()], bytes.as_slice())
         });
     }
@@ -156,7 +156,7 @@ fn refused_commits_lose_nothing() {
         pool.source().commits_left.set(-1);
         assert!(pool.store(&[&contents(1, PAGE_SIZE)]).is_ok());
         for (word, bytes) in stored {
-            pool.read(word, |slot| {
+            pool.read_slot(word, |slot| {
                 assert_eq!(&slot[..bytes.len()], bytes.as_slice())
             });
             pool.free(word);
@@ -166,8 +166,7 @@ fn refused_commits_lose_nothing() {
 
 #[test]
 fn what_could_not_be_given_back_stays_counted() {
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.retained_pages = 0;
+    let config = Config::with_capacity_pages(1 << 12).retained_pages(0);
     let pool = Pool::new(TestSource::default(), config).unwrap();
     let word = pool.store(&[&contents(1, 4000)]).unwrap();
     let resident = pool.resident_bytes();
@@ -209,24 +208,21 @@ fn a_panic_while_filling_frees_the_slot() {
 
 #[test]
 fn senseless_configurations_are_errors() {
-    for change in [
-        |config: &mut Config| config.max_chain_pages = 0,
-        |config: &mut Config| config.max_chain_pages = 17,
-        |config: &mut Config| config.capacity_pages = usize::MAX,
+    for config in [
+        Config::new().max_chain_pages(0),
+        Config::new().max_chain_pages(17),
+        Config::with_capacity_pages(usize::MAX),
     ] {
-        let mut config = Config::default();
-        change(&mut config);
         assert!(matches!(
             Pool::new(HeapSource::new(), config),
-            Err(PoolError::Config(_))
+            Err(NewPoolError::Config(_))
         ));
     }
 }
 
 #[test]
 fn freed_bytes_are_not_seen_again_when_asked_for() {
-    let mut config = Config::with_capacity_pages(1024);
-    config.zero_freed = true;
+    let config = Config::with_capacity_pages(1024).zero_freed(true);
     let pool = Pool::new(HeapSource::new(), config).unwrap();
     for size in [1, 7, 100, 1000, 4000] {
         let class = pool
@@ -238,9 +234,22 @@ fn freed_bytes_are_not_seen_again_when_asked_for() {
         let secret = pool.store(&[&vec![0xaa; class]]).unwrap();
         pool.free(secret);
         let word = pool.store_with(size, |bytes| bytes.fill(1)).unwrap();
-        pool.read(word, |slot| {
+        pool.read_slot(word, |slot| {
             assert!(slot.len() == class && slot[size..].iter().all(|&byte| byte == 0));
         });
         pool.free(word);
     }
+}
+
+#[test]
+fn a_read_gives_exactly_the_length_asked_for() {
+    let pool = Pool::new(HeapSource::new(), Config::with_capacity_pages(1024)).unwrap();
+    let word = pool.store(&[b"seven b"]).unwrap();
+    pool.read(word, 7, |object| assert_eq!(object, b"seven b"));
+    let slot = pool.slot_bytes(word).unwrap();
+    assert_eq!(pool.try_read(word, slot, <[u8]>::len), Ok(slot));
+    let len = slot + 1;
+    let too_long = pool.try_read(word, len, |_| ());
+    assert_eq!(too_long, Err(MisuseError::TooLong { word, len }));
+    assert!(panic::catch_unwind(|| pool.read(word, len, |_| ())).is_err());
 }

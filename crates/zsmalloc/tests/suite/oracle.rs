@@ -48,7 +48,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-fn config() -> impl Strategy<Value = Config> {
+/// A configuration, and whether it zeroes what is freed.
+fn config() -> impl Strategy<Value = (Config, bool)> {
     (
         1..=16_usize,
         any::<bool>(),
@@ -58,13 +59,13 @@ fn config() -> impl Strategy<Value = Config> {
     )
         .prop_map(
             |(max_chain_pages, zero_freed, shards, retained_pages, spare_part)| {
-                let mut config = Config::with_capacity_pages(1 << 14);
-                config.max_chain_pages = max_chain_pages;
-                config.zero_freed = zero_freed;
-                config.shards = shards;
-                config.retained_pages = retained_pages;
-                config.spare_part = spare_part;
-                config
+                let config = Config::with_capacity_pages(1 << 14)
+                    .max_chain_pages(max_chain_pages)
+                    .zero_freed(zero_freed)
+                    .shards(shards)
+                    .retained_pages(retained_pages)
+                    .spare_part(spare_part);
+                (config, zero_freed)
             },
         )
 }
@@ -100,7 +101,7 @@ fn store(pool: &Pool<&TestSource>, oracle: &mut Oracle, parts: &[usize], seed: u
 fn check_contents(pool: &Pool<&TestSource>, oracle: &Oracle, zero_freed: bool) {
     let mut places: Vec<(usize, usize)> = Vec::new();
     for (&word, bytes) in oracle {
-        pool.read(word, |slot| {
+        pool.read_slot(word, |slot| {
             assert_eq!(&slot[..bytes.len()], bytes.as_slice());
             assert!(!zero_freed || slot[bytes.len()..].iter().all(|&byte| byte == 0));
             places.push((slot.as_ptr() as usize, slot.len()));
@@ -123,11 +124,10 @@ proptest! {
 
     #[test]
     fn a_pool_holds_what_a_map_holds(
-        (config, huge_pages) in (config(), prop_oneof![Just(0_usize), Just(16), Just(64)]),
+        ((config, zero_freed), huge_pages) in (config(), prop_oneof![Just(0_usize), Just(16), Just(64)]),
         operations in prop::collection::vec(operation(), 1..300),
     ) {
         let source = TestSource::with_huge_pages(huge_pages);
-        let zero_freed = config.zero_freed;
         let pool = Pool::new(&source, config).unwrap();
         let mut oracle = Oracle::new();
         for (seed, operation) in operations.into_iter().enumerate() {
@@ -138,7 +138,7 @@ proptest! {
                         oracle.remove(&word);
                         pool.free(word);
                         prop_assert!(pool.try_free(word).is_err());
-                        prop_assert!(pool.try_read(word, |_| ()).is_err());
+                        prop_assert!(pool.try_read_slot(word, |_| ()).is_err());
                     }
                 }
                 Operation::FreeBulk { victims } => {
@@ -177,8 +177,7 @@ proptest! {
 /// A class that has lost objects lends their slots to the one below it, before that takes memory.
 #[test]
 fn a_spare_slot_of_a_slightly_larger_class_is_used_first() {
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.shards = 1;
+    let config = Config::with_capacity_pages(1 << 12).shards(1);
     let pool = Pool::new(TestSource::default(), config).unwrap();
     let (size, larger, too_large) = (1600, 1664, 1744);
     let store = |size: usize, seed| pool.store(&[&contents(seed, size)]).unwrap();
@@ -204,14 +203,14 @@ fn a_spare_slot_of_a_slightly_larger_class_is_used_first() {
     assert_eq!(pool.resident_bytes(), pages);
     assert_eq!(in_class(larger).objects_used, lending.len());
     assert_eq!(in_class(size).objects_used, own.len());
-    pool.read(borrowed, |slot| {
+    pool.read_slot(borrowed, |slot| {
         assert!(slot.len() == in_class(larger).class_size);
         assert!(slot[..size] == contents(77, size));
     });
     // What lies around it is as it was.
     for (words, size) in [(&own, size), (&lending, larger), (&other, too_large)] {
         for (seed, &word) in words.iter().enumerate().skip(1) {
-            pool.read(word, |slot| {
+            pool.read_slot(word, |slot| {
                 assert!(slot[..size] == contents(seed as u64, size))
             });
         }

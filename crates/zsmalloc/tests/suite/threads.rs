@@ -22,7 +22,7 @@ fn store(pool: &Pool<TestSource>, random: &mut Random) -> Object {
 }
 
 fn check(pool: &Pool<TestSource>, object: &Object) {
-    pool.read(object.word, |slot| {
+    pool.read_slot(object.word, |slot| {
         assert!(
             slot[..object.size] == contents(object.seed, object.size),
             "wrong bytes"
@@ -34,9 +34,9 @@ fn check(pool: &Pool<TestSource>, object: &Object) {
 #[test]
 fn objects_survive_other_threads() {
     const THREADS: u64 = 6;
-    let mut config = Config::with_capacity_pages(1 << 16);
-    config.shards = 4;
-    config.retained_pages = 64;
+    let config = Config::with_capacity_pages(1 << 16)
+        .shards(4)
+        .retained_pages(64);
     let pool = Pool::new(TestSource::default(), config).unwrap();
     let shared: Mutex<Vec<Object>> = Mutex::new(Vec::new());
     let left: Vec<Object> = thread::scope(|scope| {
@@ -98,8 +98,7 @@ fn work(pool: &Pool<TestSource>, shared: &Mutex<Vec<Object>>, number: u64) -> Ve
 /// A free in one thread against a second free of the same word in another: exactly one succeeds.
 #[test]
 fn a_double_free_is_found_out_across_threads() {
-    let mut config = Config::with_capacity_pages(1 << 12);
-    config.shards = 2;
+    let config = Config::with_capacity_pages(1 << 12).shards(2);
     let pool = Pool::new(HeapSource::new(), config).unwrap();
     let words: Vec<ObjectWord> = (0..5000)
         .map(|n| pool.store(&[&contents(n, 100)]).unwrap())

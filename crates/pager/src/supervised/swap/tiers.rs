@@ -12,7 +12,8 @@
 use crate::supervised::group::Group;
 use crate::sync::lock;
 use memfold_swap::{
-    FileKey, FileTier, MAX_AGE, MigrateReport, NewError, ScanPolicy, Scratch, StoreError, TierKind,
+    FileKey, FileTier, MAX_AGE, MigrateReport, NewSwapSpaceError, ScanPolicy, Scratch, StoreError,
+    TierKind,
 };
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -66,7 +67,7 @@ pub enum SwapFileError {
     },
     /// The tier could not be set up.
     #[error(transparent)]
-    Tier(#[from] NewError),
+    Tier(#[from] NewSwapSpaceError),
 }
 
 /// Makes the swap file of a run, with a key that nobody else has.

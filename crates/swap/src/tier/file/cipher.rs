@@ -96,7 +96,7 @@ fn nonce(number: u64) -> Nonce<Aes256Gcm> {
 /// What a record is bound to besides its contents.
 fn bound(slot: Slot, location: Location) -> [u8; 12] {
     let mut bytes = [0; 12];
-    bytes[..8].copy_from_slice(&location.get().to_le_bytes());
-    bytes[8..].copy_from_slice(&slot.raw().to_le_bytes());
+    bytes[..8].copy_from_slice(&location.into_raw().to_le_bytes());
+    bytes[8..].copy_from_slice(&slot.into_raw().to_le_bytes());
     bytes
 }
