@@ -2,8 +2,8 @@
 
 use crate::{error::AllocError, pool::Pool, source::PageSource, word::ObjectWord};
 
-/// An object may take the slot of a class that is larger than its own by this part. On the recorded
-/// traces an eighth gains little more than a sixteenth, and a 32nd only half as much in some.
+/// A store may use a slot of a larger class if that is at most 1/`BORROWED_PART` larger than its
+/// own. A smaller value finds free slots more often and wastes more of each.
 const BORROWED_PART: usize = 16;
 
 impl<S: PageSource> Pool<S> {
@@ -19,17 +19,17 @@ impl<S: PageSource> Pool<S> {
         if let Some(word) = bin.lock().allocate(&context) {
             return Ok(word);
         }
-        // Memory is needed: what was deferred may give some.
+        // Deferred frees may provide a slot, or memory for one.
         if self.drain_under_pressure()
             && let Some(word) = bin.lock().allocate(&context)
         {
             return Ok(word);
         }
-        // Before a new zspage is made, a free slot of a slightly larger class will do,
+        // Before a new zspage: a free slot of a slightly larger class,
         if let Some(word) = self.borrow_slot(shard, class_index) {
             return Ok(word);
         }
-        // or a zspage with free slots in another shard.
+        // or a partly used zspage of another shard.
         for other in (0..self.shards.len()).filter(|&other| other != shard) {
             let given = self.shards[other].bins[class_index]
                 .state
@@ -46,9 +46,9 @@ impl<S: PageSource> Pool<S> {
     /// Takes a slot of a class that is at most [`BORROWED_PART`] larger and has a partly used zspage
     /// besides the one it allocates from.
     ///
-    /// How many objects a class has goes up and down, but its zspages seldom become empty by
-    /// themselves. So the classes that have fewer just now lend to those that have more. One that
-    /// grows has nothing to lend: all it has free is in one zspage.
+    /// Zspages seldom empty by themselves while the number of objects of a class varies, so classes
+    /// that have free slots lend them. A growing class lends none: its free slots are all in its
+    /// current zspage.
     fn borrow_slot(&self, shard: usize, class_index: usize) -> Option<ObjectWord> {
         let classes = self.classes.classes();
         let most = classes[class_index].size() / BORROWED_PART;

@@ -1,11 +1,11 @@
-//! Arenas: the way from a page number to its zspage, and the free runs.
+//! Arenas: from a page number to its zspage, and the sets of free runs.
 //!
-//! The address range of a pool is cut into *stretches* and these into *units* of 16 pages. An
-//! *arena* is some units of one stretch in which every zspage has the same length, so the zspage
-//! that a page belongs to follows from the page number by a multiplication, and an arena has
-//! exactly as many records as it can hold zspages. It is short, so that little of a stretch waits
-//! for zspages of a rare length. Records live as long as the pool: a stale object word meets a
-//! record that says so, never freed memory.
+//! A pool's address range is divided into *extents*, and these into *units* of 16 pages. An *arena*
+//! is a range of units of one extent in which all zspages have the same length, so a page number
+//! leads to its zspage by a multiplication, and an arena has exactly as many records as it can hold
+//! zspages. Arenas are short, so that little of an extent is set aside for zspages of a rare
+//! length. Records live as long as the pool: a stale object word finds a record that refuses it,
+//! never freed memory.
 
 use std::{
     alloc::{Layout, alloc},
@@ -16,19 +16,19 @@ use std::{
 
 use crate::{
     error::AllocError,
-    geometry::{MAX_STRETCH_PAGES, PageNumber, UNIT_PAGES, UNIT_SHIFT},
-    stretch::Stretch,
+    extent::Extent,
+    geometry::{MAX_EXTENT_PAGES, PageNumber, UNIT_PAGES, UNIT_SHIFT},
     sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     table::{Table, Zero},
     zspage::{Link, NO_LINK, Zspage},
 };
 
-/// An arena has no more runs than a set has bits.
+/// The most runs of an arena: one for each bit of a set.
 const MAX_RUNS: usize = u64::BITS as usize;
 
-/// Units of an arena for runs of `run_pages` pages: few, as half an arena of each length waits for
-/// its zspages on average, but such that runs fill them to the last page or nearly so. Of the rare
-/// longest ones a fifteenth or an eighth is left over, which is less than would wait.
+/// Units of an arena for runs of `run_pages` pages. Few, because half an arena of each length is
+/// unused on average, but enough for the runs to fill it almost exactly. Arenas of the rare longest
+/// runs leave 1/15 or 1/8 over, which is less than a longer arena would leave unused.
 fn units_for(run_pages: usize) -> usize {
     match run_pages {
         14 | 15 => 1,
@@ -39,8 +39,8 @@ fn units_for(run_pages: usize) -> usize {
     }
 }
 
-/// Runs of an arena that are free in some way. Guarded by the lock of the owner's run lists, so
-/// relaxed accesses do.
+/// Free runs of an arena. Guarded by the lock of the owner's run lists, so relaxed accesses
+/// suffice.
 #[derive(Debug)]
 pub(crate) struct RunSet(AtomicU64);
 
@@ -66,7 +66,7 @@ impl RunSet {
         self.0.store(self.bits() & !(1 << run), Ordering::Relaxed);
     }
 
-    /// Takes the first run.
+    /// Removes the first run and returns it.
     pub(crate) fn pop(&self) -> Option<usize> {
         let free = self.bits();
         self.0.store(free & free.wrapping_sub(1), Ordering::Relaxed);
@@ -74,25 +74,25 @@ impl RunSet {
     }
 }
 
-/// An arena stands on no list.
+/// Link of an arena that is on no list.
 pub(crate) const NOT_LISTED: u32 = u32::MAX - 1;
 
-/// A part of a stretch whose zspages all have the same length.
+/// A part of an extent whose zspages all have the same length.
 #[derive(Debug)]
 pub(crate) struct Arena {
     /// Its first unit.
     index: u32,
     units: u32,
     first: u32,
-    /// The same, counted from the first page of the stretch.
+    /// The same, counted from the first page of the extent.
     offset: u32,
     run_pages: u32,
     /// `ceil(2^16 / run_pages)`: divides any offset inside an arena exactly.
     reciprocal: u32,
-    /// The stretch it lies in, and the shard whose run lists have its free runs.
-    stretch: u32,
+    /// Its extent, and the shard whose run lists have its free runs.
+    extent: u32,
     owner: usize,
-    /// Free runs that have memory, and free runs that lack some or all of it.
+    /// Free runs that are resident, and those that are not, or only in part.
     pub(crate) warm: RunSet,
     pub(crate) cold: RunSet,
     pub(crate) next_warm: AtomicU32,
@@ -119,17 +119,17 @@ impl Arena {
         self.index
     }
 
-    pub(crate) fn stretch(&self) -> usize {
-        self.stretch as usize
+    pub(crate) fn extent(&self) -> usize {
+        self.extent as usize
     }
 
-    /// The pages of a run, counted from the first of the stretch.
+    /// The pages of a run, counted from the first of the extent.
     pub(crate) fn pages_of(&self, run: usize) -> Range<usize> {
         let start = self.offset as usize + run * self.run_pages();
         start..start + self.run_pages()
     }
 
-    /// The runs of which some page is among these of the stretch.
+    /// The runs that overlap a range of pages of the extent.
     pub(crate) fn runs_at(&self, pages: &Range<usize>) -> Range<usize> {
         let run_of = |page: usize| page.saturating_sub(self.offset as usize) / self.run_pages();
         let end = pages.end + self.run_pages() - 1;
@@ -156,16 +156,16 @@ unsafe impl Zero for AtomicPtr<Arena> {
     }
 }
 
-/// All arenas of a pool, and the stretches they lie in.
+/// All arenas of a pool, and the extents they lie in.
 #[derive(Debug)]
 pub(crate) struct Arenas {
-    /// For each unit the arena it is of, if any.
+    /// The arena of each unit, or null.
     table: Table<AtomicPtr<Arena>>,
-    stretches: Table<Stretch>,
-    stretch_units: usize,
-    /// Units of a block of a stretch.
+    extents: Table<Extent>,
+    extent_units: usize,
+    /// Units of a block of an extent.
     block_units: usize,
-    /// How many stretches were handed out. It may run past their number when the range is full.
+    /// Extents in use. It may exceed their number when the range is full.
     next: AtomicUsize,
     /// Free pages of huge pages that are partly in use.
     spare_pages: AtomicUsize,
@@ -174,17 +174,17 @@ pub(crate) struct Arenas {
 }
 
 impl Arenas {
-    /// Records for `count` stretches of `stretch_pages` pages, in blocks of `block_pages`, both
+    /// Records for `count` extents of `extent_pages` pages, in blocks of `block_pages`, both
     /// powers of two. None of them is in use.
-    pub(crate) fn new(count: usize, stretch_pages: usize, block_pages: usize) -> Option<Self> {
-        debug_assert!(stretch_pages.is_power_of_two() && block_pages.is_power_of_two());
-        debug_assert!((block_pages..=MAX_STRETCH_PAGES).contains(&stretch_pages));
+    pub(crate) fn new(count: usize, extent_pages: usize, block_pages: usize) -> Option<Self> {
+        debug_assert!(extent_pages.is_power_of_two() && block_pages.is_power_of_two());
+        debug_assert!((block_pages..=MAX_EXTENT_PAGES).contains(&extent_pages));
         debug_assert!(block_pages >= UNIT_PAGES);
-        let stretch_units = stretch_pages / UNIT_PAGES;
+        let extent_units = extent_pages / UNIT_PAGES;
         Some(Self {
-            table: Table::new(count * stretch_units)?,
-            stretches: Table::new(count)?,
-            stretch_units,
+            table: Table::new(count * extent_units)?,
+            extents: Table::new(count)?,
+            extent_units,
             block_units: block_pages / UNIT_PAGES,
             next: AtomicUsize::new(0),
             spare_pages: AtomicUsize::new(0),
@@ -192,7 +192,7 @@ impl Arenas {
         })
     }
 
-    /// The arena that a unit is of.
+    /// The arena of a unit.
     pub(crate) fn arena(&self, unit: usize) -> Option<&Arena> {
         let arena = self.table.get(unit)?.load(Ordering::Acquire);
         // SAFETY: a pointer in the table is null or comes from `Box::into_raw` in `add`, which wrote
@@ -201,9 +201,9 @@ impl Arenas {
         unsafe { arena.as_ref() }
     }
 
-    /// Pages of a stretch.
-    pub(crate) fn stretch_pages(&self) -> usize {
-        self.stretch_units * UNIT_PAGES
+    /// Pages of an extent.
+    pub(crate) fn extent_pages(&self) -> usize {
+        self.extent_units * UNIT_PAGES
     }
 
     /// Pages of a block.
@@ -211,15 +211,15 @@ impl Arenas {
         self.block_units * UNIT_PAGES
     }
 
-    /// The blocks of a stretch, each as its units.
+    /// The blocks of an extent, each as its units.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let length = self.block_units;
-        (0..self.stretch_units)
+        (0..self.extent_units)
             .step_by(length)
             .map(move |start| start..start + length)
     }
 
-    /// The blocks that pages of a stretch lie in, and which of the pages are in each.
+    /// The blocks that pages of an extent lie in, and which of the pages are in each.
     pub(crate) fn blocks_of(
         &self,
         pages: &Range<usize>,
@@ -232,30 +232,30 @@ impl Arenas {
         })
     }
 
-    /// A stretch in use.
-    pub(crate) fn stretch(&self, index: usize) -> &Stretch {
-        self.stretches
+    /// An extent in use.
+    pub(crate) fn extent(&self, index: usize) -> &Extent {
+        self.extents
             .get(index)
-            .expect("stretches in use are in the table")
+            .expect("extents in use are in the table")
     }
 
-    /// How many stretches were put to use.
-    pub(crate) fn stretches_used(&self) -> usize {
-        self.next.load(Ordering::Relaxed).min(self.stretches.len())
+    /// The number of extents in use.
+    pub(crate) fn extents_used(&self) -> usize {
+        self.next.load(Ordering::Relaxed).min(self.extents.len())
     }
 
-    /// The first page of a stretch.
-    pub(crate) fn first_page(&self, stretch: usize) -> PageNumber {
-        PageNumber((stretch * self.stretch_pages()) as u32)
+    /// The first page of an extent.
+    pub(crate) fn first_page(&self, extent: usize) -> PageNumber {
+        PageNumber((extent * self.extent_pages()) as u32)
     }
 
-    /// The arenas that lie in a stretch.
-    pub(crate) fn arenas_in(&self, stretch: usize) -> impl Iterator<Item = &Arena> {
-        let first = stretch * self.stretch_units;
-        let end = first + self.stretch(stretch).assigned();
+    /// The arenas that lie in an extent.
+    pub(crate) fn arenas_in(&self, extent: usize) -> impl Iterator<Item = &Arena> {
+        let first = extent * self.extent_units;
+        let end = first + self.extent(extent).assigned();
         let mut unit = first;
         std::iter::from_fn(move || {
-            // The last is missing while it is made.
+            // The last arena is missing until it is published.
             let arena = (unit < end).then(|| self.arena(unit)).flatten()?;
             unit += arena.units as usize;
             Some(arena)
@@ -266,7 +266,7 @@ impl Arenas {
         self.spare_pages.load(Ordering::Relaxed)
     }
 
-    /// Notes how a shard's spare pages changed.
+    /// Counts a change of a shard's spare pages.
     pub(crate) fn spare_changed(&self, before: usize, after: usize) {
         if before != after {
             self.spare_pages
@@ -274,38 +274,36 @@ impl Arenas {
         }
     }
 
-    /// Bytes of heap that the tables and the records take (what is touched of the tables: entries
-    /// of what is in use).
+    /// Bytes of heap of the tables, as far as they were touched, and of the records.
     pub(crate) fn metadata_bytes(&self) -> usize {
-        let stretch_bytes =
-            size_of::<Stretch>() + self.stretch_units * size_of::<AtomicPtr<Arena>>();
-        self.stretches_used() * stretch_bytes + self.record_bytes.load(Ordering::Relaxed)
+        let extent_bytes = size_of::<Extent>() + self.extent_units * size_of::<AtomicPtr<Arena>>();
+        self.extents_used() * extent_bytes + self.record_bytes.load(Ordering::Relaxed)
     }
 
-    /// The next unused stretch.
-    pub(crate) fn add_stretch(&self) -> Result<usize, AllocError> {
+    /// The next unused extent.
+    pub(crate) fn add_extent(&self) -> Result<usize, AllocError> {
         self.next
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                (next < self.stretches.len()).then_some(next + 1)
+                (next < self.extents.len()).then_some(next + 1)
             })
             .map_err(|_| AllocError::RangeFull)
     }
 
-    /// How many units of a stretch an arena for runs of `run_pages` pages is given, behind those
-    /// assigned already; zero if none is left.
-    pub(crate) fn units_for(&self, stretch: &Stretch, run_pages: usize) -> usize {
-        units_for(run_pages).min(self.stretch_units - stretch.assigned())
+    /// The units of an extent that an arena for runs of `run_pages` pages gets, behind those
+    /// already assigned; zero if none is left.
+    pub(crate) fn units_for(&self, extent: &Extent, run_pages: usize) -> usize {
+        units_for(run_pages).min(self.extent_units - extent.assigned())
     }
 
-    pub(crate) fn has_room(&self, stretch: &Stretch) -> bool {
-        stretch.assigned() < self.stretch_units
+    pub(crate) fn has_room(&self, extent: &Extent) -> bool {
+        extent.assigned() < self.extent_units
     }
 
-    /// Makes an arena for zspages of `run_pages` pages of `units` units of a stretch, which the
-    /// caller has assigned it, from the `first`th on. None of its runs is in a set yet.
+    /// Makes an arena for zspages of `run_pages` pages in these units of an extent, which the
+    /// caller has assigned. Its runs are in no set yet.
     pub(crate) fn add(
         &self,
-        stretch: usize,
+        extent: usize,
         units: Range<usize>,
         run_pages: usize,
         owner: usize,
@@ -326,7 +324,7 @@ impl Arenas {
             size_of::<Arena>() + count * size_of::<Zspage>(),
             Ordering::Relaxed,
         );
-        let index = stretch * self.stretch_units + units.start;
+        let index = extent * self.extent_units + units.start;
         record.write(Arena {
             index: index as u32,
             units: units.len() as u32,
@@ -334,7 +332,7 @@ impl Arenas {
             offset: (units.start * UNIT_PAGES) as u32,
             run_pages: run_pages as u32,
             reciprocal: (1_u32 << 16).div_ceil(run_pages as u32),
-            stretch: stretch as u32,
+            extent: extent as u32,
             owner,
             warm: RunSet::new(),
             cold: RunSet::new(),
@@ -344,7 +342,7 @@ impl Arenas {
         });
         let record: *mut Arena = Box::into_raw(record).cast();
         for unit in index..index + units.len() {
-            let slot = self.table.get(unit).expect("a stretch's units exist");
+            let slot = self.table.get(unit).expect("an extent's units exist");
             slot.store(record, Ordering::Release);
         }
         Ok(self.arena(index).expect("it was stored just now"))
@@ -363,25 +361,25 @@ impl Arenas {
         Some((&arena.zspages[arena.run_at(page)?], arena.run_pages()))
     }
 
-    /// The zspage that starts at `page`, which the pool knows to be one.
+    /// The zspage that starts at `page`, which must be one.
     pub(crate) fn zspage(&self, page: PageNumber) -> &Zspage {
         self.find(page).expect("links lead to zspages only").0
     }
 
-    /// Puts a zspage at the front of a singly linked list.
+    /// Pushes a zspage to the front of a singly linked list.
     pub(crate) fn push(&self, head: &mut Link, page: PageNumber) {
         self.zspage(page).next.store(head.0, Ordering::Relaxed);
         *head = Link::to(page);
     }
 
-    /// Takes the front of a singly linked list.
+    /// Pops the front of a singly linked list.
     pub(crate) fn pop(&self, head: &mut Link) -> Option<PageNumber> {
         let page = head.get()?;
         *head = Link(self.zspage(page).next.load(Ordering::Relaxed));
         Some(page)
     }
 
-    /// Puts a zspage at the front of a doubly linked list.
+    /// Inserts a zspage at the front of a doubly linked list.
     pub(crate) fn link(&self, head: &mut Link, page: PageNumber) {
         let zspage = self.zspage(page);
         zspage.next.store(head.0, Ordering::Relaxed);
@@ -392,7 +390,7 @@ impl Arenas {
         *head = Link::to(page);
     }
 
-    /// Takes a zspage out of the doubly linked list that starts at `head`.
+    /// Removes a zspage from the doubly linked list that starts at `head`.
     pub(crate) fn unlink(&self, head: &mut Link, page: PageNumber) {
         let zspage = self.zspage(page);
         let next = Link(zspage.next.load(Ordering::Relaxed));
@@ -411,16 +409,16 @@ impl Arenas {
 
 impl Drop for Arenas {
     fn drop(&mut self) {
-        for stretch in 0..self.stretches_used() {
-            let first = stretch * self.stretch_units;
+        for extent in 0..self.extents_used() {
+            let first = extent * self.extent_units;
             let mut last = std::ptr::null_mut();
-            for unit in first..first + self.stretch(stretch).assigned() {
-                let slot = self.table.get(unit).expect("a stretch's units exist");
+            for unit in first..first + self.extent(extent).assigned() {
+                let slot = self.table.get(unit).expect("an extent's units exist");
                 let arena = slot.load(Ordering::Acquire);
-                // The units of an arena follow one another.
+                // The units of an arena are contiguous.
                 if !arena.is_null() && arena != last {
-                    // SAFETY: the pointer came from `Box::into_raw`, nobody else has `self` now,
-                    // and it is freed at the first of its entries only.
+                    // SAFETY: the pointer came from `Box::into_raw`; `&mut self` excludes other
+                    // users, and only the first of an arena's entries frees it.
                     drop(unsafe { Box::from_raw(arena) });
                 }
                 last = arena;
@@ -436,24 +434,24 @@ mod tests {
 
     #[test]
     fn every_run_is_found_and_nothing_else() {
-        for stretch_pages in [16, 64, 512] {
-            let arenas = Arenas::new(32, stretch_pages, 16).unwrap();
+        for extent_pages in [16, 64, 512] {
+            let arenas = Arenas::new(32, extent_pages, 16).unwrap();
             let mut starts = std::collections::HashSet::new();
-            let mut index = arenas.add_stretch().unwrap();
+            let mut index = arenas.add_extent().unwrap();
             for run_pages in 1..=16 {
-                let mut stretch = arenas.stretch(index);
-                if !arenas.has_room(stretch) {
-                    index = arenas.add_stretch().unwrap();
-                    stretch = arenas.stretch(index);
+                let mut extent = arenas.extent(index);
+                if !arenas.has_room(extent) {
+                    index = arenas.add_extent().unwrap();
+                    extent = arenas.extent(index);
                 }
-                let (start, units) = (stretch.assigned(), arenas.units_for(stretch, run_pages));
-                stretch.set_assigned(start + units);
+                let (start, units) = (extent.assigned(), arenas.units_for(extent, run_pages));
+                extent.set_assigned(start + units);
                 let arena = arenas
                     .add(index, start..start + units, run_pages, 0)
                     .unwrap();
                 starts.extend((0..arena.runs()).map(|run| arena.page_of(run).0));
             }
-            for page in 0..(32 * stretch_pages as u32) {
+            for page in 0..(32 * extent_pages as u32) {
                 assert_eq!(
                     arenas.find(PageNumber(page)).is_some(),
                     starts.contains(&page)
@@ -467,8 +465,8 @@ mod tests {
     fn the_runs_at_some_pages_are_those_that_meet_them() {
         let arenas = Arenas::new(16, 512, 16).unwrap();
         for run_pages in 1..=16 {
-            let index = arenas.add_stretch().unwrap();
-            arenas.stretch(index).set_assigned(20);
+            let index = arenas.add_extent().unwrap();
+            arenas.extent(index).set_assigned(20);
             let arena = arenas.add(index, 13..20, run_pages, 0).unwrap();
             for start in (0..512).step_by(16) {
                 let pages = start..start + 16;
@@ -484,8 +482,8 @@ mod tests {
     #[test]
     fn a_full_range_is_reported() {
         let arenas = Arenas::new(1, 16, 16).unwrap();
-        assert_eq!(arenas.add_stretch(), Ok(0));
-        assert_eq!(arenas.add_stretch(), Err(AllocError::RangeFull));
+        assert_eq!(arenas.add_extent(), Ok(0));
+        assert_eq!(arenas.add_extent(), Err(AllocError::RangeFull));
     }
 
     #[test]
@@ -497,7 +495,7 @@ mod tests {
                 left_over * 39 < pages || run_pages >= 14,
                 "{run_pages}: {left_over}"
             );
-            assert!(pages / run_pages <= MAX_RUNS && pages <= MAX_STRETCH_PAGES / 4);
+            assert!(pages / run_pages <= MAX_RUNS && pages <= MAX_EXTENT_PAGES / 4);
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::{
 
 /// Pages of empty zspages that the bins of one shard keep for their next allocation.
 ///
-/// A bin takes an allowance for one zspage when its last object goes, and keeps it until it is
-/// trimmed, so that storing and freeing one object over and over costs no more than the two.
+/// A bin takes an allowance for one zspage when its last object is freed, and keeps it until it is
+/// trimmed, so that storing and freeing one object repeatedly makes no zspage.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     left: AtomicUsize,
@@ -45,10 +45,10 @@ pub(crate) struct Bin {
     pub(crate) state: Lock<BinState>,
 }
 
-/// What the lock of a bin guards, the records of its zspages included.
+/// The state behind a bin's lock, which also guards the records of its zspages.
 #[derive(Debug)]
 pub(crate) struct BinState {
-    /// The zspage that is allocated from.
+    /// The zspage that stores allocate from.
     current: Link,
     /// Other zspages with free slots, by fullness.
     lists: [Link; FULLNESS_LISTS as usize],
@@ -60,7 +60,7 @@ pub(crate) struct BinState {
     has_allowance: bool,
 }
 
-/// What all operations on a bin need to know besides its state.
+/// What operations on a bin need besides its state.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BinContext<'a> {
     pub(crate) arenas: &'a Arenas,
@@ -92,7 +92,7 @@ impl BinState {
         self.used
     }
 
-    /// Takes a slot, from the current zspage or else from the fullest.
+    /// Allocates a slot: in the current zspage, or else in the fullest partly used one.
     #[inline]
     pub(crate) fn allocate(&mut self, context: &BinContext<'_>) -> Option<ObjectWord> {
         let page = match self.current.get() {
@@ -112,8 +112,8 @@ impl BinState {
         Some(word)
     }
 
-    /// Takes a slot of the fullest zspage that is not full, if there is one besides the current, for
-    /// an object of a smaller class.
+    /// Allocates a slot of the fullest partly used zspage other than the current, if there is one,
+    /// for an object of a smaller class.
     pub(crate) fn lend(&mut self, context: &BinContext<'_>) -> Option<ObjectWord> {
         let page = self.take_partial(context.arenas)?;
         let zspage = context.arenas.zspage(page);
@@ -124,7 +124,7 @@ impl BinState {
         Some(word)
     }
 
-    /// Takes a slot of a zspage of this bin that has a free one.
+    /// Allocates a slot of a zspage of this bin that has a free one.
     #[inline]
     fn take_slot(
         &mut self,
@@ -140,7 +140,7 @@ impl BinState {
         ObjectWord::new(context.class_index, page, index)
     }
 
-    /// Puts a run of pages into service as a zspage of this bin, and takes a slot.
+    /// Makes a run of pages a zspage of this bin, and allocates a slot of it.
     pub(crate) fn open(
         &mut self,
         context: &BinContext<'_>,
@@ -152,9 +152,9 @@ impl BinState {
         self.adopt(context, page)
     }
 
-    /// Adds a zspage that another bin gave away, and takes a slot of it.
+    /// Adds a zspage given away by another bin, and allocates a slot of it.
     ///
-    /// Not a slot of the current zspage, should another thread of this shard have been faster: a
+    /// The slot must come from the new zspage even if another thread of this shard was faster: a
     /// zspage on a list must hold an object, or no free would ever find it empty.
     pub(crate) fn adopt(&mut self, context: &BinContext<'_>, page: PageNumber) -> ObjectWord {
         self.zspages += 1;
@@ -179,13 +179,13 @@ impl BinState {
         zspage.set_place(Place::Detached);
         self.zspages -= 1;
         self.used -= zspage.used();
-        // Last: from here on frees are done under the other bin's lock.
+        // Last: later frees take the other bin's lock.
         zspage.set_owner(to);
         Some(page)
     }
 
-    /// Accounts for a slot of a zspage of this bin that was freed just now. Gives the zspage back
-    /// if it is empty and was taken out of the bin and out of service.
+    /// Accounts for one freed slot of a zspage of this bin. Returns the zspage if it is empty and
+    /// was retired.
     #[inline]
     pub(crate) fn after_free(
         &mut self,
@@ -194,22 +194,22 @@ impl BinState {
         zspage: &Zspage,
     ) -> Option<PageNumber> {
         self.count_free(zspage);
-        self.settle(context, page, zspage)
+        self.reclassify(context, page, zspage)
     }
 
-    /// Counts one object less in a zspage of this bin.
+    /// Counts a freed object of a zspage of this bin.
     #[inline]
     pub(crate) fn count_free(&mut self, zspage: &Zspage) {
-        // One that is on its way to this bin is counted when it arrives.
+        // A zspage on its way to this bin is counted when it arrives.
         if zspage.place() != Place::Detached {
             self.used -= 1;
         }
     }
 
-    /// Puts a zspage of this bin where it belongs after slots of it were freed. Gives it back if it
-    /// is empty and was taken out of the bin and out of service.
+    /// Moves a zspage of this bin to the list for its fullness after slots were freed. Returns it
+    /// if it is empty and was retired.
     #[inline]
-    pub(crate) fn settle(
+    pub(crate) fn reclassify(
         &mut self,
         context: &BinContext<'_>,
         page: PageNumber,
@@ -237,7 +237,7 @@ impl BinState {
                     if self.current.get().is_some() || !self.keeps_empty(context) {
                         return Some(self.retire(page, zspage));
                     }
-                    // All that it held was freed, at once if it was more than one object.
+                    // A bulk free may free all objects of a full zspage.
                     zspage.set_place(Place::Current);
                     self.current = Link::to(page);
                     return None;
@@ -256,7 +256,7 @@ impl BinState {
         }
     }
 
-    /// Puts the current zspage on its list, so that a compactor may take it, if it holds objects.
+    /// Puts the current zspage on its list if it holds objects, so that a compactor may take it.
     pub(crate) fn list_current(&mut self, context: &BinContext<'_>) {
         if let Some(page) = self.current.get() {
             let zspage = context.arenas.zspage(page);
@@ -267,7 +267,7 @@ impl BinState {
         }
     }
 
-    /// Takes the sparsest zspage off its list, for a compactor to empty. It stays the bin's.
+    /// Takes the sparsest zspage off its list, to be emptied by a compactor. It stays in this bin.
     pub(crate) fn isolate(&mut self, arenas: &Arenas) -> Option<PageNumber> {
         let head = self.lists.iter_mut().find(|head| head.get().is_some())?;
         let page = head.get()?;
@@ -276,8 +276,8 @@ impl BinState {
         Some(page)
     }
 
-    /// Puts a zspage back that was isolated, after `freed` of its slots were freed. Gives it back
-    /// if it is empty and was taken out of the bin and out of service.
+    /// Ends the isolation of a zspage after `freed` of its slots were freed. Returns it if it is
+    /// empty and was retired.
     pub(crate) fn end_isolation(
         &mut self,
         context: &BinContext<'_>,
@@ -293,7 +293,7 @@ impl BinState {
         None
     }
 
-    /// Takes the empty zspage the bin keeps, if it does.
+    /// Takes the empty zspage that the bin keeps, if any.
     pub(crate) fn trim(&mut self, context: &BinContext<'_>) -> Option<PageNumber> {
         if self.has_allowance {
             self.has_allowance = false;

@@ -11,20 +11,17 @@ use crate::{
 };
 
 impl<S: PageSource> Pool<S> {
-    /// Frees many objects at once, cheaper than one by one: the words are sorted by class, the lock
-    /// of each bin is taken once for up to a thousand of them, zspages that become empty are
-    /// released after all locks are dropped, and their memory is given back in batches: by the
-    /// pool's
-    /// [`Drainer`](crate::Drainer), if it has one, as far as
-    /// [`Config::deferred_bytes`](crate::Config::deferred_bytes) lets memory wait for that.
+    /// Frees many objects, cheaper than one by one: words are sorted by class, each bin is locked
+    /// once for up to 1024 of them, and emptied zspages are released with no lock held. Their
+    /// memory is returned to the kernel in batches, by the pool's [`Drainer`](crate::Drainer) if
+    /// there is one, within [`Config::deferred_bytes`](crate::Config::deferred_bytes).
     ///
-    /// `words` is room to work in: what it holds afterwards is of no use. More than a thousand words
-    /// are freed faster with as much memory from the heap; up to 1024 need none.
+    /// The contents of `words` are unspecified afterwards. More than 1024 words are sorted in a
+    /// buffer from the heap, and more slowly without one if there is no memory.
     ///
     /// # Panics
     ///
-    /// If some word names no stored object, after all the others were freed; see
-    /// [`Pool::try_free_bulk`].
+    /// If a word names no stored object, after all others were freed; see [`Pool::try_free_bulk`].
     pub fn free_bulk(&self, words: &mut [ObjectWord]) {
         if let Err(error) = self.try_free_bulk(words) {
             panic!("{error}");
@@ -37,11 +34,11 @@ impl<S: PageSource> Pool<S> {
     ///
     /// One of the words that name no stored object. All others were freed.
     pub fn try_free_bulk(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
-        let _going_on = self.drain_signal.free_begins();
+        let _bulk_free = self.drain_signal.free_begins();
         self.free_words(words)
     }
 
-    /// Frees words, not as one of those that a drainer makes way for.
+    /// Frees words without counting as a bulk free that delays the drainer.
     pub(crate) fn free_words(&self, words: &mut [ObjectWord]) -> Result<(), MisuseError> {
         let mut released = Released::new();
         let result = if words.len() > FEW {
@@ -79,7 +76,7 @@ impl<S: PageSource> Pool<S> {
         result
     }
 
-    /// Frees words by class, in the room of `words`, which are the same.
+    /// Frees words by class, sorting `unsorted` into `words`.
     fn free_sorted(
         &self,
         words: &mut [ObjectWord],
@@ -101,9 +98,8 @@ impl<S: PageSource> Pool<S> {
         result
     }
 
-    /// Has the processor fetch the records of the zspages that the words name objects of, from the
-    /// first on up to the second position: looked up one after the other, each would be waited for.
-    /// Returns the position that it got to.
+    /// Prefetches the zspage records of the words from position `from` up to `to`: otherwise each
+    /// look-up would be a cache miss. Returns the position reached.
     fn fetch_records(&self, words: &[ObjectWord], from: usize, to: usize) -> usize {
         let mut next = from;
         while next < to.min(words.len()) {
@@ -115,7 +111,7 @@ impl<S: PageSource> Pool<S> {
         next
     }
 
-    /// Frees words, best of one class, and few enough to hold a lock for all of them.
+    /// Frees words, few enough to hold a lock for all of them. Fastest if they are of one class.
     fn free_group(
         &self,
         mut words: &mut [ObjectWord],
@@ -130,8 +126,8 @@ impl<S: PageSource> Pool<S> {
         result
     }
 
-    /// Frees those of `words` that belong to the same bin as `first`, the first of them. Moves the
-    /// others to the front and returns how many they are.
+    /// Frees the words that belong to the same bin as `first`, which is the first of them. Moves
+    /// the others to the front and returns their number.
     fn free_of_one_bin(
         &self,
         first: ObjectWord,
@@ -150,8 +146,8 @@ impl<S: PageSource> Pool<S> {
                 return (others, Err(error));
             }
         };
-        // The lock is the right one if the word's class and its zspage's, and then the owner, are
-        // the same. A stale word may name a zspage that serves another class now.
+        // The bin's lock covers a word if the class of the word and of its zspage, and then the
+        // owner, match. A stale word may name a zspage that serves another class now.
         let of_this_bin = |word: ObjectWord| {
             let (_, zspage) = self.resolve(word).ok()?;
             let right = word.class() == context.class_index
@@ -189,12 +185,12 @@ impl<S: PageSource> Pool<S> {
                 touched = first.page().0;
             }
         }
-        // Each zspage once, however many of its objects went.
+        // Each zspage once, not once for each object.
         while let Some(page) = Link(touched).get() {
             let zspage = self.arenas.zspage(page);
             touched = zspage.next_touched.load(Ordering::Relaxed);
             zspage.next_touched.store(UNTOUCHED, Ordering::Relaxed);
-            if let Some(page) = bin.settle(&context, page, zspage) {
+            if let Some(page) = bin.reclassify(&context, page, zspage) {
                 released.push(&self.arenas, page);
             }
         }
@@ -202,21 +198,21 @@ impl<S: PageSource> Pool<S> {
     }
 }
 
-/// So few words are freed as they come: sorting them costs more than looking at them repeatedly.
+/// Words, up to which they are freed unsorted: sorting costs more than repeated look-ups.
 const FEW: usize = 16;
 
-/// A store of the same class waits no longer than so many frees take.
+/// Words freed under one hold of a bin's lock: bounds how long a store of the class waits.
 const MOST_UNDER_LOCK: usize = 1024;
 
-/// Up to so many words are sorted without memory from the heap, so that they can be freed in a signal
-/// handler. More are sorted so many at a time where there is no memory, which freeing must not need.
+/// Words sorted in a buffer on the stack, so that freeing them needs no memory and works in a
+/// signal handler. Without memory for a larger buffer, more are sorted in pieces of this size.
 const ON_STACK: usize = 1024;
 
-/// So many words ahead records are fetched: long enough before they are needed, and not so long that
-/// the cache has dropped them.
+/// Distance of the prefetch, in words: long enough to hide the miss, short enough for the line to
+/// be in the cache still.
 const FETCHED_AHEAD: usize = 1024;
 
-/// Has the processor fetch a record that will be needed soon.
+/// Prefetches a record.
 fn prefetch(record: &Zspage) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -228,7 +224,7 @@ fn prefetch(record: &Zspage) {
     let _ = record;
 }
 
-/// How many of `words`, from the first on, name objects of the same zspage.
+/// The number of words at the start of `words` that name objects of the same zspage.
 fn run_of_one_zspage(words: &[ObjectWord]) -> usize {
     let other = |word: &ObjectWord| !word.is_beside(words[0]);
     words.iter().position(other).unwrap_or(words.len())
@@ -236,9 +232,9 @@ fn run_of_one_zspage(words: &[ObjectWord]) -> usize {
 
 const MAX_GROUPS: usize = ObjectWord::MAX_CLASSES + 1;
 
-/// Sorts words by class, each class in the order it was in, so that those of one zspage, which were
-/// mostly stored one after the other, stay together. Returns where each class ends; those of
-/// `classes` and above, which no pool has given out, come last, as one.
+/// Sorts words by class, stably, so that words of one zspage, mostly stored one after another, stay
+/// together. Returns the end of each class. Classes from `classes` on, which no pool has, come
+/// last, as one.
 fn sort_by_class(
     unsorted: &[ObjectWord],
     sorted: &mut [ObjectWord],
@@ -260,7 +256,7 @@ fn sort_by_class(
         sorted[*next as usize] = word;
         *next += 1;
     }
-    // Where the next word of a class would go is where the class ends.
+    // The position for the next word of a class is its end.
     next
 }
 

@@ -5,10 +5,10 @@ use crate::{
     word::ObjectWord,
 };
 
-/// The distance between two size classes, in bytes, before equal ones are merged.
+/// Bytes between two size classes, before classes with equal zspages are merged.
 pub const CLASS_STEP: usize = 16;
 
-/// One size class: what its zspages look like.
+/// A size class: the layout of its zspages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeClass {
     size: u16,
@@ -32,13 +32,13 @@ impl SizeClass {
         usize::from(self.objects)
     }
 
-    /// Bytes of a zspage that no object can use.
+    /// Bytes of a zspage outside all slots.
     pub fn waste(&self) -> usize {
         self.pages() * PAGE_SIZE - self.objects() * self.size()
     }
 }
 
-/// The classes of a pool, smallest first, and the way from a size to its class.
+/// The size classes of a pool, smallest first.
 #[derive(Debug, Clone)]
 pub struct ClassTable {
     classes: Vec<SizeClass>,
@@ -47,8 +47,8 @@ pub struct ClassTable {
 }
 
 impl ClassTable {
-    /// The classes for zspages of at most `max_chain_pages` pages. Neighbouring sizes whose
-    /// zspages have as many pages and as many objects share the class of the larger.
+    /// The classes for zspages of at most `max_chain_pages` pages. Neighbouring sizes whose zspages
+    /// have the same numbers of pages and objects share the larger class.
     ///
     /// # Panics
     ///
@@ -106,14 +106,13 @@ impl ClassTable {
     }
 }
 
-/// How many pages, and so how many objects, a zspage for objects of `size` bytes has.
+/// The number of pages, and of objects, of a zspage for objects of `size` bytes.
 ///
-/// Two things count: the bytes that are left over, and how long a zspage is, because the last
-/// object in it holds all its pages. Each page of length must save [`LENGTH_PENALTY`] of the memory
-/// to be worth it. (The kernel weighs a third one, objects that span two pages: S. Senozhatsky,
-/// January 2026. Here a zspage is contiguous and such objects cost nothing.)
+/// Weighs the bytes left over against the length, because the last object of a zspage keeps all its
+/// pages resident: each page must save [`LENGTH_PENALTY`] of the memory. Unlike in the kernel,
+/// objects that span two pages cost nothing, as a zspage is contiguous.
 fn chain_pages(size: usize, max_pages: usize) -> (usize, usize) {
-    // With the number of objects limited, a longer zspage may hold no more of them.
+    // With a bounded number of objects, a longer zspage may hold no more of them.
     let objects = |pages: usize| (pages * PAGE_SIZE / size).min(ObjectWord::MAX_OBJECTS);
     let cost = |pages: usize| {
         let overhead = (pages * PAGE_SIZE) as f64 / (objects(pages) * size) as f64;
@@ -125,10 +124,8 @@ fn chain_pages(size: usize, max_pages: usize) -> (usize, usize) {
     (pages, objects(pages))
 }
 
-/// How much of the memory a page of zspage length costs, all told. On the workload of the kernel
-/// thread (340 thousand objects of all sizes), 0.0005 to 0.002 give the same utilisation within
-/// 0.1 %, as a longer zspage also wastes more while it is not full; this is the end of that range
-/// that has the shortest zspages.
+/// Share of a zspage's memory that one page more must save. A larger value gives shorter zspages
+/// with more waste. This is the upper end of a range in which utilisation hardly changes.
 const LENGTH_PENALTY: f64 = 0.002;
 
 #[cfg(test)]

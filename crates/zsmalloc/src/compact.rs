@@ -1,13 +1,13 @@
-//! Compaction: emptying sparse zspages into fuller ones, beside everything else.
+//! Compaction: moving objects out of sparse zspages, concurrently with everything else.
 //!
 //! Objects are immutable, so moving one needs no reader to stop:
 //!
-//! 1. Some sparse zspages are *isolated*: nothing is stored in them any more. Stores enter the
-//!    epoch as readers do, so after a wait no slot of theirs is half written.
-//! 2. Each object is copied to a slot elsewhere, and the owner is asked to replace its word, which
-//!    it refuses if the object was freed meanwhile. The old slot stays as it is.
-//! 3. After another wait no reader is left that loaded an old word. Only now the old slots are
-//!    free and the empty zspages can go.
+//! 1. Sparse zspages are *isolated*: no object is stored in them any more. Stores enter the epoch
+//!    as readers do, so after a grace period no slot in them is half written.
+//! 2. Each object is copied to another zspage, and its owner is asked to replace its word. The
+//!    owner refuses if the object was freed meanwhile. The old slot stays as it is.
+//! 3. After another grace period no reader that loaded an old word is left: old slots are freed and
+//!    empty zspages released.
 
 use crate::{
     class::SizeClass, error::MisuseError, geometry::PageNumber, pool::Pool, released::Released,
@@ -26,8 +26,8 @@ pub struct CompactReport {
     pub pages_released: usize,
 }
 
-/// How many zspages are emptied between two waits. They are kept on the stack: compaction is for
-/// when memory is short.
+/// Zspages emptied between two grace periods. They are kept on the stack, as memory is short when a
+/// pool is compacted.
 const BATCH: usize = 64;
 
 /// A zspage that is being emptied.
@@ -39,7 +39,7 @@ struct Isolated {
     moved: [u64; BITMAP_WORDS],
 }
 
-/// Isolated zspages of one class. Whatever happens, they go back to their bins in the end.
+/// Isolated zspages of one class. Dropping the batch returns them to their bins.
 struct Batch<'a, S: PageSource> {
     pool: &'a Pool<S>,
     class_index: usize,
@@ -49,20 +49,21 @@ struct Batch<'a, S: PageSource> {
 }
 
 impl<S: PageSource> Pool<S> {
-    /// Moves objects out of sparsely used zspages into fuller ones and releases those that become
-    /// empty. Runs beside stores, reads and frees, none of which waits for it. `owner` is told of
-    /// every move. `go_on` is asked before each batch of zspages (a few hundred objects).
+    /// Moves objects out of sparse zspages into fuller ones and releases those that become empty.
+    /// Stores, reads and frees continue. `owner` is asked to replace the word of each moved object.
+    /// `go_on` is called before each batch of zspages (a few hundred objects); `false` ends the
+    /// compaction.
     ///
-    /// The memory goes back to the system before the call returns, with what was held back for
-    /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages). Free parts of huge pages
-    /// stay: [`Pool::trim_spare`] gives them back.
+    /// Returns the memory to the kernel before the call returns, along with what was retained for
+    /// reuse; see [`Config::retained_pages`](crate::Config::retained_pages). Free parts of huge
+    /// pages stay: see [`Pool::trim_spare`].
     ///
-    /// Frees that were deferred are done first, as far as nobody else does them.
+    /// Deferred frees are done first, unless another thread is doing them.
     ///
-    /// A class that another thread is compacting just now is left out.
+    /// A class that another thread is compacting is skipped.
     ///
-    /// The caller must not hold a [`ReadGuard`](crate::ReadGuard), nor be inside a read or a
-    /// [`store_with`](Pool::store_with): it waits for those.
+    /// The caller must not hold a [`ReadGuard`](crate::ReadGuard), nor call this from inside a read
+    /// or a [`store_with`](Pool::store_with): compaction waits for those.
     pub fn compact(
         &self,
         owner: &(impl Relocate + ?Sized),
@@ -70,7 +71,8 @@ impl<S: PageSource> Pool<S> {
     ) -> CompactReport {
         let mut report = CompactReport::default();
         for (class_index, compactor) in self.compactors.iter().enumerate() {
-            // What waits to be freed is not worth moving, and its zspages may empty by themselves.
+            // Objects whose free is deferred are not worth moving, and their zspages may empty by
+            // themselves.
             self.drain_under_pressure();
             let Some(_compactor) = try_lock(compactor) else {
                 continue;
@@ -84,20 +86,20 @@ impl<S: PageSource> Pool<S> {
                 batch.empty(owner);
                 drop(batch);
                 if isolated == 0 || report.pages_released == before.pages_released {
-                    // The owner refuses, or others are faster: not now.
+                    // The owner refuses, or other threads interfere: give up for now.
                     break;
                 }
                 surplus = self.surplus_zspages(class_index);
             }
             if anything {
-                // What others freed while its zspages were isolated is given back here or never.
+                // Zspages that other threads emptied during the isolation are released here.
                 self.trim_classes(class_index..class_index + 1);
             }
         }
         report
     }
 
-    /// How many zspages of a class would not be needed if its objects were packed.
+    /// Zspages of a class beyond those its objects need when packed.
     fn surplus_zspages(&self, class_index: usize) -> usize {
         let (mut zspages, mut used) = (0, 0);
         for shard in &self.shards {
@@ -120,8 +122,8 @@ impl<S: PageSource> Pool<S> {
 }
 
 impl<'a, S: PageSource> Batch<'a, S> {
-    /// Isolates the sparsest zspages of a class, at most `surplus` of them: their objects find
-    /// room in the others.
+    /// Isolates the sparsest zspages of a class, at most `surplus`, so that the others have room
+    /// for their objects.
     fn isolate(
         pool: &'a Pool<S>,
         class_index: usize,
@@ -197,11 +199,11 @@ impl<'a, S: PageSource> Batch<'a, S> {
         };
         let old = ObjectWord::new(self.class_index, source.page, index);
         let (from, to) = (self.pool.slot(old, class), self.pool.slot(new, class));
-        // SAFETY: the old slot is in an isolated zspage and no store into it is under way, so
-        // nobody writes it, even if its object is freed just now. The new one was allocated by
-        // this thread and is known to nobody. They are different slots.
+        // SAFETY: the old slot is in an isolated zspage and stores into it have finished, so
+        // nothing writes it, even if its object is freed now. The new slot was allocated by this
+        // thread and its word not published. The two slots differ.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), class.size()) };
-        // SAFETY: as above: nobody writes the old slot before the zspage is put back.
+        // SAFETY: as above: the old slot is not written before the zspage is returned to its bin.
         let object = unsafe { std::slice::from_raw_parts(from.as_ptr(), class.size()) };
         if owner.relocate(old, new, object) {
             source.moved[index / 64] |= 1 << (index % 64);

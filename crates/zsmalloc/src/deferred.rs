@@ -1,18 +1,18 @@
-//! Frees that are done later, by somebody else.
+//! Deferred frees.
 
 use crate::{
     class::SizeClass, error::MisuseError, pool::Pool, ring::Ring, source::PageSource,
     sync::atomic::Ordering, word::ObjectWord,
 };
 
-/// How many words are freed at once where there is no buffer for more. They are collected on the
-/// stack: a free needs no memory.
+/// Words freed at once without a buffer from the heap. They are collected on the stack, because a
+/// free must not need memory.
 const DRAIN_BATCH: usize = 1024;
 
-/// How many words a thread that finds its queue full frees in place of its own.
+/// Words that a thread frees when it finds its queue full.
 const SYNCHRONOUS_BATCH: usize = 64;
 
-/// What to do when another thread is taking words from a queue.
+/// What to do while another thread consumes a queue.
 #[derive(Debug, Clone, Copy)]
 enum Consumer {
     Wait,
@@ -23,14 +23,15 @@ impl<S: PageSource> Pool<S> {
     /// Frees an object, but leaves the work to the next [`flush_deferred`](Pool::flush_deferred),
     /// to a [`Drainer`](crate::Drainer) or to a store that needs the memory. It costs one atomic
     /// instruction on memory of this thread's shard and never waits. When the shard's part of
-    /// `Config::deferred_bytes` is used up, the object is freed at once.
+    /// [`Config::deferred_bytes`](crate::Config::deferred_bytes) is used up, the thread frees some
+    /// objects at once.
     ///
     /// The object counts as freed from now on: it must not be read or freed again.
     ///
     /// # Panics
     ///
-    /// If `word` cannot be a word of this pool, or is freed at once and names no stored object.
-    /// A double free that is deferred is found out later; [`Pool::flush_deferred`] reports it and
+    /// If `word` cannot be a word of this pool, or is freed at once and names no stored object. A
+    /// deferred double free is found later: [`Pool::flush_deferred`] returns it and
     /// [`PoolStats::deferred_misuse`](crate::PoolStats::deferred_misuse) counts it.
     #[inline]
     pub fn free_deferred(&self, word: ObjectWord) {
@@ -47,11 +48,11 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// Makes some room in a full queue, which is cheaper than freeing one object, and bounds the
-    /// time it takes.
+    /// Drains a bounded part of a full queue, which is cheaper for each word than freeing one
+    /// object.
     #[cold]
     fn free_while_full(&self, ring: &Ring, word: ObjectWord, bytes: usize) {
-        // A misuse among the words is counted, not blamed on this caller.
+        // Misuse among the drained words is counted, not reported to this caller.
         let mut room = [ObjectWord::PLACEHOLDER; SYNCHRONOUS_BATCH];
         let (taken, _counted) = self.drain(ring, &mut room, Consumer::IfFree);
         if taken == 0 || !ring.push(word, bytes) {
@@ -59,7 +60,7 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// Frees all objects whose free was deferred before the call. Returns how many there were.
+    /// Frees all objects whose free was deferred before the call. Returns their number.
     ///
     /// # Errors
     ///
@@ -67,18 +68,18 @@ impl<S: PageSource> Pool<S> {
     pub fn flush_deferred(&self) -> Result<usize, MisuseError> {
         let mut room = [ObjectWord::PLACEHOLDER; DRAIN_BATCH];
         let freed = self.flush_through(&mut room);
-        // Others may have taken some.
-        self.rings().for_each(Ring::wait_for_takers);
+        // Other threads may have taken some and not freed them yet.
+        self.rings().for_each(Ring::wait_until_finished);
         freed
     }
 
-    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, but for those that
-    /// others are about to free.
+    /// Like [`Pool::flush_deferred`], with as many words at once as `room` holds, but does not wait
+    /// for words that other threads took.
     pub(crate) fn flush_through(&self, room: &mut [ObjectWord]) -> Result<usize, MisuseError> {
         let mut freed = 0;
         let mut result = Ok(());
         for ring in self.rings() {
-            // Not more than were there: others may go on deferring for ever.
+            // Bounded by the words that were there: others may defer frees forever.
             let mut left = ring.len();
             while left > 0 {
                 let batch = left.min(room.len());
@@ -114,13 +115,13 @@ impl<S: PageSource> Pool<S> {
         self.rings().map(Ring::len).sum()
     }
 
-    /// Does deferred frees because memory is needed, without waiting for others who do the same.
-    /// Returns whether any was done.
+    /// Does deferred frees because memory is needed, unless another thread is doing them. Returns
+    /// whether there were any.
     pub(crate) fn drain_under_pressure(&self) -> bool {
         self.deferred_bytes() > 0 && self.drain_some()
     }
 
-    // Apart: its room on the stack is not for every store.
+    // Not inlined: its buffer would be on the stack of every store.
     #[cold]
     #[inline(never)]
     fn drain_some(&self) -> bool {
@@ -134,7 +135,7 @@ impl<S: PageSource> Pool<S> {
         freed > 0
     }
 
-    /// Does the deferred frees of at most `room.len()` words. Returns how many there were.
+    /// Does at most `room.len()` deferred frees. Returns their number.
     fn drain(
         &self,
         ring: &Ring,
@@ -147,7 +148,7 @@ impl<S: PageSource> Pool<S> {
             Consumer::IfFree => ring.try_take(room, bytes_of),
         };
         let outcome = self.free_words(&mut room[..taken]);
-        ring.dealt_with(taken);
+        ring.finished(taken);
         if outcome.is_err() {
             self.deferred_misuse.fetch_add(1, Ordering::Relaxed);
         }

@@ -17,46 +17,46 @@ use crate::{
     word::ObjectWord,
 };
 
-/// How long words may come together before they are freed. It adds to the time until the memory
-/// is back, and saves wake-ups: so it is short in a burst, and longer the fewer words come.
+/// How long the drainer lets words accumulate: from the first value while many arrive up to the
+/// second while few do. Longer saves wake-ups and delays the return of memory.
 const COLLECT: Duration = Duration::from_micros(100);
 const COLLECT_LONGEST: Duration = Duration::from_millis(4);
 
-/// So many words are freed without waiting for more. Few that come together mean a longer wait.
+/// Words that are freed without waiting for more; fewer than `FEW` in one batch double the time to
+/// accumulate.
 const MANY: usize = 4096;
 const FEW: usize = 256;
 
-/// A drainer that has found nothing to do for so long gives back what was held back for reuse.
+/// Idle time after which the drainer returns what is retained for reuse to the kernel.
 const IDLE_POLL: Duration = Duration::from_millis(50);
 
-/// So many freed pages are worth another thread to give them back, which costs about as much to
-/// start as a few hundred of them.
+/// Freed pages that are worth one more helper thread: starting one costs as much as returning a few
+/// hundred pages.
 const HELPER_PAGES: usize = 4096;
 const MAX_HELPERS: usize = 3;
 
-/// Bulk frees have ended when none has been going on for so long. Before that no helper is started:
-/// it might run on their processor.
+/// Time without a bulk free after which bulk frees count as ended. No helper is started earlier, as
+/// it might run on their CPU.
 const LULL: Duration = Duration::from_micros(500);
-/// So long memory may wait for that.
+/// The longest time that memory waits for bulk frees to end.
 const LONGEST_WAY: Duration = Duration::from_millis(2);
 
-/// How many words are freed at once: the more, the more of them share a bin.
+/// Words freed at once: with more words, more of them share a bin.
 const BATCH: usize = 64 * 1024;
 
-/// A thread that does the deferred frees of a pool, and gives back the memory of bulk ones, until
-/// it is dropped.
+/// A thread that does the deferred frees of a pool and returns the memory of bulk frees to the
+/// kernel, until it is dropped.
 ///
-/// It sleeps while there is nothing to do, is woken by the first deferred free after that, and
-/// lets frees come together for a tenth of a millisecond (up to four milliseconds when few come),
-/// or until a quarter of a queue is filled, before it does them in bulk. When no more come, or a
-/// quarter of the pool's memory waits, it gives all memory that holds no object back, what was held
-/// back for reuse included: at once after many frees, after 50 milliseconds without a deferred one
-/// otherwise; free parts of huge pages, if they are much, after these only. It makes way for bulk
-/// frees: what they leave waits until none has been going on for half a millisecond, or for two
-/// milliseconds. Where there is much to give back, threads that it starts for the purpose help it, as
-/// many as there are other processors, but at most three. A pool should have one drainer at a time; more
-/// do no harm but are not woken. What a bulk free leaves to a drainer that is just being dropped
-/// waits for the next free or store that looks for memory.
+/// It sleeps until the first deferred free, lets frees accumulate for 0.1 ms (up to 4 ms when few
+/// arrive) or until a quarter of a queue is filled, and then does them in bulk. When no more
+/// arrive, or a quarter of the pool's memory is waiting, it returns all memory that holds no object
+/// to the kernel, including what was retained for reuse: at once after many frees, otherwise after
+/// 50 ms without a deferred free; free parts of huge pages only in the latter case, and only if
+/// there is much of them. Memory of bulk frees waits until there has been none for 0.5 ms, but at
+/// most 2 ms. With much to return, the drainer starts helper threads, one for each other CPU, at
+/// most three. A pool should have one drainer; further ones do no harm but are not woken. What a
+/// bulk free leaves to a drainer that is being dropped waits for the next free, or the next store
+/// that needs memory.
 #[derive(Debug)]
 pub struct Drainer {
     stop: Arc<AtomicBool>,
@@ -73,10 +73,9 @@ impl Drainer {
         Self::spawn_with(pool, || ())
     }
 
-    /// Starts the thread, which does `prepare` first: what is to hold for it and, as threads inherit
-    /// that, for those that help it, such as a priority. Where other threads keep all processors
-    /// busy, a drainer of high priority gives memory back two to four times sooner, for the same
-    /// work.
+    /// Starts the thread, which calls `prepare` first: to set its priority, say, which its helpers
+    /// inherit. While other threads keep all CPUs busy, a drainer of higher priority returns memory
+    /// sooner.
     ///
     /// # Errors
     ///
@@ -105,8 +104,8 @@ impl Drop for Drainer {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // The thread itself cannot panic, as misuse is counted by the pool; what prepares it has
-            // said why.
+            // The drain loop cannot panic, as the pool counts misuse; a panic of `prepare` was
+            // already reported.
             let _ = thread.join();
         }
     }
@@ -124,7 +123,7 @@ fn drain<S: PageSource + 'static>(pool: Arc<Pool<S>>, stop: &AtomicBool) {
     let words_wait = || pool.deferred_bytes() > 0;
     let mut lull = Lull::new();
     let mut collect = COLLECT;
-    // Words freed since the memory they held was given back.
+    // Words freed since memory was last returned to the kernel.
     let mut burst = 0;
     while !stop.load(Ordering::Acquire) {
         if !words_wait() {
@@ -149,9 +148,9 @@ fn drain<S: PageSource + 'static>(pool: Arc<Pool<S>>, stop: &AtomicBool) {
         if words_wait() && pool.deferred_words() < MANY {
             signal.sleep_collecting(collect);
         }
-        // A word that names nothing was counted by the pool.
+        // The pool counted misuse.
         let freed = match room.as_mut_slice() {
-            // There was no memory for more than the stack holds.
+            // There was no memory for a buffer.
             [] => pool.flush_deferred(),
             room => pool.flush_through(room),
         };
@@ -173,8 +172,8 @@ fn drain<S: PageSource + 'static>(pool: Arc<Pool<S>>, stop: &AtomicBool) {
     }
 }
 
-/// Sleeps while bulk frees follow one another, but not for long: it may be on their processor that
-/// this thread was woken, and more of them empty more.
+/// Sleeps while there are bulk frees, for a bounded time: this thread may be on their CPU, and more
+/// frees empty more zspages.
 fn make_way(signal: &DrainSignal, lull: &mut Lull, words_wait: impl Fn() -> bool) {
     let start = Instant::now();
     while start.elapsed() < LONGEST_WAY && !words_wait() {
@@ -186,14 +185,14 @@ fn make_way(signal: &DrainSignal, lull: &mut Lull, words_wait: impl Fn() -> bool
     }
 }
 
-/// Gives all memory back that holds no object, but for free parts of huge pages.
+/// Returns all memory that holds no object to the kernel, except free parts of huge pages.
 fn give_back<S: PageSource + 'static>(pool: &Pool<S>, helpers: &mut Helpers<S>, lull: &mut Lull) {
     pool.release_empty(0..pool.classes().len());
     discard_helped(pool, helpers, lull);
 }
 
-/// Gives the memory of freed runs back. What it costs is the system's work: with much of it, and
-/// other processors that may be idle, several threads do it at once.
+/// Returns the memory of freed runs to the kernel. The kernel does most of the work, so with much
+/// memory several threads share it.
 fn discard_helped<S: PageSource + 'static>(
     pool: &Pool<S>,
     helpers: &mut Helpers<S>,
@@ -210,8 +209,8 @@ fn discard_helped<S: PageSource + 'static>(
     }
 }
 
-/// Threads that give memory back beside the drainer, which does not wait for them: on a busy
-/// processor one may not have begun when there is nothing left to do.
+/// Threads that return memory beside the drainer, which does not wait for them: on a busy machine
+/// they may start after the work is done.
 struct Helpers<S: PageSource + 'static> {
     pool: Arc<Pool<S>>,
     most: usize,
@@ -220,7 +219,7 @@ struct Helpers<S: PageSource + 'static> {
 
 impl<S: PageSource + 'static> Helpers<S> {
     fn new(pool: Arc<Pool<S>>) -> Self {
-        // Once: to find out, the system's files on limits are read.
+        // Read once, as it reads cgroup files.
         let processors = thread::available_parallelism().map_or(1, usize::from);
         Self {
             pool,
@@ -250,7 +249,7 @@ impl<S: PageSource + 'static> Helpers<S> {
 impl<S: PageSource + 'static> Drop for Helpers<S> {
     fn drop(&mut self) {
         for thread in self.threads.drain(..) {
-            // Only its page source can panic, and has said why.
+            // Only the page source can panic, and has reported it.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
-//! Readers that announce themselves, and a compactor that waits for them.
+//! Read-side critical sections, and a compactor that waits for a grace period.
 //!
-//! This is sleepable RCU (P. McKenney's SRCU) with the counts kept a lane at a time: a reader
-//! raises a count, does its work and lowers it; whoever wants to reuse what readers may still look
-//! at waits until every count has been zero once. Two counts a lane let new readers use one while
-//! the other drains, so a stream of readers cannot hold the waiter up for ever.
+//! This is sleepable RCU (P. McKenney's SRCU) with counts for each lane: a reader raises a count,
+//! reads, and lowers it; before memory is reused that readers may still see, every count must have
+//! been zero once. Each lane has two counts, so that new readers use one while the other drains and
+//! cannot delay the waiter forever.
 
 use crate::sync::{
     Mutex,
@@ -22,7 +22,7 @@ pub(crate) struct Epoch {
     /// Which of the two counts new readers use.
     phase: AtomicUsize,
     lanes: Box<[Lane]>,
-    /// Held by the one that waits.
+    /// Held by the waiting thread.
     waiter: Mutex<()>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Reader<'a> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
-        // Release: what the reader read happens before what follows the wait.
+        // Release: the reads happen before what follows the grace period.
         self.count.fetch_sub(1, Ordering::Release);
     }
 }
@@ -52,8 +52,8 @@ impl Epoch {
         })
     }
 
-    /// Announces a reader. What it loads from now on is at least as new as what any thread that
-    /// does not wait for it had written before its wait.
+    /// Enters a read-side critical section. Its loads see everything that a thread whose wait does
+    /// not cover it had written before that wait.
     #[inline]
     pub(crate) fn enter(&self, lane: usize) -> Reader<'_> {
         let phase = self.phase.load(Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl Epoch {
         let _waiter = lock(&self.waiter);
         crate::sync::atomic::fence(Ordering::SeqCst);
         let phase = self.phase.load(Ordering::Relaxed);
-        // Only readers that loaded the phase long ago still enter here: it drains.
+        // Only readers that loaded the phase long ago still enter here, so it drains.
         self.wait_for_zero(phase ^ 1);
         self.phase.store(phase ^ 1, Ordering::Relaxed);
         self.wait_for_zero(phase);
@@ -94,8 +94,8 @@ mod loom_tests {
     use super::*;
     use loom::{cell::UnsafeCell, sync::Arc, thread};
 
-    /// A word that a compactor replaces, and the two places it can name. The old place is used
-    /// again after the wait; no reader may look at it by then. Loom's cells panic if one does.
+    /// A word that a compactor replaces, and the two places it can name. The old place is reused
+    /// after the grace period, when no reader may look at it. Loom's cells panic if one does.
     struct Moving {
         epoch: Epoch,
         word: AtomicUsize,
@@ -118,17 +118,17 @@ mod loom_tests {
                     thread::spawn(move || {
                         let _reader = moving.epoch.enter(0);
                         let word = moving.word.load(Ordering::Acquire);
-                        // SAFETY: the place holds the object until all readers of now are gone.
+                        // SAFETY: the place holds the object until all current readers have left.
                         let found = moving.places[word].with(|place| unsafe { *place });
                         assert_eq!(found, 7);
                     })
                 })
                 .collect();
-            // SAFETY: nobody knows the new place yet, and nobody writes the old one.
+            // SAFETY: the new place is not published yet, and the old one is not written.
             moving.places[1].with_mut(|place| unsafe { *place = 7 });
             moving.word.store(1, Ordering::Release);
             moving.epoch.wait_for_readers();
-            // SAFETY: whoever may have loaded the old word is gone: this is what is tested.
+            // SAFETY: readers that may have loaded the old word have left: this is what is tested.
             moving.places[0].with_mut(|place| unsafe { *place = 9 });
             readers
                 .into_iter()

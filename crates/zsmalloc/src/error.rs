@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors.
 
 use crate::{source::SourceError, word::ObjectWord};
 
@@ -23,11 +23,11 @@ pub enum AllocError {
     Metadata,
 }
 
-/// Why a pool could not be made.
+/// Why [`Pool::new`](crate::Pool::new) failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewPoolError {
-    /// The configuration makes no sense.
+    /// A value of the configuration is out of range.
     #[error("invalid pool configuration: {0}")]
     Config(&'static str),
     /// The page source refused the address range.
@@ -38,7 +38,7 @@ pub enum NewPoolError {
     Metadata,
 }
 
-/// An object word was given that names no object that is stored in this pool.
+/// An object word does not name an object stored in this pool, or a read does not fit it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MisuseError {
@@ -46,7 +46,7 @@ pub enum MisuseError {
     /// to another class.
     #[error("object word {0} does not belong to this pool")]
     Foreign(ObjectWord),
-    /// The word names an object slot that holds no object: freed twice, or used after its free.
+    /// The word names a slot that holds no object: double free or use after free.
     #[error("object word {0} names no stored object (double free or use after free)")]
     NotStored(ObjectWord),
     /// A read asked for more bytes than the object's slot has.

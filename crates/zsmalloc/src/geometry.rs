@@ -10,8 +10,8 @@ pub const MAX_CHAIN_PAGES: usize = 16;
 pub(crate) const UNIT_PAGES: usize = 1 << UNIT_SHIFT;
 pub(crate) const UNIT_SHIFT: u32 = MAX_CHAIN_PAGES.trailing_zeros();
 
-/// The most pages of a stretch: those of a PMD-sized huge page.
-pub(crate) const MAX_STRETCH_PAGES: usize = 512;
+/// The most pages of an extent: those of a PMD-sized huge page.
+pub(crate) const MAX_EXTENT_PAGES: usize = 512;
 
 /// The most shards a pool may have.
 pub(crate) const MAX_SHARDS: usize = 256;

@@ -20,20 +20,20 @@ impl Handle {
         self.0
     }
 
-    /// A handle from a number. A made-up handle is found out when it is used, unless there is an
-    /// object of that number.
+    /// The handle of a number from [`Handle::into_raw`]. Any number may be given: an unused one is
+    /// refused when it is used.
     pub fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
 }
 
-/// No object has this handle: never stored, or freed.
+/// No object has this handle: it was never given out, or its object was freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("handle {} names no stored object", .0.into_raw())]
 pub struct HandleError(pub Handle);
 
-/// An entry is `[length : 13 | object word : 50]`. A number below 2^32 is no object, as no word is
-/// so small: zero, or the number of the next freed handle.
+/// An entry is `[length : 13 | object word : 50]`. A value below 2^32 is no object, as no word is
+/// so small: zero, or the next handle of the free list.
 const LENGTH_SHIFT: u32 = ObjectWord::BITS;
 
 /// Chunk `n` has `FIRST_CHUNK << n` entries, so an entry never moves as the table grows.
@@ -49,9 +49,8 @@ type Chunk = OnceLock<Box<[AtomicU64]>>;
 
 /// A pool together with a table of object words.
 ///
-/// Objects are named by handles that stay the same when compaction moves them, and the table keeps
-/// their lengths. Look-ups take no lock. It costs 8 bytes in the table and 4 in front of each
-/// object.
+/// Handles stay valid when compaction moves objects, and the table keeps the lengths. Look-ups take
+/// no lock. Costs 8 bytes in the table and 4 in front of each object.
 #[derive(Debug)]
 pub struct HandleTable<S: PageSource> {
     pool: Pool<S>,
@@ -59,12 +58,12 @@ pub struct HandleTable<S: PageSource> {
     free: Mutex<FreeHandles>,
 }
 
-/// Freed handles are linked through their entries, so that to free one needs no memory.
+/// The free list is linked through the entries, so that a free needs no memory.
 #[derive(Debug)]
 struct FreeHandles {
     /// The first, or [`NO_HANDLE`].
     first: u32,
-    /// Handles from here on were never given out.
+    /// Handles from here on have not been used.
     next: u32,
 }
 
@@ -123,8 +122,8 @@ impl<S: PageSource> HandleTable<S> {
         }
     }
 
-    /// Hands an object to `read`. Takes no lock and copies nothing. The object must not be freed
-    /// meanwhile.
+    /// Passes an object to `read`. Takes no lock and copies nothing. The object must not be freed
+    /// during the call.
     ///
     /// # Errors
     ///
@@ -149,8 +148,8 @@ impl<S: PageSource> HandleTable<S> {
     /// If there is no such object.
     pub fn free(&self, handle: Handle) -> Result<(), HandleError> {
         let place = self.entry(handle).ok_or(HandleError(handle))?;
-        // Whoever takes the word out of the entry frees it; compaction replaces it atomically.
-        // What is no object stays as it is: it may be the link of a freed handle.
+        // The thread that clears the entry frees the object; compaction replaces the word
+        // atomically. Other values are left alone: they may be links of the free list.
         let entry = place
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |entry| {
                 decode(entry).map(|_| 0)
@@ -199,7 +198,7 @@ impl<S: PageSource> HandleTable<S> {
     fn give_handle_back(&self, handle: Handle) {
         let mut free = self.free_handles();
         let entry = self.entry(handle).expect("it was given out");
-        // Too small to be taken for an object.
+        // Below 2^32: not an object.
         entry.store(u64::from(free.first), Ordering::Relaxed);
         free.first = handle.0;
     }

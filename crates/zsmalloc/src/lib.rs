@@ -11,6 +11,7 @@ mod deferred;
 mod drainer;
 mod epoch;
 mod error;
+mod extent;
 mod geometry;
 mod handle;
 mod huge;
@@ -27,7 +28,6 @@ mod runs;
 mod signal;
 mod source;
 mod stats;
-mod stretch;
 mod sync;
 mod table;
 mod word;
@@ -46,7 +46,7 @@ pub use source::{HeapSource, PageRun, PageSource, SourceError};
 pub use stats::{ClassStats, PoolStats};
 pub use word::ObjectWord;
 
-/// `count` values in a box; `None` if the heap refuses memory.
+/// A boxed slice of `count` values; `None` if the heap refuses memory.
 fn boxed<T>(count: usize, value: impl FnMut() -> T) -> Option<Box<[T]>> {
     let mut values = Vec::new();
     values.try_reserve_exact(count).ok()?;

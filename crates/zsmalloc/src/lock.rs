@@ -1,13 +1,11 @@
-//! The lock of a bin, which every store and every free takes.
+//! The lock of a bin, which every store and free takes.
 //!
-//! It is nearly always free: threads store into bins of their own shard, and hold a lock for some
-//! dozens of nanoseconds, in bulk for some microseconds, and never while they take another lock. So
-//! what counts is the price of one that is free. A mutex that lets its waiters sleep has to look for
-//! them when it is released, which takes a second locked instruction: that costs a quarter of a
-//! store, and more after a long copy, as it waits until the copy has reached the cache. Here the
-//! release is a plain store, and those who wait look for themselves: some times at once, then
-//! whenever the scheduler lets them, then after ever longer sleeps, so that a holder that is not
-//! running gets a processor, whatever its priority.
+//! It is nearly always uncontended: threads store into their own shard's bins and hold a lock for
+//! tens of nanoseconds, in bulk for some microseconds, and never while they take another. So the
+//! uncontended cost counts. A mutex with sleeping waiters must check for them on release, which
+//! takes a second locked instruction. Here the release is a plain store, and waiters poll: they
+//! spin, then yield, then sleep for increasing times, so that a preempted holder gets a CPU
+//! whatever its priority.
 
 use std::{
     cell::UnsafeCell,
@@ -28,7 +26,7 @@ pub(crate) struct Lock<T> {
 // SAFETY: `held` lets one thread at a time have the value, as if it were sent from one to the next.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// The value, until it is dropped.
+/// Access to the value, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Held<'a, T> {
     lock: &'a Lock<T>,
@@ -37,7 +35,7 @@ pub(crate) struct Held<'a, T> {
 }
 
 impl<'a, T> Held<'a, T> {
-    /// Of a lock that was just taken.
+    /// The guard of a lock that this thread has just taken.
     #[inline]
     fn of(lock: &'a Lock<T>) -> Self {
         Held {
@@ -47,8 +45,8 @@ impl<'a, T> Held<'a, T> {
     }
 }
 
-// What is done under a lock of this crate neither calls out nor panics half way, so that a value met
-// after a panic is whole.
+// Code under a lock of this crate neither calls out nor panics half way, so the value is consistent
+// after a panic.
 impl<T> RefUnwindSafe for Lock<T> {}
 impl<T> UnwindSafe for Lock<T> {}
 
@@ -60,7 +58,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits until nobody else has the value.
+    /// Takes the lock, waiting for its holder.
     #[inline]
     pub(crate) fn lock(&self) -> Held<'_, T> {
         if !self.take() {
@@ -69,7 +67,7 @@ impl<T> Lock<T> {
         Held::of(self)
     }
 
-    /// The value, unless somebody else has it.
+    /// Takes the lock if it is free.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Held<'_, T>> {
         self.take().then(|| Held::of(self))
@@ -89,7 +87,7 @@ impl<T> Lock<T> {
         loop {
             crate::sync::pause(times);
             times = times.saturating_add(1);
-            // A look first: trying would take the cache line away from the holder.
+            // Load first: a compare-and-swap would take the cache line from the holder.
             if !self.held.load(Ordering::Relaxed) && self.take() {
                 return;
             }
@@ -101,14 +99,14 @@ impl<T> Deref for Held<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: this thread took the lock, and nobody else takes it before the drop.
+        // SAFETY: this thread holds the lock until the guard is dropped.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Held<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this thread took the lock, and nobody else takes it before the drop.
+        // SAFETY: this thread holds the lock until the guard is dropped.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -116,7 +114,7 @@ impl<T> DerefMut for Held<'_, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // Release: what this thread did with the value happens before the next one's turn.
+        // Release: changes of the value happen before the next holder's accesses.
         self.lock.held.store(false, Ordering::Release);
     }
 }
@@ -126,9 +124,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_take_turns_and_others_are_refused() {
+    fn one_thread_holds_the_lock_and_others_are_refused() {
         let counts = Lock::new((0, 0));
-        // More threads than processors: holders are interrupted, and waiters get to sleep.
+        // More threads than CPUs: holders are preempted, and waiters sleep.
         std::thread::scope(|scope| {
             for _ in 0..16 {
                 scope.spawn(|| {
@@ -153,8 +151,8 @@ mod loom_tests {
     type Shared = Lock<UnsafeCell<usize>>;
 
     /// Raises a count on this thread with a lock that waits, and on another with `other`, which
-    /// says whether it did. Loom's cell panics if two threads have it at once, or one does not see
-    /// what the last one wrote.
+    /// returns whether it did. Loom's cell panics if both access it at once, or one does not see
+    /// the other's write.
     fn model(other: fn(&Shared) -> bool) {
         loom::model(move || {
             let shared = Arc::new(Lock::new(UnsafeCell::new(0)));
@@ -182,7 +180,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn who_does_not_wait_takes_nothing_from_the_holder() {
+    fn try_lock_does_not_disturb_the_holder() {
         model(|shared| {
             let held = shared.try_lock().or_else(|| shared.try_lock());
             held.is_some_and(raise)

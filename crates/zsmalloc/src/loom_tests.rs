@@ -59,8 +59,8 @@ fn owner() -> Owner {
     }
 }
 
-/// Runs `check`, which says how many objects were moved, in all interleavings; in some of them an
-/// object must move.
+/// Runs `check`, which returns the number of objects moved, in all interleavings; in some of them
+/// an object must move.
 fn model(check: impl Fn() -> usize + Sync + Send + 'static) {
     let moved = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let total = moved.clone();
@@ -96,8 +96,8 @@ fn a_free_against_compaction() {
     });
 }
 
-/// An object is read while a compactor moves it: the bytes are the object's, whichever place they
-/// come from.
+/// An object is read while a compactor moves it: the bytes are the object's, wherever they are
+/// read.
 #[test]
 fn a_read_against_compaction() {
     model(|| {
@@ -122,7 +122,7 @@ fn a_read_against_compaction() {
 }
 
 /// Two threads of one shard that find no free slot both bring a zspage; when their objects are
-/// gone, all memory is. (A zspage that was put on a list empty would stay for ever.)
+/// gone, all memory is. (A zspage that was put on a list empty would stay forever.)
 #[test]
 fn two_stores_that_both_bring_a_zspage() {
     let mut model = loom::model::Builder::new();

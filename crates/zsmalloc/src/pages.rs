@@ -1,36 +1,35 @@
-//! Sets of pages of a stretch.
+//! Sets of pages of an extent.
 
 use std::{
     ops::Range,
-    // Always the standard library's: they change under a lock, and who looks without it takes a hint
-    // only, so there is nothing for loom to see.
+    // Always the standard library's: they change under a lock, and unlocked reads are hints, so
+    // loom has nothing to check.
     sync::atomic::{AtomicU16, Ordering::Relaxed},
 };
 
-use crate::geometry::{MAX_STRETCH_PAGES, UNIT_PAGES};
+use crate::geometry::{MAX_EXTENT_PAGES, UNIT_PAGES};
 
-const MAX_UNITS: usize = MAX_STRETCH_PAGES / UNIT_PAGES;
+const MAX_UNITS: usize = MAX_EXTENT_PAGES / UNIT_PAGES;
 const _: () = assert!(UNIT_PAGES == u16::BITS as usize);
 
 /// A bit for each page of a unit.
 pub(crate) type UnitBits = u16;
 
-/// Where a run lies, which has no more pages than a unit: its first unit, and its bits in that and
-/// the next.
+/// The first unit of a run of at most a unit's pages, and its bits in that unit and the next.
 fn bits_of(run: &Range<usize>) -> (usize, u32) {
-    debug_assert!(run.len() <= UNIT_PAGES && run.end <= MAX_STRETCH_PAGES);
+    debug_assert!(run.len() <= UNIT_PAGES && run.end <= MAX_EXTENT_PAGES);
     let bits = ((1_u32 << run.len()) - 1) << (run.start % UNIT_PAGES);
     (run.start / UNIT_PAGES, bits)
 }
 
-/// Which pages of a run are in a set of which this gives the units, as bits.
+/// The pages of a run that are in a set given by its units, as bits.
 fn found_of(run: &Range<usize>, unit_bits: impl Fn(usize) -> UnitBits) -> u32 {
     let (unit, bits) = bits_of(run);
     let of = |unit| u32::from(if unit < MAX_UNITS { unit_bits(unit) } else { 0 });
     (of(unit) | of(unit + 1) << UNIT_PAGES) & bits
 }
 
-/// Pages of a stretch.
+/// Pages of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageSet([UnitBits; MAX_UNITS]);
 
@@ -55,12 +54,12 @@ impl PageSet {
         self.0.iter().map(|bits| bits.count_ones() as usize).sum()
     }
 
-    /// What follows one another without a gap, in order.
+    /// The maximal ranges of pages in the set, in order.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut next = 0;
         std::iter::from_fn(move || {
             let start = self.find(next, true)?;
-            next = self.find(start, false).unwrap_or(MAX_STRETCH_PAGES);
+            next = self.find(start, false).unwrap_or(MAX_EXTENT_PAGES);
             Some(start..next)
         })
     }
@@ -80,7 +79,7 @@ impl PageSet {
     }
 }
 
-/// The same, shared, but changed under a lock only. Without the lock what is read is a hint.
+/// A set that threads share. It changes under a lock; without it a read is a hint.
 #[derive(Debug)]
 pub(crate) struct SharedPageSet([AtomicU16; MAX_UNITS]);
 
@@ -98,12 +97,12 @@ impl SharedPageSet {
         self.0[unit].store(pages, Relaxed);
     }
 
-    /// Takes the pages of a run, or of a part of one, into the set.
+    /// Inserts the pages of a run, or of a part of one.
     pub(crate) fn insert(&self, run: &Range<usize>) {
         self.change(run, |pages, bits| pages | bits);
     }
 
-    /// The reverse of [`SharedPageSet::insert`].
+    /// Removes the pages of a run.
     pub(crate) fn remove(&self, run: &Range<usize>) {
         self.change(run, |pages, bits| pages & !bits);
     }
@@ -158,7 +157,7 @@ mod tests {
             assert!(!shared.meets(&run) && !shared.contains(&run));
             shared.insert(&run);
             let plain = set(run.clone());
-            for page in 0..MAX_STRETCH_PAGES {
+            for page in 0..MAX_EXTENT_PAGES {
                 let page = page..page + 1;
                 assert_eq!(shared.meets(&page), run.contains(&page.start));
                 assert_eq!(plain.meets(&page), run.contains(&page.start));

@@ -10,7 +10,7 @@ use crate::{
     config::Config,
     epoch::{Epoch, Reader},
     error::{AllocError, MisuseError, NewPoolError},
-    geometry::{MAX_CHAIN_PAGES, MAX_SHARDS, MAX_STRETCH_PAGES, PAGE_SIZE, PageNumber, UNIT_PAGES},
+    geometry::{MAX_CHAIN_PAGES, MAX_EXTENT_PAGES, MAX_SHARDS, PAGE_SIZE, PageNumber, UNIT_PAGES},
     lock::Held,
     released::Released,
     ring::Ring,
@@ -27,7 +27,7 @@ use crate::{
 
 /// The smallest capacity; there must be room for some zspages of each length.
 const MIN_CAPACITY_PAGES: usize = 1024;
-/// The largest: a page number takes 32 bits, and the last one is kept free.
+/// The largest capacity: a page number has 32 bits, and the last one is reserved.
 const MAX_CAPACITY_PAGES: usize = 1 << 31;
 /// The most pages of empty zspages the bins of a shard keep.
 const MAX_ALLOWANCE_PAGES: usize = 256;
@@ -38,15 +38,14 @@ pub(crate) struct Shard {
     pub(crate) bins: Box<[Bin]>,
     pub(crate) allowance: Allowance,
     pub(crate) runs: Mutex<RunLists>,
-    /// Words whose free was deferred; none if frees are not.
+    /// Words whose free is deferred; `None` if frees are not deferred.
     pub(crate) deferred: Option<Ring>,
 }
 
 /// A pool of objects of 1 byte to a page, stored densely.
 ///
-/// Objects are immutable from [`store`](Pool::store) to [`free`](Pool::free). A pool is used by
-/// any number of threads at once; there is no lock for the whole of it. See the crate's
-/// documentation for how it is built.
+/// Objects are immutable from [`store`](Pool::store) to [`free`](Pool::free). Any number of threads
+/// may use a pool; no lock covers all of it.
 #[derive(Debug)]
 pub struct Pool<S: PageSource> {
     pub(crate) source: S,
@@ -56,32 +55,33 @@ pub struct Pool<S: PageSource> {
     pub(crate) arenas: Arenas,
     pub(crate) shards: Box<[Shard]>,
     pub(crate) epoch: Epoch,
-    /// One for each class, held by the thread that compacts it.
+    /// One for each class, held by the compacting thread.
     pub(crate) compactors: Box<[Mutex<()>]>,
     pub(crate) drain_signal: DrainSignal,
     pub(crate) deferred_misuse: AtomicU64,
     pub(crate) resident_pages: AtomicUsize,
     pub(crate) discard_failures: AtomicU64,
     pub(crate) retained_pages: usize,
-    /// See [`Config::spare_part`]; 0 if the source has no huge pages, too.
+    /// See [`Config::spare_part`]; 0 also if the source has no huge pages.
     pub(crate) spare_part: usize,
     pub(crate) huge_splits: AtomicU64,
     pub(crate) created: Instant,
-    /// Milliseconds from `created` on when much was found to be spare; 0 if not much is.
-    pub(crate) much_spare_since: AtomicU64,
-    /// Bytes of objects, and again of freed runs, of each shard that may wait for a drainer.
+    /// Milliseconds from `created` to when spare memory became excessive; 0 if it is not.
+    pub(crate) spare_excess_since: AtomicU64,
+    /// Bytes of deferred objects, and of freed runs, that each shard may leave to a drainer.
     pub(crate) deferred_share: usize,
     zero_freed: bool,
 }
 
-// SAFETY: `base` is the pool's own reservation. Its bytes are written only by the one thread that
-// took a slot or a run under the lock that guards it, and read only through words of stored
-// objects, whose bytes nobody writes.
+// SAFETY: `base` is the pool's own reservation. Bytes are written only by the thread that took the
+// slot or run under the lock that guards it, and read only through words of stored objects, which
+// are immutable.
 unsafe impl<S: PageSource> Send for Pool<S> {}
 // SAFETY: as above.
 unsafe impl<S: PageSource> Sync for Pool<S> {}
 
-/// Keeps compaction from reusing the place of any object that was moved after the pin was taken.
+/// A read-side critical section: while it exists, the place of an object that compaction moves is
+/// not reused.
 ///
 /// See [`Pool::pin`].
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl<S: PageSource> Pool<S> {
     ///
     /// # Errors
     ///
-    /// If the configuration is out of range, or the source or the heap refuse memory.
+    /// If a value of the configuration is out of range, or the source or the heap refuses memory.
     pub fn new(source: S, config: Config) -> Result<Self, NewPoolError> {
         if !(1..=MAX_CHAIN_PAGES).contains(&config.max_chain_pages) {
             return Err(NewPoolError::Config("max_chain_pages must be 1 to 16"));
@@ -109,16 +109,16 @@ impl<S: PageSource> Pool<S> {
             .next_power_of_two();
         let huge_pages = source.huge_pages();
         let has_huge_pages = huge_pages.is_power_of_two()
-            && (UNIT_PAGES..=MAX_STRETCH_PAGES).contains(&huge_pages)
+            && (UNIT_PAGES..=MAX_EXTENT_PAGES).contains(&huge_pages)
             && huge_pages <= capacity_pages / 64;
-        // Small pools need at least a few for each length and shard.
-        let stretch_pages = (capacity_pages / 64).clamp(UNIT_PAGES, MAX_STRETCH_PAGES);
+        // Small pools need a few extents for each run length and shard.
+        let extent_pages = (capacity_pages / 64).clamp(UNIT_PAGES, MAX_EXTENT_PAGES);
         let block_pages = if has_huge_pages {
             huge_pages
         } else {
-            stretch_pages
+            extent_pages
         };
-        let arenas = Arenas::new(capacity_pages / stretch_pages, stretch_pages, block_pages)
+        let arenas = Arenas::new(capacity_pages / extent_pages, extent_pages, block_pages)
             .ok_or(NewPoolError::Metadata)?;
         let classes = ClassTable::try_new(config.max_chain_pages).ok_or(NewPoolError::Metadata)?;
         let class_count = classes.classes().len();
@@ -166,25 +166,24 @@ impl<S: PageSource> Pool<S> {
             spare_part: if has_huge_pages { config.spare_part } else { 0 },
             huge_splits: AtomicU64::new(0),
             created: Instant::now(),
-            much_spare_since: AtomicU64::new(0),
+            spare_excess_since: AtomicU64::new(0),
             deferred_share,
             zero_freed: config.zero_freed,
         })
     }
 
-    /// Stores one object, made of `parts` one after another, and returns the word that names it.
+    /// Stores one object, the concatenation of `parts`, and returns the word that names it.
     ///
     /// # Errors
     ///
-    /// If the parts are empty or longer than a page together, or no memory is to be had; nothing
-    /// was stored then.
+    /// If the object is empty or longer than a page, or there is no memory. Nothing is stored then.
     pub fn store(&self, parts: &[&[u8]]) -> Result<ObjectWord, AllocError> {
         let size = parts.iter().map(|part| part.len()).sum();
         let class_index = self.class_for(size)?;
         let shard = self.current_shard();
         {
-            // The usual case: a slot is free. It is filled under the lock, so a compactor, which
-            // needs the lock to isolate a zspage, never sees it half written.
+            // The common case: a slot is free. It is filled under the lock, which a compactor takes
+            // to isolate a zspage, so it never sees a half-written object.
             let mut bin = self.shards[shard].bins[class_index].state.lock();
             if let Some(word) = bin.allocate(&self.context(shard, class_index)) {
                 join(parts, self.new_slot(word, size));
@@ -194,8 +193,8 @@ impl<S: PageSource> Pool<S> {
         self.store_with(size, |slot| join(parts, slot))
     }
 
-    /// Stores one object of `size` bytes that `fill` writes in place. The slice it is given holds
-    /// arbitrary initialised bytes (zeros, if the pool zeroes what is freed).
+    /// Stores one object of `size` bytes that `fill` writes in place. `fill` gets initialised, but
+    /// otherwise unspecified bytes (zeros with [`Config::zero_freed`]).
     ///
     /// # Errors
     ///
@@ -207,7 +206,7 @@ impl<S: PageSource> Pool<S> {
     ) -> Result<ObjectWord, AllocError> {
         let class_index = self.class_for(size)?;
         let shard = self.current_shard();
-        // A compactor waits for the pin before it reads the slot, which is half written till then.
+        // A compactor waits for the pin before it reads the slot, which is half written until then.
         let _pin = self.epoch.enter(shard);
         let word = self.allocate(shard, class_index)?;
         let slot = self.new_slot(word, size);
@@ -227,16 +226,16 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// The first `size` bytes of the slot of an object that is being made: `word` was allocated by
-    /// this thread just now, of a class that takes as much, and given to nobody.
+    /// The first `size` bytes of the slot of a new object: this thread has just allocated `word`,
+    /// of a large enough class, and not published it.
     #[allow(
         clippy::mut_from_ref,
-        reason = "the word names memory nobody else knows"
+        reason = "the word is not published yet, so this thread alone accesses its slot"
     )]
     fn new_slot(&self, word: ObjectWord, size: usize) -> &mut [u8] {
         let slot = self.slot(word, &self.classes.classes()[word.class()]);
-        // SAFETY: the slot lies in the reservation, is initialised (it reads as zero or as what was
-        // stored before) and is this thread's alone until `word` is given out.
+        // SAFETY: the slot lies in the reservation, is initialised (it reads as zero or as an
+        // earlier object), and is used by this thread alone until `word` is published.
         let slot = unsafe { slice::from_raw_parts_mut(slot.as_ptr(), slot.len()) };
         let (object, rest) = slot.split_at_mut(size);
         if self.zero_freed {
@@ -328,11 +327,11 @@ impl<S: PageSource> Pool<S> {
         self.classes().get(word.class()).map(SizeClass::size)
     }
 
-    /// Announces this thread as a reader: until the pin is dropped, the place of an object that a
-    /// compactor moves is not used for anything else.
+    /// Enters a read-side critical section: until the guard is dropped, the place of an object that
+    /// compaction moves is not reused.
     ///
-    /// Whoever keeps a word where [compaction](crate::Relocate) changes it takes a pin, loads the
-    /// word, reads the object and drops the pin. It costs two atomic additions on memory of this
+    /// A reader of a word that [compaction](crate::Relocate) may change takes a pin, loads the
+    /// word, reads the object and drops the pin. A pin costs two atomic additions on memory of this
     /// shard and never waits. Do not hold it longer than a read takes.
     #[inline]
     pub fn pin(&self) -> ReadGuard<'_> {
@@ -352,7 +351,7 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// Frees an object, with misuse as an error. Nothing is changed in that case.
+    /// Like [`Pool::free`], but returns misuse as an error, which changes nothing.
     ///
     /// # Errors
     ///
@@ -373,13 +372,13 @@ impl<S: PageSource> Pool<S> {
         Ok(())
     }
 
-    /// Bytes of memory the pool's zspages hold, with those that wait to be given back and the free
-    /// parts of huge pages. A load of one counter.
+    /// Resident bytes of the pool: zspages, freed runs that are not discarded yet, and free parts
+    /// of huge pages. Loads one counter.
     pub fn resident_bytes(&self) -> usize {
         self.resident_pages.load(Ordering::Relaxed) * PAGE_SIZE
     }
 
-    /// Bytes of heap the pool's own records take.
+    /// Bytes of heap of the pool's own records.
     pub fn metadata_bytes(&self) -> usize {
         let places = |shard: &Shard| shard.deferred.as_ref().map_or(0, Ring::places);
         let queues = self.shards.iter().map(places).sum::<usize>() * size_of::<u64>();
@@ -391,7 +390,7 @@ impl<S: PageSource> Pool<S> {
             + self.arenas.metadata_bytes()
     }
 
-    /// Pages of address space the pool has reserved.
+    /// Pages of address space that the pool has reserved.
     pub fn capacity_pages(&self) -> usize {
         self.capacity_pages
     }
@@ -457,7 +456,7 @@ impl<S: PageSource> Pool<S> {
                 };
                 return Ok((bin, context));
             }
-            // It was given to another shard in between.
+            // Another shard took the zspage over in between.
         }
     }
 
@@ -482,7 +481,7 @@ impl<S: PageSource> Pool<S> {
 
 impl<S: PageSource> Drop for Pool<S> {
     fn drop(&mut self) {
-        // SAFETY: the range was reserved by `new`, and nothing borrows the pool any more.
+        // SAFETY: `new` reserved the range, and nothing borrows the pool any more.
         unsafe { self.source.unreserve(self.base, self.capacity_pages) }
     }
 }
@@ -512,12 +511,12 @@ struct FreeOnUnwind<'a, S: PageSource> {
 
 impl<S: PageSource> Drop for FreeOnUnwind<'_, S> {
     fn drop(&mut self) {
-        // The word was allocated just now and given to nobody, so this cannot fail.
+        // The word was just allocated and not published, so this cannot fail.
         let _ = self.pool.try_free(self.word);
     }
 }
 
-/// Writes `parts` one after another; `whole` is as long as all of them.
+/// Writes the concatenation of `parts`, which is as long as `whole`.
 fn join(parts: &[&[u8]], whole: &mut [u8]) {
     let mut rest = whole;
     for part in parts {
@@ -527,7 +526,7 @@ fn join(parts: &[&[u8]], whole: &mut [u8]) {
     }
 }
 
-/// A number that is this thread's own, counted up from zero.
+/// A number of the current thread, counted up from zero.
 #[inline]
 fn thread_number() -> usize {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);

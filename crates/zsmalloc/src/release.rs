@@ -1,10 +1,10 @@
-//! Taking runs of pages for new zspages, and giving the memory of freed ones back.
+//! Runs of pages for new zspages, and returning freed runs to the kernel.
 //!
-//! A freed run is *warm*: it still has its memory, and serves the next zspage of its length first.
-//! When a shard has more warm pages than it may retain, all of them are discarded in one batch,
-//! with no lock held, and become *cold*: free addresses. What is discarded comes a stretch at a
-//! time, in address order and with neighbours together: to the system, one long run is less than
-//! half the work of its pages in small ones. Memory in huge pages is the matter of `huge.rs`.
+//! A freed run is *warm*: it is resident and serves the next zspage of its length. When a shard has
+//! more warm pages than it may retain, they are all discarded in one batch, with no lock held, and
+//! become *cold*. A batch takes all free pages of an extent, in address order, with neighbours
+//! merged: the kernel discards one long run for less than half the time of many short ones. Huge
+//! pages are handled in `huge.rs`.
 
 use std::ops::Range;
 
@@ -19,21 +19,20 @@ use crate::{
     sync::{MutexGuard, atomic::Ordering, lock, try_lock},
 };
 
-/// How many stretches are discarded from, and how many runs given to the source, at once. They are
-/// collected on the stack: giving memory back must not need any. So few that several threads find
-/// work.
-const DISCARD_STRETCHES: usize = 8;
-/// Loom's threads have small stacks.
+/// Extents that one discard takes. On the stack, as returning memory must not need any; few, so
+/// that several threads find work.
+const DISCARD_EXTENTS: usize = 8;
+/// Runs that one call of the source discards. Loom's threads have small stacks.
 const DISCARD_RUNS: usize = if cfg!(loom) { 16 } else { 512 };
 
-/// However small the pool is, a shard may hold back so many pages.
+/// Pages that a shard may retain in however small a pool,
 const MIN_RETAINED_PAGES: usize = 64;
-/// And otherwise this part of what the pool holds.
+/// and otherwise 1/`RETAINED_PART` of the pool's resident pages.
 const RETAINED_PART: usize = 64;
-/// A trim splits no huge page to give back less than this part of it.
+/// A trim splits a huge page only to return more than 1/`SPARE_NOT_WORTH_IT` of it.
 const SPARE_NOT_WORTH_IT: usize = 32;
-/// A drainer waits for the end of a burst of frees, so that runs grow long, but not when this part
-/// of what the pool holds waits to be given back.
+/// The drainer waits for a burst of frees to end, so that runs grow long, unless 1/`MUCH` of the
+/// pool's memory waits to be returned.
 const MUCH: usize = 4;
 
 impl<S: PageSource> Pool<S> {
@@ -42,7 +41,7 @@ impl<S: PageSource> Pool<S> {
         match self.try_take_run(shard, pages) {
             Ok(page) => Ok(page),
             Err(error) => {
-                // Something held back may make the difference.
+                // Retained memory may make the difference.
                 if self.trim() + self.give_back_spare(1) == 0 {
                     return Err(error);
                 }
@@ -58,13 +57,13 @@ impl<S: PageSource> Pool<S> {
             return Ok(page);
         }
         if arenas.spare_pages() > 0 {
-            // Free pages in huge ones, whosever they are, take no more memory.
+            // Spare pages, of any shard, need no memory.
             let found = self.take_elsewhere(shard, |runs| runs.take_warm(arenas, pages));
             if let Some(page) = found {
                 return Ok(page);
             }
         }
-        // Apart, so that the lock is dropped first.
+        // A statement of its own, so that the lock is dropped.
         let cold = lock(own).take_cold(arenas, pages, self.may_fill());
         if let Some(cold) = cold {
             return self.supply(cold);
@@ -85,7 +84,7 @@ impl<S: PageSource> Pool<S> {
             .find_map(|other| take(&mut *try_lock(&self.shards[other].runs)?))
     }
 
-    /// Gets memory for a run that was taken, if it has none.
+    /// Commits a run that was taken, if it is not resident.
     fn supply_taken(&self, taken: Taken) -> Result<PageNumber, AllocError> {
         match taken {
             Taken::Warm(page) => Ok(page),
@@ -93,19 +92,19 @@ impl<S: PageSource> Pool<S> {
         }
     }
 
-    /// Gets what memory a run lacks that was taken.
+    /// Commits the pages of a run that are not resident.
     fn supply(&self, mut cold: Cold) -> Result<PageNumber, AllocError> {
         let page = cold.page;
         let (arena, run) = self.run_of(page);
         let runs = &self.shards[arena.owner()].runs;
-        if let Some((stretch, blocks)) = cold.filling(&self.arenas) {
-            let filled = blocks.map(|block| block.filter(|block| self.fill(stretch, block)));
+        if let Some((extent, blocks)) = cold.filling(&self.arenas) {
+            let filled = blocks.map(|block| block.filter(|block| self.fill(extent, block)));
             lock(runs).end_fill(&self.arenas, &mut cold, &filled);
         }
         if cold.lacking.is_empty() {
             return Ok(page);
         }
-        let lacking = self.run_in(arena.stretch(), &cold.lacking);
+        let lacking = self.run_in(arena.extent(), &cold.lacking);
         if let Err(error) = self.source.commit(lacking) {
             lock(runs).put_refused(&self.arenas, arena, run, &cold);
             return Err(error.into());
@@ -115,24 +114,24 @@ impl<S: PageSource> Pool<S> {
         Ok(page)
     }
 
-    /// Puts an arena to use for runs of `pages` pages, and takes one.
+    /// Makes an arena for runs of `pages` pages and takes one.
     fn start_arena(&self, shard: usize, pages: usize) -> Result<PageNumber, AllocError> {
         let arenas = &self.arenas;
         let own = &self.shards[shard].runs;
         let begun = lock(own).begin_arena(arenas, pages);
-        let (stretch, units) = match begun {
+        let (extent, units) = match begun {
             Some(begun) => begun,
             None => {
-                let stretch = arenas.add_stretch()?;
+                let extent = arenas.add_extent()?;
                 let mut runs = lock(own);
-                runs.open(arenas, stretch, shard);
+                runs.open(arenas, extent, shard);
                 runs.begin_arena(arenas, pages)
-                    .expect("a new stretch has room")
+                    .expect("a new extent has room")
             }
         };
-        // With no lock held: the heap may be slow, or be served by this very pool's owner.
-        let place = (stretch, units.start);
-        let made = arenas.add(stretch, units, pages, shard);
+        // No lock held: the heap may be slow, or be backed by the owner of this pool.
+        let place = (extent, units.start);
+        let made = arenas.add(extent, units, pages, shard);
         let fill = self.may_fill();
         let mut runs = lock(own);
         runs.end_arena(arenas, place, made.as_ref().ok().copied());
@@ -142,9 +141,9 @@ impl<S: PageSource> Pool<S> {
         self.supply_taken(taken.expect("an arena has a run"))
     }
 
-    /// Pages of a stretch, counted from its first.
-    pub(crate) fn run_in(&self, stretch: usize, pages: &Range<usize>) -> PageRun {
-        let first = self.arenas.first_page(stretch).0 + pages.start as u32;
+    /// Pages of an extent, counted from its first.
+    pub(crate) fn run_in(&self, extent: usize, pages: &Range<usize>) -> PageRun {
+        let first = self.arenas.first_page(extent).0 + pages.start as u32;
         self.run(PageNumber(first), pages.len())
     }
 
@@ -153,7 +152,7 @@ impl<S: PageSource> Pool<S> {
         (arena, arena.run_at(page).expect("a run starts here"))
     }
 
-    /// Takes over zspages that no bin has any more.
+    /// Makes zspages that were removed from their bins free runs.
     pub(crate) fn release(&self, mut released: Released) {
         let mut touched = [false; MAX_SHARDS];
         let mut held: Option<(usize, MutexGuard<'_, RunLists>)> = None;
@@ -187,27 +186,25 @@ impl<S: PageSource> Pool<S> {
         self.shards.iter().map(warm).sum()
     }
 
-    /// Whether a large part of the pool's memory is that of freed runs.
+    /// Whether much of the pool's memory is that of freed runs.
     pub(crate) fn much_is_warm(&self) -> bool {
         self.warm_pages() > self.resident_pages.load(Ordering::Relaxed) / MUCH
     }
 
-    /// How many warm pages a shard may hold back just now.
+    /// Warm pages that a shard may retain now.
     fn retained_now(&self) -> usize {
         let part = self.resident_pages.load(Ordering::Relaxed) / RETAINED_PART;
         self.retained_pages.min(part.max(MIN_RETAINED_PAGES))
     }
 
-    /// Gives the memory of all pages that hold no object back: empty zspages that were held back
-    /// for reuse, and free parts of huge pages, unless they are very small. Returns how many pages
-    /// that were.
+    /// Returns all memory that holds no object to the kernel: retained runs and empty zspages, and
+    /// free parts of huge pages unless they are very small. Returns the number of pages.
     pub fn trim(&self) -> usize {
         let least = (self.arenas.block_pages() / SPARE_NOT_WORTH_IT).max(1);
         self.trim_classes(0..self.classes().len()) + self.give_back_spare(least)
     }
 
-    /// Like [`Pool::trim`], but looks for empty zspages in some classes only, and leaves huge pages
-    /// that are partly free alone.
+    /// Like [`Pool::trim`], but takes empty zspages of some classes only, and splits no huge page.
     pub(crate) fn trim_classes(&self, classes: Range<usize>) -> usize {
         let before = self.resident_pages.load(Ordering::Relaxed);
         self.release_empty(classes);
@@ -216,7 +213,7 @@ impl<S: PageSource> Pool<S> {
         discarded.max(before.saturating_sub(after))
     }
 
-    /// Releases the empty zspages that were held back in some classes.
+    /// Releases the retained empty zspages of some classes.
     pub(crate) fn release_empty(&self, classes: Range<usize>) {
         let mut released = Released::new();
         for (shard_index, shard) in self.shards.iter().enumerate() {
@@ -231,7 +228,7 @@ impl<S: PageSource> Pool<S> {
         self.release(released);
     }
 
-    /// Gives the memory of all freed runs back; returns how many pages that were.
+    /// Discards all freed runs; returns the number of pages.
     pub(crate) fn discard_all_warm(&self) -> usize {
         self.shards
             .iter()
@@ -239,22 +236,22 @@ impl<S: PageSource> Pool<S> {
             .sum()
     }
 
-    /// Gives a part of that back; returns how many pages, zero if there are no more.
+    /// Discards some freed runs; returns the number of pages, zero if there are no more.
     pub(crate) fn discard_some(&self) -> usize {
         let mut parts = self.shards.iter().map(|shard| self.discard_part(shard));
         parts.find(|&pages| pages > 0).unwrap_or(0)
     }
 
-    /// Gives the memory of a shard's freed runs back; returns how many pages that were.
+    /// Discards a shard's freed runs; returns the number of pages.
     fn discard_warm(&self, shard: &Shard) -> usize {
         let parts = std::iter::repeat_with(|| self.discard_part(shard));
         parts.take_while(|&pages| pages > 0).sum()
     }
 
-    /// Gives memory of freed runs in some stretches of a shard back; returns how many pages, zero if
-    /// there is none or it could not be done.
+    /// Discards freed runs in some extents of a shard; returns the number of pages, zero if there
+    /// are none or it failed.
     fn discard_part(&self, shard: &Shard) -> usize {
-        let mut taken = [None; DISCARD_STRETCHES];
+        let mut taken = [None; DISCARD_EXTENTS];
         {
             let mut runs = lock(&shard.runs);
             taken.fill_with(|| runs.take_giving(&self.arenas));
@@ -265,7 +262,7 @@ impl<S: PageSource> Pool<S> {
         self.discard_batches(shard, taken.iter().flatten())
     }
 
-    /// Gives memory back that was taken out of the sets of a shard; how many pages, zero if that
+    /// Discards pages that were removed from the sets of a shard; returns their number, zero if it
     /// failed.
     pub(crate) fn discard_batches<'a>(
         &self,
@@ -276,8 +273,7 @@ impl<S: PageSource> Pool<S> {
         let mut runs = lock(&shard.runs);
         let mut pages = 0;
         for batch in batches {
-            // What could not be given back still has its memory: it is kept for reuse, to be tried
-            // again later.
+            // What could not be discarded is still resident: keep it for reuse and try again later.
             runs.end_batch(&self.arenas, batch, result.is_ok());
             pages += batch.pages.count();
         }
@@ -290,7 +286,7 @@ impl<S: PageSource> Pool<S> {
         pages
     }
 
-    /// Hands pages to the source, with neighbours merged.
+    /// Passes pages to the source, with neighbours merged.
     fn discard_pages<'a>(
         &self,
         batches: impl Iterator<Item = &'a Batch>,
@@ -306,7 +302,7 @@ impl<S: PageSource> Pool<S> {
                     self.discard_merged(&merged)?;
                     merged_count = 0;
                 }
-                merged[merged_count] = self.run_in(batch.stretch, &part);
+                merged[merged_count] = self.run_in(batch.extent, &part);
                 merged_count += 1;
             }
         }
@@ -314,8 +310,8 @@ impl<S: PageSource> Pool<S> {
     }
 
     fn discard_merged(&self, merged: &[PageRun]) -> Result<(), SourceError> {
-        // SAFETY: the runs lie in the pool's reservation and were taken out of all sets, so no
-        // zspage is in them and only this thread knows them.
+        // SAFETY: the runs lie in the pool's reservation and were removed from all sets, so no
+        // zspage is in them and no other thread can take them.
         unsafe { self.source.discard(merged) }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{arena::Arenas, geometry::PageNumber, zspage::Link};
 
-/// Zspages that were taken out of service and are to be released, linked through their records.
+/// Zspages that were taken out of service and will be released, linked through their records.
 #[derive(Debug)]
 pub(crate) struct Released(Link);
 

@@ -1,23 +1,22 @@
-//! How owners are told of moves.
+//! How a compactor updates the owner of an object.
 
 use crate::word::ObjectWord;
 
 /// The owner of a pool's objects, as a compactor sees it.
 ///
-/// A compactor copies an object to a new place and then asks the owner to replace its word. The
-/// pool keeps no record of who owns an object: an owner that wants compaction puts what it needs
-/// to find its own entry (a slot number, say) into the object itself.
+/// A compactor copies an object and then asks its owner to replace the word. The pool does not
+/// record owners: an owner that wants compaction stores what it needs to find its own entry, such
+/// as a slot number, in the object.
 pub trait Relocate: Sync {
-    /// Replace `old` by `new` where it is kept, if it is still there, with one atomic
-    /// compare-and-swap with release ordering or under a lock; `true` if it was.
+    /// Replaces `old` by `new` in the owner's entry if it is still there, by one compare-and-swap
+    /// with release ordering or under a lock. Returns whether it did.
     ///
-    /// From `true` on the owner may use and free only `new`; the pool frees `old`, once no
-    /// [`ReadGuard`](crate::ReadGuard) that was taken earlier is left. After `false` nothing has happened. It is
-    /// right to refuse when the object was freed meanwhile, is just being freed, is not yet entered
-    /// anywhere, or is in use in some way that stands in the way; it will be asked again another
-    /// time.
+    /// After `true` the owner may use and free only `new`; the pool frees `old` once every
+    /// [`ReadGuard`](crate::ReadGuard) taken earlier is dropped. `false` changes nothing: refuse if
+    /// the object was freed or is being freed, is not published yet, or is in use in a way that
+    /// forbids the change. A later compaction asks again.
     ///
-    /// `object` is the object's whole slot. No lock of the pool is held during the call, so it may
-    /// use the pool; it must not wait for a thread that holds a pin.
+    /// `object` is the whole slot. No lock of the pool is held, so the call may use the pool; it
+    /// must not wait for a thread that holds a guard.
     fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool;
 }

@@ -1,4 +1,4 @@
-//! A bounded queue of object words with many producers and no lock between them and the consumer.
+//! A bounded queue of object words: many producers, one consumer at a time, no lock between them.
 
 use crate::{
     boxed,
@@ -10,21 +10,20 @@ use crate::{
     word::ObjectWord,
 };
 
-/// The tail's counters: how many words were ever put in (low half, wrapping), and how many bytes
-/// the words in the queue stand for (high half). One compare-and-swap claims a place and its bytes.
+/// The tail: words ever pushed (low half, wrapping) and bytes that the queued words stand for (high
+/// half). One compare-and-swap reserves a place and its bytes.
 const BYTES_SHIFT: u32 = 32;
 const COUNT_MASK: u64 = (1 << BYTES_SHIFT) - 1;
 
 /// Bytes of the average object. Where objects are smaller, places run out before bytes do.
 const BYTES_PER_PLACE: usize = 1024;
 
-/// Words on their way from the threads that free objects to the one that does the work.
+/// Words whose free is deferred.
 ///
-/// A producer claims a place by moving the tail, then writes its word there with release. The
-/// consumer, one at a time, takes words with acquire from the head on until it meets a place that
-/// is empty (zero): nothing was claimed there, or its producer has not written yet. It zeroes a
-/// place before it moves the head past it with release; a producer loads the head with acquire
-/// before it claims, so what it writes to is zero and stays its own.
+/// A producer reserves a place by moving the tail, then writes its word there with release. The
+/// consumer takes words with acquire from the head until it meets an empty place (zero): not
+/// reserved, or not written yet. It zeroes a place before it moves the head past it with release; a
+/// producer loads the head with acquire before it reserves, so its place is zero and its own.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Ring {
@@ -33,11 +32,11 @@ pub(crate) struct Ring {
     max_bytes: u64,
     head: HeadLine,
     consumer: Mutex<()>,
-    /// Words that were taken and are not dealt with yet. Grows under `consumer` only.
+    /// Words that were taken and not freed yet. Grows under `consumer` only.
     taken: AtomicUsize,
 }
 
-/// On a cache line of its own: the consumer writes it while producers write the tail.
+/// On a separate cache line: the consumer writes it while producers write the tail.
 #[derive(Debug)]
 #[repr(align(64))]
 struct HeadLine(AtomicU64);
@@ -75,14 +74,14 @@ impl Ring {
         (self.tail.load(Ordering::Relaxed) >> BYTES_SHIFT) as usize
     }
 
-    /// Words in the queue, those being put in included.
+    /// Words in the queue, including those being pushed.
     pub(crate) fn len(&self) -> usize {
         let head = self.head.0.load(Ordering::Acquire);
         let tail = self.tail.load(Ordering::Relaxed) & COUNT_MASK;
         (tail.wrapping_sub(head) & COUNT_MASK) as usize
     }
 
-    /// Puts a word in that stands for `bytes` bytes; `false` if there is no room. Never waits.
+    /// Pushes a word that stands for `bytes` bytes; `false` if there is no room. Never waits.
     #[inline]
     pub(crate) fn push(&self, word: ObjectWord, bytes: usize) -> bool {
         let mut tail = self.tail.load(Ordering::Relaxed);
@@ -102,7 +101,7 @@ impl Ring {
             {
                 Ok(_) => {
                     let place = &self.places[count as usize & (self.places.len() - 1)];
-                    // Release: what the thread did with the object happens before its free.
+                    // Release: the thread's accesses to the object happen before its free.
                     place.store(word.into_raw(), Ordering::Release);
                     return true;
                 }
@@ -111,15 +110,15 @@ impl Ring {
         }
     }
 
-    /// The consumer who took so many words has dealt with them.
-    pub(crate) fn dealt_with(&self, taken: usize) {
-        // Release: who waits for it sees what was done.
+    /// Reports that `taken` words taken earlier are freed.
+    pub(crate) fn finished(&self, taken: usize) {
+        // Release: a waiter sees the frees.
         self.taken.fetch_sub(taken, Ordering::Release);
     }
 
-    /// Waits until all words that were taken are dealt with.
-    pub(crate) fn wait_for_takers(&self) {
-        // None are taken meanwhile, so this ends.
+    /// Waits until all words that were taken are freed.
+    pub(crate) fn wait_until_finished(&self) {
+        // No more are taken meanwhile, so this ends.
         let _consumer = lock(&self.consumer);
         for times in 0.. {
             if self.taken.load(Ordering::Acquire) == 0 {
@@ -129,8 +128,9 @@ impl Ring {
         }
     }
 
-    /// Takes words out until `words` is full or none is left, waiting for another consumer.
-    /// `bytes_of` says what a word stands for. [`Ring::dealt_with`] is to follow.
+    /// Takes words until `words` is full or none is left, waiting for another consumer. `bytes_of`
+    /// returns the bytes that a word stands for. The caller must call [`Ring::finished`]
+    /// afterwards.
     pub(crate) fn take(
         &self,
         words: &mut [ObjectWord],
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn words_come_out_as_they_went_in_many_times_round() {
+    fn words_are_taken_in_order_across_the_end() {
         let ring = Ring::new(4, 1000).unwrap();
         let mut out = [word(0); 3];
         for round in 0..100 {
@@ -235,8 +235,8 @@ mod loom_tests {
         ObjectWord::new(0, PageNumber(n), 0)
     }
 
-    /// What a producer wrote before it queued a word is seen by whoever takes the word, and every
-    /// word that found room comes out exactly once, round the end of the ring included.
+    /// A consumer sees what the producer wrote before it pushed the word, and every pushed word is
+    /// taken exactly once, also across the end of the ring.
     #[test]
     fn words_are_handed_over_once_with_what_came_before() {
         let mut model = loom::model::Builder::new();

@@ -1,8 +1,8 @@
-//! How a pool wakes its drainer.
+//! Waking the drainer of a pool.
 //!
-//! Whoever leaves work first makes it visible and then looks whether the drainer sleeps; a drainer
-//! first says that it sleeps and then looks for work. With a full fence between the two on either
-//! side one of them sees the other, so no work is left to a sleeping drainer.
+//! A thread that leaves work publishes it and then checks whether the drainer sleeps; the drainer
+//! publishes that it sleeps and then checks for work. A full fence between the two on both sides
+//! ensures that one of them sees the other.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use crate::{
     },
 };
 
-/// No drainer sleeps: it runs, or there is none.
+/// The drainer runs, or there is none.
 const AWAKE: u8 = 0;
-/// It sleeps a moment so that more words come together; a well filled queue wakes it, and memory
-/// to give back.
+/// The drainer sleeps to let words accumulate; a quarter of a full queue, or memory to return,
+/// wakes it.
 const COLLECTING: u8 = 1;
-/// It found nothing to do; the next word wakes it, and memory to give back.
+/// The drainer is idle; the next word, or memory to return, wakes it.
 const IDLE: u8 = 2;
 
 #[derive(Debug, PartialEq, Eq)]
@@ -33,27 +33,27 @@ pub(crate) enum Woken {
 #[derive(Debug)]
 pub(crate) struct DrainSignal {
     state: AtomicU8,
-    /// There is memory that waits for the drainer to give it back.
+    /// Memory waits to be returned to the kernel by the drainer.
     give_back: AtomicBool,
     drainer: Mutex<Option<Thread>>,
-    /// Whether `drainer` is there.
+    /// Whether `drainer` is set.
     present: AtomicBool,
-    /// How many bulk frees began and ended.
+    /// Bulk frees begun and ended.
     frees_begun: AtomicUsize,
     frees_ended: AtomicUsize,
 }
 
-/// A bulk free, until it is dropped.
+/// A bulk free under way, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct GoingOn<'a>(&'a AtomicUsize);
+pub(crate) struct BulkFree<'a>(&'a AtomicUsize);
 
-impl Drop for GoingOn<'_> {
+impl Drop for BulkFree<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Since when no bulk free has been going on, as far as one has looked.
+/// How long there has been no bulk free, as far as the drainer has checked.
 #[derive(Debug)]
 pub(crate) struct Lull {
     begun: usize,
@@ -68,7 +68,7 @@ impl Lull {
         }
     }
 
-    /// Looks whether it lasts; how much of `time` is left if so.
+    /// Checks for bulk frees; returns what is left of `time` since the last one.
     pub(crate) fn left(&mut self, signal: &DrainSignal, time: Duration) -> Duration {
         let begun = signal.frees_begun.load(Ordering::Relaxed);
         if begun != self.begun || begun != signal.frees_ended.load(Ordering::Relaxed) {
@@ -96,7 +96,7 @@ impl DrainSignal {
     /// Wakes the drainer for a word that was pushed just now.
     #[inline]
     pub(crate) fn after_push(&self, ring: &Ring) {
-        // The push moved the tail, which is what a drainer looks at, with a read-modify-write.
+        // The push moved the tail, which a drainer checks, with a read-modify-write.
         full_fence_after_rmw();
         let state = self.state.load(Ordering::Relaxed);
         if state == IDLE || (state == COLLECTING && ring.len() >= ring.places() / 4) {
@@ -104,13 +104,13 @@ impl DrainSignal {
         }
     }
 
-    /// Notes that a bulk free begins.
-    pub(crate) fn free_begins(&self) -> GoingOn<'_> {
+    /// Counts a bulk free that begins.
+    pub(crate) fn free_begins(&self) -> BulkFree<'_> {
         self.frees_begun.fetch_add(1, Ordering::Relaxed);
-        GoingOn(&self.frees_ended)
+        BulkFree(&self.frees_ended)
     }
 
-    /// Leaves it to the drainer to give memory back; `false` if there is none.
+    /// Leaves freed memory to the drainer; `false` if there is none.
     pub(crate) fn leave_memory(&self) -> bool {
         if !self.present.load(Ordering::Relaxed) {
             return false;
@@ -129,7 +129,7 @@ impl DrainSignal {
         self.give_back.load(Ordering::Relaxed)
     }
 
-    /// The same, for the one who then gives it back: what is left from here on waits again.
+    /// The same, for the thread that then returns it: memory left later waits again.
     pub(crate) fn take_memory(&self) -> bool {
         self.memory_waits() && self.give_back.swap(false, Ordering::AcqRel)
     }
@@ -143,13 +143,13 @@ impl DrainSignal {
         }
     }
 
-    /// Says which thread is the drainer, if any.
+    /// Sets or clears the drainer's thread.
     pub(crate) fn set_drainer(&self, drainer: Option<Thread>) {
         self.present.store(drainer.is_some(), Ordering::Relaxed);
         *lock(&self.drainer) = drainer;
     }
 
-    /// Lets the drainer sleep until there is work, unless `words_wait` already.
+    /// Sleeps until there is work, unless `words_wait` already.
     pub(crate) fn sleep_idle(&self, at_most: Duration, words_wait: impl Fn() -> bool) -> Woken {
         self.state.swap(IDLE, Ordering::AcqRel);
         fence(Ordering::SeqCst);
@@ -165,7 +165,7 @@ impl DrainSignal {
         }
     }
 
-    /// Lets the drainer sleep until many words wait or memory was left to it.
+    /// Sleeps until many words wait or memory was left.
     pub(crate) fn sleep_collecting(&self, at_most: Duration) {
         self.state.store(COLLECTING, Ordering::Relaxed);
         thread::park_timeout(at_most);
@@ -183,8 +183,8 @@ mod loom_tests {
         ObjectWord::new(0, PageNumber(n), 0)
     }
 
-    /// Loom's drainer sleeps for ever unless it is woken, which would be reported as a deadlock.
-    const FOR_EVER: Duration = Duration::MAX;
+    /// Under loom the drainer sleeps until it is woken: a lost wake-up is reported as a deadlock.
+    const FOREVER: Duration = Duration::MAX;
 
     /// Runs `leave_work` on this thread and `drain` on another, in all interleavings.
     fn model<T: Send + Sync + 'static>(
@@ -221,7 +221,7 @@ mod loom_tests {
                 let mut left = 2;
                 while left > 0 {
                     if ring.bytes() == 0 {
-                        signal.sleep_idle(FOR_EVER, || ring.bytes() > 0);
+                        signal.sleep_idle(FOREVER, || ring.bytes() > 0);
                     }
                     let taken = ring.take(&mut [word(9); 2], |_| 10);
                     left -= taken;
@@ -249,7 +249,7 @@ mod loom_tests {
                     if signal.take_memory() {
                         left -= memory.swap(0, Ordering::Relaxed);
                     } else {
-                        signal.sleep_idle(FOR_EVER, || false);
+                        signal.sleep_idle(FOREVER, || false);
                     }
                 }
             },

@@ -1,4 +1,4 @@
-//! Where a pool's pages come from.
+//! Page sources: the memory behind a pool.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -18,14 +18,14 @@ pub enum SourceError {
         /// How many pages were asked for.
         pages: usize,
     },
-    /// No memory for a run of `pages` pages (the system's, or a limit set by the owner).
+    /// No memory for a run of `pages` pages: the kernel refused it, or a limit of the source.
     #[error("no memory for a run of {pages} pages")]
     Commit {
         /// How many pages were asked for.
         pages: usize,
     },
-    /// The pages could not be given back.
-    #[error("could not give pages back to the system")]
+    /// The pages could not be discarded.
+    #[error("could not return pages to the kernel")]
     Discard,
 }
 
@@ -38,78 +38,79 @@ pub struct PageRun {
     pub pages: usize,
 }
 
-/// Reserves address space for a pool and takes memory back from it.
+/// Reserves address space for a pool, and commits and discards its pages.
 ///
-/// The pool itself makes no system call; all it knows of the system is this trait. It calls
-/// [`reserve`](PageSource::reserve) once, at its creation.
+/// A pool makes no system call itself. It calls [`reserve`](PageSource::reserve) once, when it is
+/// made.
 ///
 /// # Safety
 ///
 /// A reservation must be `pages * PAGE_SIZE` bytes of readable and writable memory, aligned to
-/// [`PAGE_SIZE`], initially zero, used by nobody else, and at the same address until it is given
-/// to [`unreserve`](PageSource::unreserve). This includes pages that were never committed, or were
-/// discarded: their bytes may be lost, but touching them must stay allowed.
+/// [`PAGE_SIZE`], initially zero, used by the pool alone, and at the same address until it is
+/// passed to [`unreserve`](PageSource::unreserve). This includes pages that were not committed, or
+/// were discarded: their contents may be lost, but accesses must not fault.
 pub unsafe trait PageSource: Send + Sync {
-    /// Reserves `pages` contiguous pages. They should take no memory until touched.
+    /// Reserves `pages` contiguous pages. They should not be resident until touched.
     ///
     /// # Errors
     ///
     /// [`SourceError::Reserve`] if there is no room.
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError>;
 
-    /// Gives a whole reservation back.
+    /// Releases a whole reservation.
     ///
     /// # Safety
     ///
-    /// `base` and `pages` are those of one earlier `reserve` of this source, and nobody uses the
-    /// memory any more.
+    /// `base` and `pages` must be those of one earlier `reserve` of this source, and the memory
+    /// must not be used any more.
     unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize);
 
     /// Called before pages that were never used, or were discarded, are used. A source may refuse,
-    /// for instance to hold the pool under a limit; the pool then uses none of them.
+    /// to enforce a limit, for instance; the pool then uses none of them.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Commit`] if the memory is not to be had.
+    /// [`SourceError::Commit`] if there is no memory.
     fn commit(&self, run: PageRun) -> Result<(), SourceError> {
         let _ = run;
         Ok(())
     }
 
-    /// How many pages a huge page has, if the source gives memory in such: a power of two, 16 to
-    /// 512; 0 if it does not. Its reservations must be aligned to huge pages then.
+    /// Pages of a huge page, if the source supports them: a power of two, 16 to 512; otherwise 0.
+    /// Reservations must be aligned to huge pages then.
     fn huge_pages(&self) -> usize {
         0
     }
 
-    /// Backs a huge page's worth of pages, aligned, that have no memory now with one huge page.
-    /// They count as committed then, and must read as zero or as what was discarded. Their memory
-    /// will be given back whole, or, after [`PageSource::split_huge`], in parts. Returns whether it
-    /// was done; if not (there is none to be had, or a limit would be exceeded), no page of it has
-    /// memory.
+    /// Backs an aligned huge page of the reservation, none of which is resident, with one huge
+    /// page. It counts as committed then and must read as zero or as what was discarded. It is
+    /// later discarded whole or, after [`PageSource::split_huge`], in parts. Returns whether it was
+    /// done; if not, because there is no huge page or a limit would be exceeded, no page of it may
+    /// be resident.
     fn populate_huge(&self, run: PageRun) -> bool {
         let _ = run;
         false
     }
 
-    /// Called before parts of a huge page are discarded for the first time, `run` among them, which
-    /// are unused: from now on each of its pages must go back to the system when it is discarded.
+    /// Called before a part of a huge page is discarded for the first time; `run` is a page of it.
+    /// From now on each of its pages must be freed when it is discarded.
     fn split_huge(&self, run: PageRun) {
         let _ = run;
     }
 
-    /// Gives the memory of `runs` back to the system; the address space stays reserved. The pages
-    /// read as zero afterwards. Called without any lock held, with as many runs at once as the
-    /// pool has, in address order, neighbours merged.
+    /// Returns the memory of `runs` to the kernel; the address space stays reserved. The pages read
+    /// as zero afterwards. Called without any lock held, with as many runs as the pool has, in
+    /// address order, neighbours merged.
     ///
     /// # Errors
     ///
-    /// [`SourceError::Discard`] if any of it could not be given back. The pool then counts all of
-    /// `runs` as still resident and offers them again later.
+    /// [`SourceError::Discard`] if any of it could not be discarded. The pool then counts all of
+    /// `runs` as resident and tries again later.
     ///
     /// # Safety
     ///
-    /// The runs lie inside one reservation of this source, and nobody uses their contents.
+    /// The runs must lie inside one reservation of this source, and their contents must not be used
+    /// any more.
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError>;
 }
 
@@ -146,9 +147,9 @@ unsafe impl<S: PageSource> PageSource for &S {
     }
 }
 
-/// Pages from the global allocator, for tests and for trying things out.
+/// Pages from the global allocator, for tests and examples.
 ///
-/// It cannot give memory back to the system: a discard only zeroes the pages.
+/// Discarding only zeroes the pages: their memory stays allocated.
 #[derive(Debug, Default)]
 pub struct HeapSource {
     blocks: Mutex<Vec<HeapBlock>>,
@@ -156,13 +157,13 @@ pub struct HeapSource {
 
 #[derive(Debug)]
 struct HeapBlock {
-    /// What the allocator gave, as an address with its provenance.
+    /// The allocation, whose pointer has the provenance to free it.
     allocation: NonNull<u8>,
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: a block is only a record of an allocation that the source owns; any thread may free it.
+// SAFETY: a block is a record of an allocation that the source owns; any thread may free it.
 unsafe impl Send for HeapBlock {}
 
 impl HeapSource {
@@ -184,7 +185,7 @@ unsafe impl PageSource for HeapSource {
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
         let refused = SourceError::Reserve { pages };
         // Aligned by hand: a zeroed allocation with a large alignment is zeroed by touching all of
-        // it, one with a small alignment comes untouched from the system.
+        // it, one with a small alignment is mapped untouched.
         let bytes = pages
             .checked_add(1)
             .and_then(|pages| pages.checked_mul(PAGE_SIZE))
@@ -222,7 +223,7 @@ unsafe impl PageSource for HeapSource {
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
         for run in runs {
-            // SAFETY: the caller says that the run lies in a reservation and that nobody uses it.
+            // SAFETY: the caller guarantees that the run lies in a reservation and is unused.
             unsafe { run.start.as_ptr().write_bytes(0, run.pages * PAGE_SIZE) }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Statistics, like the kernel's per-class table.
+//! Statistics by class, as in the kernel's zsmalloc debugfs.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct ClassStats {
     pub pages_per_zspage: usize,
     /// Slots of a zspage.
     pub objects_per_zspage: usize,
-    /// Slots in all zspages of the class.
+    /// Slots in all zspages.
     pub objects_allocated: usize,
     /// Slots that hold an object.
     pub objects_used: usize,
@@ -22,38 +22,38 @@ pub struct ClassStats {
     pub zspages: usize,
     /// Pages of those zspages.
     pub pages: usize,
-    /// Bytes of those pages that no object of this class can ever use.
+    /// Bytes of those pages outside all slots.
     pub waste_bytes: usize,
 }
 
 impl ClassStats {
-    /// Pages that would be left over if the objects were packed into as few zspages as possible.
+    /// Pages that packing the objects would free.
     pub fn pages_freeable(&self) -> usize {
         let needed = self.objects_used.div_ceil(self.objects_per_zspage);
         (self.zspages - needed.min(self.zspages)) * self.pages_per_zspage
     }
 }
 
-/// A pool, a class at a time. Each class is a consistent snapshot; the whole is not, while other
-/// threads change it.
+/// Statistics of a pool. Each class is a consistent snapshot; the whole is not if other threads use
+/// the pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// The classes, smallest first, the unused ones included.
     pub classes: Vec<ClassStats>,
-    /// Pages with memory: those of all zspages, freed runs not given back yet, and spare pages.
+    /// Resident pages: of zspages, of freed runs that were not discarded yet, and spare ones.
     pub resident_pages: usize,
-    /// Those of them that lie in huge pages.
+    /// Those in huge pages.
     pub huge_pages: usize,
-    /// Those of them that are the free part of a huge page in use.
+    /// Those in the free parts of huge pages in use.
     pub spare_pages: usize,
-    /// How often a huge page was split to give part of it back.
+    /// Huge pages that were split.
     pub huge_splits: u64,
     /// Bytes of slots whose free was deferred and not yet begun. They count as used.
     pub deferred_bytes: usize,
-    /// Batches of deferred frees in which a word named no stored object (a double free).
+    /// Batches of deferred frees with a word that named no stored object (a double free).
     pub deferred_misuse: u64,
-    /// How often the page source failed to take memory back.
+    /// Discards that the page source failed.
     pub discard_failures: u64,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for PoolStats {
 }
 
 impl<S: PageSource> Pool<S> {
-    /// Statistics of every class. Takes each bin's lock for a moment.
+    /// Statistics of every class. Locks each bin briefly.
     pub fn stats(&self) -> PoolStats {
         let class_stats = |(index, class): (usize, &crate::SizeClass)| {
             let (mut zspages, mut objects_used) = (0, 0);

@@ -18,7 +18,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Locks `mutex` unless somebody else holds it.
+/// Locks `mutex` if it is free.
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -27,7 +27,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Gives up the processor while waiting for another thread.
+/// Yields the CPU while waiting for another thread.
 pub(crate) fn yield_now() {
     #[cfg(not(loom))]
     std::thread::yield_now();
@@ -35,10 +35,10 @@ pub(crate) fn yield_now() {
     loom::thread::yield_now();
 }
 
-/// A full fence after a read-modify-write: what is read from here on is read after that took effect.
+/// A full fence after a read-modify-write: later loads are ordered after it.
 ///
-/// On x86-64 that instruction is itself a full fence, and a second one would cost more than all
-/// the rest of a read; elsewhere the language's memory model needs the fence to be written out.
+/// On x86-64 that instruction is a full fence itself, and another would double the cost of a read;
+/// elsewhere the memory model needs an explicit fence.
 #[inline]
 pub(crate) fn full_fence_after_rmw() {
     if cfg!(all(target_arch = "x86_64", not(loom), not(miri))) {
@@ -48,7 +48,7 @@ pub(crate) fn full_fence_after_rmw() {
     }
 }
 
-/// A thread that sleeps and is woken.
+/// Parking threads.
 pub(crate) mod thread {
     #[cfg(not(loom))]
     pub(crate) use std::thread::{Thread, current, park_timeout};
@@ -56,15 +56,15 @@ pub(crate) mod thread {
     #[cfg(loom)]
     pub(crate) use loom::thread::{Thread, current};
 
-    /// Loom knows no time: nothing but being woken ends this sleep.
+    /// Loom has no time: only a wake-up ends this sleep.
     #[cfg(loom)]
     pub(crate) fn park_timeout(_: std::time::Duration) {
         loom::thread::park();
     }
 }
 
-/// How a waiting thread passes the time: so often it spins, and yields; then it sleeps, up to sixteen
-/// times the shortest.
+/// A waiting thread spins `SPINS` times, yields `YIELDS` times, then sleeps, for up to 16 times the
+/// shortest sleep.
 #[cfg(not(loom))]
 const SPINS: u32 = 100;
 #[cfg(not(loom))]
@@ -72,7 +72,7 @@ const YIELDS: u32 = 20;
 #[cfg(not(loom))]
 const SHORTEST_SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
 
-/// A pause of a thread that has looked `times` times before for another one to be done.
+/// Pauses a thread that has checked `times` times before.
 #[cold]
 pub(crate) fn pause(times: u32) {
     #[cfg(not(loom))]

@@ -1,22 +1,22 @@
-//! Large arrays whose memory is not touched until it is used.
+//! Large arrays whose memory is not resident until it is used.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     ptr::NonNull,
 };
 
-/// A type of which zero bytes are a valid value, the one that `zero` makes.
+/// A type for which zero bytes are a valid value, the one that `zero` returns.
 ///
 /// # Safety
 ///
-/// Memory of all zero bytes is a valid value. (Loom's stand-ins are not; their arrays are filled
-/// with `zero`.) Values need no drop.
+/// All-zero memory must be a valid value. (Not so for loom's types: their arrays are filled with
+/// `zero`.) Values need no drop.
 pub(crate) unsafe trait Zero {
     #[cfg_attr(not(loom), allow(dead_code, reason = "zeroed memory does"))]
     fn zero() -> Self;
 }
 
-/// An array that begins as zeros.
+/// An array that is initially zero.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     first: NonNull<T>,
@@ -37,7 +37,7 @@ impl<T: Zero> Table<T> {
         let first: NonNull<T> = NonNull::new(unsafe { alloc_zeroed(layout) })?.cast();
         #[cfg(loom)]
         for index in 0..count {
-            // SAFETY: the element lies in the allocation made just now, which nobody else knows.
+            // SAFETY: the element lies in the new allocation, which is not shared yet.
             unsafe { first.add(index).write(T::zero()) }
         }
         Some(Self { first, count })
@@ -51,8 +51,8 @@ impl<T> Table<T> {
 
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
-        // SAFETY: `index` is inside the table, whose elements are zero bytes, which `Zero` says
-        // are valid, or were changed through shared references since; they live as long as `self`.
+        // SAFETY: `index` is inside the table. Its elements are zero bytes, valid by the contract
+        // of `Zero`, or were changed through shared references since; they live as long as `self`.
         (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
     }
 }

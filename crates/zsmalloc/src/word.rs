@@ -1,4 +1,4 @@
-//! The object word: an object's whole address in 50 bits.
+//! The object word: an object's address in 50 bits.
 
 use std::{fmt, num::NonZeroU64};
 
@@ -10,10 +10,10 @@ const CLASS_BITS: u32 = 10;
 
 /// Names one stored object: `[class + 1 : 10 | first page of its zspage : 32 | index : 8]`.
 ///
-/// A word is all an owner keeps. It is never zero and takes [`ObjectWord::BITS`] bits, so owners
-/// can pack it with bits of their own. With the class in the word a free finds the lock it needs
-/// without reading shared memory first (an idea from W. Hao's zsmalloc series of April 2026), and
-/// [`Pool::free_bulk`](crate::Pool::free_bulk) sorts words by it.
+/// A word is never zero and takes [`ObjectWord::BITS`] bits, so owners can pack it with bits of
+/// their own. As it contains the class, a free finds the lock it needs without reading shared
+/// memory first (an idea from W. Hao's zsmalloc series of April 2026), and
+/// [`Pool::free_bulk`](crate::Pool::free_bulk) can sort words by it.
 ///
 /// The length of the object is not in the word: the owner keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,16 +21,16 @@ const CLASS_BITS: u32 = 10;
 pub struct ObjectWord(NonZeroU64);
 
 impl ObjectWord {
-    /// How many low bits of [`ObjectWord::into_raw`] can be set.
+    /// The number of low bits that [`ObjectWord::into_raw`] can set.
     pub const BITS: u32 = CLASS_BITS + PAGE_BITS + INDEX_BITS;
 
-    /// The most size classes a word can tell apart.
+    /// The most size classes.
     pub(crate) const MAX_CLASSES: usize = (1 << CLASS_BITS) - 1;
 
-    /// The most objects of one zspage a word can tell apart.
+    /// The most objects of a zspage.
     pub(crate) const MAX_OBJECTS: usize = 1 << INDEX_BITS;
 
-    /// What an array of words holds before it is filled.
+    /// Initial value of arrays of words.
     pub(crate) const PLACEHOLDER: Self = Self(NonZeroU64::MIN);
 
     pub(crate) fn new(class: usize, page: PageNumber, index: usize) -> Self {
@@ -41,14 +41,14 @@ impl ObjectWord {
         Self(NonZeroU64::new(raw).expect("the class field is at least one"))
     }
 
-    /// The word as a number, to be kept by the owner.
+    /// The word as a number, for the owner to keep.
     pub fn into_raw(self) -> u64 {
         self.0.get()
     }
 
-    /// The word back from what [`ObjectWord::into_raw`] gave; `None` if `raw` cannot be a word.
+    /// The word of a number from [`ObjectWord::into_raw`]; `None` if `raw` cannot be a word.
     ///
-    /// A made-up word is harmless: the pool checks every word it is given.
+    /// Any number is safe: the pool checks each word it is given.
     pub fn from_raw(raw: u64) -> Option<Self> {
         let class = raw >> (PAGE_BITS + INDEX_BITS);
         if class == 0 || class >> CLASS_BITS != 0 {

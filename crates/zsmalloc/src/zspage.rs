@@ -9,30 +9,30 @@ use crate::{
 /// The end of a list of zspages, which are linked by the number of their first page.
 pub(crate) const NO_LINK: u32 = u32::MAX;
 
-/// What `next_touched` says of a zspage that is not on that list.
+/// `next_touched` of a zspage that is not on that list.
 pub(crate) const UNTOUCHED: u32 = u32::MAX - 1;
 
-/// The class of a zspage record that is not in service.
+/// The class of a record that is not in service.
 const NO_CLASS: u16 = u16::MAX;
 
 pub(crate) const BITMAP_WORDS: usize = ObjectWord::MAX_OBJECTS / 64;
 
-/// How full a zspage in service is, or why it stands on no list.
+/// The place of a zspage in its bin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// On the bin's list of this fullness: `used * FULLNESS_LISTS / objects`.
     Listed(u8),
-    /// The one its bin allocates from.
+    /// The current zspage of its bin.
     Current,
-    /// No slot is free.
+    /// It has no free slot, and is on no list.
     Full,
-    /// A compactor empties it: nothing is stored in it, and it is not retired when it is empty.
+    /// A compactor is emptying it: no store uses it, and it is not retired when it is empty.
     Isolated,
-    /// Out of service, or taken off its bin by a thread that is putting it in or out of service.
+    /// Out of service, or detached by a thread that is putting it in or out of service.
     Detached,
 }
 
-/// Into how many lists a bin sorts its partly used zspages.
+/// Lists by fullness of a bin's partly used zspages.
 pub(crate) const FULLNESS_LISTS: u8 = 4;
 
 impl Place {
@@ -59,10 +59,10 @@ impl Place {
 
 /// The record of a zspage, one cache line.
 ///
-/// All fields are atomics so that a stale or made-up object word can be checked against any record
-/// at any time without a data race. A record in service changes only under the lock of the bin that
-/// `owner` and `class` name, so accesses can be relaxed: the lock orders them. To know that it
-/// holds the right lock, a thread looks at `class` and then at `owner` once it has it.
+/// All fields are atomic, so that a stale or made-up word can be checked against any record at any
+/// time without a data race. A record in service changes only under the lock of the bin that
+/// `owner` and `class` name, which orders relaxed accesses. A thread that has taken the lock checks
+/// `class` and then `owner` to know that it is the right one.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Zspage {
@@ -70,7 +70,7 @@ pub(crate) struct Zspage {
     free: [AtomicU64; BITMAP_WORDS],
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
-    /// The list of those in which a bulk free has freed slots, while it holds the lock.
+    /// Link in the list of zspages in which a bulk free freed slots, used while it holds the lock.
     pub(crate) next_touched: AtomicU32,
     /// The shard whose bin has this zspage. Changed only under the lock of the old owner's bin.
     owner: AtomicU32,
@@ -102,7 +102,7 @@ impl Zspage {
         self.used.store(0, Ordering::Relaxed);
         self.set_place(Place::Detached);
         self.owner.store(owner as u32, Ordering::Relaxed);
-        // Release: whoever sees the class sees the owner.
+        // Release: a thread that sees the class sees the owner.
         self.class.store(class as u16, Ordering::Release);
     }
 
@@ -119,11 +119,11 @@ impl Zspage {
     }
 
     pub(crate) fn owner(&self) -> usize {
-        // Acquire: whoever frees under this owner's lock sees what was done under the one before.
+        // Acquire: a free under this owner's lock sees the changes made under the previous owner's.
         self.owner.load(Ordering::Acquire) as usize
     }
 
-    /// Hands the zspage over, all done under the lock of the owner before.
+    /// Hands the zspage over, after all changes under the previous owner's lock.
     pub(crate) fn set_owner(&self, shard: usize) {
         self.owner.store(shard as u32, Ordering::Release);
     }

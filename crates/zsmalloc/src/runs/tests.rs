@@ -1,10 +1,10 @@
-//! What a shard knows of its runs, against a model and against itself.
+//! The run lists of a shard, against a model and against themselves.
 
 use super::*;
 use memfold_testing::Random;
 
-/// Puts an arena for runs of so many pages into a stretch. Somebody looks for memory to give
-/// back meanwhile. Returns the arena, whose first run is taken, and what was found.
+/// Adds an arena for runs of `pages` pages to an extent while a discard is attempted. Returns the
+/// arena, whose first run is taken, and what the discard found.
 fn make_arena<'a>(
     runs: &mut RunLists,
     arenas: &'a Arenas,
@@ -23,20 +23,20 @@ fn make_arena<'a>(
 }
 
 #[test]
-fn memory_passed_over_while_an_arena_is_made_is_given_back_later() {
+fn memory_skipped_while_an_arena_is_made_is_discarded_later() {
     let arenas = Arenas::new(1, 64, 16).unwrap();
     let mut runs = RunLists::new();
-    let index = arenas.add_stretch().unwrap();
+    let index = arenas.add_extent().unwrap();
     runs.open(&arenas, index, 0);
     let (arena, _) = make_arena(&mut runs, &arenas, 1);
     runs.put_freed(&arenas, arena, 0);
     let (_, found) = make_arena(&mut runs, &arenas, 2);
-    assert!(found.is_none(), "a busy stretch is left alone");
+    assert!(found.is_none(), "a busy extent is left alone");
     let found = runs.take_giving(&arenas).expect("it has a warm page");
-    assert_eq!((found.stretch, found.pages.count()), (index, 1));
+    assert_eq!((found.extent, found.pages.count()), (index, 1));
 }
 
-/// What several threads do between the locks, one step after another, with what each holds.
+/// Interleaved steps of several threads between holds of the lock, with what each of them holds.
 struct Model {
     arenas: Arenas,
     runs: RunLists,
@@ -56,7 +56,7 @@ impl Model {
             Some(Taken::Cold(cold)) => self.cold.push(cold),
             None => {
                 let place = self.runs.begin_arena(&self.arenas, pages).or_else(|| {
-                    let index = self.arenas.add_stretch().ok()?;
+                    let index = self.arenas.add_extent().ok()?;
                     self.runs.open(&self.arenas, index, 0);
                     self.runs.begin_arena(&self.arenas, pages)
                 });
@@ -107,9 +107,9 @@ impl Model {
         let batch = if self.random.below(2) == 0 {
             self.runs.take_giving(&self.arenas)
         } else {
-            let index = self.random.below(self.arenas.stretches_used().max(1));
+            let index = self.random.below(self.arenas.extents_used().max(1));
             let least = 1 + self.random.below(16);
-            (index < self.arenas.stretches_used())
+            (index < self.arenas.extents_used())
                 .then(|| self.runs.take_spare(&self.arenas, index, least))
                 .flatten()
         };
@@ -123,13 +123,13 @@ impl Model {
         }
     }
 
-    /// What is counted is what is there, and each run is where it belongs.
+    /// Counters match the sets, and each run is where it belongs.
     fn check(&self) {
         let mut sum = Free::default();
-        for index in 0..self.arenas.stretches_used() {
-            let stretch = self.arenas.stretch(index);
+        for index in 0..self.arenas.extents_used() {
+            let extent = self.arenas.extent(index);
             for block in self.arenas.blocks() {
-                let free = stretch.free(&block);
+                let free = extent.free(&block);
                 sum = Free {
                     giving: sum.giving + free.giving,
                     spare: sum.spare + free.spare,
@@ -138,34 +138,34 @@ impl Model {
             for arena in self.arenas.arenas_in(index) {
                 for run in 0..arena.runs() {
                     let pages = arena.pages_of(run);
-                    let used = stretch.used.meets(&pages);
+                    let used = extent.used.meets(&pages);
                     let taken = self.used.contains(&arena.page_of(run));
                     let cold = self.cold.iter().any(|cold| cold.page == arena.page_of(run));
                     assert_eq!(used, taken || cold);
                     let sets = [&arena.warm, &arena.cold].map(|set| set.contains(run));
-                    // A free one in neither is held by whoever fills or gives back.
+                    // A free run in neither set is held by a fill or a discard.
                     assert!(sets != [true, true] && !(used && sets.contains(&true)));
-                    assert!(!sets[0] || stretch.resident.contains(&pages));
-                    assert!(!sets[1] || !stretch.resident.contains(&pages));
-                    assert!(!taken || stretch.resident.contains(&pages));
-                    let held = stretch.is_busy();
+                    assert!(!sets[0] || extent.resident.contains(&pages));
+                    assert!(!sets[1] || !extent.resident.contains(&pages));
+                    assert!(!taken || extent.resident.contains(&pages));
+                    let held = extent.is_busy();
                     assert!(used || held || sets.contains(&true), "a run is lost");
                 }
             }
         }
-        // What backs these is being changed: nobody else uses them, or has memory there.
+        // These pages are being filled or discarded: unused and not resident otherwise.
         for cold in self.cold.iter().filter(|cold| cold.fills) {
-            let stretch = self.arenas.stretch(cold.stretch);
+            let extent = self.arenas.extent(cold.extent);
             for (block, part) in self.arenas.blocks_of(&cold.lacking) {
-                let used = |unit| stretch.used.unit(unit).count_ones() as usize;
+                let used = |unit| extent.used.unit(unit).count_ones() as usize;
                 assert_eq!(block.clone().map(used).sum::<usize>(), part.len());
-                assert!(stretch.is_cold(&block));
+                assert!(extent.is_cold(&block));
             }
         }
         for batch in &self.batches {
-            let stretch = self.arenas.stretch(batch.stretch);
+            let extent = self.arenas.extent(batch.extent);
             for unit in self.arenas.blocks().flatten() {
-                let others = stretch.used.unit(unit) | stretch.resident.unit(unit);
+                let others = extent.used.unit(unit) | extent.resident.unit(unit);
                 assert_eq!(batch.pages.unit(unit) & others, 0);
             }
         }
@@ -175,7 +175,7 @@ impl Model {
 }
 
 #[test]
-fn whatever_happens_no_run_is_lost_and_every_page_is_counted() {
+fn no_run_is_lost_and_every_page_is_counted() {
     for (block_pages, seed) in [(16, 1), (16, 2), (32, 3), (64, 4), (128, 5)] {
         let mut model = Model {
             arenas: Arenas::new(24, 128, block_pages).unwrap(),
@@ -191,7 +191,7 @@ fn whatever_happens_no_run_is_lost_and_every_page_is_counted() {
                 0..5 => model.take(),
                 5..7 => model.end_making(),
                 7..10 => model.end_cold(),
-                // Now more comes, now more goes.
+                // Alternately more takes and more frees.
                 10..12 => model.free(),
                 12..14 if step / 500 % 2 == 0 => model.free(),
                 14 => model.give_back(),

@@ -1,14 +1,14 @@
-//! Stretches: what the pool's address range is handed out in, and their blocks, which huge pages
-//! back.
+//! Extents: the parts of a pool's address range that shards own, and their blocks, which huge pages
+//! may back.
 //!
-//! A stretch belongs to one shard, whose arenas lie in it, of any length of zspage. It is cut into
-//! *blocks*, each as long as the source's huge page, if the source has any; otherwise it is one.
-//! The memory of a block comes and goes in small pages, or all of it at once as one huge page: for
-//! that none of its pages may have memory. A huge page can be split, which costs as much as giving
-//! back all of it in small ones: done only where much of it is free.
+//! The arenas of an extent belong to one shard and may have any run length. An extent is divided
+//! into *blocks* of the source's huge page size, or is one block without huge pages. A block
+//! becomes resident page by page or, if no page of it is resident, as one huge page. Splitting a
+//! huge page costs as much as discarding all of it in base pages, so it is done only where much of
+//! it is free.
 //!
-//! Which pages have memory, and which are those of zspages, is known for each. A run that lies in
-//! two blocks may have memory in one of them only.
+//! Residency and use are recorded for each page. A run that spans two blocks may be resident in one
+//! only.
 
 use std::ops::Range;
 
@@ -19,37 +19,36 @@ use crate::{
     table::Zero,
 };
 
-/// A list of stretches through their records, as index plus one; the end of one; and what the link
-/// of a stretch says that is on none.
+/// Links of lists of extents: the index plus one, the end of a list, or on no list.
 pub(crate) const END: u32 = u32::MAX;
 pub(crate) const NOT_LISTED: u32 = 0;
 
-/// One stretch. Guarded by the lock of its owner's run lists, so relaxed accesses do; statistics, and
-/// whoever looks whether taking the lock is worth it, read it without.
+/// An extent. Guarded by the lock of its owner's run lists, so relaxed accesses suffice;
+/// statistics, and checks whether to take the lock, read it without.
 #[derive(Debug)]
-pub(crate) struct Stretch {
-    /// The shard, plus one; zero before the stretch is in use.
+pub(crate) struct Extent {
+    /// The shard, plus one; zero before the extent is in use.
     owner: AtomicU32,
-    /// Units that arenas were given.
+    /// Units assigned to arenas.
     assigned: AtomicU32,
-    /// Pages of runs that were taken.
+    /// Pages of runs in use.
     pub(crate) used: SharedPageSet,
-    /// Pages that have memory, or are about to get it for the run they are of.
+    /// Pages that are resident, or about to be committed.
     pub(crate) resident: SharedPageSet,
     /// Units in huge pages, a bit each.
     huge: AtomicU32,
-    /// Somebody is about to change what backs it, or puts an arena into it; nobody else does
-    /// either meanwhile, nor gives back memory of it. Runs come and go.
+    /// A thread is populating or discarding memory of it, or adding an arena; no other thread does
+    /// any of these meanwhile. Runs are still taken and freed.
     busy: AtomicBool,
-    /// The list of stretches with memory to give back.
+    /// Link in the list of extents with memory to discard.
     pub(crate) next_warm: AtomicU32,
-    /// The list of stretches with room for arenas.
+    /// Link in the list of extents with room for arenas.
     pub(crate) next_open: AtomicU32,
 }
 
-// SAFETY: it is made of atomic integers and booleans, for which zero bytes are valid, and has no
+// SAFETY: it consists of atomic integers and booleans, for which zero bytes are valid, and has no
 // drop.
-unsafe impl Zero for Stretch {
+unsafe impl Zero for Extent {
     fn zero() -> Self {
         Self {
             owner: AtomicU32::new(0),
@@ -64,12 +63,12 @@ unsafe impl Zero for Stretch {
     }
 }
 
-/// Free pages that have memory.
+/// Free resident pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Free {
-    /// Those that can be given back as they are: in small pages, or in huge ones not in use.
+    /// Pages that can be discarded as they are: base pages, or huge pages not in use.
     pub(crate) giving: usize,
-    /// The others: those of huge pages of which a part is in use.
+    /// Pages of huge pages that are partly in use.
     pub(crate) spare: usize,
 }
 
@@ -89,7 +88,7 @@ impl Free {
     }
 }
 
-impl Stretch {
+impl Extent {
     /// The shard it belongs to, if it is in use.
     pub(crate) fn owner(&self) -> Option<usize> {
         (self.owner.load(Ordering::Relaxed) as usize).checked_sub(1)
@@ -140,22 +139,22 @@ impl Stretch {
         block.clone().any(|unit| self.used.unit(unit) != 0)
     }
 
-    /// Whether no page of a block has memory.
+    /// Whether no page of a block is resident.
     pub(crate) fn is_cold(&self, block: &Range<usize>) -> bool {
         block.clone().all(|unit| self.resident.unit(unit) == 0)
     }
 
-    /// Whether a block's free pages stay as long as it is huge.
+    /// Whether a block's free pages cannot be discarded without a split.
     pub(crate) fn keeps_spare(&self, block: &Range<usize>) -> bool {
         self.is_huge(block) && self.is_used(block)
     }
 
-    /// The free pages of a unit that have memory.
+    /// The free resident pages of a unit.
     pub(crate) fn free_in(&self, unit: usize) -> UnitBits {
         self.resident.unit(unit) & !self.used.unit(unit)
     }
 
-    /// The free pages of a block that have memory.
+    /// The free resident pages of a block.
     pub(crate) fn free(&self, block: &Range<usize>) -> Free {
         let pages = |unit| self.free_in(unit).count_ones() as usize;
         let pages = block.clone().map(pages).sum();
