@@ -1,7 +1,7 @@
-//! Which slots are handed out: clusters held by processors, and the clusters that have room.
+//! Slot allocation: clusters held by shards, and lists of clusters with room.
 //!
-//! Each shard (a processor, or a group of threads) holds one cluster and hands out its free slots
-//! in order, so that pages stored together get neighbouring slots and shards do not meet. Lock
+//! Each shard (a CPU, or a group of threads) holds one cluster and allocates its free slots in
+//! order, so that pages stored together get neighbouring slots and shards do not contend. Lock
 //! order: a shard, then the lists.
 
 use std::sync::Arc;
@@ -20,38 +20,38 @@ use crate::{
     table::{METAS_PER_PAGE, SwapTable, TablePage},
 };
 
-/// A cluster is offered to the shards again once at most this many of its slots are used: a
-/// quarter is free then, so that a shard that takes it is busy for a while.
+/// Used slots down to which a full cluster is offered to the shards again. A quarter is free then,
+/// so the shard that takes it need not come back soon.
 const OFFERED_AT: u32 = (CLUSTER_SLOTS - CLUSTER_SLOTS / 4) as u32;
 
-/// Whose a cluster is. The values of `ClusterMeta::home`.
+/// Where a cluster is: the values of `ClusterMeta::home`.
 mod home {
-    /// It has no pages.
+    /// It has no pages; its number is unused.
     pub(super) const ABSENT: u32 = 0;
-    /// A shard hands out its slots.
+    /// A shard allocates its slots.
     pub(super) const HELD: u32 = 1;
     /// It is too full to be offered.
     pub(super) const FULL: u32 = 2;
-    /// It is in the list of those with room.
+    /// It is in the list of clusters with room.
     pub(super) const OFFERED: u32 = 3;
-    /// Its pages are being given back.
+    /// Its pages are being discarded.
     pub(super) const LEAVING: u32 = 4;
 }
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// The clusters with room that no shard holds, by group.
+    /// Clusters with room that no shard holds, by group.
     offered: Vec<Vec<ClusterId>>,
-    /// Numbers of clusters without pages, below `next`.
+    /// Unused cluster numbers below `next`.
     absent: Vec<ClusterId>,
-    /// The first number never used.
+    /// The first cluster number never used.
     next: u32,
-    /// Pages of cluster records taken so far.
+    /// Pages of cluster records committed so far.
     meta_pages: usize,
 }
 
 impl Lists {
-    /// Makes room for one more cluster in the lists.
+    /// Reserves memory for one more cluster in the lists.
     fn make_room(&mut self, group: GroupId) -> Result<(), StoreError> {
         let no_memory = |_| StoreError::NoMemory;
         let clusters = self.next as usize + 1;
@@ -69,12 +69,12 @@ impl Lists {
     }
 }
 
-/// Hands out slots and takes them back.
+/// Allocates and frees slots.
 #[derive(Debug)]
 pub(crate) struct SlotAllocator<S: PageSource> {
     table: Arc<SwapTable<S>>,
     lists: Mutex<Lists>,
-    /// Pages that tables, annexes and records take now.
+    /// Resident pages of tables, annexes and records.
     resident_pages: AtomicU64,
     heap_bytes: AtomicU64,
 }
@@ -93,12 +93,12 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
-    /// Pages that swap tables, annexes and cluster records take now.
+    /// Resident pages of swap tables, annexes and cluster records.
     pub(crate) fn resident_pages(&self) -> u64 {
         self.resident_pages.load(Relaxed)
     }
 
-    /// Bytes of heap for the lists, roughly.
+    /// Bytes of heap of the lists, roughly.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.heap_bytes.load(Relaxed)
     }
@@ -110,7 +110,7 @@ impl<S: PageSource> SlotAllocator<S> {
             .store((clusters * size_of::<ClusterId>()) as u64, Relaxed);
     }
 
-    /// Reserves up to `wanted` free slots with ascending numbers, at least one, and gives them to
+    /// Reserves up to `wanted` free slots with ascending numbers, at least one, and passes them to
     /// `take`.
     pub(crate) fn reserve(
         &self,
@@ -159,7 +159,7 @@ impl<S: PageSource> SlotAllocator<S> {
         taken
     }
 
-    /// A cluster with room, for a shard of `group` to hold.
+    /// Takes a cluster with room for a shard of `group`.
     fn take_cluster(&self, group: GroupId) -> Result<ClusterId, StoreError> {
         let mut lists = lock(&self.lists);
         if let Some(cluster) = lists.offered.get_mut(group.0 as usize).and_then(Vec::pop) {
@@ -178,7 +178,7 @@ impl<S: PageSource> SlotAllocator<S> {
             self.table.meta(cluster).group.store(group.0, Relaxed);
             return Ok(cluster);
         }
-        // The space is as large as it may be: take any cluster with a free slot.
+        // All clusters are in use: take any with a free slot.
         for number in 1..lists.next {
             let cluster = ClusterId(number);
             let meta = self.table.meta(cluster);
@@ -193,13 +193,13 @@ impl<S: PageSource> SlotAllocator<S> {
         Err(StoreError::NoSlots)
     }
 
-    /// The number of a cluster without pages, which stays where it is until it has its pages.
+    /// An unused cluster number, which stays in the lists until its pages are committed.
     fn absent_cluster(
         &self,
         lists: &mut Lists,
         group: GroupId,
     ) -> Result<Option<ClusterId>, StoreError> {
-        // Giving a cluster back must not need memory.
+        // Reserve now: discarding a cluster must not need memory.
         lists.make_room(group)?;
         self.note_heap_bytes(lists);
         if let Some(&cluster) = lists.absent.last() {
@@ -219,14 +219,10 @@ impl<S: PageSource> SlotAllocator<S> {
 
     fn set_home(&self, cluster: ClusterId, from: u32, to: u32) {
         let found = self.table.meta(cluster).home.swap(to, Relaxed);
-        assert_eq!(
-            found, from,
-            "cluster {} is not where it should be",
-            cluster.0
-        );
+        assert_eq!(found, from, "cluster {} is in the wrong state", cluster.0);
     }
 
-    /// The holder of `cluster` gives it up.
+    /// Puts a cluster that its shard gives up on a list.
     fn let_go(&self, cluster: ClusterId) {
         let mut leaving = Leaving::default();
         let mut lists = lock(&self.lists);
@@ -236,8 +232,8 @@ impl<S: PageSource> SlotAllocator<S> {
         self.give_back(leaving);
     }
 
-    /// Takes back `count` slots of `cluster` whose entries are free again. What is to be given
-    /// back to the system is added to `leaving`.
+    /// Accounts for `count` slots of `cluster` whose entries were freed. Adds the cluster to
+    /// `leaving` if it is to be discarded.
     pub(crate) fn freed(&self, cluster: ClusterId, count: u32, leaving: &mut Leaving) {
         let before = self.table.meta(cluster).used.fetch_sub(count, AcqRel);
         assert!(
@@ -246,15 +242,14 @@ impl<S: PageSource> SlotAllocator<S> {
             cluster.0
         );
         let after = before - count;
-        // The one who steps over a threshold looks, under the lock. A holder who gives the
-        // cluster up looks too, so that one of the two sees both that it has room and that nobody
-        // holds it.
+        // The thread that crosses a threshold checks under the lock, and so does a shard that gives
+        // the cluster up: one of the two sees both that it has room and that no shard holds it.
         if after == 0 || (before > OFFERED_AT && after <= OFFERED_AT) {
             self.reconsider(&mut lock(&self.lists), cluster, leaving);
         }
     }
 
-    /// Puts a cluster where it belongs by how full it is.
+    /// Puts a cluster on the list for its number of used slots.
     fn reconsider(&self, lists: &mut Lists, cluster: ClusterId, leaving: &mut Leaving) {
         let meta = self.table.meta(cluster);
         let home = meta.home.load(Relaxed);
@@ -295,7 +290,7 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
-    /// Gives the pages of emptied clusters back to the system, without any lock.
+    /// Discards the pages of emptied clusters, with no lock held.
     pub(crate) fn give_back(&self, leaving: Leaving) {
         if leaving.clusters.is_empty() {
             return;
@@ -307,8 +302,8 @@ impl<S: PageSource> SlotAllocator<S> {
                 pages.push(TablePage::Annex(cluster));
             }
         }
-        // SAFETY: the clusters are leaving, so no shard reserves their slots and no walker looks;
-        // all their slots are free, so nobody holds a count, and their entries are zero.
+        // SAFETY: the clusters are `LEAVING`, so no shard reserves their slots and no walk reads
+        // them; all their slots are free, so no count is held, and their entries are zero.
         let discarded = unsafe { self.table.discard(&pages) };
         let mut lists = lock(&self.lists);
         if discarded.is_ok() {
@@ -319,7 +314,7 @@ impl<S: PageSource> SlotAllocator<S> {
                 lists.absent.push(cluster);
             }
         } else {
-            // They still have their pages, and serve as empty clusters.
+            // They are still resident: reuse them as empty clusters.
             for cluster in leaving.clusters {
                 self.set_home(cluster, home::LEAVING, home::FULL);
                 self.offer(&mut lists, cluster);
@@ -327,18 +322,17 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
-    /// How many clusters there have been at a time, at most.
+    /// The most clusters in use at a time so far.
     pub(crate) fn clusters_used(&self) -> usize {
         lock(&self.lists).next as usize - 1
     }
 
-    /// Whether a walk has seen all clusters when it comes to this one.
+    /// Whether a walk that arrives at this cluster has seen all.
     pub(crate) fn is_past_end(&self, cluster: ClusterId) -> bool {
         cluster.0 >= lock(&self.lists).next
     }
 
-    /// Keeps a cluster from being given back while `walk` looks at its entries; does nothing if it
-    /// has no table.
+    /// Runs `walk` while the cluster cannot be discarded; does nothing if it has no table.
     pub(crate) fn walk(&self, cluster: ClusterId, walk: impl FnOnce()) {
         let meta = self.table.meta(cluster);
         {
@@ -360,8 +354,8 @@ impl<S: PageSource> SlotAllocator<S> {
         self.give_back(leaving);
     }
 
-    /// Makes sure that the annex of `slot`'s cluster may be used. The caller has the slot
-    /// reserved or holds a count.
+    /// Commits the annex of `slot`'s cluster if it is not yet. The caller has reserved the slot or
+    /// holds a count.
     pub(crate) fn take_annex(&self, slot: Slot) -> Result<(), StoreError> {
         let meta = self.table.meta(slot.cluster());
         if meta.has_annex.load(Acquire) != 0 {
@@ -376,8 +370,8 @@ impl<S: PageSource> SlotAllocator<S> {
         Ok(())
     }
 
-    /// Gives up the clusters that shards of a group hold, or those that are empty: the others are
-    /// given back as soon as they are.
+    /// Takes the clusters from the shards of a group, or only those that are empty, so that they
+    /// can be discarded.
     pub(crate) fn let_go_of(&self, group: &Group, only_empty: bool) {
         for mut shard in group.shards().each() {
             let goes = |cluster: &mut ClusterId| {
@@ -394,7 +388,7 @@ impl<S: PageSource> SlotAllocator<S> {
         GroupId(self.table.meta(cluster).group.load(Relaxed))
     }
 
-    /// Makes all clusters of one group another's. The shards of the first hold none.
+    /// Moves all clusters of one group to another. The shards of the first must hold none.
     pub(crate) fn hand_over(&self, from: GroupId, to: GroupId) {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
@@ -409,7 +403,7 @@ impl<S: PageSource> SlotAllocator<S> {
         if groups > lists.offered.len() {
             lists.offered.resize_with(groups, Vec::new);
         }
-        // Room for every cluster there is, so that a release needs no memory.
+        // Room for every cluster, so that a release needs no memory.
         let clusters = lists.next as usize + 1;
         let list = &mut lists.offered[to.0 as usize];
         list.reserve(clusters - list.len());
@@ -421,7 +415,7 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 }
 
-/// Emptied clusters on their way back to the system.
+/// Emptied clusters that are to be discarded.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     clusters: Vec<ClusterId>,

@@ -1,23 +1,23 @@
-//! What a gather has to do, and who does it: the part of it that is under its lock.
+//! The state of a gather under its lock: queued ranges and workers.
 
 use std::collections::VecDeque;
 
 use crate::slot::{SlotRange, SlotRanges};
 
-/// Ranges that wait, and the workers there are.
+/// Queued ranges, and the number of workers.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     ranges: VecDeque<SlotRange>,
     waiting: u64,
-    /// Slots that somebody is releasing now.
+    /// Slots that are being released.
     in_hand: u64,
     workers: usize,
-    /// Nobody will bring more.
+    /// No more ranges will be added.
     closed: bool,
 }
 
 impl Backlog {
-    /// Slots that wait or are being released.
+    /// Slots that are queued or being released.
     pub(crate) fn slots(&self) -> u64 {
         self.waiting + self.in_hand
     }
@@ -38,18 +38,18 @@ impl Backlog {
         self.closed = true;
     }
 
-    /// Makes room for more ranges; `false` if there is no memory.
+    /// Reserves memory for more ranges; `false` if there is none.
     pub(crate) fn make_room(&mut self, ranges: usize) -> bool {
         self.ranges.try_reserve(ranges).is_ok()
     }
 
-    /// There is one worker more, who will look before he leaves.
+    /// Counts a started worker, which checks for work before it exits.
     pub(crate) fn worker_came(&mut self) {
         self.workers += 1;
     }
 
-    /// A worker who finds nothing leaves: whoever brings more takes the lock after this, and finds
-    /// him gone. `false` if there is something.
+    /// Counts a worker that exits; `false` if there is work again. A thread that adds work takes
+    /// the lock afterwards and sees that the worker is gone.
     pub(crate) fn worker_leaves(&mut self) -> bool {
         if self.is_waiting() {
             return false;
@@ -58,13 +58,13 @@ impl Backlog {
         true
     }
 
-    /// Adds slots. There must be a worker, or the caller releases them himself.
+    /// Adds slots. There must be a worker, or the caller must release them itself.
     pub(crate) fn add(&mut self, slots: &SlotRanges) {
         self.waiting += slots.slots();
         self.ranges.extend(slots.as_slice());
     }
 
-    /// Takes up to `most` slots, which [`finish`](Self::finish) is to be told of.
+    /// Takes up to `most` slots. [`finish`](Self::finish) must be called when they are released.
     pub(crate) fn take(&mut self, most: u32) -> (Vec<SlotRange>, u64) {
         let mut taken = Vec::new();
         let mut count = 0;
@@ -85,7 +85,7 @@ impl Backlog {
         (taken, count)
     }
 
-    /// Slots that were taken are released. `true` if nothing is left.
+    /// Accounts for taken slots that are released. `true` if none is left.
     pub(crate) fn finish(&mut self, count: u64) -> bool {
         self.in_hand -= count;
         self.slots() == 0

@@ -6,7 +6,7 @@
 
 use crate::{error::Corruption, page::Page, slot::Slot};
 
-/// Whether pages are checked.
+/// Whether pages have checksums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checksums {
     On,
@@ -14,8 +14,8 @@ pub(crate) enum Checksums {
 }
 
 impl Checksums {
-    /// The checksum to keep with `page` when it is stored in `slot`. The slot is part of it: a
-    /// page that turns up under another slot is found too.
+    /// The checksum of `page` in `slot`. It covers the slot, so that a page that is found under
+    /// another slot is refused.
     pub(crate) fn seal(self, slot: Slot, page: &Page) -> u32 {
         match self {
             Self::On => crc32fast::hash(page) ^ slot.into_raw().wrapping_mul(0x9e37_79b1),
@@ -23,7 +23,7 @@ impl Checksums {
         }
     }
 
-    /// Compares `page` with the checksum kept with it.
+    /// Compares `page` with its stored checksum.
     pub(crate) fn verify(self, slot: Slot, page: &Page, kept: u32) -> Result<(), Corruption> {
         if self.seal(slot, page) == kept {
             Ok(())

@@ -78,7 +78,7 @@ impl From<Algorithm> for Codec {
     }
 }
 
-/// The tag in an object's header of the algorithm that its data was compressed with.
+/// Tags of codecs in an object's header.
 impl Codec {
     const LZ4: u16 = 0;
     const ZSTD: u16 = 1;
@@ -90,7 +90,7 @@ impl Codec {
         }
     }
 
-    /// A codec that decompresses what has this tag.
+    /// The codec to decompress data with this tag.
     pub(crate) fn of_tag(tag: u16) -> Option<Self> {
         match tag {
             Self::LZ4 => Some(Self::Lz4),
@@ -128,8 +128,7 @@ impl Codec {
 
 /// LZ4's C implementation, which is faster than `lz4_flex`. Its state is 16 KiB of stack.
 fn compress_lz4(page: &Page, out: &mut [u8]) -> Result<usize, Uncompressed> {
-    // SAFETY: the pointers and lengths are those of the two slices; LZ4 reads and writes nothing
-    // beyond.
+    // SAFETY: the pointers and lengths are those of the two slices, and LZ4 stays inside.
     let length = unsafe {
         lz4_sys::LZ4_compress_fast(
             page.as_ptr().cast::<c_char>(),

@@ -1,4 +1,4 @@
-//! What a space holds and has done, counted without a shared cache line.
+//! Statistics of a space, counted without a shared cache line.
 
 use std::cell::Cell;
 
@@ -10,48 +10,48 @@ use crate::{
 
 const TIERS: usize = TierKind::ALL.len();
 
-/// What a space holds now, and what it has done so far. The parts are read one after another, so
-/// they fit together exactly only while nothing is going on.
+/// Statistics of a space. They are read one after another, so they are consistent with each other
+/// only while the space is idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Bytes of memory that the pool holds.
+    /// Resident bytes of the pool.
     pub pool_bytes: u64,
-    /// Bytes of memory for swap tables and for the records of the space and the pool.
+    /// Bytes of swap tables and of the records of the space and the pool.
     pub metadata_bytes: u64,
-    /// Those of them that are swap tables and what belongs to them: in the main 8 a slot.
+    /// Those of swap tables, annexes and cluster records: mostly 8 for each slot.
     pub table_bytes: u64,
     /// Slots with a page.
     pub slots_in_use: u64,
-    /// Pages kept, of every tier.
+    /// Stored pages in all tiers.
     pub stored_pages: u64,
-    /// Those of them that repeat one word.
+    /// Those that repeat one word.
     pub same_filled_pages: u64,
-    /// Those of them that are kept uncompressed.
+    /// Those stored uncompressed.
     pub incompressible_pages: u64,
-    /// Those of them that were compressed again.
+    /// Those that were recompressed.
     pub recompressed_pages: u64,
-    /// Those of them that lie in the file.
+    /// Those in the file.
     pub file_pages: u64,
-    /// Bytes of the file that they take.
+    /// Bytes of the file that these take.
     pub file_bytes: u64,
-    /// Bytes that the kept pages had in memory.
+    /// Bytes of the stored pages before compression.
     pub original_bytes: u64,
-    /// Bytes that the kept pages take in their tiers, without what the pool wastes.
+    /// Bytes of the stored pages in their tiers, without the pool's overhead.
     pub stored_bytes: u64,
-    /// Pages ever stored.
+    /// Pages stored so far.
     pub pages_stored_total: u64,
-    /// Those of them that repeated one word.
+    /// Those that repeated one word.
     pub same_filled_total: u64,
     /// Bytes that they took in their tiers.
     pub bytes_stored_total: u64,
-    /// Bytes that they had in memory.
+    /// Bytes of them before compression.
     pub bytes_original_total: u64,
-    /// Pages ever compressed again.
+    /// Pages recompressed so far.
     pub recompressed_total: u64,
-    /// Pages ever written to the file.
+    /// Pages written to the file so far.
     pub written_back_total: u64,
-    /// Pages ever loaded.
+    /// Pages loaded so far.
     pub pages_loaded_total: u64,
     /// Stores that failed.
     pub store_failures: u64,
@@ -59,7 +59,7 @@ pub struct Usage {
     pub load_failures: u64,
 }
 
-/// Gauges are sums of wrapping differences: one shard alone means nothing.
+/// Gauges are sums of wrapping differences: a single shard's value is meaningless.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
@@ -104,7 +104,7 @@ impl Counters {
         shard.bytes[tier].fetch_sub(bytes, Relaxed);
     }
 
-    /// A page changed tiers.
+    /// Accounts for a page that moved to another tier.
     pub(crate) fn moved(&self, from: (TierKind, u64), to: (TierKind, u64)) {
         let shard = self.shard();
         self.freed(from.0, 1, from.1);
@@ -130,7 +130,7 @@ impl Counters {
             .shards
             .iter()
             .fold(0_u64, |sum, shard| sum.wrapping_add(counter(shard)));
-        // Pages of a batch may be moved out of a tier before the batch is counted into it.
+        // A page of a batch may leave its tier before the batch is counted.
         if sum > u64::MAX / 2 { 0 } else { sum }
     }
 
@@ -150,7 +150,7 @@ impl Counters {
         self.sum(|shard| shard.bytes[tier.index()].load(Relaxed))
     }
 
-    /// Pages ever put into a tier.
+    /// Pages put into a tier so far.
     fn arrived(&self, tier: TierKind) -> u64 {
         let index = tier.index();
         self.sum(|shard| {
@@ -160,7 +160,7 @@ impl Counters {
         })
     }
 
-    /// The usage, without what the pool and the tables take.
+    /// The statistics, without those of the pool and the tables.
     pub(crate) fn usage(&self) -> Usage {
         let page = PAGE_SIZE as u64;
         let stored_pages = self.sum_tiers(|shard| &shard.pages);
@@ -194,7 +194,7 @@ impl Counters {
     }
 }
 
-/// A small number that is this thread's own, as long as there are few threads.
+/// A small number of the current thread.
 pub(crate) fn thread_number() -> usize {
     const UNKNOWN: u32 = u32::MAX;
     static NEXT: AtomicU32 = AtomicU32::new(0);

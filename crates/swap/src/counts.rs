@@ -1,8 +1,8 @@
-//! Slot counts that are too large for an entry.
+//! Slot counts, and those too large for an entry.
 //!
-//! An entry counts to 30. A program that forks more often than that while a page is out has its
-//! count kept here, and the entry says so by a count of 31. Every step into, within and out of
-//! that state is made under this table's lock, so the two always agree.
+//! An entry counts to 30. If a page gets more owners, its count moves to this table and the entry's
+//! is 31. Every change into, within and out of that state is made under the table's lock, so entry
+//! and table always agree.
 
 use std::{
     collections::HashMap,
@@ -28,14 +28,13 @@ pub enum CountError {
 /// What a release left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Released {
-    /// Others still hold counts.
+    /// Other counts remain.
     Counted,
-    /// It was the last count: the slot is free, and the data at the position is the caller's to
-    /// free.
+    /// It was the last count: the slot is free, and the caller must free the data at the position.
     Last(Position),
 }
 
-/// The changes of a count, which may pass into the overflow table and out of it.
+/// Changes of a count, which may move into the overflow table and back.
 impl EntryCell {
     /// Adds a count for another owner. The caller holds one.
     pub(crate) fn duplicate(
@@ -79,7 +78,7 @@ impl EntryCell {
         }
     }
 
-    /// Takes a count if the slot holds a page, for someone who has none.
+    /// Adds a count if the slot holds a page, for a caller that holds none.
     pub(crate) fn try_hold(&self, slot: Slot, overflow: &OverflowCounts) -> Option<Position> {
         loop {
             let entry = self.load();
@@ -101,11 +100,11 @@ const SHARDS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct OverflowCounts {
     shards: Vec<Mutex<HashMap<u32, u64>>>,
-    /// Bytes of heap that the shards take, roughly. No part of what the models check.
+    /// Bytes of heap of the shards, roughly. Not part of the models.
     bytes: std::sync::atomic::AtomicUsize,
 }
 
-/// A locked shard, whose memory is counted when it is unlocked.
+/// A locked shard. Its memory is accounted for when it is unlocked.
 struct Shard<'a> {
     counts: MutexGuard<'a, HashMap<u32, u64>>,
     capacity: usize,
@@ -166,7 +165,7 @@ impl OverflowCounts {
                 return Ok(());
             }
             if cell.inline_count() < MAX_INLINE_COUNT {
-                // Somebody released counts meanwhile.
+                // Counts were released meanwhile.
                 if cell.step_up(slot, false).is_ok() {
                     return Ok(());
                 }
@@ -184,14 +183,14 @@ impl OverflowCounts {
         }
     }
 
-    /// Takes a count of a slot whose entry was seen at its largest. `None` if that is not
-    /// possible; `Some(None)` if the count is small again.
+    /// Adds a count to a slot whose entry was seen at its largest. `None` if that is not possible;
+    /// `Some(None)` if the count is small again.
     pub(crate) fn try_hold(&self, slot: Slot, cell: &EntryCell) -> Option<Option<Position>> {
         let mut shard = self.shard(slot);
         shard.try_reserve(1).ok()?;
         let entry = cell.load();
         if cell.is_overflown() {
-            // It stays so while the lock is held.
+            // It stays overflown while the lock is held.
             *shard
                 .get_mut(&slot.into_raw())
                 .unwrap_or_else(|| missing(slot)) += 1;
@@ -204,8 +203,8 @@ impl OverflowCounts {
         Some(None)
     }
 
-    /// Drops a count of a slot whose entry says that its count is here. `false` if it no longer
-    /// is: nothing was changed.
+    /// Drops a count of a slot whose entry was seen overflown. `false`, with nothing changed, if it
+    /// no longer is.
     pub(crate) fn release(&self, slot: Slot, cell: &EntryCell) -> bool {
         let mut shard = self.shard(slot);
         if !cell.is_overflown() {
@@ -218,7 +217,7 @@ impl OverflowCounts {
             *count -= 1;
             return true;
         }
-        // Only other fields of the entry can change meanwhile: its count is ours.
+        // The count cannot change meanwhile, only other fields of the entry.
         while cell.step_down_from_overflow(slot).is_err() {}
         shard.remove(&slot.into_raw());
         if shard.is_empty() {
@@ -227,12 +226,12 @@ impl OverflowCounts {
         true
     }
 
-    /// The count of a slot whose entry says that it is here.
+    /// The count of an overflown slot.
     pub(crate) fn get(&self, slot: Slot) -> Option<u64> {
         self.shard(slot).get(&slot.into_raw()).copied()
     }
 
-    /// Bytes of heap that the table takes, roughly.
+    /// Bytes of heap of the table, roughly.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }

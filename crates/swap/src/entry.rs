@@ -1,15 +1,14 @@
-//! A swap entry: the 8 bytes that are all there is to a slot, and every change that can be made
-//! to them.
+//! Swap entries: the 8 bytes of a slot, and all changes of them.
 //!
 //! ```text
 //!  63    61 60   57 56     52 51                                        0
 //! [ state | age   | count   |                 location                    ]
 //! ```
 //!
-//! A change is a compare-and-swap of the whole entry from a value that was checked. An entry that
-//! is not what the change expects means that some page's data is about to be lost or mixed up
-//! with another's, so the change panics, in release builds too, rather than spread it. (An idea
-//! from the review of K. Song's swap table series of August 2025, as are clusters of entries.)
+//! A change is a compare-and-swap of the whole entry from a checked value. An entry that is not as
+//! expected means that data of a page is about to be lost or mixed up with another's, so the change
+//! panics, in release builds too, instead of spreading the damage. (An idea from the review of K.
+//! Song's swap table series of August 2025, as are clusters of entries.)
 
 use std::fmt;
 
@@ -30,26 +29,26 @@ const STATE_SHIFT: u32 = 61;
 const FREE: u64 = 0;
 const RESERVED: u64 = 1 << STATE_SHIFT;
 
-/// The largest count that the entry itself holds. Small in the models, which step through each.
+/// The largest count in an entry. Small in the models, which step through all.
 pub(crate) const MAX_INLINE_COUNT: u64 = if cfg!(loom) { 2 } else { 30 };
-/// The count that means: the overflow table has it.
+/// The count of an entry whose count is in the overflow table.
 pub(crate) const OVERFLOWN: u64 = MAX_INLINE_COUNT + 1;
 
-/// The greatest age that is told apart, in scans that the page has stayed untouched through.
+/// The largest age of a page: scans since it was last stored or loaded.
 pub const MAX_AGE: u8 = 15;
 
-/// The kind of a tier: where a slot's data lies.
+/// The kind of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum TierKind {
-    /// A page that repeats one word; the entry holds the word.
+    /// A page that repeats one word, which the entry holds.
     SameFilled = 2,
     /// Compressed with the fast algorithm, in the pool.
     Compressed = 3,
-    /// Stored as it is, in the pool, because compressing it gains nothing.
+    /// Stored uncompressed in the pool, because compression gains nothing.
     Uncompressed = 4,
-    /// Compressed again with a stronger algorithm, in the pool.
+    /// Recompressed with a stronger algorithm, in the pool.
     Recompressed = 5,
     /// In a file.
     File = 6,
@@ -65,7 +64,7 @@ impl TierKind {
         Self::File,
     ];
 
-    /// The kind's place in [`TierKind::ALL`].
+    /// The kind's index in [`TierKind::ALL`].
     pub const fn index(self) -> usize {
         self as usize - Self::SameFilled as usize
     }
@@ -83,13 +82,13 @@ impl fmt::Display for TierKind {
     }
 }
 
-/// Where in its tier a page lies: 52 bits whose meaning is the tier's own.
+/// Where in its tier a page lies: 52 bits that the tier defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Location(u64);
 
 impl Location {
-    /// How many bits a location has.
+    /// Bits of a location.
     pub const BITS: u32 = LOCATION_BITS;
 
     /// The location with these bits.
@@ -124,7 +123,7 @@ impl Entry {
         Self((position.tier as u64) << STATE_SHIFT | COUNT_ONE | position.location.0)
     }
 
-    /// Where the page lies; `None` if the slot is free or reserved.
+    /// The page's position; `None` if the slot is free or reserved.
     pub(crate) fn position(self) -> Option<Position> {
         let tier = match self.0 >> STATE_SHIFT {
             2 => TierKind::SameFilled,
@@ -155,12 +154,12 @@ impl Entry {
         (self.0 & COUNT_MASK) >> LOCATION_BITS
     }
 
-    /// Scans that the page has stayed untouched through.
+    /// Scans since the page was stored or loaded.
     pub(crate) fn age(self) -> u8 {
         ((self.0 & AGE_MASK) >> AGE_SHIFT) as u8
     }
 
-    /// The entry with another position: a page that is moved was not used.
+    /// The entry with another position, and its age: a migration is no access.
     fn with_position(self, position: Position) -> Self {
         let kept = self.0 & (COUNT_MASK | AGE_MASK);
         Self((position.tier as u64) << STATE_SHIFT | kept | position.location.0)
@@ -192,7 +191,7 @@ impl fmt::Debug for Entry {
 #[cold]
 #[inline(never)]
 pub(crate) fn wrong_entry(slot: Slot, found: Entry, doing: &str) -> ! {
-    panic!("swap entry of {slot:?} is wrong while {doing}: found {found:?}");
+    panic!("invalid swap entry of {slot:?} while {doing}: found {found:?}");
 }
 
 /// A slot's entry in a swap table.
@@ -206,52 +205,51 @@ impl EntryCell {
         Self(AtomicU64::new(FREE))
     }
 
-    /// The entry now. What its position names may be read if the caller holds a count or a pin.
+    /// Loads the entry. The data at its position may be read while the caller holds a count or a
+    /// pin.
     pub(crate) fn load(&self) -> Entry {
         Entry(self.0.load(Acquire))
     }
 
     pub(crate) fn change(&self, from: Entry, to: Entry) -> Result<(), Entry> {
-        // AcqRel: what was done to the data under the old entry happens before what is done to it
-        // by whoever reads the new one.
+        // AcqRel: accesses to the data under the old entry happen before those under the new one.
         self.0
             .compare_exchange(from.0, to.0, AcqRel, Acquire)
             .map(drop)
             .map_err(Entry)
     }
 
-    /// Reserves the slot if it is free. Only the holder of the slot's cluster may call this.
+    /// Reserves the slot if it is free. Only the shard that holds the cluster may call this.
     pub(crate) fn reserve(&self, slot: Slot) -> bool {
         if self.0.load(Acquire) != FREE {
             return false;
         }
-        // Nobody else reserves slots of this cluster, and every other change starts from an entry
-        // that is not free.
+        // Only this shard reserves slots of the cluster, and every other change starts from an
+        // entry that is not free.
         if let Err(found) = self.change(Entry(FREE), Entry(RESERVED)) {
             wrong_entry(slot, found, "reserving it");
         }
         true
     }
 
-    /// Turns a reserved slot into a stored page with a count of 1.
+    /// Makes a reserved slot a stored page with a count of 1.
     pub(crate) fn publish(&self, slot: Slot, position: Position) {
         if let Err(found) = self.change(Entry(RESERVED), Entry::stored(position)) {
             wrong_entry(slot, found, "publishing it");
         }
     }
 
-    /// Gives a reserved slot back.
+    /// Frees a reserved slot.
     pub(crate) fn cancel(&self, slot: Slot) {
         if let Err(found) = self.change(Entry(RESERVED), Entry(FREE)) {
             wrong_entry(slot, found, "cancelling it");
         }
     }
 
-    /// Moves the page from one position to another under its owners. `false` if the page is no
-    /// longer at `from`: nothing was changed, and the data at `to` is still the caller's.
+    /// Changes the position of a page. `false`, with nothing changed, if the page is no longer at
+    /// `from`; the data at `to` is still the caller's.
     ///
-    /// A caller that holds no count must know that nothing else can come to lie at `from`
-    /// meanwhile.
+    /// A caller without a count must know that no other data can get the position `from` meanwhile.
     pub(crate) fn relocate(&self, from: Position, to: Position) -> bool {
         let mut entry = self.load();
         while entry.position() == Some(from) {
@@ -263,7 +261,7 @@ impl EntryCell {
         false
     }
 
-    /// Makes the page one scan older. Returns the age that it had; a slot without a page has none.
+    /// Increments the page's age. Returns the previous age; `None` if the slot has no page.
     pub(crate) fn grow_older(&self) -> Option<u8> {
         let mut entry = self.load();
         loop {
@@ -279,16 +277,16 @@ impl EntryCell {
         }
     }
 
-    /// Notes that the slot was used. `entry` is what the user found.
+    /// Resets the age. `entry` is what the load found.
     pub(crate) fn mark_used(&self, entry: Entry) {
         if entry.age() > 0 {
-            // A lost race leaves the page as old as it was, which costs nothing but time.
+            // Losing a race keeps the old age, which is harmless.
             let _ = self.change(entry, Entry(entry.0 & !AGE_MASK));
         }
     }
 }
 
-/// Count changes that [`OverflowCounts`] makes while it holds its lock.
+/// Changes of a count that [`OverflowCounts`](crate::counts::OverflowCounts) makes under its lock.
 impl EntryCell {
     pub(crate) fn step_up(&self, slot: Slot, to_overflow: bool) -> Result<(), Entry> {
         let entry = self.load();
@@ -317,7 +315,7 @@ impl EntryCell {
         self.load().inline_count() == OVERFLOWN
     }
 
-    /// The count, as far as the entry holds it.
+    /// The count in the entry.
     pub(crate) fn inline_count(&self) -> u64 {
         self.load().inline_count()
     }

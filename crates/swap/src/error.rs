@@ -1,14 +1,14 @@
-//! What can go wrong.
+//! Errors.
 
 use zsmalloc::{AllocError, NewPoolError, SourceError};
 
 use crate::{entry::TierKind, slot::Slot};
 
-/// Why a swap space could not be made.
+/// Why a swap space could not be made, or a tier not be added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NewSwapSpaceError {
-    /// The configuration makes no sense.
+    /// A value of the configuration is out of range.
     #[error("invalid swap configuration: {0}")]
     Config(&'static str),
     /// The page source refused address space.
@@ -19,7 +19,7 @@ pub enum NewSwapSpaceError {
     Pool(#[from] NewPoolError),
 }
 
-/// Why a page could not be stored. The caller still has its page, and nothing is kept of it.
+/// Why a page could not be stored. Nothing of it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -32,11 +32,11 @@ pub enum StoreError {
     /// The heap refused memory for the space's own records.
     #[error("no memory for the swap space's records")]
     NoMemory,
-    /// All slots that the space may have are in use.
+    /// All slots of the space are in use.
     #[error("all swap slots are in use")]
     NoSlots,
-    /// No tier takes the page.
-    #[error("no tier takes the page")]
+    /// No tier accepts the page.
+    #[error("no tier accepts the page")]
     NoTier,
     /// A tier failed.
     #[error("the {tier} tier failed: {reason}")]
@@ -48,11 +48,11 @@ pub enum StoreError {
     },
 }
 
-/// Why a page could not be loaded. The contents of the buffer are not the page's.
+/// Why a page could not be loaded. The contents of the buffer are unspecified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// What was read is not what was stored. The page is lost; the program must not go on.
+    /// The data is not what was stored. The page is lost, and its program must not go on.
     #[error("the page in swap slot {slot} is corrupt ({tier} tier: {what})")]
     Corrupt {
         /// The slot.
@@ -62,7 +62,7 @@ pub enum LoadError {
         /// What was wrong.
         what: Corruption,
     },
-    /// A tier could not read its data now. The page is not lost.
+    /// The tier cannot read its data now. The page is not lost.
     #[error("the {tier} tier could not read swap slot {slot}: {reason}")]
     Tier {
         /// The slot.
@@ -81,7 +81,7 @@ pub enum Corruption {
     /// The entry names no object of the pool.
     #[error("no stored object at its location")]
     NoObject,
-    /// The object is another slot's, or its header is damaged.
+    /// The object belongs to another slot, or its header is damaged.
     #[error("the object is not this slot's")]
     WrongSlot,
     /// The header gives a length that the object cannot have.
@@ -93,7 +93,7 @@ pub enum Corruption {
     /// The compressed data does not decode to a page.
     #[error("the data does not decode")]
     Undecodable,
-    /// The decoded page has another checksum than the stored one.
+    /// The decoded page does not match the stored checksum.
     #[error("the checksum does not match")]
     Checksum,
 }

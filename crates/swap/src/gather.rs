@@ -1,10 +1,10 @@
-//! Gather: slots that an unmap, an exit or a trim leaves behind, released in batches by others.
+//! Gather: background release of the slots of an unmap, an exit or a trim.
 //!
-//! Whoever unmaps hands over ranges of slots and goes on. Workers release them, as many as the
-//! backlog calls for and no more than there are processors for; they end soon after there is
-//! nothing left to do, so that an idle gather costs nothing. Few slots are released at once, which is
-//! cheaper than to hand them over. The backlog is bounded: beyond it, who brings more works
-//! himself. Who needs memory can [help](Gather::help).
+//! The unmapping thread queues ranges of slots and continues. Workers release them, more with a
+//! longer backlog, up to a limit; they exit soon after the queue is empty, so an idle gather costs
+//! nothing. A few slots are released by the caller at once, which is cheaper than queuing them, and
+//! so is everything beyond the limit of the backlog. A thread that needs memory can
+//! [help](Gather::help).
 //!
 //! (Batched release off the exit path is an idea from Z. Song's series of April 2026 for phones.)
 
@@ -27,23 +27,22 @@ use crate::{
     },
 };
 
-/// Slots that are released before the queue is looked at again.
+/// Slots that a worker takes from the queue at a time.
 const CHUNK: u32 = 4096;
 
-/// How long a worker waits for more before it ends.
+/// How long a worker waits for more work before it exits.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How a gather is set up.
+/// The configuration of a gather.
 #[derive(Debug, Clone)]
 pub struct GatherConfig {
-    /// Fewer slots than this are released by the caller at once.
+    /// Fewer slots than this are released by the caller.
     pub threshold: u64,
-    /// The most workers at a time: as many as there are processors to spare. 0 leaves all work to
-    /// the callers.
+    /// The most workers at a time: the CPUs to spare. 0: callers release everything themselves.
     pub max_workers: usize,
-    /// How many slots of backlog call for one more worker.
+    /// Slots of backlog for each worker. A larger value starts fewer workers.
     pub slots_per_worker: u64,
-    /// The most slots that wait.
+    /// The most queued slots; the caller releases what is beyond.
     pub max_backlog: u64,
 }
 
@@ -58,27 +57,27 @@ impl Default for GatherConfig {
     }
 }
 
-/// What a gather has done.
+/// Statistics of a gather.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct GatherUsage {
-    /// Slots that wait or are being released.
+    /// Slots that are queued or being released.
     pub backlog_slots: u64,
-    /// Workers there are now.
+    /// Running workers.
     pub workers: usize,
-    /// Slots ever released by workers and helpers.
+    /// Slots released so far by workers and helpers.
     pub released_by_others: u64,
-    /// Slots ever released by those who brought them.
+    /// Slots released so far by the threads that brought them.
     pub released_at_once: u64,
 }
 
-struct Shared<S: PageSource> {
+struct Inner<S: PageSource> {
     space: Arc<SwapSpace<S>>,
     config: GatherConfig,
-    /// Called by each worker before its work.
+    /// Called by each worker first.
     on_start: Box<dyn Fn() + Send + Sync>,
     backlog: Mutex<Backlog>,
-    /// Signalled when slots are handed over.
+    /// Signalled when slots are queued.
     wake: Condvar,
     /// Signalled when nothing is left.
     quiet: Condvar,
@@ -87,7 +86,7 @@ struct Shared<S: PageSource> {
 }
 
 /// Releases slots in the background. Dropping it finishes what is left.
-pub struct Gather<S: PageSource + 'static>(Arc<Shared<S>>);
+pub struct Gather<S: PageSource + 'static>(Arc<Inner<S>>);
 
 impl<S: PageSource + 'static> Gather<S> {
     /// A gather that releases slots of `space`.
@@ -95,14 +94,14 @@ impl<S: PageSource + 'static> Gather<S> {
         Self::with_worker_start(space, config, || {})
     }
 
-    /// Like [`new`](Self::new); each worker calls `on_start` before its work. It inherits priority
-    /// and processors of whoever hands slots over, which are seldom right for it.
+    /// Like [`new`](Self::new), with a function that each worker calls first: to set its priority
+    /// and CPU affinity, say, which it inherits from the thread that queues slots.
     pub fn with_worker_start(
         space: Arc<SwapSpace<S>>,
         config: GatherConfig,
         on_start: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(Inner {
             space,
             config,
             on_start: Box::new(on_start),
@@ -114,11 +113,11 @@ impl<S: PageSource + 'static> Gather<S> {
         }))
     }
 
-    /// Takes over the caller's counts of all `slots`, and drops them soon.
+    /// Takes the caller's counts of all `slots`, to drop them soon.
     ///
     /// # Panics
     ///
-    /// If they are dropped at once and one of the slots holds no page; a worker panics otherwise.
+    /// If they are dropped at once and one of the slots holds no page. Otherwise a worker panics.
     pub fn release(&self, slots: SlotRanges) {
         let shared = &self.0;
         let count = slots.slots();
@@ -128,7 +127,7 @@ impl<S: PageSource + 'static> Gather<S> {
         }
     }
 
-    /// Queues slots if there is room for them and somebody to release them.
+    /// Queues slots if there is room and a worker to release them.
     fn hand_over(&self, slots: &SlotRanges) -> bool {
         let mut backlog = lock(&self.0.backlog);
         let count = backlog.slots() + slots.slots();
@@ -154,8 +153,8 @@ impl<S: PageSource + 'static> Gather<S> {
         thread.spawn(move || worker.work()).is_ok()
     }
 
-    /// Releases up to about `slots` slots of the backlog in this thread: for one who needs memory
-    /// now. Returns how many there were.
+    /// Releases about `slots` queued slots in this thread, which needs memory now. Returns their
+    /// number.
     pub fn help(&self, slots: u64) -> u64 {
         let mut released = 0;
         while released < slots {
@@ -167,7 +166,7 @@ impl<S: PageSource + 'static> Gather<S> {
         released
     }
 
-    /// Returns when everything that was handed over before the call is released; helps with it.
+    /// Waits until everything queued before the call is released, and helps with it.
     pub fn flush(&self) {
         self.help(u64::MAX);
         let mut backlog = lock(&self.0.backlog);
@@ -180,7 +179,7 @@ impl<S: PageSource + 'static> Gather<S> {
         }
     }
 
-    /// What the gather has done and has to do.
+    /// Statistics of the gather.
     pub fn usage(&self) -> GatherUsage {
         let backlog = lock(&self.0.backlog);
         GatherUsage {
@@ -192,8 +191,8 @@ impl<S: PageSource + 'static> Gather<S> {
     }
 }
 
-impl<S: PageSource> Shared<S> {
-    /// Takes some slots from the queue and releases them. Returns how many.
+impl<S: PageSource> Inner<S> {
+    /// Releases some queued slots. Returns their number.
     fn release_chunk(&self) -> u64 {
         let (ranges, count) = lock(&self.backlog).take(CHUNK);
         let in_hand = InHand {
@@ -229,9 +228,9 @@ impl<S: PageSource> Shared<S> {
     }
 }
 
-/// Slots that somebody is releasing.
+/// Slots that are being released, until it is dropped.
 struct InHand<'a, S: PageSource> {
-    shared: &'a Shared<S>,
+    shared: &'a Inner<S>,
     count: u64,
 }
 
@@ -245,7 +244,7 @@ impl<S: PageSource> Drop for InHand<'_, S> {
 
 impl<S: PageSource + 'static> Drop for Gather<S> {
     fn drop(&mut self) {
-        // The workers keep what they need alive, and end by themselves.
+        // Workers hold references to what they need, and exit by themselves.
         self.flush();
         lock(&self.0.backlog).close();
         self.0.wake.notify_all();

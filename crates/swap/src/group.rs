@@ -1,11 +1,11 @@
-//! Groups: who is charged for what.
+//! Groups: accounting of memory and storage, as in memory cgroups.
 //!
-//! A group is charged for the memory and storage of its address spaces, and so is every group
-//! above it. Charges are plain additions, made once for a range of pages, and never refused: a
-//! limit is something to look at before more is taken, so that no fault ever waits for it.
+//! A group and its ancestors are charged for the memory and storage of its address spaces. A charge
+//! is an addition, made once for a range of pages, and never fails: limits are checked before more
+//! is used, so that no fault waits for one.
 //!
-//! Slots know their group by their cluster, which belongs to one group at a time. So a range of
-//! slots is looked up and charged a cluster at a time, and the entry needs no bits for it.
+//! A cluster belongs to one group at a time, and its slots with it. So a range of slots is charged
+//! cluster by cluster, and an entry needs no bits for the group.
 
 use std::{
     fmt,
@@ -18,15 +18,15 @@ use crate::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// What a group is charged for.
+/// A kind of charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Charge {
-    /// Memory that programs have mapped, staged pages included.
+    /// Resident memory of programs, including staged pages.
     Resident,
-    /// Those of it that are on their way out.
+    /// The part of it that is being paged out.
     Staged,
-    /// Stored pages in the pool, without what the pool wastes.
+    /// Stored pages in the pool, without the pool's overhead.
     Pool,
     /// Stored pages in the file.
     File,
@@ -35,7 +35,7 @@ pub enum Charge {
 impl Charge {
     const COUNT: usize = 4;
 
-    /// What a page in this tier is charged as.
+    /// The charge for a page in this tier.
     pub(crate) fn of_tier(tier: TierKind) -> Option<Self> {
         match tier {
             TierKind::Compressed | TierKind::Uncompressed | TierKind::Recompressed => {
@@ -47,13 +47,13 @@ impl Charge {
     }
 }
 
-/// What a group and the groups below it use, in bytes.
+/// Usage of a group and its descendants, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct GroupUsage {
-    /// Memory that programs have mapped, staged pages included.
+    /// Resident memory of programs, including staged pages.
     pub resident: u64,
-    /// Those of it that are on their way out.
+    /// The part of it that is being paged out.
     pub staged: u64,
     /// Stored pages in the pool.
     pub pool: u64,
@@ -62,13 +62,13 @@ pub struct GroupUsage {
 }
 
 impl GroupUsage {
-    /// Bytes of memory: all but what lies in the file.
+    /// Bytes of memory: everything but the file.
     pub fn memory(&self) -> u64 {
         self.resident + self.pool
     }
 }
 
-/// A group's place among those of a space.
+/// A group's index in its space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GroupId(pub(crate) u32);
 
@@ -108,17 +108,17 @@ impl Group {
         &self.0.shards
     }
 
-    /// The group and those above it.
+    /// The group and its ancestors.
     fn chain(&self) -> impl Iterator<Item = &Node> {
         std::iter::successors(Some(&*self.0), |node| node.parent.as_deref())
     }
 
-    /// The group above; `None` for a space's root.
+    /// The parent; `None` for the root.
     pub fn parent(&self) -> Option<Group> {
         self.0.parent.clone().map(Group)
     }
 
-    /// Charges `bytes` to the group and those above it.
+    /// Charges `bytes` to the group and its ancestors.
     pub fn charge(&self, what: Charge, bytes: u64) {
         if bytes > 0 {
             for node in self.chain() {
@@ -127,7 +127,7 @@ impl Group {
         }
     }
 
-    /// Takes a charge of `bytes` back.
+    /// Reverses a charge of `bytes`.
     pub fn uncharge(&self, what: Charge, bytes: u64) {
         if bytes > 0 {
             for node in self.chain() {
@@ -136,8 +136,7 @@ impl Group {
         }
     }
 
-    /// Sets what the group itself is charged for, where that is measured rather than counted: for a
-    /// group that has none below it.
+    /// Sets a charge that is measured instead of counted, for a group without children.
     pub fn set(&self, what: Charge, bytes: u64) {
         let before = self.0.charges[what as usize].swap(bytes, Relaxed);
         for node in self.chain().skip(1) {
@@ -145,24 +144,24 @@ impl Group {
         }
     }
 
-    /// What the group and those below it use of one kind, in bytes.
+    /// One kind of usage of the group and its descendants, in bytes.
     pub fn charged(&self, what: Charge) -> u64 {
         self.0.charged(what)
     }
 
-    /// What the group and those below it use. Exact while nothing is going on; a charge that is
-    /// taken back before it is seen to be made counts as none.
+    /// Usage of the group and its descendants. Exact while they are idle; a charge whose reversal
+    /// is seen first counts as zero.
     pub fn usage(&self) -> GroupUsage {
         self.0.usage()
     }
 
-    /// Sets the most memory that the group and those below it are to use.
+    /// Sets the limit on memory of the group and its descendants.
     pub fn set_limit(&self, bytes: u64) {
         self.0.limit.store(bytes, Relaxed);
     }
 
-    /// By how many bytes the group, or the one above it that is worst off, is above its limit once
-    /// `more` bytes are taken. To be asked once for a range.
+    /// Bytes by which the group or one of its ancestors, the worst, would exceed its limit after
+    /// using `more` bytes. To be checked once for a range.
     pub fn excess(&self, more: u64) -> u64 {
         let excess = |node: &Node| {
             let used = node.usage().memory().saturating_add(more);
@@ -174,7 +173,8 @@ impl Group {
 
 impl Node {
     fn charged(&self, what: Charge) -> u64 {
-        // Differences may be seen in any order, so that a gauge may seem negative for a moment.
+        // Additions and subtractions may be seen in any order, so a gauge may be negative for a
+        // moment.
         let value = self.charges[what as usize].load(Relaxed);
         if value > u64::MAX / 2 { 0 } else { value }
     }
@@ -198,7 +198,7 @@ impl fmt::Debug for Group {
     }
 }
 
-/// The groups of a space, by their number.
+/// The groups of a space, by index.
 #[derive(Debug)]
 pub(crate) struct Groups {
     groups: RwLock<Vec<Option<Group>>>,
@@ -236,8 +236,8 @@ impl Groups {
         group
     }
 
-    /// Forgets a group after `hand_over` has given what is its own to the group above, while
-    /// nobody looks up any.
+    /// Removes a group after `hand_over` has moved what it owns to its parent, which no look-up of
+    /// groups overlaps.
     pub(crate) fn remove(&self, group: &Group, hand_over: impl FnOnce(&Group)) {
         let Some(parent) = group.parent() else { return };
         let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
@@ -245,20 +245,20 @@ impl Groups {
         groups[group.id().0 as usize] = None;
     }
 
-    /// The groups, which stay as they are as long as the guard is held.
+    /// The groups, which do not change while the guard is held.
     pub(crate) fn read(&self) -> GroupsGuard<'_> {
         GroupsGuard(self.groups.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// The groups of a space, looked at.
+/// Read access to the groups of a space.
 pub(crate) struct GroupsGuard<'a>(RwLockReadGuard<'a, Vec<Option<Group>>>);
 
 impl GroupsGuard<'_> {
     pub(crate) fn get(&self, id: GroupId) -> &Group {
         match self.0.get(id.0 as usize) {
             Some(Some(group)) => group,
-            _ => panic!("a cluster belongs to group {}, which there is not", id.0),
+            _ => panic!("a cluster belongs to group {}, which does not exist", id.0),
         }
     }
 

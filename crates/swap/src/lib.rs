@@ -1,8 +1,8 @@
 //! A swap space in user space.
 //!
-//! Pages go in and get a [`Slot`]; they come back by it. A slot is virtual: it says nothing about
-//! where the data lies, and the data may move between tiers under it. A slot counts its owners, so
-//! that processes that share a page after a fork share its slot.
+//! [`SwapSpace::store`] takes a page and returns a [`Slot`]; [`SwapSpace::load`] copies the page
+//! back. A slot is virtual: it is independent of where the data lies, which may move between tiers.
+//! A slot has a reference count, so that processes that share a page after a fork share its slot.
 //!
 //! ```
 //! use memfold_swap::{PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
@@ -23,26 +23,23 @@
 //!
 //! # How it is built
 //!
-//! - A **swap table** is a cluster's 512 entries of 8 bytes: state, tier, location and count. It
-//!   is a page at the cluster's place in one reserved range, taken when the cluster is and given
-//!   back when its last slot is freed. Look-ups take no lock; every change is a compare-and-swap
-//!   from an entry that was checked, and panics on one that cannot be.
-//! - **Tiers** ([`Tier`]) keep the data: same-filled pages in their entry; compressed,
-//!   incompressible and recompressed ones in a [`zsmalloc::Pool`]; cold ones, encrypted, in a file
-//!   ([`FileTier`]), if there is one. Pages [move](SwapSpace::scan) between tiers under their
-//!   owners, and [back](SwapSpace::evacuate).
-//! - A page is stored with a **checksum** of its contents and its slot, and never handed out if
-//!   either does not match.
-//! - A [`Gather`] releases what an unmap or an exit leaves behind, off the caller's path.
-//! - A [`Group`] is charged for what it stores, and so is every group above it.
+//! - A **swap table** holds the 512 entries of a cluster, 8 bytes each: state, tier, location and
+//!   count. It is the page at the cluster's place in one reserved range, committed when the cluster
+//!   is allocated and discarded when its last slot is freed. Look-ups take no lock; every change is
+//!   a compare-and-swap from a checked entry, and panics on an invalid one.
+//! - **Tiers** ([`Tier`]) store the data: same-filled pages in their entry; compressed,
+//!   incompressible and recompressed pages in a [`zsmalloc::Pool`]; cold pages, encrypted, in an
+//!   optional file ([`FileTier`]). Pages [move](SwapSpace::scan) between tiers without their owners
+//!   noticing, and [back](SwapSpace::evacuate).
+//! - A page is stored with a **checksum** of its contents and its slot, which is verified on load.
+//! - A [`Gather`] releases the slots of an unmap or an exit in the background.
+//! - A [`Group`] and its ancestors are charged for the pages it stores.
 //!
-//! What holds when, and why, is checked by models ([loom](https://docs.rs/loom)) of the changes a
-//! slot goes through: `RUSTFLAGS="--cfg loom" cargo test -p memfold-swap --lib --release`.
+//! [Loom](https://docs.rs/loom) models check all pairs of changes of a slot:
 //!
-//! The crate makes no system call and knows no address space: its memory comes from a
-//! [`zsmalloc::PageSource`].
+//! The crate makes no system call: its memory comes from a [`zsmalloc::PageSource`].
 
-// The models use only a part of what they share with the space.
+// The models use a part of the crate only.
 #![cfg_attr(loom, allow(dead_code))]
 
 mod backlog;

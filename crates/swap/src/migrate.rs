@@ -1,11 +1,10 @@
-//! Moving pages between tiers under their owners.
+//! Migration of pages between tiers, without their owners noticing.
 //!
-//! A migration takes a count of its own, reads and verifies the page as a load does, stores it in
-//! the other tier, and makes the entry name the new place. The old data goes once all loads that
-//! may have read the old entry are over. Owners notice nothing, and whatever fails, the page stays
-//! where it was.
+//! A migration takes a count, reads and verifies the page as a load does, stores it in the other
+//! tier, and changes the entry. The old data is freed after a grace period. If any step fails, the
+//! page stays where it was.
 //!
-//! Only one migration runs at a time in a space, so that a page has one mover.
+//! One migration runs at a time in a space, so that a page has one mover.
 
 use zsmalloc::{ObjectWord, PageSource, Relocate};
 
@@ -23,7 +22,7 @@ use crate::{
     tier::{Placed, slot_of},
 };
 
-/// Pages moved at once: large enough for a file to be written in long runs.
+/// Pages moved at once. More make longer writes to the file and take more memory.
 const BATCH: usize = 64;
 
 /// The tiers from which pages go to the file.
@@ -33,19 +32,19 @@ const TO_WRITE_BACK: [TierKind; 3] = [
     TierKind::Uncompressed,
 ];
 
-/// What a [scan](SwapSpace::scan) does with the pages it finds to be cold: those that were not
-/// loaded for so many scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
+/// What a [scan](SwapSpace::scan) does with cold pages: those not loaded during the given number of
+/// scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScanPolicy {
-    /// Compress them again with the stronger algorithm.
+    /// Recompress them with the stronger algorithm.
     pub recompress: Option<u8>,
-    /// Write them to the file: those that were compressed again, or are not to be. Does nothing in
-    /// a space without a file tier.
+    /// Write them to the file after they were recompressed, or at once if they are not to be. No
+    /// effect without a file tier.
     pub write_back: Option<u8>,
 }
 
 impl ScanPolicy {
-    /// The tier that a page of this age is to be moved to.
+    /// The tier to move a page of this age to.
     fn target(self, tier: TierKind, age: u8) -> Option<TierKind> {
         let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
         match tier {
@@ -58,24 +57,23 @@ impl ScanPolicy {
     }
 }
 
-/// What a migration did.
+/// The outcome of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigrateReport {
-    /// Slots with a page that were looked at.
+    /// Slots with a page that were examined.
     pub looked_at: u64,
-    /// Pages that now lie in another tier.
+    /// Pages that were moved.
     pub moved: u64,
-    /// Bytes of storage that the moved pages took before.
+    /// Bytes that the moved pages took before.
     pub bytes_before: u64,
-    /// Bytes of storage that they take now.
+    /// Bytes that they take now.
     pub bytes_after: u64,
-    /// Pages that the other tier could not take or the old one could not read. They are where they
-    /// were.
+    /// Pages that could not be read or stored. They stay where they were.
     pub failed: u64,
-    /// Why the last of them failed to be stored.
+    /// Why the last of them could not be stored.
     pub store_error: Option<StoreError>,
-    /// Whether the migration came to the end of the space.
+    /// Whether the migration reached the end of the space.
     pub finished: bool,
 }
 
@@ -83,26 +81,26 @@ pub struct MigrateReport {
 #[derive(Clone, Copy)]
 struct Chosen<'a> {
     slots: &'a [Slot],
-    /// The tiers that they were in.
+    /// The tiers they are in.
     from: &'a [TierKind],
-    /// The tiers that are asked to take them, in order.
+    /// The tiers to try, in order.
     to: &'a [TierKind],
 }
 
-/// A page on its way.
+/// A page that is being moved.
 struct Moving {
     slot: Slot,
     from: Position,
-    /// Where it is read to.
+    /// Index of the buffer it is read into.
     buffer: usize,
 }
 
 impl<S: PageSource> SwapSpace<S> {
-    /// Looks at up to about `budget` slots, from where the last scan stopped, moves the pages that
-    /// the policy calls cold, and makes all others a scan older.
+    /// Examines about `budget` slots from where the last scan stopped, moves the pages that the
+    /// policy calls cold, and increments the age of all others.
     ///
-    /// Call it at intervals: the age of a page is the number of times that scans went through the
-    /// space since it was stored or loaded last.
+    /// Call it at intervals: the age of a page is the number of scans through the space since it
+    /// was last stored or loaded.
     pub fn scan(&self, policy: ScanPolicy, budget: usize, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
         let mut migrator = lock(&self.migrator);
@@ -123,17 +121,17 @@ impl<S: PageSource> SwapSpace<S> {
         report
     }
 
-    /// How many slots a scan must look at to go through the space once.
+    /// Slots of one scan through the whole space.
     pub fn scan_length(&self) -> usize {
         self.allocator.clusters_used() * CLUSTER_SLOTS
     }
 
-    /// Makes room in the pool: writes pages that take about `bytes` there to the file, those first
-    /// that were stored or loaded longest ago.
+    /// Makes room in the pool: writes pages that take about `bytes` there to the file, least
+    /// recently stored or loaded first.
     ///
-    /// Goes through the space like the hand of a clock, with a second chance for what came since it
-    /// passed. [`finished`](MigrateReport::finished) tells that it went round twice and found no
-    /// more. Stops at the first page that the file does not take.
+    /// A second-chance clock: pages used since the hand last passed are skipped once.
+    /// [`finished`](MigrateReport::finished) is set after two revolutions. Stops at the first page
+    /// that the file refuses.
     pub fn write_back(&self, bytes: u64, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
         let mut migrator = lock(&self.migrator);
@@ -163,7 +161,7 @@ impl<S: PageSource> SwapSpace<S> {
         report
     }
 
-    /// Makes the pages of a cluster a scan older and moves those that are cold.
+    /// Ages the pages of a cluster and moves the cold ones.
     fn scan_cluster(
         &self,
         migrator: &mut Migrator,
@@ -182,7 +180,7 @@ impl<S: PageSource> SwapSpace<S> {
                     continue;
                 };
                 report.looked_at += 1;
-                // Those that are free by now have no age.
+                // Slots freed meanwhile have no age.
                 let Some(age) = cell.grow_older() else {
                     continue;
                 };
@@ -203,7 +201,7 @@ impl<S: PageSource> SwapSpace<S> {
                 to: &[TierKind::File],
             };
             for chosen in [recompress, write_back] {
-                // Where one fails, the other may not.
+                // If one fails, the other may succeed.
                 let before = report.store_error.take();
                 self.move_pages(migrator, chosen, scratch, report);
                 report.store_error = report.store_error.or(before);
@@ -211,13 +209,12 @@ impl<S: PageSource> SwapSpace<S> {
         });
     }
 
-    /// Moves every page that lies in one tier to those that new pages go to, while the space is
-    /// used: what swapoff does, without a walk through any address space. Pages that come to lie
-    /// in the tier meanwhile may be left. Those that repeat one word stay: nothing keeps them in less.
+    /// Moves every page of one tier to the tiers for new pages, while the space is in use: swapoff
+    /// without a walk through address spaces. Pages that enter the tier meanwhile may be left.
+    /// Same-filled pages stay.
     ///
-    /// Stops at the first page that there is no room for, which
-    /// [`store_error`](MigrateReport::store_error) tells, and when `go_on`, asked for each cluster,
-    /// says so.
+    /// Stops at the first page without room, which [`store_error`](MigrateReport::store_error)
+    /// reports, and when `go_on`, called for each cluster, returns `false`.
     pub fn evacuate(
         &self,
         tier: TierKind,
@@ -268,8 +265,8 @@ impl<S: PageSource> SwapSpace<S> {
         report
     }
 
-    /// Moves the chosen pages to the first tier that takes them. Their slots may be freed meanwhile,
-    /// and even have other pages, but their clusters are kept.
+    /// Moves the chosen pages to the first tier that accepts them. Their slots may be freed and
+    /// reused meanwhile; their clusters stay.
     fn move_pages(
         &self,
         migrator: &mut Migrator,
@@ -288,7 +285,7 @@ impl<S: PageSource> SwapSpace<S> {
         migrator.pages.resize(BATCH, [0; PAGE_SIZE]);
         for slots in chosen.slots.chunks(BATCH) {
             if report.store_error.is_some() {
-                // The next would most likely fail too, after it was read for nothing.
+                // The next batch would most likely fail too.
                 return;
             }
             let mut held = Vec::with_capacity(slots.len());
@@ -304,7 +301,7 @@ impl<S: PageSource> SwapSpace<S> {
                 report,
             );
             if !retired.is_empty() {
-                // Loads that read an old entry may still be reading the old data.
+                // A load that read an old entry may still read the old data.
                 self.grace.wait();
                 for kind in TierKind::ALL {
                     let mut locations: Vec<Location> = retired
@@ -321,7 +318,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Takes a count of each slot that still holds a page, and reads the pages.
+    /// Adds a count to each slot that still holds a page, and reads the pages.
     fn read_batch(
         &self,
         chosen: Chosen<'_>,
@@ -336,8 +333,8 @@ impl<S: PageSource> SwapSpace<S> {
                 continue;
             };
             held.push(slot);
-            // It may be another page by now, and one that repeats a word must not go where an annex
-            // word is kept: what it has there itself is read without a check.
+            // The slot may hold another page by now. A same-filled page must not move to a tier
+            // with annex words: its own annex word is read without a check.
             if !chosen.from.contains(&from.tier) {
                 continue;
             }
@@ -353,7 +350,7 @@ impl<S: PageSource> SwapSpace<S> {
         moving
     }
 
-    /// Stores pages in the first tier that takes them, and makes their entries name it.
+    /// Stores pages in the first tier that accepts them, and changes their entries.
     fn store_moving(
         &self,
         mut moving: Vec<Moving>,
@@ -375,7 +372,7 @@ impl<S: PageSource> SwapSpace<S> {
             assert_eq!(
                 outcomes.len(),
                 batch.len(),
-                "the {target} tier lost count of a batch"
+                "the {target} tier returned the wrong number of outcomes"
             );
             let mut declined = Vec::new();
             for (page, outcome) in moving.into_iter().zip(outcomes.drain(..)) {
@@ -411,8 +408,8 @@ impl<S: PageSource> SwapSpace<S> {
             }
             moving = declined;
         }
-        // Where nothing was gained, the tier that was asked for may take the page as it is, so
-        // that it is not tried again.
+        // If nothing was gained, the requested tier may take the page as it is, so that it is not
+        // tried again.
         for page in moving {
             if let Some(&target) = targets.first()
                 && self.tier(target).reads(page.from.tier)
@@ -422,9 +419,8 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Keeps a tier's annex word for a page that moves there. From here until the entry names the
-    /// new place, a load that needs the old word fails, and tries again once the move is over: only
-    /// pages with a checksum of some kind move.
+    /// Stores a tier's annex word for a page that moves there. Until the entry changes, a load that
+    /// needs the old word fails and is retried after the move: only pages with a checksum move.
     pub(crate) fn keep_annex(
         &self,
         slot: Slot,
@@ -440,7 +436,7 @@ impl<S: PageSource> SwapSpace<S> {
         Ok(location)
     }
 
-    /// Makes the entry name the new place of a page, if that is a gain.
+    /// Changes the entry to the new position of a page, if that is a gain.
     fn rename(
         &self,
         page: &Moving,
@@ -449,7 +445,7 @@ impl<S: PageSource> SwapSpace<S> {
         report: &mut MigrateReport,
     ) {
         let after = self.tier(to.tier).bytes(to.location);
-        // Compaction may have moved it since it was read.
+        // Compaction may have moved the object since it was read.
         let before = self.stored_bytes(page.slot).unwrap_or(0);
         if to.tier == TierKind::Recompressed && after >= before {
             self.tier(to.tier).free(&mut [to.location]);
@@ -459,7 +455,7 @@ impl<S: PageSource> SwapSpace<S> {
             return;
         }
         let from = self.relocate_from(page, |_| to);
-        // Nobody but this migration knows the old place any more, so it stays.
+        // Only this migration knows the old position now, so it does not change.
         let before = self.tier(from.tier).bytes(from.location);
         self.counters.moved((from.tier, before), (to.tier, after));
         let (mut old, mut new) = (StoredBytes::default(), StoredBytes::default());
@@ -477,15 +473,14 @@ impl<S: PageSource> SwapSpace<S> {
         report.bytes_after += after;
     }
 
-    /// Makes the entry name another tier for the same data.
+    /// Changes the tier in the entry for the same data.
     fn rename_in_place(&self, page: &Moving, tier: TierKind) {
         let from = self.relocate_from(page, |from| Position { tier, ..from });
         let bytes = self.tier(tier).bytes(from.location);
         self.counters.moved((from.tier, bytes), (tier, bytes));
     }
 
-    /// Replaces a page's position, following it if compaction moves it within its tier. Returns
-    /// the position that was replaced.
+    /// Changes a page's position, following compaction within its tier. Returns the old position.
     fn relocate_from(&self, page: &Moving, to: impl Fn(Position) -> Position) -> Position {
         let cell = self.table.entry(page.slot);
         let mut from = page.from;
@@ -493,7 +488,7 @@ impl<S: PageSource> SwapSpace<S> {
             if cell.relocate(from, to(from)) {
                 return from;
             }
-            // The migration holds a count and is the only one.
+            // The migration holds a count, and no other runs.
             let found = cell.load();
             match found.position() {
                 Some(now) if now.tier == from.tier => from = now,
@@ -502,7 +497,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Packs the pool's objects more densely, beside everything else, as long as `go_on` says so.
+    /// Compacts the pool, concurrently with everything else, until `go_on` returns `false`.
     pub fn compact(&self, go_on: impl FnMut() -> bool) -> zsmalloc::CompactReport {
         self.pool.compact(self, go_on)
     }

@@ -2,12 +2,12 @@
 
 use crate::{page::Page, slot::Slot};
 
-/// Where migrations have got to, and their buffers.
+/// The position and buffers of migrations.
 #[derive(Debug, Default)]
 pub(crate) struct Migrator {
-    /// The cluster that the next scan begins with.
+    /// The cluster at which the next scan starts.
     pub(crate) next: u32,
-    /// The cluster that the next write-back begins with.
+    /// The cluster at which the next write-back starts.
     pub(crate) next_written: u32,
     pub(crate) pages: Vec<Page>,
     pub(crate) candidates: Vec<Slot>,

@@ -1,9 +1,9 @@
-//! Loom models of the changes a slot can go through, in pairs.
+//! Loom models of all pairs of changes of a slot.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p memfold-swap --lib --release`
 //!
-//! Data is modelled by loom cells: a location is the index of one. Loom reports any access to a
-//! cell that is not ordered with its freeing or refilling.
+//! Data is modelled by loom cells: a location is the index of a cell. Loom reports accesses that
+//! are not ordered with its freeing or refilling.
 
 use loom::{cell::UnsafeCell, model, sync::Arc, thread};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const SLOT: Slot = Slot::from_raw(513);
 
-/// A slot, the storage its locations name, and what goes with it.
+/// A slot, its storage, and the space's records.
 struct World {
     cell: EntryCell,
     overflow: OverflowCounts,
@@ -28,7 +28,7 @@ struct World {
 
 // SAFETY: loom checks that accesses to the storage are ordered, and everything else is `Sync`.
 unsafe impl Sync for World {}
-// SAFETY: nothing in it belongs to a thread.
+// SAFETY: it holds no state of a thread.
 unsafe impl Send for World {}
 
 fn at(location: u64) -> Position {
@@ -89,7 +89,7 @@ impl World {
         self.cell.duplicate(SLOT, &self.overflow).unwrap();
     }
 
-    /// Releases a count, frees the data with the last, and says whether it was the last.
+    /// Releases a count and frees the data with the last. Returns whether it was the last.
     fn release(&self) -> bool {
         match self.cell.release(SLOT, &self.overflow) {
             Released::Counted => false,
@@ -143,7 +143,7 @@ impl World {
                 "storage {location} leaked"
             );
         }
-        // And the slot can be used again.
+        // The slot can be used again.
         self.store();
         self.load();
     }
@@ -162,7 +162,7 @@ fn what_is_published_is_what_was_written() {
         let world = Arc::new(World::new());
         let writer = Arc::clone(&world);
         let thread = thread::spawn(move || writer.store());
-        // Somebody who was not told of the slot, as a walker: it sees no page, or the whole one.
+        // A walker, which holds no count, sees no page or the whole one.
         if world.cell.try_hold(SLOT, &world.overflow).is_some() {
             world.load();
             world.release();
@@ -297,7 +297,7 @@ fn duplicate_beside_migration() {
     });
 }
 
-/// A compactor holds no count: it moves an entry only if it still names the old object.
+/// A compactor holds no count: it changes an entry only if it still names the old object.
 #[test]
 fn release_beside_relocation_without_a_count() {
     model(|| {
@@ -371,10 +371,10 @@ fn migration_beside_ageing() {
     });
 }
 
-/// A gather whose workers never linger: the least time to see what is brought.
+/// A gather whose workers exit at once, so that they race with new work.
 struct Gathering {
     backlog: Mutex<Backlog>,
-    /// How often each slot was released.
+    /// Releases of each slot.
     released: [AtomicUsize; 3],
 }
 
@@ -398,7 +398,7 @@ impl Gathering {
         }
     }
 
-    /// Hands a range over as `Gather::hand_over` does; returns the worker it started.
+    /// Queues a range as `Gather::hand_over` does; returns the worker it started.
     fn bring(this: &Arc<Self>, first: u32, count: u32) -> Option<thread::JoinHandle<()>> {
         let mut backlog = lock(&this.backlog);
         let worker = (backlog.workers() == 0).then(|| {
@@ -422,7 +422,7 @@ fn what_is_handed_over_is_released_once() {
         let first = Gathering::bring(&gathering, 0, 2);
         // While the worker may be leaving.
         let second = Gathering::bring(&gathering, 2, 1);
-        // One who needs memory helps.
+        // A thread that needs memory helps.
         gathering.release_some();
         for worker in [first, second].into_iter().flatten() {
             worker.join().unwrap();

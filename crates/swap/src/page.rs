@@ -1,4 +1,4 @@
-//! Pages, and the ones that hold a single repeated word.
+//! Pages, and same-filled pages.
 
 use zsmalloc::PAGE_SIZE;
 
@@ -9,7 +9,7 @@ pub type Page = [u8; PAGE_SIZE];
 pub fn fill_word(page: &Page) -> Option<u64> {
     let (words, _) = page.as_chunks::<8>();
     let first = u64::from_ne_bytes(words[0]);
-    // Most pages that are not same-filled differ in their first words or in their last.
+    // Most other pages differ in their first or last words.
     if u64::from_ne_bytes(words[words.len() - 1]) != first {
         return None;
     }

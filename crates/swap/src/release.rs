@@ -1,4 +1,4 @@
-//! Dropping counts, one by one and in bulk.
+//! Releasing slots, one by one and in bulk.
 
 use zsmalloc::PageSource;
 
@@ -11,10 +11,10 @@ use crate::{
     stored_bytes::StoredBytes,
 };
 
-/// Pages whose storage is freed at once; bounds the memory that a release of any length needs.
+/// Pages whose storage is freed at once. Bounds the memory that a release needs.
 const RELEASE_BATCH: usize = 4096;
 
-/// Storage of released slots, by tier, and emptied clusters, all given back together.
+/// Storage of released slots, by tier, and emptied clusters.
 #[derive(Debug, Default)]
 struct ReleaseBatch {
     locations: [Vec<Location>; TierKind::ALL.len()],
@@ -24,7 +24,7 @@ struct ReleaseBatch {
 }
 
 impl<S: PageSource> SwapSpace<S> {
-    /// Drops the caller's count of `slot`. With the last one the slot and its storage are freed.
+    /// Drops the caller's count of `slot`. The last count frees the slot and its storage.
     ///
     /// # Panics
     ///
@@ -45,23 +45,22 @@ impl<S: PageSource> SwapSpace<S> {
         self.allocator.give_back(leaving);
     }
 
-    /// Takes back what the group of a cluster was charged for pages that are freed. The cluster
-    /// still counts their slots as used, so it is the group's.
+    /// Uncharges the group of a cluster for freed pages. Their slots still count as used, so the
+    /// cluster still belongs to the group.
     fn uncharge(&self, cluster: ClusterId, stored: &StoredBytes) {
         let groups = self.groups.read();
         stored.uncharge(groups.get(self.allocator.group_of(cluster)));
     }
 
-    /// Drops a count of each of `slots`; a slot given twice loses two. Cheapest for slots in
-    /// ascending order, which those of pages stored together mostly are: each cluster and each
-    /// class of the pool is then visited once.
+    /// Drops a count of each of `slots`; a slot given twice loses two. Fastest in ascending order,
+    /// as pages stored together mostly are: each cluster and each size class is then visited once.
     ///
     /// # Panics
     ///
     /// If one of the slots holds no page.
     pub fn release_bulk(&self, slots: &[Slot]) {
         if let [slot] = slots {
-            // A batch of one needs no lists.
+            // No lists for a single slot.
             return self.release(*slot);
         }
         let mut batch = ReleaseBatch::default();
@@ -111,7 +110,7 @@ impl<S: PageSource> SwapSpace<S> {
         self.finish(&mut batch);
     }
 
-    /// Drops a count of each of some slots of one cluster.
+    /// Drops a count of each slot, all in one cluster.
     fn release_in(
         &self,
         cluster: ClusterId,
@@ -138,7 +137,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Gives back what a batch has collected.
+    /// Frees what a batch has collected.
     fn finish(&self, batch: &mut ReleaseBatch) {
         for kind in TierKind::ALL {
             let locations = &mut batch.locations[kind.index()];

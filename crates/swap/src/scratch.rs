@@ -1,9 +1,8 @@
-//! What a thread needs to store and load pages.
+//! A thread's buffers for storing and loading pages.
 
 use crate::{PAGE_SIZE, zstd::ZstdContexts};
 
-/// The buffers and codec states of one thread. Making one is cheap; the state of a codec is made
-/// when it is first used. Any scratch serves any space.
+/// The buffer and codec contexts of one thread, for any space. Contexts are allocated on first use.
 #[derive(Default)]
 pub struct Scratch {
     buffer: Buffer,
@@ -24,15 +23,15 @@ impl Scratch {
         Self::default()
     }
 
-    /// A new scratch that has what loads need already, so that none fails later for want of memory. If
-    /// there is none now, a load that needs it tries again.
+    /// A new scratch with what loads need allocated in advance, so that no load fails for want of
+    /// memory. If there is none now, a load that needs it tries again.
     pub fn for_loads() -> Self {
         let mut scratch = Self::default();
         scratch.zstd.prepare();
         scratch
     }
 
-    /// Where compressed data is put together, and the states of the codecs.
+    /// The buffer for compressed data, and the codec contexts.
     pub(crate) fn parts(&mut self) -> (&mut [u8; PAGE_SIZE], &mut ZstdContexts) {
         (&mut self.buffer.0, &mut self.zstd)
     }

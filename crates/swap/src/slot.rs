@@ -2,22 +2,21 @@
 
 use std::fmt;
 
-/// How many slots a cluster has.
+/// Slots of a cluster.
 pub const CLUSTER_SLOTS: usize = 512;
 
 /// A virtual swap slot: the name of a page that was swapped out.
 ///
-/// It says nothing about where the data lies. Slot 0 is never handed out, so a user may pack "no
-/// slot" as 0.
+/// It is independent of where the data lies. Slot 0 is never used, so 0 may stand for "no slot".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Slot(u32);
 
 impl Slot {
-    /// The slot with the number that [`Slot::into_raw`] gave.
+    /// The slot of a number from [`Slot::into_raw`].
     ///
-    /// Any number may be given; the swap space stops the program when it is asked to work on a
-    /// slot that is not in use.
+    /// Any number may be given; the swap space panics when it is asked for a slot that is not in
+    /// use.
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
@@ -48,7 +47,7 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Slots whose numbers follow one another.
+/// A range of slots with consecutive numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotRange {
     start: Slot,
@@ -74,12 +73,12 @@ impl SlotRange {
         self.start
     }
 
-    /// How many slots.
+    /// The number of slots.
     pub const fn count(self) -> u32 {
         self.count
     }
 
-    /// The first `count` slots, if there are more than that, which are left.
+    /// Removes and returns up to `count` slots from the front.
     #[cfg_attr(loom, allow(dead_code))]
     pub(crate) fn split_off_front(&mut self, count: u32) -> Self {
         let front = Self {
@@ -94,7 +93,7 @@ impl SlotRange {
     }
 }
 
-/// Slots collected to be released together: 8 bytes for each run of neighbours.
+/// Slots collected to be released together: 8 bytes for each run of consecutive slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotRanges {
     ranges: Vec<SlotRange>,
@@ -110,8 +109,8 @@ impl SlotRanges {
         }
     }
 
-    /// Adds a slot. Slots of pages that were stored together come in ascending order when the
-    /// pages are visited in theirs, and then take no more room.
+    /// Adds a slot. Pages stored together have consecutive slots, which take no more room when
+    /// added in order.
     pub fn push(&mut self, slot: Slot) {
         self.slots += 1;
         match self.ranges.last_mut() {
@@ -128,7 +127,7 @@ impl SlotRanges {
         &self.ranges
     }
 
-    /// How many slots there are in all ranges.
+    /// The number of slots in all ranges.
     pub fn slots(&self) -> u64 {
         self.slots
     }
@@ -148,7 +147,7 @@ impl FromIterator<Slot> for SlotRanges {
     }
 }
 
-/// The number of a cluster. Cluster 0 is never used, so that slot 0 is not.
+/// The number of a cluster. Cluster 0 is unused, and slot 0 with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ClusterId(pub(crate) u32);
 

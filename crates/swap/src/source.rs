@@ -1,4 +1,4 @@
-//! One page source for two users.
+//! One page source for pool and swap tables.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -8,7 +8,7 @@ use zsmalloc::{PageRun, PageSource, SourceError};
 #[derive(Debug)]
 pub(crate) struct SharedSource<S>(pub(crate) Arc<S>);
 
-// SAFETY: the methods are those of the source behind the pointer, which keeps the contract.
+// SAFETY: all methods forward to the shared source, which upholds the contract.
 unsafe impl<S: PageSource> PageSource for SharedSource<S> {
     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
         self.0.reserve(pages)

@@ -26,23 +26,21 @@ use crate::{
     tier::{CompressedTier, Placed, SameFilledTier, Stored, Tier, UncompressedTier},
 };
 
-/// How a swap space is set up.
+/// The configuration of a swap space.
 #[derive(Debug, Clone)]
 pub struct SwapConfig {
-    /// How pages are compressed when they are stored.
+    /// The algorithm that stores use.
     pub algorithm: Algorithm,
-    /// The Zstandard level at which pages are compressed again that stay out for long.
+    /// The Zstandard level for recompression of cold pages.
     pub recompress_level: i32,
-    /// Whether each page is kept with a checksum that is verified when it is loaded. It costs
-    /// about 0.08 µs a store and a load on a processor with carry-less multiplication.
+    /// Whether pages have a checksum that is verified on load.
     pub checksum: bool,
-    /// Pages of address space for the pool, which takes memory only for what it stores. The most
-    /// the pool can ever hold; give it several times what is to be stored.
+    /// Pages of address space for the pool, the most it can ever hold. It takes memory only for
+    /// what it stores; use several times what is to be stored.
     pub pool_capacity_pages: usize,
-    /// The most slots there may be, rounded up to whole clusters. They cost address space only.
+    /// The most slots, rounded up to whole clusters. They cost address space only.
     pub max_slots: usize,
-    /// Into how many parts the space is split, so that threads do not meet: the number of
-    /// processors, or 0 for a default.
+    /// Shards of the space, so that threads do not contend: the number of CPUs, or 0 for a default.
     pub shards: usize,
 }
 
@@ -61,15 +59,15 @@ impl Default for SwapConfig {
 
 const DEFAULT_SHARDS: usize = 8;
 
-/// A swap space: pages go in and get a slot, and come back by it.
+/// A swap space: stores pages and loads them by their slots.
 ///
-/// Slots are virtual, count their owners, and take 8 bytes each. All methods may be called from
-/// many threads at once. Those that work on many slots, or go through the space (bulk releases,
-/// scans, evacuation, compaction), take long; all others do not.
+/// Slots are virtual, reference-counted, and take 8 bytes each. Any number of threads may use a
+/// space. Operations on many slots or the whole space (bulk releases, scans, evacuation,
+/// compaction) take long; all others do not.
 ///
-/// A caller may use a slot only while it holds one of the slot's counts. The space checks what it
-/// can: an operation on a slot that is not in use panics, and a load that was given the wrong
-/// slot's data is refused.
+/// A caller may use a slot only while it holds one of its counts. The space checks what it can: an
+/// operation on a slot that is not in use panics, and a load that finds another slot's data is
+/// refused.
 pub struct SwapSpace<S: PageSource> {
     pub(crate) table: Arc<SwapTable<S>>,
     pub(crate) allocator: SlotAllocator<S>,
@@ -88,12 +86,12 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     ///
     /// # Errors
     ///
-    /// If the configuration is out of range, or the source or the heap refuse memory.
+    /// If a value of the configuration is out of range, or the source or the heap refuses memory.
     pub fn new(source: S, config: SwapConfig) -> Result<Self, NewSwapSpaceError> {
         Self::with_tiers(source, config, |tier| tier)
     }
 
-    /// Like [`new`](Self::new), with each tier put through `wrap`: for tests and measurements.
+    /// Like [`new`](Self::new), with each tier passed through `wrap`, for tests and measurements.
     ///
     /// # Errors
     ///
@@ -168,7 +166,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     }
 }
 
-/// The tiers that a new page is offered to, in this order.
+/// The tiers to which a new page is offered, in order.
 pub(crate) const STORE_ORDER: [TierKind; 3] = [
     TierKind::SameFilled,
     TierKind::Compressed,
@@ -176,7 +174,7 @@ pub(crate) const STORE_ORDER: [TierKind; 3] = [
 ];
 
 impl<S: PageSource> SwapSpace<S> {
-    /// Adds a tier that pages are moved to, such as a file, before the space is shared.
+    /// Adds a tier for pages to be moved to, such as a file, before the space is shared.
     ///
     /// # Errors
     ///
@@ -192,18 +190,18 @@ impl<S: PageSource> SwapSpace<S> {
         Ok(())
     }
 
-    /// The group above all others, which [`store`](Self::store) charges.
+    /// The root group, which [`store`](Self::store) charges.
     pub fn root_group(&self) -> &Group {
         self.groups.root()
     }
 
-    /// A new group below `parent`.
+    /// Makes a child of `parent`.
     pub fn new_group(&self, parent: &Group) -> Group {
         self.groups.add(parent)
     }
 
-    /// Ends a group that stores no more. What others still use of its slots, pages shared by a
-    /// fork, becomes the parent's. Does nothing to the root.
+    /// Ends a group that stores no more. Slots of it that are still in use, pages shared by a fork,
+    /// move to its parent. No effect on the root.
     pub fn end_group(&self, group: &Group) {
         self.groups.remove(group, |parent| {
             self.allocator.let_go_of(group, false);
@@ -211,12 +209,12 @@ impl<S: PageSource> SwapSpace<S> {
         });
     }
 
-    /// Stores a copy of `page` and returns its slot, with a count of 1. When it returns, the page
-    /// is safe: the caller may drop its own.
+    /// Stores a copy of `page` and returns its slot, with a count of 1. The caller may then drop
+    /// its own copy.
     ///
     /// # Errors
     ///
-    /// If there is no room for the page. Nothing is kept of it then.
+    /// If there is no room for the page. Nothing of it is kept then.
     pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
         self.store_for(self.groups.root(), page, scratch)
     }
@@ -241,8 +239,8 @@ impl<S: PageSource> SwapSpace<S> {
         Ok(slot)
     }
 
-    /// Stores a batch of pages, in slots that follow one another as far as possible, and adds the
-    /// outcome for each page to `out`, in order.
+    /// Stores a batch of pages, in consecutive slots as far as possible, and appends the outcome
+    /// for each page to `out`, in order.
     pub fn store_batch(
         &self,
         pages: &[&Page],
@@ -281,7 +279,7 @@ impl<S: PageSource> SwapSpace<S> {
         self.note_stored(group, &bytes);
     }
 
-    /// Counts pages that were stored, before their slots are told to anybody.
+    /// Accounts for stored pages, before their slots are returned.
     fn note_stored(&self, group: &Group, stored: &StoredBytes) {
         for (tier, pages, bytes) in stored.tiers() {
             self.counters.stored(tier, pages, bytes);
@@ -329,7 +327,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Finds a tier for a page. What the pool has no room for goes to the file, if there is one.
+    /// Stores a page in a tier. If the pool has no room, in the file, if there is one.
     fn place(
         &self,
         slot: Slot,
@@ -367,16 +365,16 @@ impl<S: PageSource> SwapSpace<S> {
     pub(crate) fn tier(&self, kind: TierKind) -> &dyn Tier {
         match &self.tiers[kind.index()] {
             Some(tier) => &**tier,
-            None => panic!("a swap entry names the {kind} tier, which this space does not have"),
+            None => panic!("a swap entry names the {kind} tier, which this space lacks"),
         }
     }
 
-    /// Copies the page in `slot` to `out`. The slot keeps it.
+    /// Copies the page in `slot` to `out`. The slot is unchanged, except for its age.
     ///
     /// # Errors
     ///
-    /// If the page cannot be read now, or what was read is not what was stored. `out` then holds
-    /// anything.
+    /// If the page cannot be read now, or the data is not what was stored. The contents of `out`
+    /// are unspecified then.
     ///
     /// # Panics
     ///
@@ -384,8 +382,8 @@ impl<S: PageSource> SwapSpace<S> {
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
         let mut found = self.read(slot, out, scratch);
         if let Err(LoadError::Corrupt { .. }) = found {
-            // The page may be on its way between two tiers that both use its annex word. Nothing
-            // moves while the lock is held, so what is found then is the truth.
+            // The page may be moving between two tiers that both use its annex word. No page moves
+            // while the lock is held, so this read is reliable.
             let _migrator = lock(&self.migrator);
             found = self.read(slot, out, scratch);
         }
@@ -402,7 +400,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Copies the page in `slot` to `out` and returns the entry that it was found by.
+    /// Copies the page in `slot` to `out` and returns the entry it was found by.
     pub(crate) fn read(
         &self,
         slot: Slot,
@@ -421,29 +419,29 @@ impl<S: PageSource> SwapSpace<S> {
             drop(reading);
             match loaded {
                 Ok(()) => return Ok(entry),
-                // The page was moved, and its annex word may have changed before its entry did.
+                // The page was moved, and its annex word may have changed before its entry.
                 Err(_) if cell.load().position() != Some(position) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Which tier keeps the page in `slot`, and where; `None` if the slot holds no page. Takes no
-    /// lock. Another thread may change it at once: data is read with [`load`](Self::load).
+    /// The tier and location of the page in `slot`; `None` if the slot holds no page. Takes no
+    /// lock, and may be outdated at once: use [`load`](Self::load) to read data.
     #[inline]
     pub fn look_up(&self, slot: Slot) -> Option<(TierKind, Location)> {
         let position = self.table.entry(slot).load().position()?;
         Some((position.tier, position.location))
     }
 
-    /// Bytes of storage that the page in `slot` takes; `None` if the slot holds no page. Another
-    /// thread may change it at once.
+    /// Bytes of storage of the page in `slot`; `None` if the slot holds no page. May be outdated at
+    /// once.
     pub fn stored_bytes(&self, slot: Slot) -> Option<u64> {
         let (tier, location) = self.look_up(slot)?;
         Some(self.tier(tier).bytes(location))
     }
 
-    /// Adds a count to `slot`, for another owner of the same page.
+    /// Adds a count to `slot` for another owner of the page.
     ///
     /// # Errors
     ///
@@ -456,7 +454,7 @@ impl<S: PageSource> SwapSpace<S> {
         self.table.entry(slot).duplicate(slot, &self.overflow)
     }
 
-    /// How many owners `slot` has; 0 if it holds no page. Another thread may change it at once.
+    /// The count of `slot`; 0 if it holds no page. May be outdated at once.
     pub fn count(&self, slot: Slot) -> u64 {
         let cell = self.table.entry(slot);
         loop {
@@ -469,7 +467,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// What the space holds and has done. Adds up a few counters for each shard; takes no lock.
+    /// Statistics of the space. Sums a few counters of each shard; takes no lock.
     pub fn usage(&self) -> Usage {
         Usage {
             pool_bytes: self.pool_bytes(),
@@ -479,31 +477,31 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Bytes of memory that the pool holds. A load of one counter.
+    /// Resident bytes of the pool. Loads one counter.
     pub fn pool_bytes(&self) -> u64 {
         self.pool.resident_bytes() as u64
     }
 
-    /// Bytes of memory for swap tables and for the records of the space and the pool. Loads of a
-    /// few counters.
+    /// Bytes of swap tables and of the records of the space and the pool. Loads a few counters.
     pub fn metadata_bytes(&self) -> u64 {
         let heap =
             self.overflow.heap_bytes() + self.counters.heap_bytes() + self.pool.metadata_bytes();
         self.table_bytes() + self.allocator.heap_bytes() + heap as u64
     }
 
-    /// Bytes of memory for swap tables and what belongs to them: in the main 8 a slot. A load of one
+    /// Bytes of swap tables, annexes and cluster records: mostly 8 for each slot. Loads one
     /// counter.
     pub fn table_bytes(&self) -> u64 {
         self.allocator.resident_pages() * PAGE_SIZE as u64
     }
 
-    /// How many pages a tier keeps.
+    /// The number of pages in a tier.
     pub fn pages_in(&self, tier: TierKind) -> u64 {
         self.counters.pages_in(tier)
     }
 
-    /// Gives back what is held for the next stores: empty clusters and free runs of the pool.
+    /// Returns what is retained for later stores to the kernel: empty clusters and free runs of the
+    /// pool.
     pub fn trim(&self) {
         for group in self.groups.read().iter() {
             self.allocator.let_go_of(group, true);
@@ -511,13 +509,13 @@ impl<S: PageSource> SwapSpace<S> {
         self.pool.trim();
     }
 
-    /// Gives back what is free inside the pool's huge pages, where that is more than a small part of
-    /// it: [`SwapSpace::pool_bytes`] counts them whole.
+    /// Returns free parts of the pool's huge pages to the kernel where they are more than a small
+    /// part of the pool; [`SwapSpace::pool_bytes`] counts huge pages whole.
     pub fn trim_spare(&self) {
         self.pool.trim_spare();
     }
 
-    /// The pool's statistics, a size class at a time.
+    /// Statistics of the pool by size class.
     pub fn pool_stats(&self) -> zsmalloc::PoolStats {
         self.pool.stats()
     }

@@ -5,8 +5,8 @@ use crate::{
     group::{Charge, Group},
 };
 
-/// Pages of a range that were stored or freed, and their bytes, by tier: so that counters and groups
-/// are changed once for all of them.
+/// Pages that were stored or freed together, and their bytes, by tier: counters and groups are
+/// changed once for all.
 #[derive(Debug, Default)]
 pub(crate) struct StoredBytes {
     tiers: [(u64, u64); TierKind::ALL.len()],
@@ -19,7 +19,7 @@ impl StoredBytes {
         *sum += bytes;
     }
 
-    /// The tiers that there are pages of, with the pages and their bytes.
+    /// The tiers with pages, the number of pages and their bytes.
     pub(crate) fn tiers(&self) -> impl Iterator<Item = (TierKind, u64, u64)> {
         TierKind::ALL
             .into_iter()

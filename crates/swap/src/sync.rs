@@ -8,16 +8,16 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks `mutex`, ignoring poison.
 ///
-/// A panic under one of this crate's locks means that a swap entry was found wrong, and the owner
-/// of the space is expected to stop the program then; until it has, the locks keep working.
+/// A panic under one of these locks means that an invalid swap entry was found; the owner of the
+/// space is expected to stop the program, and until then the locks keep working.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A pause of a thread that has looked `times` times before for another one to be done. Who only
-/// gave up the processor would keep it from threads of a lower priority.
+/// Pauses a thread that has checked `times` times before. Sleeps in the end, as a thread that only
+/// yields may starve one of lower priority.
 pub(crate) fn pause(times: u32) {
     #[cfg(not(loom))]
     {

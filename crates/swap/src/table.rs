@@ -1,11 +1,11 @@
-//! The swap tables: 8 bytes a slot, in pages that are taken when a cluster is and given back with
-//! it.
+//! The swap tables: 8 bytes for each slot, in pages that are committed and discarded with their
+//! cluster.
 //!
-//! One range of addresses is reserved for the largest space there may be, and a cluster's table is
-//! the page at its place in it. So a look-up is an addition, and takes no lock: there is no
-//! directory to read first and nothing that could be freed under a reader. A cluster is given back
-//! only when all its entries are free, that is zero, and a page given back reads as zero: whoever
-//! still looks sees the same free entries before and after.
+//! One range of addresses is reserved for the largest possible space, and a cluster's table is the
+//! page at its place in it. So a look-up is an addition and takes no lock: there is no directory to
+//! read, and nothing that could be freed under a reader. A cluster is discarded only when all its
+//! entries are free, that is zero, and a discarded page reads as zero: a late reader sees the same
+//! free entries before and after.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -18,22 +18,23 @@ use crate::{
     sync::atomic::{AtomicU32, AtomicU64},
 };
 
-/// What is known of a cluster besides its entries.
+/// The record of a cluster.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(crate) struct ClusterMeta {
     /// Slots that are not free.
     pub(crate) used: AtomicU32,
-    /// Whose the cluster is: one of the allocator's `home` values. Changed under the allocator's lock.
+    /// Where the cluster is: one of the allocator's `home` values. Changed under the allocator's
+    /// lock.
     pub(crate) home: AtomicU32,
-    /// Its place in the list of partly used clusters. Used under the allocator's lock.
+    /// Its index in the list of partly used clusters. Used under the allocator's lock.
     pub(crate) list_index: AtomicU32,
-    /// Whether its annex page was taken. Changed under the allocator's lock.
+    /// Whether its annex page is committed. Changed under the allocator's lock.
     pub(crate) has_annex: AtomicU32,
-    /// How many walkers look at all its entries; it is not given back meanwhile. Changed under
-    /// the allocator's lock.
+    /// Walks in progress over its entries, which keep it from being discarded. Changed under the
+    /// allocator's lock.
     pub(crate) walkers: AtomicU32,
-    /// The number of the group that it belongs to. Changed under the allocator's lock.
+    /// The index of its group. Changed under the allocator's lock.
     pub(crate) group: AtomicU32,
 }
 
@@ -57,7 +58,7 @@ unsafe impl<S: PageSource> Send for SwapTable<S> {}
 // SAFETY: as for `Send`.
 unsafe impl<S: PageSource> Sync for SwapTable<S> {}
 
-/// What a cluster has a page for.
+/// A page of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TablePage {
     Entries(ClusterId),
@@ -67,7 +68,7 @@ pub(crate) enum TablePage {
 }
 
 impl<S: PageSource> SwapTable<S> {
-    /// Reserves room for `clusters` clusters, the unused cluster 0 included.
+    /// Reserves address space for `clusters` clusters, including the unused cluster 0.
     pub(crate) fn new(source: Arc<S>, clusters: usize) -> Result<Self, SourceError> {
         let base = source.reserve(total_pages(clusters))?;
         Ok(Self {
@@ -77,7 +78,7 @@ impl<S: PageSource> SwapTable<S> {
         })
     }
 
-    /// How many clusters there is room for, the unused cluster 0 included.
+    /// The number of clusters, including the unused cluster 0.
     pub(crate) fn clusters(&self) -> usize {
         self.clusters
     }
@@ -90,8 +91,8 @@ impl<S: PageSource> SwapTable<S> {
     #[inline]
     pub(crate) fn entry(&self, slot: Slot) -> &EntryCell {
         self.check(slot);
-        // SAFETY: `check` says that the slot's cluster lies in the reservation, whose memory stays
-        // readable and writable while `self` lives and starts as zero. An `EntryCell` is an
+        // SAFETY: `check` ensures that the slot's cluster lies in the reservation, whose memory
+        // stays readable and writable while `self` lives and starts as zero. An `EntryCell` is an
         // `AtomicU64`, for which any bytes are valid, and the page source aligns to a page.
         unsafe {
             &*self
@@ -124,7 +125,7 @@ impl<S: PageSource> SwapTable<S> {
             cluster.0
         );
         let offset = 2 * self.clusters * PAGE_SIZE + cluster.number() * size_of::<ClusterMeta>();
-        // SAFETY: as in `entry`; the records follow the annex words. A record is made of atomics
+        // SAFETY: as in `entry`; the records follow the annex words. A record consists of atomics
         // for which any bytes are valid, and is aligned to 32 bytes, its size.
         unsafe { &*self.base.as_ptr().add(offset).cast::<ClusterMeta>() }
     }
@@ -155,16 +156,17 @@ impl<S: PageSource> SwapTable<S> {
         PageRun { start, pages: 1 }
     }
 
-    /// Asks the source for a page before it is used.
+    /// Commits a page before it is used.
     pub(crate) fn commit(&self, page: TablePage) -> Result<(), SourceError> {
         self.source.commit(self.run(self.page(page)))
     }
 
-    /// Gives the pages of emptied clusters back.
+    /// Discards pages of emptied clusters.
     ///
     /// # Safety
     ///
-    /// Nobody changes these pages until they are committed again, and the entries are all zero.
+    /// The pages must not be written until they are committed again, and their entries must all be
+    /// zero.
     pub(crate) unsafe fn discard(&self, pages: &[TablePage]) -> Result<(), SourceError> {
         let mut numbers: Vec<_> = pages.iter().map(|&page| self.page(page)).collect();
         numbers.sort_unstable();
@@ -177,9 +179,8 @@ impl<S: PageSource> SwapTable<S> {
             }
             end = number + 1;
         }
-        // SAFETY: the runs lie in the reservation. Entries and annex words of an emptied cluster
-        // are used by nobody (a holder of a count would keep it from being empty), says the
-        // caller.
+        // SAFETY: the runs lie in the reservation. The caller guarantees that entries and annex
+        // words of these clusters are unused (a count would keep a cluster from being empty).
         unsafe { self.source.discard(&runs) }
     }
 }

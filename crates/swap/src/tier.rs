@@ -1,8 +1,7 @@
-//! Tiers: where the data of slots lies.
+//! Tiers: storage for the data of slots.
 //!
-//! A tier is one implementation of [`Tier`] in a file of its own. The space offers a new page to
-//! its tiers in order until one takes it, and keeps in the slot's entry which one did and where;
-//! owners of slots see none of that.
+//! A tier is an implementation of [`Tier`]. The space offers a new page to its tiers in order until
+//! one accepts it, and records tier and location in the slot's entry; owners of slots see neither.
 
 mod compressed;
 #[cfg(feature = "testing")]
@@ -34,19 +33,19 @@ use crate::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// What became of a page that was offered to a tier.
+/// The outcome of offering a page to a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed {
-    /// It is not for this tier; the next is asked.
+    /// The tier does not accept it; the next one is tried.
     Declined,
-    /// The tier keeps it here.
+    /// The page is stored here.
     At(Location),
-    /// The tier keeps it here, and the space is to keep one word more in the slot's annex. The
+    /// The page is stored here, and the space must keep one more word in the slot's annex. The
     /// location must tell that there is one.
     WithAnnex(Location, u64),
 }
 
-/// A page that a tier keeps.
+/// A stored page.
 #[derive(Clone, Copy)]
 pub struct Stored<'a> {
     slot: Slot,
@@ -55,8 +54,8 @@ pub struct Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// A page that a tier keeps for `slot` at `location`, and the annex word if it asked for one.
-    /// For those who keep pages in a tier without a space.
+    /// A page that a tier stores for `slot` at `location`, and its annex word if the tier asked for
+    /// one. For users of a tier without a space.
     pub fn new(slot: Slot, location: Location, annex: &'a AtomicU64) -> Self {
         Self {
             slot,
@@ -70,12 +69,12 @@ impl<'a> Stored<'a> {
         self.slot
     }
 
-    /// Where the tier said it is.
+    /// Its location in the tier.
     pub fn location(&self) -> Location {
         self.location
     }
 
-    /// The word that the tier asked to be kept in the annex. Means nothing if it did not.
+    /// The annex word. Unspecified if the tier did not ask for one.
     pub fn annex(&self) -> u64 {
         self.annex.load(Ordering::Acquire)
     }
@@ -90,24 +89,24 @@ impl fmt::Debug for Stored<'_> {
     }
 }
 
-/// A place for pages. All methods may be called from many threads at once.
+/// Storage for pages. All methods may be called from many threads at once.
 pub trait Tier: Send + Sync {
-    /// What kind of tier this is. A space has at most one of each.
+    /// The kind of the tier. A space has at most one of each.
     fn kind(&self) -> TierKind;
 
-    /// Keeps a copy of `page` for `slot`, or declines it. When it returns, the page is safe there:
-    /// the caller may drop its own.
+    /// Stores a copy of `page` for `slot`, or declines it. The caller may then drop its own copy.
     ///
     /// # Errors
     ///
-    /// If the page is for this tier but cannot be kept now. Nothing is kept then.
+    /// If the tier accepts the page but cannot store it now. Nothing of it is kept.
     fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError>;
 
-    /// Copies a page that the tier keeps to `out`, after checking that it is what was stored.
+    /// Copies a stored page to `out`, after verifying it.
     ///
     /// # Errors
     ///
-    /// If it is not, or cannot be read now. `out` then holds anything.
+    /// If the data is not what was stored, or cannot be read now. The contents of `out` are
+    /// unspecified then.
     fn load(
         &self,
         stored: Stored<'_>,
@@ -115,19 +114,18 @@ pub trait Tier: Send + Sync {
         scratch: &mut Scratch,
     ) -> Result<(), LoadError>;
 
-    /// Forgets the pages at these locations, each given once. The slice may be reordered.
+    /// Frees the pages at these locations, each given once. The slice may be reordered.
     ///
     /// # Panics
     ///
-    /// If the tier keeps nothing at one of them: an entry was wrong.
+    /// If the tier stores nothing at one of them: an entry was invalid.
     fn free(&self, locations: &mut [Location]);
 
-    /// Bytes of storage that the page at `location` takes.
+    /// Bytes of storage of the page at `location`.
     fn bytes(&self, location: Location) -> u64;
 
-    /// Keeps copies of several pages, and adds what became of each to `out`, in order. A tier for
-    /// which one large write is cheaper than many small ones does better than store them one by
-    /// one.
+    /// Stores several pages, and appends the outcome of each to `out`, in order. To be overridden
+    /// where one large write is cheaper than many small ones.
     fn store_batch(
         &self,
         pages: &[(Slot, &Page)],
@@ -141,14 +139,14 @@ pub trait Tier: Send + Sync {
         );
     }
 
-    /// Whether this tier could load and free what the `other` kind of tier keeps, where it is.
+    /// Whether this tier can load and free data of the `other` kind of tier in place.
     fn reads(&self, other: TierKind) -> bool {
         let _ = other;
         false
     }
 }
 
-/// A tier that somebody else looks at too.
+/// A shared tier.
 impl<T: Tier + ?Sized> Tier for Arc<T> {
     fn kind(&self) -> TierKind {
         (**self).kind()

@@ -9,11 +9,11 @@ use crate::{PAGE_SIZE, page::Page};
 pub(crate) enum Uncompressed {
     /// The result would be longer than allowed.
     TooLong,
-    /// The codec has no memory for its state, or failed.
+    /// The codec failed, or had no memory for its context.
     Failed,
 }
 
-/// Zstandard's states, made when they are first used.
+/// Zstandard's contexts, allocated on first use.
 #[derive(Default)]
 pub(crate) struct ZstdContexts {
     compressor: Option<(i32, CCtx<'static>)>,
@@ -28,7 +28,7 @@ impl ZstdContexts {
             .is_none_or(|(had, _)| *had != level)
         {
             let mut context = CCtx::try_create().ok_or(Uncompressed::Failed)?;
-            // The length, a checksum and a dictionary's name are known or kept elsewhere.
+            // Page size, checksum and dictionary are known or stored elsewhere.
             for parameter in [
                 CParameter::CompressionLevel(level),
                 CParameter::ContentSizeFlag(false),
@@ -54,13 +54,13 @@ impl ZstdContexts {
         out: &mut [u8],
     ) -> Result<usize, Uncompressed> {
         let context = self.compressor(level)?;
-        // The one error that a fresh one-shot compression has is that the output is too small.
+        // A one-shot compression fails only if the output is too small.
         context
             .compress2(out, &page[..])
             .map_err(|_| Uncompressed::TooLong)
     }
 
-    /// Makes what decompression needs, if there is memory.
+    /// Allocates the decompression context, if there is memory.
     pub(crate) fn prepare(&mut self) {
         if self.decompressor.is_none() {
             self.decompressor = DCtx::try_create();

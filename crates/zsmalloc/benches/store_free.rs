@@ -1,14 +1,14 @@
-//! What storing and freeing one object costs on one thread.
+//! The cost of storing and freeing one object on one thread.
 //!
 //! Run with `cargo bench -p zsmalloc`. For each size, in nanoseconds a pair: the median, the least
 //! and the most of several runs, of
 //!
 //! - a store, which copies the object, and a free;
-//! - a place for an object that nobody fills, and a free: the allocator alone;
+//! - a slot that is not filled, and a free: the allocator alone;
 //! - the copy alone;
-//! - the same with the system's `malloc`: a copy in a box of its own, and its drop.
+//! - the same with `malloc`: a copy in a box of its own, and its drop.
 //!
-//! They take turns, so that what else the machine does meets all of them.
+//! They alternate, so that other load on the machine affects all of them.
 
 use std::{hint::black_box, time::Instant};
 

@@ -228,7 +228,7 @@ impl<S: PageSource + 'static> Helpers<S> {
         }
     }
 
-    /// Starts threads until `wanted` are at work, as far as there are any to be had.
+    /// Starts threads until `wanted` are running, or no more can be started.
     fn start(&mut self, wanted: usize) {
         self.threads.retain(|thread| !thread.is_finished());
         while self.threads.len() < wanted.min(self.most) {

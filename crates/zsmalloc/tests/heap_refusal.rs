@@ -29,7 +29,7 @@ fn refused() -> bool {
     })
 }
 
-// SAFETY: every call goes on to the system's allocator, or gives null, as is allowed.
+// SAFETY: every call forwards to the system allocator or returns null, which is allowed.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if refused() {
@@ -56,7 +56,7 @@ unsafe impl GlobalAlloc for Refusing {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the block came from the system's allocator, through the methods above.
+        // SAFETY: the block was allocated by the system allocator, through the methods above.
         unsafe { System.dealloc(block, layout) }
     }
 }

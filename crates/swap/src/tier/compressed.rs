@@ -1,8 +1,8 @@
 //! Compressed pages in the pool.
 //!
 //! An object is a header and the compressed data. The header names the slot, so that an entry that
-//! points at another page's data is found out, and so that whoever moves the object can find its
-//! entry.
+//! points to another page's data is detected, and so that compaction can find the entry of an
+//! object.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const HEADER: usize = 4 + 4 + 2;
 const LENGTH_BITS: u32 = 12;
 const LENGTH_MASK: u16 = (1 << LENGTH_BITS) - 1;
 
-/// The largest compressed object. A larger one takes as much of its zspage as a whole page would.
+/// The longest object, in bytes. A longer one takes as much of its zspage as a whole page would.
 const MAX_OBJECT: usize = PAGE_SIZE / 16 * 15;
 
 const _: () = assert!(MAX_OBJECT <= LENGTH_MASK as usize);
@@ -48,8 +48,12 @@ pub(super) fn object_at(location: Location) -> Option<ObjectWord> {
 /// Frees objects of a tier that lies in the pool.
 pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]) {
     let word = |location: &Location| {
-        object_at(*location)
-            .unwrap_or_else(|| panic!("a swap entry names no object: {:#x}", location.into_raw()))
+        object_at(*location).unwrap_or_else(|| {
+            panic!(
+                "invalid swap entry: {:#x} names no object",
+                location.into_raw()
+            )
+        })
     };
     match locations {
         [] => {}
@@ -58,7 +62,7 @@ pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]
     }
 }
 
-/// Bytes of the pool that the object at `location` takes, which its word says.
+/// Bytes of the slot of the object at `location`, from its word.
 pub(super) fn object_bytes<S: PageSource>(pool: &Pool<S>, location: Location) -> u64 {
     let bytes = object_at(location).and_then(|word| pool.slot_bytes(word));
     bytes.map_or(0, |bytes| bytes as u64)
@@ -170,7 +174,7 @@ impl<S: PageSource> Tier for CompressedTier<S> {
     }
 
     fn reads(&self, other: TierKind) -> bool {
-        // Both kinds lie in the same pool, and an object says itself how it was compressed.
+        // Both kinds are in the same pool, and an object's header names its codec.
         matches!(other, TierKind::Compressed | TierKind::Recompressed)
     }
 }

@@ -12,11 +12,11 @@ use crate::{
     tier::{Placed, Stored, Tier},
 };
 
-/// What a [`FaultyTier`] does wrong.
+/// A fault of a [`FaultyTier`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A store fails before anything is kept.
+    /// A store fails; nothing is kept.
     Store,
     /// A load fails, but the page is not lost.
     Load,
@@ -24,7 +24,7 @@ pub enum Fault {
     Corrupt,
 }
 
-/// The faults to come, shared by a test and its [`FaultyTier`]s.
+/// Pending faults, shared by a test and its [`FaultyTier`]s.
 #[derive(Debug, Default)]
 pub struct Faults {
     pending: [AtomicU64; 3],
@@ -32,24 +32,24 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults yet.
+    /// No faults.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Makes the next operation that `fault` is about fail.
+    /// Makes the next operation of this kind fail.
     pub fn arm(&self, fault: Fault) {
         self.pending[fault as usize].fetch_add(1, Relaxed);
     }
 
-    /// Forgets the faults that have not happened.
+    /// Cancels pending faults.
     pub fn disarm(&self) {
         for pending in &self.pending {
             pending.store(0, Relaxed);
         }
     }
 
-    /// How many faults have happened.
+    /// The number of faults so far.
     pub fn happened(&self) -> u64 {
         self.happened.load(Relaxed)
     }
@@ -67,14 +67,14 @@ impl Faults {
     }
 }
 
-/// Another tier with faults injected.
+/// A tier with injected faults.
 pub struct FaultyTier {
     inner: Box<dyn Tier>,
     faults: Arc<Faults>,
 }
 
 impl FaultyTier {
-    /// `inner`, failing as `faults` says.
+    /// Wraps `inner`, which fails as `faults` demands.
     pub fn new(inner: Box<dyn Tier>, faults: Arc<Faults>) -> Self {
         Self { inner, faults }
     }

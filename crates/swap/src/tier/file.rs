@@ -1,10 +1,10 @@
-//! Pages in a file: compressed, encrypted, and packed into long runs.
+//! Pages in a file: compressed, encrypted, and written in long runs.
 //!
-//! The file keeps no record of what is where: that is all in memory, and the key is made for the
-//! run, so that the file is worthless to anybody else and after the end. A page is encrypted with
-//! AES-256-GCM under a number that is used once and kept in the slot's annex. Slot and location
-//! are authenticated too. So a page that was damaged, moved, cut off, written under another key,
-//! or that is an older one of the same place (a write that was lost) is refused.
+//! All metadata is in memory and the key is made for one run, so the file is worthless to others
+//! and after the end. A page is encrypted with AES-256-GCM under a nonce that is used once and kept
+//! in the slot's annex. Slot and location are authenticated too. So a page that is damaged, moved,
+//! truncated, encrypted under another key, or an older one of the same place (a lost write) is
+//! refused.
 //!
 //! The tier makes no system call; it is given a [`FileBackend`].
 
@@ -36,17 +36,18 @@ use crate::{
     zstd::Uncompressed,
 };
 
-/// What the file is divided into, in bytes: the sectors of a disk, so that each page can be written
-/// and read by itself past the page cache.
+/// The unit of allocation, in bytes: a disk's sector, so that each page can be read and written
+/// alone with O_DIRECT.
 const UNIT: usize = FileTier::SECTOR;
 
 /// Bytes of the checksum before a page's data.
 const CHECKSUM: usize = 4;
 
-/// The longest compressed data; a longer page is kept as it is.
+/// The longest compressed data, in bytes; a page that needs more is stored uncompressed.
 const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
 
-/// Bytes read at once when pages are loaded in the order in which they were written.
+/// Bytes read at once when pages are loaded in the order they were written. More saves reads of
+/// sequential loads.
 const READ_AHEAD: usize = 64 << 10;
 
 /// A file, or something like one, of a fixed size. Offsets and lengths are multiples of
@@ -59,8 +60,8 @@ pub trait FileBackend: Send + Sync {
     /// If not all of it could be read.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `data` at `offset`. When it returns, the data is out of this process's hands:
-    /// an error that comes later would be a lost page.
+    /// Writes all of `data` at `offset`. Success is final: an error reported later would be a lost
+    /// page.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ pub trait FileBackend: Send + Sync {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 
-/// Where a page lies in the file: a unit, and the length of its data; 0 for an uncompressed page.
+/// A page in the file: its first unit, and the length of its data; 0 for an uncompressed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {
     unit: u64,
@@ -114,26 +115,26 @@ impl Extent {
     }
 }
 
-/// A run of the file that was read at once, as it lies there.
+/// Data that was read ahead, as it lies in the file.
 #[derive(Default)]
 struct ReadAhead {
-    /// Where a load would go on that follows the last one.
+    /// The offset of a load that continues the last one.
     expected: u64,
     start: u64,
     data: Vec<u8>,
 }
 
-/// How the file tier fares.
+/// Statistics of the file tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct FileUsage {
-    /// Bytes of the file that are taken.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// Bytes there are.
+    /// Size of the file in bytes.
     pub size_bytes: u64,
-    /// Writes that failed. The pages stayed where they were.
+    /// Failed writes. Their pages stayed where they were.
     pub write_errors: u64,
-    /// Reads that failed.
+    /// Failed reads.
     pub read_errors: u64,
 }
 
@@ -146,17 +147,17 @@ pub struct FileTier {
     read_ahead: Mutex<ReadAhead>,
     write_errors: AtomicU64,
     read_errors: AtomicU64,
-    /// Batches to refuse before the file is tried again after errors.
+    /// Batches to refuse before the next write after an error.
     pause: AtomicU64,
-    /// No more pages are taken.
+    /// Whether the tier accepts no more pages.
     closed: AtomicBool,
 }
 
-/// The most batches refused after an error, so that a full disk is not asked all the time.
+/// The most batches refused after an error, so that a full disk is not written all the time.
 const LONGEST_PAUSE: u64 = 256;
 
 impl FileTier {
-    /// Bytes of a sector: what is read and written begins and ends at a multiple of it.
+    /// Bytes of a sector. Offsets and lengths of reads and writes are multiples of it.
     pub const SECTOR: usize = 512;
 
     /// A tier on a file of `bytes` bytes. Pages are compressed with Zstandard at `level`.
@@ -189,18 +190,18 @@ impl FileTier {
         })
     }
 
-    /// Takes no more pages, so that the tier can be [evacuated](crate::SwapSpace::evacuate), or
-    /// takes them again.
+    /// Makes the tier refuse pages, so that it can be [evacuated](crate::SwapSpace::evacuate), or
+    /// accept them again.
     pub fn set_closed(&self, closed: bool) {
         self.closed.store(closed, Relaxed);
     }
 
-    /// Whether the tier takes no more pages.
+    /// Whether the tier refuses pages.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// How the tier fares.
+    /// Statistics of the tier.
     pub fn usage(&self) -> FileUsage {
         let units = lock(&self.units);
         FileUsage {
@@ -218,8 +219,8 @@ impl FileTier {
         }
     }
 
-    /// Puts a page's data and checksum at the end of `batch`, with room for the tag and up to the
-    /// next unit. Returns the data's length as an extent has it.
+    /// Appends a page's checksum and data to `batch`, with room for the tag and padding to the next
+    /// unit. Returns the length of the data as an extent has it.
     fn pack(
         &self,
         slot: Slot,
@@ -247,7 +248,7 @@ impl FileTier {
         Ok(length)
     }
 
-    /// Encrypts the packed pages of a run that begins at `unit` and writes it.
+    /// Encrypts the packed pages of a run that starts at `unit`, and writes it.
     fn write(
         &self,
         unit: u64,
@@ -270,8 +271,8 @@ impl FileTier {
         self.backend.write_at(unit * UNIT as u64, batch)
     }
 
-    /// Writes packed pages, as many at once as there is room for in a row, and adds what became of
-    /// each to `out`. Nothing is kept of what could not be written.
+    /// Writes packed pages in runs as long as there is contiguous room, and appends the outcome of
+    /// each to `out`. Nothing is kept of pages that could not be written.
     fn write_packed(
         &self,
         mut packed: &[(Slot, u16)],
@@ -279,7 +280,7 @@ impl FileTier {
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
         let units_of = |&(_, length): &(Slot, u16)| Extent { unit: 0, length }.units();
-        // A page of so many units, or a longer one, found no room.
+        // The length in units for which no room was found.
         let mut too_long = usize::MAX;
         while let Some(first) = packed.first() {
             let least = units_of(first);
@@ -315,7 +316,7 @@ impl FileTier {
         }
     }
 
-    /// Writes packed pages to a run of units that was taken, or gives it back.
+    /// Writes packed pages to an allocated run of units, and frees it on failure.
     fn write_run(
         &self,
         unit: u64,
@@ -340,14 +341,15 @@ impl FileTier {
         }
     }
 
-    /// Whether the file is left alone for now, because writes to it failed.
+    /// Whether this batch is refused because of failed writes.
     fn is_paused(&self) -> bool {
         self.pause
             .fetch_update(Relaxed, Relaxed, |pause| pause.checked_sub(1))
             .is_ok()
     }
 
-    /// Reads the units of a record, from what was read ahead if it is there. `Ok(true)` if it was.
+    /// Reads the units of a record, from the read-ahead data if they are there. `Ok(true)` if they
+    /// were.
     fn read(&self, extent: Extent, record: &mut [u8]) -> io::Result<bool> {
         let Ok(mut ahead) = self.read_ahead.try_lock() else {
             return self.read_from_file(extent, record);
@@ -424,7 +426,7 @@ impl Tier for FileTier {
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
         let refusal = if self.is_closed() {
-            Some("it is switched off")
+            Some("it is being switched off")
         } else if self.is_paused() {
             Some("a recent write failed")
         } else {
@@ -471,7 +473,7 @@ impl Tier for FileTier {
         let from_cache = self.read(extent, record).map_err(failed)?;
         let mut decoded = self.decode(stored, record, out, scratch);
         if decoded.is_err() && from_cache {
-            // What was read ahead may have been written since.
+            // The file may have been written since the read-ahead.
             self.read_from_file(extent, record).map_err(failed)?;
             decoded = self.decode(stored, record, out, scratch);
         }

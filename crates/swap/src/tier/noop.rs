@@ -1,4 +1,4 @@
-//! A tier that keeps nothing, to measure what a swap space costs without one.
+//! A tier that stores nothing, to measure the cost of the rest of a swap space.
 
 use crate::{
     entry::{Location, TierKind},
@@ -9,13 +9,13 @@ use crate::{
     tier::{Placed, Stored, Tier},
 };
 
-/// Takes every page, forgets it, and leaves the buffer of a load as it is. For measurements only:
-/// what is stored here is lost.
+/// Accepts every page and drops it; a load leaves its buffer unchanged. For measurements only:
+/// stored pages are lost.
 #[derive(Debug)]
 pub struct NoopTier(TierKind);
 
 impl NoopTier {
-    /// A tier that stands in for one of this kind.
+    /// A tier in place of one of this kind.
     pub fn new(kind: TierKind) -> Self {
         Self(kind)
     }

@@ -1,8 +1,8 @@
 //! Pages that repeat one 64-bit word.
 //!
-//! The word is kept in the entry's 52 bits of location: two say how, fifty hold it. Counters,
-//! pointers and small numbers fit as they are, round floating-point numbers without their low
-//! zeros, bytes and 32-bit words as a half. Any other word goes to the slot's annex.
+//! The word is encoded in the entry's 52 bits of location: two for the encoding, 50 for the value.
+//! Counters, pointers and small numbers fit as they are, round floating-point numbers without their
+//! low zeros, bytes and 32-bit words as a half. Any other word goes to the slot's annex.
 
 use crate::{
     entry::{Location, TierKind},
@@ -22,7 +22,7 @@ const HIGH_BITS: u64 = 1;
 const REPEATED_HALF: u64 = 2;
 const IN_ANNEX: u64 = 3;
 
-/// The location that stands for a word, if one can.
+/// The location that encodes a word, if there is one.
 fn encode(word: u64) -> Option<Location> {
     let (how, value) = if word <= VALUE_MASK {
         (AS_IT_IS, word)
@@ -36,7 +36,7 @@ fn encode(word: u64) -> Option<Location> {
     Some(Location::from_raw(how << VALUE_BITS | value))
 }
 
-/// Pages that cost nothing but their entry.
+/// Same-filled pages, which need no storage besides their entry.
 #[derive(Debug)]
 pub(crate) struct SameFilledTier;
 

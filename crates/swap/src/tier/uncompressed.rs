@@ -1,4 +1,4 @@
-//! Pages that do not compress, as they are.
+//! Incompressible pages.
 //!
 //! A page fills an object of the largest size class, so its checksum goes to the slot's annex.
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Pages stored as they are, in the pool.
+/// Pages stored uncompressed in the pool.
 #[derive(Debug)]
 pub(crate) struct UncompressedTier<S: PageSource> {
     checksums: Checksums,

@@ -452,7 +452,7 @@ fn compaction_moves_pages_under_their_slots() {
 }
 
 #[test]
-#[should_panic(expected = "is wrong while dropping a count: found free")]
+#[should_panic(expected = "while dropping a count: found free")]
 fn releasing_twice_stops() {
     let space = space();
     let slot = space.store(&text(1), &mut Scratch::new()).unwrap();
@@ -461,7 +461,7 @@ fn releasing_twice_stops() {
 }
 
 #[test]
-#[should_panic(expected = "is wrong while loading its page")]
+#[should_panic(expected = "while loading its page")]
 fn loading_a_free_slot_stops() {
     let space = space();
     let slot = space.store(&text(1), &mut Scratch::new()).unwrap();

@@ -13,7 +13,7 @@ use std::{
 use memfold_testing::Random;
 use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
 
-/// A source that counts its committed pages and can be told to fail.
+/// A source that counts its committed pages and fails on demand.
 #[derive(Default)]
 pub struct TestSource {
     heap: HeapSource,
@@ -154,7 +154,7 @@ unsafe impl PageSource for TestSource {
     }
 }
 
-/// Bytes that can be told apart from those of any other `seed`.
+/// Bytes that differ from those of any other `seed`.
 pub fn contents(seed: u64, size: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..size)

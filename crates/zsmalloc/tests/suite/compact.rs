@@ -250,7 +250,7 @@ impl Relocate for FreesAll<'_> {
 }
 
 /// The last free and the trim come while a compactor holds zspages of its own: what it still has
-/// then goes back when it is done, as nobody else will see to it.
+/// then goes back when it is done, as no other thread returns it.
 #[test]
 fn memory_goes_back_that_was_freed_during_compaction() {
     let pool = Pool::new(HeapSource::new(), Config::with_capacity_pages(1 << 14)).unwrap();
@@ -352,7 +352,7 @@ fn a_deferred_double_free_is_reported() {
     assert_eq!(pool.stats().objects_used(), 0);
 }
 
-/// Returns when a pool's memory is back; it must be in less than so many seconds.
+/// Waits until a pool's memory is returned, which must take less than this many seconds.
 fn wait_for_memory<S: zsmalloc::PageSource>(pool: &Pool<S>, seconds: u64) {
     let start = std::time::Instant::now();
     while pool.resident_bytes() > 0 {

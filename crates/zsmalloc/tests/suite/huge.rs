@@ -228,7 +228,7 @@ fn without_huge_pages_to_be_had_small_ones_do() {
     free_all(&pool, &stored);
 }
 
-/// Nobody trims, but frees go on.
+/// Without a trim, but with further frees.
 #[test]
 fn much_spare_memory_does_not_last() {
     let pool = pool(8);

@@ -84,7 +84,7 @@ fn a_bad_word_among_good_ones_of_its_zspage_does_no_damage() {
     for at in [0, 1, 20, 39] {
         let mut words: Vec<ObjectWord> =
             (0..40).map(|n| pool.store(&[&bytes(n)]).unwrap()).collect();
-        // No zspage of this class has so many objects.
+        // A zspage of this class has fewer objects.
         let bad = ObjectWord::from_raw(words[at].into_raw() | 0xff).unwrap();
         words.insert(at, bad);
         assert!(pool.try_free_bulk(&mut words).is_err());

@@ -18,14 +18,14 @@ enum Operation {
         victims: Vec<usize>,
     },
     Trim,
-    /// Lets so many commits succeed, and then none.
+    /// Lets this many commits succeed, and no more.
     FailCommits {
         after: i64,
     },
     FailDiscards {
         after: i64,
     },
-    /// Lets so many requests for huge pages succeed, and then none.
+    /// Grants this many huge pages, and no more.
     FailHuge {
         after: i64,
     },

@@ -14,17 +14,16 @@ use crate::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-/// Bytes that a sealed record is longer than what it holds.
+/// Bytes of the authentication tag of a sealed record.
 pub(super) const TAG: usize = 16;
 
-/// The key of a swap file: 32 random bytes, made for one run and used for one file. It is
-/// overwritten when it is dropped.
+/// The key of a swap file: 32 random bytes, made for one run and one file. Zeroed on drop.
 #[derive(ZeroizeOnDrop)]
 pub struct FileKey([u8; 32]);
 
 impl FileKey {
-    /// A key of these bytes, which must come from the system's random number generator and must
-    /// not be used for anything else.
+    /// A key of these bytes, which must come from the kernel's random number generator and must not
+    /// be used for anything else.
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -36,10 +35,10 @@ impl fmt::Debug for FileKey {
     }
 }
 
-/// AES-256-GCM with numbers that are never used twice.
+/// AES-256-GCM with nonces that are never reused.
 pub(super) struct Cipher {
     cipher: Aes256Gcm,
-    /// The number of the next record. A run cannot use up 64 bits.
+    /// The nonce of the next record. A run cannot exhaust 64 bits.
     next: AtomicU64,
 }
 
@@ -51,8 +50,8 @@ impl Cipher {
         }
     }
 
-    /// Encrypts all of `record` but its last bytes, which become the tag. Returns the number it
-    /// was encrypted under.
+    /// Encrypts all of `record` except its last `TAG` bytes, which become the tag. Returns the
+    /// nonce.
     pub(super) fn seal(&self, slot: Slot, location: Location, record: &mut [u8]) -> u64 {
         let number = self.next.fetch_add(1, Relaxed);
         let (data, tag) = record.split_at_mut(record.len() - TAG);
@@ -64,8 +63,7 @@ impl Cipher {
         number
     }
 
-    /// Decrypts a record in place; `None` if it is not what was sealed for this slot, location and
-    /// number.
+    /// Decrypts a record in place; `None` if it was not sealed for this slot, location and nonce.
     pub(super) fn open<'r>(
         &self,
         slot: Slot,
@@ -93,7 +91,7 @@ fn nonce(number: u64) -> Nonce<Aes256Gcm> {
     bytes.into()
 }
 
-/// What a record is bound to besides its contents.
+/// The associated data of a record.
 fn bound(slot: Slot, location: Location) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&location.into_raw().to_le_bytes());

@@ -1,12 +1,12 @@
-//! Which units of a file are taken.
+//! Allocation of a file's units.
 
-/// A bit for each unit, as far as the file has been used.
+/// A bit for each unit up to the last one ever used.
 #[derive(Debug)]
 pub(super) struct Units {
     taken: Vec<u64>,
     size: u64,
     used: u64,
-    /// Where the next search begins.
+    /// Where the next search starts.
     next: u64,
 }
 
@@ -30,18 +30,18 @@ impl Units {
         self.used
     }
 
-    /// No unit from here on has ever been taken.
+    /// The end of the units ever used.
     pub(super) fn reached(&self) -> u64 {
         (self.taken.len() as u64 * BITS).min(self.size)
     }
 
-    /// Takes up to `wanted` units in a row, as many as there are, at least `least`. Returns the
-    /// first and how many.
+    /// Allocates up to `wanted` contiguous units, as many as possible, at least `least`. Returns
+    /// the first and their number.
     pub(super) fn take(&mut self, wanted: u64, least: u64) -> Option<(u64, u64)> {
         if least == 0 || least > self.size - self.used {
             return None;
         }
-        // New ground first: what was written together then lies together.
+        // Continue behind the last allocation first: pages written together then lie together.
         let mut best = self.find(self.next, self.size, wanted);
         if best.1 < wanted {
             let again = self.find(0, self.next.saturating_add(wanted).min(self.size), wanted);
@@ -64,8 +64,8 @@ impl Units {
         Some((start, count))
     }
 
-    /// The first run of `wanted` free units between `from` and `to`, or else the longest: where it
-    /// begins, and its length.
+    /// The first run of `wanted` free units between `from` and `to`, or else the longest: its start
+    /// and length.
     fn find(&self, from: u64, to: u64, wanted: u64) -> (u64, u64) {
         let mut best = (from, 0);
         let mut start = from;
@@ -73,7 +73,7 @@ impl Units {
         while at < to {
             let word = self.taken.get((at / BITS) as usize).copied();
             let Some(word) = word else {
-                // Nothing was ever taken from here on.
+                // Units from here on were never used.
                 at = to;
                 break;
             };
@@ -91,7 +91,7 @@ impl Units {
             if length >= wanted {
                 break;
             }
-            // Behind the run of taken units that follows.
+            // Skip the allocated units that follow.
             let taken = rest.checked_shr(free as u32).unwrap_or(0);
             at += u64::from(taken.trailing_ones());
             start = at;
@@ -103,11 +103,11 @@ impl Units {
         (best.0, best.1.min(wanted))
     }
 
-    /// Gives units back.
+    /// Frees units.
     ///
     /// # Panics
     ///
-    /// If one of them is not taken: an entry was wrong.
+    /// If one of them is free: an entry was invalid.
     pub(super) fn give_back(&mut self, start: u64, count: u64) {
         self.set(start, count, false);
         self.used -= count;
@@ -119,12 +119,13 @@ impl Units {
             let bits = (BITS - at % BITS).min(start + count - at);
             let mask = (u64::MAX >> (BITS - bits)) << (at % BITS);
             let word = self.taken.get_mut((at / BITS) as usize);
-            let word = word.unwrap_or_else(|| panic!("unit {at} of the swap file was never taken"));
+            let word =
+                word.unwrap_or_else(|| panic!("unit {at} of the swap file was never allocated"));
             let before = if taken { !*word } else { *word };
             assert_eq!(
                 before & mask,
                 mask,
-                "units of the swap file from {start} on are mixed up"
+                "units of the swap file from {start} on are in the wrong state"
             );
             *word ^= mask;
             at += bits;
@@ -175,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "mixed up")]
-    fn giving_back_twice_stops() {
+    #[should_panic(expected = "in the wrong state")]
+    fn a_double_free_panics() {
         let mut units = Units::new(100);
         let (start, _) = units.take(7, 7).unwrap();
         units.give_back(start, 7);
