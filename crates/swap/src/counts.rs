@@ -185,6 +185,10 @@ impl OverflowCounts {
 
     /// Adds a count to a slot whose entry was seen at its largest. `None` if that is not possible;
     /// `Some(None)` if the count is small again.
+    #[expect(
+        clippy::option_option,
+        reason = "failure, or a count that the caller must retry"
+    )]
     pub(crate) fn try_hold(&self, slot: Slot, cell: &EntryCell) -> Option<Option<Position>> {
         let mut shard = self.shard(slot);
         shard.try_reserve(1).ok()?;

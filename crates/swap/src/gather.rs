@@ -175,7 +175,7 @@ impl<S: PageSource + 'static> Gather<S> {
                 .0
                 .quiet
                 .wait(backlog)
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 
@@ -220,7 +220,7 @@ impl<S: PageSource> Inner<S> {
             let (mut backlog, _) = self
                 .wake
                 .wait_timeout(backlog, linger)
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             if backlog.worker_leaves() {
                 return;
             }

@@ -2,7 +2,7 @@
 //!
 //! A load reads an entry and then the data at its position, without a lock. A migration that has
 //! changed the position must not free the old data before all loads that may have read the old
-//! entry are done. This is McKenney's sleepable RCU: a reader raises a count while it reads; there
+//! entry are done. This is `McKenney`'s sleepable RCU: a reader raises a count while it reads; there
 //! are two, so that new readers cannot delay the waiter forever.
 
 use crate::sync::{

@@ -201,7 +201,7 @@ impl fmt::Debug for Group {
 /// The groups of a space, by index.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    groups: RwLock<Vec<Option<Group>>>,
+    by_id: RwLock<Vec<Option<Group>>>,
     root: Group,
     shards: usize,
 }
@@ -210,7 +210,7 @@ impl Groups {
     pub(crate) fn new(shards: usize) -> Self {
         let root = Group::new(GroupId::ROOT, None, shards);
         Self {
-            groups: RwLock::new(vec![Some(root.clone())]),
+            by_id: RwLock::new(vec![Some(root.clone())]),
             root,
             shards,
         }
@@ -222,7 +222,7 @@ impl Groups {
 
     /// A new group below `parent`.
     pub(crate) fn add(&self, parent: &Group) -> Group {
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
         let number = groups
             .iter()
             .position(Option::is_none)
@@ -240,14 +240,14 @@ impl Groups {
     /// groups overlaps.
     pub(crate) fn remove(&self, group: &Group, hand_over: impl FnOnce(&Group)) {
         let Some(parent) = group.parent() else { return };
-        let mut groups = self.groups.write().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
         hand_over(&parent);
         groups[group.id().0 as usize] = None;
     }
 
     /// The groups, which do not change while the guard is held.
     pub(crate) fn read(&self) -> GroupsGuard<'_> {
-        GroupsGuard(self.groups.read().unwrap_or_else(PoisonError::into_inner))
+        GroupsGuard(self.by_id.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Pauses a thread that has checked `times` times before. Sleeps in the end, as a thread that only

@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pin = pool.pin();
     if let Some(word) = ObjectWord::from_raw(table.0[300].load(Ordering::Acquire)) {
         pool.read_slot(word, |slot| {
-            println!("object 300 starts with {:?}", &slot[..6])
+            println!("object 300 starts with {:?}", &slot[..6]);
         });
     }
     drop(pin);

@@ -1,6 +1,6 @@
 //! Read-side critical sections, and a compactor that waits for a grace period.
 //!
-//! This is sleepable RCU (P. McKenney's SRCU) with counts for each lane: a reader raises a count,
+//! This is sleepable RCU (P. `McKenney`'s SRCU) with counts for each lane: a reader raises a count,
 //! reads, and lowers it; before memory is reused that readers may still see, every count must have
 //! been zero once. Each lane has two counts, so that new readers use one while the other drains and
 //! cannot delay the waiter forever.

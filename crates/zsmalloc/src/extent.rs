@@ -122,9 +122,10 @@ impl Extent {
     pub(crate) fn set_huge(&self, block: &Range<usize>, huge: bool) {
         let units = ((1_u64 << block.len()) - 1) << block.start;
         let before = self.huge.load(Ordering::Relaxed);
-        let after = match huge {
-            true => before | units as u32,
-            false => before & !(units as u32),
+        let after = if huge {
+            before | units as u32
+        } else {
+            before & !(units as u32)
         };
         self.huge.store(after, Ordering::Relaxed);
     }
@@ -158,9 +159,10 @@ impl Extent {
     pub(crate) fn free(&self, block: &Range<usize>) -> Free {
         let pages = |unit| self.free_in(unit).count_ones() as usize;
         let pages = block.clone().map(pages).sum();
-        match self.keeps_spare(block) {
-            true => Free::spare(pages),
-            false => Free::giving(pages),
+        if self.keeps_spare(block) {
+            Free::spare(pages)
+        } else {
+            Free::giving(pages)
         }
     }
 }

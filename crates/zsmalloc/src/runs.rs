@@ -100,7 +100,7 @@ impl Batch {
     pub(crate) fn splits(&self) -> impl Iterator<Item = usize> + '_ {
         let split = |unit: &usize| self.split & 1 << unit != 0;
         (0..u32::BITS as usize).filter(split).filter_map(|first| {
-            let unit = (first..).find(|&unit| self.pages.unit(unit) != 0)?;
+            let unit = (first..u32::BITS as usize).find(|&unit| self.pages.unit(unit) != 0)?;
             Some(unit * UNIT_PAGES + self.pages.unit(unit).trailing_zeros() as usize)
         })
     }

@@ -175,7 +175,7 @@ impl HeapSource {
     fn blocks(&self) -> std::sync::MutexGuard<'_, Vec<HeapBlock>> {
         self.blocks
             .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -73,8 +73,7 @@ fn with_allocations<T>(allocations: usize, work: impl FnOnce() -> T) -> T {
 }
 
 fn config() -> Config {
-    let config = Config::with_capacity_pages(1 << 14).shards(2);
-    config
+    Config::with_capacity_pages(1 << 14).shards(2)
 }
 
 #[test]

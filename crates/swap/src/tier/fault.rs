@@ -142,14 +142,14 @@ impl Tier for FaultyTier {
         scratch: &mut Scratch,
         out: &mut Vec<Result<Placed, StoreError>>,
     ) {
-        if !self.faults.is_armed(Fault::Store) {
-            self.inner.store_batch(pages, scratch, out);
-        } else {
+        if self.faults.is_armed(Fault::Store) {
             out.extend(
                 pages
                     .iter()
                     .map(|&(slot, page)| self.store(slot, page, scratch)),
             );
+        } else {
+            self.inner.store_batch(pages, scratch, out);
         }
     }
 

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// The unit of allocation, in bytes: a disk's sector, so that each page can be read and written
-/// alone with O_DIRECT.
+/// alone with `O_DIRECT`.
 const UNIT: usize = FileTier::SECTOR;
 
 /// Bytes of the checksum before a page's data.

@@ -36,6 +36,7 @@ fn assert_holds<S: PageSource>(space: &SwapSpace<S>, slot: Slot, page: &Page) {
 }
 
 #[test]
+#[expect(clippy::large_stack_arrays, reason = "a handful of pages")]
 fn each_kind_of_page_goes_to_its_tier_and_comes_back() {
     let space = space();
     let mut scratch = Scratch::new();

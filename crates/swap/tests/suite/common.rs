@@ -15,7 +15,7 @@ use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page};
 
 /// A file in memory that can be made to fail, and whose contents can be damaged.
 #[derive(Clone, Default)]
-pub struct MemoryFile {
+pub(crate) struct MemoryFile {
     pub contents: Arc<Mutex<Vec<u8>>>,
     /// Writes beyond this many bytes fail, as on a full disk; 0 for no end.
     pub disk: Arc<AtomicU64>,
@@ -26,7 +26,7 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    pub fn tier(&self, bytes: u64) -> Arc<FileTier> {
+    pub(crate) fn tier(&self, bytes: u64) -> Arc<FileTier> {
         let key = FileKey::new([7; 32]);
         Arc::new(FileTier::new(Box::new(self.clone()), bytes, &key, 1).unwrap())
     }
@@ -74,7 +74,7 @@ fn random_words(seed: u64, page: &mut Page, mut word: impl FnMut(usize, u64) -> 
 }
 
 /// A page that compresses about 2:1 and is different for each `seed`.
-pub fn text(seed: u64) -> Page {
+pub(crate) fn text(seed: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     random_words(
         seed,
@@ -85,7 +85,7 @@ pub fn text(seed: u64) -> Page {
 }
 
 /// A page that does not compress.
-pub fn noise(seed: u64) -> Page {
+pub(crate) fn noise(seed: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     random_words(seed, &mut page, |_, random| random);
     page

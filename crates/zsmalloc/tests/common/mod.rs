@@ -15,7 +15,7 @@ use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
 
 /// A source that counts its committed pages and fails on demand.
 #[derive(Default)]
-pub struct TestSource {
+pub(crate) struct TestSource {
     heap: HeapSource,
     pub committed_pages: AtomicI64,
     /// Commits that succeed before one fails; negative: all succeed.
@@ -36,7 +36,7 @@ pub struct TestSource {
 
 impl TestSource {
     /// A source that has huge pages of `pages` pages.
-    pub fn with_huge_pages(pages: usize) -> Self {
+    pub(crate) fn with_huge_pages(pages: usize) -> Self {
         Self {
             huge_pages: pages,
             ..Self::default()
@@ -53,7 +53,7 @@ fn first_page(run: &PageRun) -> usize {
 }
 
 /// A countdown that is off at first.
-pub struct AtomicI64Default(pub AtomicI64);
+pub(crate) struct AtomicI64Default(pub AtomicI64);
 
 impl Default for AtomicI64Default {
     fn default() -> Self {
@@ -62,7 +62,7 @@ impl Default for AtomicI64Default {
 }
 
 impl AtomicI64Default {
-    pub fn set(&self, left: i64) {
+    pub(crate) fn set(&self, left: i64) {
         self.0.store(left, Ordering::Relaxed);
     }
 
@@ -155,7 +155,7 @@ unsafe impl PageSource for TestSource {
 }
 
 /// Bytes that differ from those of any other `seed`.
-pub fn contents(seed: u64, size: usize) -> Vec<u8> {
+pub(crate) fn contents(seed: u64, size: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..size)
         .map(|_| (random.next_word() >> 16) as u8)
@@ -163,7 +163,10 @@ pub fn contents(seed: u64, size: usize) -> Vec<u8> {
 }
 
 /// Checks that a pool's statistics add up, and agree with what the test knows to be stored.
-pub fn check_stats<S: PageSource>(pool: &zsmalloc::Pool<S>, lengths: impl Iterator<Item = usize>) {
+pub(crate) fn check_stats<S: PageSource>(
+    pool: &zsmalloc::Pool<S>,
+    lengths: impl Iterator<Item = usize>,
+) {
     let stats = pool.stats();
     // An object lies in the class for its length or in one that is larger by a sixteenth at most: so
     // in the classes up to each there are as many as that allows.

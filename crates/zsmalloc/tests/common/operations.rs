@@ -64,7 +64,7 @@ impl Owner {
 }
 
 /// Runs the operations that `input` stands for.
-pub fn run(input: &[u8]) {
+pub(crate) fn run(input: &[u8]) {
     let [chain, retained, rest @ ..] = input else {
         return;
     };

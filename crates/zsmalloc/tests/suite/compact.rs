@@ -24,7 +24,7 @@ fn table(shards: usize) -> HandleTable<TestSource> {
 fn check(table: &HandleTable<TestSource>, handle: Handle, seed: u64, size: usize) {
     table
         .read(handle, |bytes| {
-            assert!(bytes == contents(seed, size), "wrong bytes")
+            assert!(bytes == contents(seed, size), "wrong bytes");
         })
         .unwrap();
 }
@@ -123,7 +123,10 @@ fn objects_survive_compaction_beside_everything() {
                 })
             })
             .collect();
-        let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        let results: Vec<_> = workers
+            .into_iter()
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect();
         stop.store(true, Ordering::Relaxed);
         assert!(results.into_iter().all(|result| result.is_ok()));
         compactors
@@ -188,7 +191,7 @@ fn an_owner_that_refuses_loses_nothing() {
     assert_eq!((report.objects_moved, report.pages_released), (0, 0));
     for (n, &word) in words.iter().enumerate().step_by(2) {
         pool.read_slot(word, |slot| {
-            assert!(slot[..1500] == contents(n as u64, 1500))
+            assert!(slot[..1500] == contents(n as u64, 1500));
         });
         pool.free(word);
     }
@@ -228,7 +231,7 @@ fn what_waits_to_be_freed_is_not_moved() {
     for (number, word) in owner.0.iter().enumerate() {
         if !freed(&number) {
             pool.read_slot(*word.lock().unwrap(), |bytes| {
-                assert!(bytes[8..1500] == contents(number as u64, 1492))
+                assert!(bytes[8..1500] == contents(number as u64, 1492));
             });
         }
     }
@@ -294,7 +297,7 @@ fn compaction_stops_when_asked() {
     });
     assert!(report.pages_released > 0);
     assert!(table.compact(|| true).pages_released > report.pages_released);
-    assert_eq!(table.compact(|| false), Default::default());
+    assert_eq!(table.compact(|| false), zsmalloc::CompactReport::default());
 }
 
 #[test]

@@ -13,12 +13,11 @@ use zsmalloc::{Config, Drainer, HandleTable, ObjectWord, PAGE_SIZE, Pool};
 const HUGE: usize = 64;
 
 fn config(spare_part: usize) -> Config {
-    let config = Config::with_capacity_pages(1 << 14)
+    Config::with_capacity_pages(1 << 14)
         .shards(2)
         .retained_pages(0)
         .deferred_bytes(0)
-        .spare_part(spare_part);
-    config
+        .spare_part(spare_part)
 }
 
 fn pool(spare_part: usize) -> Pool<TestSource> {

@@ -131,7 +131,7 @@ fn made_up_words_do_no_damage() {
     assert_eq!(pool.stats().objects_used(), stored.len());
     for (word, bytes) in stored {
         pool.read_slot(word, |slot| {
-            assert_eq!(&slot[..bytes.len()], bytes.as_slice())
+            assert_eq!(&slot[..bytes.len()], bytes.as_slice());
         });
     }
 }
@@ -157,7 +157,7 @@ fn refused_commits_lose_nothing() {
         assert!(pool.store(&[&contents(1, PAGE_SIZE)]).is_ok());
         for (word, bytes) in stored {
             pool.read_slot(word, |slot| {
-                assert_eq!(&slot[..bytes.len()], bytes.as_slice())
+                assert_eq!(&slot[..bytes.len()], bytes.as_slice());
             });
             pool.free(word);
         }

@@ -211,7 +211,7 @@ fn a_spare_slot_of_a_slightly_larger_class_is_used_first() {
     for (words, size) in [(&own, size), (&lending, larger), (&other, too_large)] {
         for (seed, &word) in words.iter().enumerate().skip(1) {
             pool.read_slot(word, |slot| {
-                assert!(slot[..size] == contents(seed as u64, size))
+                assert!(slot[..size] == contents(seed as u64, size));
             });
         }
     }
