@@ -86,6 +86,25 @@ struct Inner<S: PageSource> {
 }
 
 /// Releases slots in the background. Dropping it finishes what is left.
+///
+/// ```
+/// use std::sync::Arc;
+/// use memfold_swap::{Gather, GatherConfig, SlotRanges};
+/// # use memfold_swap::{PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+/// # let config = SwapConfig { pool_capacity_pages: 4096, max_slots: 4096, ..Default::default() };
+/// # let space = SwapSpace::new(zsmalloc::HeapSource::new(), config)?;
+/// # let mut scratch = Scratch::new();
+/// let space = Arc::new(space);
+/// let gather = Gather::new(Arc::clone(&space), GatherConfig::default());
+/// let mut slots = SlotRanges::new();
+/// for number in 0..1000_u32 {
+///     slots.push(space.store(&[number as u8; PAGE_SIZE], &mut scratch)?);
+/// }
+/// gather.release(slots);
+/// gather.flush();
+/// assert_eq!(space.usage().stored_pages, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Gather<S: PageSource + 'static>(Arc<Inner<S>>);
 
 impl<S: PageSource + 'static> Gather<S> {

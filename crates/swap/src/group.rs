@@ -86,6 +86,20 @@ struct Node {
 
 /// A group of address spaces, made by [`SwapSpace::new_group`](crate::SwapSpace::new_group).
 /// Clones are the same group.
+///
+/// ```
+/// use memfold_swap::Charge;
+/// # use memfold_swap::{PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+/// # let config = SwapConfig { pool_capacity_pages: 4096, max_slots: 4096, ..Default::default() };
+/// # let space = SwapSpace::new(zsmalloc::HeapSource::new(), config)?;
+/// let parent = space.new_group(space.root_group());
+/// let child = space.new_group(&parent);
+/// parent.set_limit(1 << 20);
+/// child.charge(Charge::Resident, 512 << 10);
+/// assert_eq!(parent.usage().resident, 512 << 10);
+/// assert_eq!(child.excess(768 << 10), 256 << 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Group(Arc<Node>);
 

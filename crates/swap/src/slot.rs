@@ -94,6 +94,13 @@ impl SlotRange {
 }
 
 /// Slots collected to be released together: 8 bytes for each run of consecutive slots.
+///
+/// ```
+/// use memfold_swap::{Slot, SlotRanges};
+///
+/// let slots: SlotRanges = [600, 601, 602, 900].map(Slot::from_raw).into_iter().collect();
+/// assert_eq!((slots.slots(), slots.as_slice().len()), (4, 2));
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotRanges {
     ranges: Vec<SlotRange>,

@@ -68,6 +68,26 @@ const DEFAULT_SHARDS: usize = 8;
 /// A caller may use a slot only while it holds one of its counts. The space checks what it can: an
 /// operation on a slot that is not in use panics, and a load that finds another slot's data is
 /// refused.
+///
+/// ```
+/// use memfold_swap::{PAGE_SIZE, Scratch, SwapConfig, SwapSpace};
+/// use zsmalloc::HeapSource;
+///
+/// let config = SwapConfig { pool_capacity_pages: 4096, max_slots: 4096, ..Default::default() };
+/// let space = SwapSpace::new(HeapSource::new(), config)?;
+/// let mut scratch = Scratch::new();
+///
+/// let slot = space.store(&[7; PAGE_SIZE], &mut scratch)?;
+/// // Two owners, after a fork.
+/// space.duplicate(slot)?;
+/// space.release(slot);
+/// let mut page = [0; PAGE_SIZE];
+/// space.load(slot, &mut page, &mut scratch)?;
+/// assert_eq!(page, [7; PAGE_SIZE]);
+/// space.release(slot);
+/// assert_eq!(space.usage().stored_pages, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SwapSpace<S: PageSource> {
     pub(crate) table: Arc<SwapTable<S>>,
     pub(crate) allocator: SlotAllocator<S>,

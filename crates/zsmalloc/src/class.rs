@@ -39,6 +39,13 @@ impl SizeClass {
 }
 
 /// The size classes of a pool, smallest first.
+///
+/// ```
+/// use zsmalloc::{ClassTable, MAX_CHAIN_PAGES};
+///
+/// let table = ClassTable::new(MAX_CHAIN_PAGES);
+/// assert!(table.classes().iter().any(|class| class.size() >= 1000 && class.waste() < 100));
+/// ```
 #[derive(Debug, Clone)]
 pub struct ClassTable {
     classes: Vec<SizeClass>,

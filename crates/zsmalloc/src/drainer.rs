@@ -57,6 +57,20 @@ const BATCH: usize = 64 * 1024;
 /// most three. A pool should have one drainer; further ones do no harm but are not woken. What a
 /// bulk free leaves to a drainer that is being dropped waits for the next free, or the next store
 /// that needs memory.
+///
+/// ```
+/// use std::sync::Arc;
+/// use zsmalloc::{Config, Drainer, HeapSource, Pool};
+///
+/// let pool = Arc::new(Pool::new(HeapSource::new(), Config::with_capacity_pages(4096))?);
+/// let drainer = Drainer::spawn(Arc::clone(&pool))?;
+/// let word = pool.store(&[b"an object"])?;
+/// pool.free_deferred(word);
+/// // Stops the thread after it has done what was deferred.
+/// drop(drainer);
+/// assert_eq!(pool.deferred_bytes(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Drainer {
     stop: Arc<AtomicBool>,

@@ -51,6 +51,17 @@ type Chunk = OnceLock<Box<[AtomicU64]>>;
 ///
 /// Handles stay valid when compaction moves objects, and the table keeps the lengths. Look-ups take
 /// no lock. Costs 8 bytes in the table and 4 in front of each object.
+///
+/// ```
+/// use zsmalloc::{Config, HandleTable, HeapSource};
+///
+/// let table = HandleTable::new(HeapSource::new(), Config::with_capacity_pages(4096))?;
+/// let handle = table.store(b"an object")?;
+/// table.compact(|| true);
+/// table.read(handle, |object| assert_eq!(object, b"an object"))?;
+/// table.free(handle)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct HandleTable<S: PageSource> {
     pool: Pool<S>,

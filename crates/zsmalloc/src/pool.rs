@@ -46,6 +46,18 @@ pub(crate) struct Shard {
 ///
 /// Objects are immutable from [`store`](Pool::store) to [`free`](Pool::free). Any number of threads
 /// may use a pool; no lock covers all of it.
+///
+/// ```
+/// use zsmalloc::{Config, HeapSource, Pool};
+///
+/// let pool = Pool::new(HeapSource::new(), Config::with_capacity_pages(4096))?;
+/// let word = pool.store(&[b"header ", b"and body"])?;
+/// // The owner keeps the word and the length.
+/// pool.read(word, 15, |object| assert_eq!(object, b"header and body"));
+/// pool.free(word);
+/// assert!(pool.try_free(word).is_err(), "a double free is reported");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Pool<S: PageSource> {
     pub(crate) source: S,

@@ -7,6 +7,34 @@ use crate::word::ObjectWord;
 /// A compactor copies an object and then asks its owner to replace the word. The pool does not
 /// record owners: an owner that wants compaction stores what it needs to find its own entry, such
 /// as a slot number, in the object.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use zsmalloc::{Config, HeapSource, ObjectWord, Pool, Relocate};
+///
+/// /// An owner of one object.
+/// struct Owner(AtomicU64);
+///
+/// impl Relocate for Owner {
+///     fn relocate(&self, old: ObjectWord, new: ObjectWord, _object: &[u8]) -> bool {
+///         let (old, new) = (old.into_raw(), new.into_raw());
+///         self.0
+///             .compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed)
+///             .is_ok()
+///     }
+/// }
+///
+/// let pool = Pool::new(HeapSource::new(), Config::with_capacity_pages(4096))?;
+/// let owner = Owner(AtomicU64::new(pool.store(&[b"an object"])?.into_raw()));
+/// pool.compact(&owner, || true);
+///
+/// // The pin comes before the load of the word.
+/// let pin = pool.pin();
+/// let word = ObjectWord::from_raw(owner.0.load(Ordering::Acquire)).expect("stored above");
+/// pool.read(word, 9, |object| assert_eq!(object, b"an object"));
+/// drop(pin);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Relocate: Sync {
     /// Replaces `old` by `new` in the owner's entry if it is still there, by one compare-and-swap
     /// with release ordering or under a lock. Returns whether it did.

@@ -43,6 +43,53 @@ pub struct PageRun {
 /// A pool makes no system call itself. It calls [`reserve`](PageSource::reserve) once, when it is
 /// made.
 ///
+/// A source on Linux:
+///
+/// ```
+/// use std::ptr::{NonNull, null_mut};
+/// use zsmalloc::{Config, PAGE_SIZE, PageRun, PageSource, Pool, SourceError};
+///
+/// struct Mapping;
+///
+/// // SAFETY: a reservation is a private anonymous mapping, which starts as zero and stays mapped
+/// // until `unreserve`.
+/// unsafe impl PageSource for Mapping {
+///     fn reserve(&self, pages: usize) -> Result<NonNull<u8>, SourceError> {
+///         let (protection, flags) = (
+///             libc::PROT_READ | libc::PROT_WRITE,
+///             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+///         );
+///         // SAFETY: a new mapping replaces nothing.
+///         let start = unsafe { libc::mmap(null_mut(), pages * PAGE_SIZE, protection, flags, -1, 0) };
+///         if start == libc::MAP_FAILED {
+///             return Err(SourceError::Reserve { pages });
+///         }
+///         NonNull::new(start.cast()).ok_or(SourceError::Reserve { pages })
+///     }
+///
+///     unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
+///         // SAFETY: the range is a mapping of `reserve` that the caller no longer uses.
+///         unsafe { libc::munmap(base.as_ptr().cast(), pages * PAGE_SIZE) };
+///     }
+///
+///     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
+///         for run in runs {
+///             let (start, length) = (run.start.as_ptr().cast(), run.pages * PAGE_SIZE);
+///             // SAFETY: the run lies in a mapping of `reserve`, and its contents are unused.
+///             if unsafe { libc::madvise(start, length, libc::MADV_DONTNEED) } != 0 {
+///                 return Err(SourceError::Discard);
+///             }
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// let pool = Pool::new(Mapping, Config::with_capacity_pages(4096))?;
+/// let word = pool.store(&[b"an object"])?;
+/// pool.read(word, 9, |object| assert_eq!(object, b"an object"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Safety
 ///
 /// A reservation must be `pages * PAGE_SIZE` bytes of readable and writable memory, aligned to

@@ -139,6 +139,33 @@ pub struct FileUsage {
 }
 
 /// Pages in a file.
+///
+/// ```no_run
+/// use std::{fs::File, io, os::unix::fs::FileExt};
+/// use memfold_swap::{FileBackend, FileKey, FileTier};
+///
+/// struct SwapFile(File);
+///
+/// impl FileBackend for SwapFile {
+///     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+///         self.0.read_exact_at(buffer, offset)
+///     }
+///
+///     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+///         self.0.write_all_at(data, offset)
+///     }
+/// }
+///
+/// # fn random() -> [u8; 32] { [0; 32] }
+/// # let config = memfold_swap::SwapConfig::default();
+/// # let mut space = memfold_swap::SwapSpace::new(zsmalloc::HeapSource::new(), config)?;
+/// let size = 1 << 30;
+/// let file = File::create_new("swap")?;
+/// file.set_len(size)?;
+/// let key = FileKey::new(random());
+/// space.add_tier(Box::new(FileTier::new(Box::new(SwapFile(file)), size, &key, 3)?))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct FileTier {
     backend: Box<dyn FileBackend>,
     cipher: Cipher,
