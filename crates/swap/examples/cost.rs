@@ -107,7 +107,7 @@ struct MemoryFile(Mutex<Vec<u8>>);
 
 impl FileBackend for MemoryFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        let contents = self.0.lock().expect("nobody panics with the lock");
+        let contents = self.0.lock().expect("no panic under the lock");
         let from = offset as usize;
         let data = contents.get(from..from + buffer.len());
         buffer.copy_from_slice(data.ok_or(std::io::ErrorKind::UnexpectedEof)?);
@@ -115,7 +115,7 @@ impl FileBackend for MemoryFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        let mut contents = self.0.lock().expect("nobody panics with the lock");
+        let mut contents = self.0.lock().expect("no panic under the lock");
         let end = offset as usize + data.len();
         if contents.len() < end {
             contents.resize(end, 0);

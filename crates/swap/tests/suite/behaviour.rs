@@ -190,7 +190,7 @@ fn a_batch_gets_neighbouring_slots() {
 }
 
 #[test]
-fn when_slots_run_out_the_caller_is_told_and_can_go_on() {
+fn when_slots_run_out_a_store_fails_and_later_ones_succeed() {
     let config = SwapConfig {
         max_slots: 2 * CLUSTER_SLOTS,
         shards: 1,
@@ -250,7 +250,7 @@ fn a_failed_store_keeps_nothing_and_a_failed_load_loses_nothing() {
     assert_holds(&space, slot, &text(1));
 }
 
-/// A source that refuses or damages memory when told to.
+/// A source that refuses or damages memory on demand.
 #[derive(Default)]
 struct BadSource {
     heap: HeapSource,

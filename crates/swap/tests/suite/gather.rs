@@ -1,4 +1,4 @@
-//! Slots handed over are all released, once, by whoever it may be.
+//! Every queued slot is released exactly once, by a worker, a helper or the caller.
 
 use std::{
     sync::{Arc, mpsc},
