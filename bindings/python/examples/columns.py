@@ -1,5 +1,5 @@
 """Sums the columns of a matrix whose memory was moved out: memfold's arrays, and ordinary ones in
-the swap space that the system has (zram, say), in turn.
+the swap space of the host (zram, say), in turn.
 
     python bindings/python/examples/columns.py [--megabytes 256] [--runs 5]
 
@@ -45,7 +45,7 @@ class Ours:
 class Systems:
     """Ordinary memory, without huge pages."""
 
-    name = "the system's swap"
+    name = "host swap"
 
     def __init__(self, rows):
         self.memory = mmap.mmap(-1, rows * WIDTH * 8, flags=mmap.MAP_PRIVATE)
@@ -96,7 +96,7 @@ def main():
         print(
             f"{contestant.name}: {statistics.median(seconds):.3f} s "
             f"(spread {max(seconds) / min(seconds):.2f}), "
-            f"processor {statistics.median(processor):.3f} s"
+            f"CPU time {statistics.median(processor):.3f} s"
         )
 
 

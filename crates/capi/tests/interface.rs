@@ -11,7 +11,7 @@ use memfold_capi::{
 fn a_child_advises_on_its_own_regions() {
     const PART: usize = 2 << 20;
     // SAFETY: pointers to what lives here; regions are touched only by the calls. The child calls
-    // this library alone, whose locks nobody holds, and ends without destructors.
+    // this library alone, none of whose locks is held, and exits without destructors.
     unsafe {
         let limit = || {
             let mut limit = std::ptr::null_mut();

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each part is measured by itself with the same pages, in turn with the others, and printed as a
-//! table in Markdown: nanoseconds of the thread's processor a page, medians, and spread (largest by
+//! table in Markdown: nanoseconds of the thread's CPU time a page, medians, and spread (largest by
 //! smallest).
 
 use memfold::{Memfold, Mode, Region};
@@ -76,9 +76,9 @@ fn shuffled(pages: usize) -> Vec<usize> {
     order
 }
 
-/// What the calling thread has used of its processor. Unlike the clock on the wall it is the same
+/// The CPU time of the calling thread. Unlike the clock on the wall it is the same
 /// where other programs are busy.
-fn processor_time() -> Duration {
+fn cpu_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -90,9 +90,9 @@ fn processor_time() -> Duration {
 
 /// Nanoseconds of the calling thread for each of `pages`.
 fn each(pages: usize, run: impl FnOnce()) -> f64 {
-    let start = processor_time();
+    let start = cpu_time();
     run();
-    (processor_time() - start).as_secs_f64() * 1e9 / pages as f64
+    (cpu_time() - start).as_secs_f64() * 1e9 / pages as f64
 }
 
 /// Pages as LZ4 leaves them, one behind the other.
@@ -341,7 +341,7 @@ fn main() {
     };
     let ratio = bench.compressed.bytes.len() as f64 / (bench.pages * PAGE_SIZE) as f64;
     println!(
-        "{megabytes} MiB, {runs} runs, compressed to {ratio:.2}; ns of processor a page (spread)\n"
+        "{megabytes} MiB, {runs} runs, compressed to {ratio:.2}; ns of CPU time a page (spread)\n"
     );
     println!("| part | random, a page a fault | sequential, {WINDOW} pages a fault |");
     println!("|---|---|---|");

@@ -1,5 +1,5 @@
-//! What happens when the system has no memory or addresses to give: calls fail and say so, nothing
-//! ends, and what is there stays right. One test, as it limits the whole process.
+//! When the kernel has no memory or addresses to give, calls fail with an error, and existing regions keep
+//! working. One test, as it limits the whole process.
 
 mod common;
 

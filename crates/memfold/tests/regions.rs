@@ -82,7 +82,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 }
 
 /// Every page of a region is read once, in no order: with room for all of it, neighbours come in
-/// with what was asked for; at a limit, nothing leaves for what nobody asked for.
+/// with the pages that were touched; at a limit, no page is moved out for readahead.
 #[test]
 fn scattered_reads_bring_in_neighbours_only_where_there_is_room() {
     for mode in [Mode::Signal, Mode::Thread] {

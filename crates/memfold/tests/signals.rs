@@ -38,7 +38,7 @@ extern "C" fn touching_handler(_: i32) {
     let start = REGION.load(Ordering::SeqCst);
     if !start.is_null() {
         let number = READ.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the region lives until nobody is inside; the page is read only.
+        // SAFETY: the region lives until no thread accesses it; the page is read only.
         let byte = unsafe { start.add(number % 256 * PAGE).read_volatile() };
         if byte != 0x5a {
             std::process::abort();
@@ -210,7 +210,7 @@ fn regions_are_not_inherited(mode: Mode) {
     assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
     let status = forked(|| {
         let refused = matches!(memfold.map(PAGE), Err(memfold::Error::Forked));
-        // Dropping what is the parent's harms nobody, and does not wait for its threads.
+        // Dropping what the child inherited does not touch it, nor wait for the parent's threads.
         drop((region, memfold));
         if refused { 17 } else { 0 }
     });
