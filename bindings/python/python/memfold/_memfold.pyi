@@ -32,3 +32,25 @@ class Pinned: ...
 
 # From here on generated: MEMFOLD_WRITE_STUBS=1 bindings/python/run-tests.sh
 class Stats(TypedDict):
+    mode: str
+    limit_bytes: int
+    resident_limit_bytes: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    pool_bytes: int
+    metadata_bytes: int
+    mapped_bytes: int
+    pinned_bytes: int
+    stored_pages: int
+    same_filled_pages: int
+    stored_bytes: int
+    faults_swap_in: int
+    faults_zero_fill: int
+    faults_cache: int
+    pages_out: int
+    pages_in: int
+    pages_read_ahead: int
+    pages_zero_filled: int
+    direct_reclaims: int
+    store_failures: int
+    over_limit_pages: int
