@@ -11,6 +11,8 @@
  *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
  *                                unmapped yet
  *
+ * Races (race, stays, over) take so many times as long as a third argument says.
+ *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
 #include "stamp.h"
@@ -25,6 +27,8 @@
 #include <sys/wait.h>
 
 static size_t pages;
+/* So many times as many forks in a race. */
+static unsigned times;
 static uint64_t *memory;
 
 static void verify(const char *who)
@@ -263,7 +267,7 @@ static void stays(void)
     stamp_piece(piece->now, 1);
     pthread_t mover;
     pthread_create(&mover, NULL, move_and_leave, NULL);
-    for (unsigned round = 0; round < 200; round++) {
+    for (unsigned round = 0; round < 100 * times; round++) {
         pid_t child = fork();
         if (child == 0) {
             uint64_t *start = piece->next && can_be_read(piece->next) ? piece->next : piece->now;
@@ -335,7 +339,7 @@ static void over(void)
     stamp_piece(piece->now, 1);
     pthread_t mover;
     pthread_create(&mover, NULL, move_over, NULL);
-    for (unsigned round = 0; round < 600; round++) {
+    for (unsigned round = 0; round < 300 * times; round++) {
         size_t part = pages / 16;
         verify_pages("driving the piece out", memory, round % 16 * part, (round % 16 + 1) * part, 1);
         pid_t child = fork();
@@ -371,7 +375,7 @@ static void race(void)
     pthread_t movers[2];
     for (size_t mover = 0; mover < 2; mover++)
         pthread_create(&movers[mover], NULL, move_about, (void *)mover);
-    for (unsigned round = 0; round < 60; round++) {
+    for (unsigned round = 0; round < 30 * times; round++) {
         pid_t child = fork();
         if (child == 0) {
             look_at_pieces();
@@ -449,8 +453,9 @@ static void drop_beside_forks(void)
 
 int main(int count, char **arguments)
 {
-    if (count != 3)
+    if (count != 3 && count != 4)
         return 2;
+    times = count == 4 ? (unsigned)atoi(arguments[3]) : 1;
     const char *mode = arguments[1];
     if (!strcmp(mode, "nothing"))
         return 0;

@@ -2,15 +2,15 @@
 //! main thread ends before the others, threads end without a touch, a child has no helper, a helper is
 //! stopped, a whole program is.
 
-use crate::support::{Limits, MIB, Outcome, Program, compiled, is_alive, skip};
+use crate::support::{Limits, MIB, Outcome, Program, compiled, is_alive, rounds, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::time::{Duration, Instant};
 
 fn departures(mode: &str, megabytes: &str) -> Program {
     Program::new(compiled("departures", &["departures.c"], &[]))
-        .args([mode, megabytes])
-        .timeout(Duration::from_secs(120))
+        .args([mode, megabytes, &rounds().to_string()])
+        .timeout(Duration::from_secs(120 + 30 * u64::from(rounds())))
 }
 
 /// Runs it with a part of its memory out.
