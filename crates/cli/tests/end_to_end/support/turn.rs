@@ -2,6 +2,7 @@
 
 use super::find_program;
 use memfold_testing::skip;
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -44,6 +45,16 @@ macro_rules! beside {
     };
 }
 
+thread_local! {
+    /// Of the test that this thread runs.
+    static SHARE: Cell<Share> = const { Cell::new(Share::Alone) };
+}
+
+/// How the test that this thread runs shares the machine.
+pub fn share_of_this_test() -> Share {
+    SHARE.get()
+}
+
 /// Waits until a test may begin; nothing, said aloud, if this machine lacks what it needs.
 pub fn turn(share: Share, tools: &[&str]) -> Option<Turn> {
     static MACHINE: RwLock<()> = RwLock::new(());
@@ -52,6 +63,7 @@ pub fn turn(share: Share, tools: &[&str]) -> Option<Turn> {
         skip(&missing.join(", "));
         return None;
     }
+    SHARE.set(share);
     // A test that failed leaves nothing behind that others see.
     Some(match share {
         Share::Alone => Turn::Alone {
