@@ -77,6 +77,14 @@ impl Arena {
         system::open_up(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)
     }
 
+    /// Seals what the supervisor reads by `/proc/PID/mem`: a file of a FUSE server mapped there instead
+    /// would make the read wait for that server. Sealed mappings cannot be unmapped, so the helper seals
+    /// them once it runs. (An inherited beacon is sealed already, and sealing it again does nothing.)
+    pub fn seal(&self) -> Result<(), Errno> {
+        system::seal(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)?;
+        system::seal(self.beacon, PAGE_SIZE)
+    }
+
     /// Forgets an arena whose helper never came to run.
     pub fn unmap(&self) {
         system::unmap(self.start, self.length);

@@ -112,6 +112,8 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         system::unlock(arena.stage, length);
         system::drop_pages(arena.stage, length)?;
     }
+    // Where the kernel does not seal (before Linux 6.10), the supervisor does not ask for it.
+    let _ = arena.seal();
     // Before anybody's word can set it to work, and while the program waits.
     system::give_up_privileges();
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;

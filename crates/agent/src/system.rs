@@ -109,6 +109,16 @@ pub fn forbid_merging(start: usize, length: usize) {
     let _ = advise(start, length, MADV_UNMERGEABLE);
 }
 
+/// Keeps our own range mapped as it is for the life of the address space: nothing is mapped over it,
+/// unmapped or moved, and its access stays.
+///
+/// # Errors
+/// `ENOSYS` before Linux 6.10.
+pub fn seal(start: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the range lies in our own mapping, which this library neither unmaps nor moves afterwards.
+    Errno::result(unsafe { syscall(nr::MSEAL, [start, length, 0, 0, 0, 0]) }).map(|_| ())
+}
+
 /// Keeps our own range out of forked children.
 pub fn keep_from_children(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTFORK)

@@ -23,6 +23,8 @@ pub mod raw;
 pub mod uffd;
 
 #[cfg(feature = "std")]
+pub mod deadline;
+#[cfg(feature = "std")]
 pub mod epoll;
 #[cfg(feature = "std")]
 pub mod fork;

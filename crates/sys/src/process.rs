@@ -6,7 +6,7 @@ mod mappings;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
-pub use mappings::{InheritedRange, VirtualMemoryArea};
+pub use mappings::{InheritedRange, VirtualMemoryArea, kernel_seals};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{parse_line, registered_ranges};
 

@@ -48,6 +48,7 @@ pub mod nr {
     pub const PIDFD_OPEN: usize = 434;
     pub const CLOSE_RANGE: usize = 436;
     pub const PIDFD_GETFD: usize = 438;
+    pub const MSEAL: usize = 462;
 }
 
 /// Starts a thread or process by the `clone` system call, which runs `entry` on a stack of its own.

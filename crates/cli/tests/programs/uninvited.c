@@ -10,6 +10,7 @@
  *   uninvited exchanged TRUSTED    connects and executes TRUSTED, a copy of this with more rights; its
  *                                 child then says hello by that connection
  *   uninvited trusted ARENA PIPE   what that executes: says whether any page of ARENA was read
+ *   uninvited unsealed             says a sound hello without and with a sealed arena
  *
  * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
 #define _GNU_SOURCE
@@ -19,6 +20,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -70,6 +72,34 @@ static int connect_to_memfold(void)
     return -1;
 }
 
+static void *sleep_on(void *number)
+{
+    *(volatile pid_t *)number = syscall(SYS_gettid);
+    sleep(1000);
+    return NULL;
+}
+
+/* A thread of this process, besides the main one: a helper. */
+static pid_t helper_thread(void)
+{
+    static pid_t process;
+    static volatile pid_t number;
+    if (process != getpid()) {
+        pthread_t thread;
+        number = 0, process = getpid();
+        must(pthread_create(&thread, NULL, sleep_on, (void *)&number), "pthread_create");
+        while (number == 0)
+            usleep(100);
+    }
+    return number;
+}
+
+static void seal(char *start, size_t pages)
+{
+    /* Before Linux 6.10 there is no such call, and memfold does not ask for it. */
+    syscall(462, start, pages * PAGE, 0);
+}
+
 static struct hello sound_hello(char *arena)
 {
     struct hello hello = {
@@ -80,7 +110,7 @@ static struct hello sound_hello(char *arena)
         .stage_pages = STAGE_PAGES,
         .trash = (uint64_t)arena + (FRONT_PAGES + STAGE_PAGES) * PAGE,
         .beacon = (uint64_t)arena + PAGE,
-        .thread = syscall(SYS_gettid),
+        .thread = helper_thread(),
     };
     return hello;
 }
@@ -207,6 +237,7 @@ static int foreign(void)
         int socket_ = connect_to_memfold();
         must(socket_ < 0, "connect");
         strcpy(arena + FRONT_PAGES * PAGE, "the child's own secret");
+        seal(arena, FRONT_PAGES + STAGE_PAGES);
         struct hello hello = sound_hello(arena);
         _exit(is_welcomed(socket_, &hello, sizeof hello, own, trash) ? 3 : 0);
     }
@@ -258,6 +289,7 @@ static _Noreturn void claim_all(char *arena, const char *shown)
     uint64_t own_number = *(volatile uint64_t *)beacon, its_number;
     become_nobody();
     map_arena(arena);
+    seal(arena, FRONT_PAGES + STAGE_PAGES);
     int welcomed = 0;
     for (uint64_t number = 1; number <= 40; number++)
         welcomed += number != own_number && claim_one(arena, beacon, number);
@@ -296,11 +328,35 @@ static int claim(size_t pages)
     return status != 0;
 }
 
+static int unsealed(void)
+{
+    find_memfold();
+    char *arena = map_arena(NULL);
+    struct hello hello = sound_hello(arena);
+    /* Neither without any seal, nor without that of the page by which it proves itself, or of the beacon. */
+    struct { char *start; size_t pages; } parts[] = {
+        {arena + FRONT_PAGES * PAGE, STAGE_PAGES - 1},
+        {arena + (FRONT_PAGES + STAGE_PAGES - 1) * PAGE, 1},
+        {arena + PAGE, 1},
+    };
+    for (unsigned sealed = 0; sealed <= 3; sealed++) {
+        int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
+        must(socket_ < 0, "connect");
+        say("%d", is_welcomed(socket_, &hello, sizeof hello, own, trash));
+        close(socket_), close(own), close(trash);
+        if (sealed < 3)
+            seal(parts[sealed].start, parts[sealed].pages);
+    }
+    say("\n");
+    return 0;
+}
+
 static int rubbish(void)
 {
     find_memfold();
     become_nobody();
     char *arena = map_arena(NULL);
+    seal(arena, FRONT_PAGES + STAGE_PAGES);
     unsigned seed = 7;
     int welcomed = 0, ends[2];
     must(pipe(ends), "pipe");
@@ -403,6 +459,8 @@ int main(int count, char **arguments)
         return exchanged(arguments[2]);
     if (!strcmp(mode, "trusted") && count == 4)
         return trusted((char *)strtoul(arguments[2], NULL, 16), atoi(arguments[3]));
+    if (!strcmp(mode, "unsealed"))
+        return unsealed();
     if (!strcmp(mode, "rubbish"))
         return rubbish();
     return 2;

@@ -1,12 +1,13 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
 use super::{Credentials, Process, named_bytes, named_field, stat_field};
-use crate::PAGE_SIZE;
+use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// How large a process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub struct Inspector {
     pub(super) maps: File,
     /// For a forked child, until its mappings were compared with what it inherited.
     pub(super) smaps: Mutex<Option<File>>,
-    memory: File,
+    memory: Arc<File>,
 }
 
 impl Inspector {
@@ -56,7 +57,7 @@ impl Inspector {
             maps: open("maps")?,
             pagemap: open("pagemap")?,
             smaps: Mutex::new(None),
-            memory: open("mem")?,
+            memory: Arc::new(open("mem")?),
             thread,
             process: process.clone(),
         })
@@ -92,6 +93,11 @@ impl Inspector {
     /// If that is gone.
     pub fn credentials(&self) -> io::Result<Credentials> {
         self.process.credentials(self.thread)
+    }
+
+    pub(super) fn open_of_thread(&self, name: &str) -> io::Result<File> {
+        self.process
+            .open_file(&format!("task/{}/{name}", self.thread))
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
@@ -200,6 +206,21 @@ impl Inspector {
             }
         }
         Ok(copied)
+    }
+
+    /// Copies one page out of the process, whatever is mapped there: a file that nobody serves is waited
+    /// for no longer than `patience`. `None` if the page is not there by then.
+    pub fn read_page_within(
+        &self,
+        source: u64,
+        patience: Duration,
+    ) -> Option<Box<[u8; PAGE_SIZE]>> {
+        let memory = self.memory.clone();
+        deadline::within(patience, move || {
+            let mut page = Box::new([0; PAGE_SIZE]);
+            memory.read_exact_at(&mut *page, source).ok().map(|()| page)
+        })
+        .flatten()
     }
 
     /// The CPU that a thread of the process last ran on.

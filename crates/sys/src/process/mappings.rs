@@ -1,8 +1,9 @@
 //! What another process maps, and which pages of that are in memory.
 
 use super::{Inspector, text_of};
+use crate::raw::{nr, syscall};
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
@@ -54,43 +55,88 @@ pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
     let permissions = fields.next()?;
-    let inode = fields.nth(2)?;
+    let (device, inode) = (fields.nth(1)?, fields.next()?);
+    // A file's inode may have any number, as a FUSE server chooses it; its device is never this one.
+    let anonymous = device == "00:00" && inode == "0";
     let name = fields.next().unwrap_or("");
     let anonymous_name = name.is_empty() || name == "[heap]" || name.starts_with("[anon:");
     Some(VirtualMemoryArea {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
-        movable: permissions == "rw-p" && inode == "0" && anonymous_name,
-        guard: permissions == "---p" && inode == "0" && anonymous_name,
+        movable: permissions == "rw-p" && anonymous && anonymous_name,
+        guard: permissions == "---p" && anonymous && anonymous_name,
     })
+}
+
+/// Finds mappings and their flags in the lines of a `smaps`.
+#[derive(Default)]
+struct Flagged {
+    area: Option<VirtualMemoryArea>,
+}
+
+impl Flagged {
+    /// The mapping and its flags, at the line that ends what is said of it.
+    fn look<'a>(&mut self, line: &'a str) -> Option<(VirtualMemoryArea, &'a str)> {
+        let is_first = |byte: &u8| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase();
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            return Some((self.area.take()?, flags));
+        }
+        if line.as_bytes().first().is_some_and(is_first) {
+            self.area = parse_line(line);
+        }
+        None
+    }
+}
+
+fn has_flag(flags: &str, flag: &str) -> bool {
+    flags.split_ascii_whitespace().any(|other| other == flag)
 }
 
 /// The ranges that a `smaps` shows as registered with a userfaultfd.
 pub(crate) fn registered_ranges(smaps: &str) -> Vec<InheritedRange> {
-    let mut area = None;
-    let mut ranges = Vec::new();
-    for line in smaps.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            let has = |flag| flags.split_ascii_whitespace().any(|other| other == flag);
-            ranges.extend(
-                area.take()
-                    .filter(|_| has("um"))
-                    .map(|area: VirtualMemoryArea| InheritedRange {
-                        start: area.start,
-                        end: area.end,
-                        wiped: has("wf"),
-                        movable: area.movable,
-                    }),
-            );
-        } else if line
-            .as_bytes()
-            .first()
-            .is_some_and(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
-        {
-            area = parse_line(line);
+    let mut flagged = Flagged::default();
+    let areas = smaps.lines().filter_map(|line| flagged.look(line));
+    areas
+        .filter(|(_, flags)| has_flag(flags, "um"))
+        .map(|(area, flags)| InheritedRange {
+            start: area.start,
+            end: area.end,
+            wiped: has_flag(flags, "wf"),
+            movable: area.movable,
+        })
+        .collect()
+}
+
+/// Whether a `smaps` shows sealed anonymous memory in all of the ranges `(start, end)`. It is read no
+/// further than they reach, as the kernel walks the page tables for each mapping.
+fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> {
+    let mut left: Vec<(u64, u64)> = ranges.to_vec();
+    let mut flagged = Flagged::default();
+    for line in smaps.split(b'\n') {
+        if left.is_empty() {
+            break;
         }
+        let line = text_of(line?);
+        let Some((area, flags)) = flagged.look(&line) else {
+            continue;
+        };
+        if !(area.movable && has_flag(flags, "sl")) {
+            continue;
+        }
+        for (start, _) in &mut left {
+            if (area.start..area.end).contains(start) {
+                *start = area.end;
+            }
+        }
+        left.retain(|(start, end)| start < end);
     }
-    ranges
+    Ok(left.is_empty())
+}
+
+/// Whether this kernel seals mappings (`mseal`, Linux 6.10), and lets this process.
+pub fn kernel_seals() -> bool {
+    // SAFETY: an empty range.
+    unsafe { syscall(nr::MSEAL, [0; 6]) == 0 }
 }
 
 impl VirtualMemoryArea {
@@ -159,6 +205,15 @@ impl Inspector {
         let text = whole(file)?;
         *smaps = None;
         Ok(registered_ranges(&text))
+    }
+
+    /// Whether the ranges `(start, end)` are sealed anonymous memory: then they stay so as long as the
+    /// address space lasts, and reading there waits for no file.
+    ///
+    /// # Errors
+    /// If the thread by which the process is looked at is gone.
+    pub fn has_sealed(&self, ranges: &[(u64, u64)]) -> io::Result<bool> {
+        shows_sealed(BufReader::new(self.open_of_thread("smaps")?), ranges)
     }
 
     /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
@@ -268,6 +323,7 @@ mod tests {
             "7f0000000000-7f0000001000 rw-s 00000000 00:00 0",
             "7f0000000000-7f0000001000 rwxp 00000000 00:00 0",
             "7f0000000000-7f0000001000 rw-p 00000000 08:01 1234 /lib/x.so",
+            "7f0000000000-7f0000001000 rw-p 00000000 00:27 0 ",
         ] {
             assert!(!parse_line(other).unwrap().movable, "{other}");
         }
@@ -282,6 +338,57 @@ mod tests {
         assert!(guard.guards(&stack));
         assert!(!guard.guards(&apart));
         assert!(!stack.guards(&guard));
+    }
+
+    /// As many mappings as there are headers and flags, one after the other.
+    fn smaps(mappings: &[(&str, &str)]) -> String {
+        let text = mappings
+            .iter()
+            .map(|(header, flags)| format!("{header}\nRss:  0 kB\nVmFlags: {flags}\n"));
+        text.collect()
+    }
+
+    #[test]
+    fn only_sealed_anonymous_memory_counts_as_sealed() {
+        let first = "1000-3000 rw-p 00000000 00:00 0";
+        let second = "3000-5000 rw-p 00000000 00:00 0";
+        let file = "3000-5000 rw-p 00000000 00:27 0 /mnt/file";
+        let shows = |mappings: &[(&str, &str)], ranges: &[(u64, u64)]| {
+            shows_sealed(smaps(mappings).as_bytes(), ranges).unwrap()
+        };
+        let (sealed, open) = ("rd wr um sl", "rd wr um");
+        let both = [(first, sealed), (second, sealed)];
+        assert!(shows(&both, &[(0x1000, 0x5000)]), "two mappings in a row");
+        assert!(shows(&both, &[(0x4000, 0x5000), (0x1000, 0x2000)]));
+        assert!(!shows(&both, &[(0x1000, 0x6000)]), "one page more");
+        assert!(!shows(&both, &[(0, 0x2000)]), "one page before");
+        let partly = [(first, sealed), (second, open)];
+        assert!(shows(&partly, &[(0x1000, 0x3000)]));
+        assert!(!shows(&partly, &[(0x1000, 0x5000)]));
+        assert!(!shows(
+            &[(first, sealed), (file, sealed)],
+            &[(0x1000, 0x5000)]
+        ));
+        assert!(!shows(&[(first, sealed)], &[(0x1000, 0x5000)]), "a gap");
+    }
+
+    #[test]
+    fn memory_that_this_kernel_seals_is_seen_to_be() {
+        if !kernel_seals() {
+            memfold_testing::skip("mseal (Linux 6.10)");
+            return;
+        }
+        let process = crate::process::Process::open(own_id()).unwrap();
+        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
+        // It stays until this process ends.
+        let mapping = std::mem::ManuallyDrop::new(crate::memory::Mapping::anonymous(8192).unwrap());
+        let start = mapping.start().as_ptr() as u64;
+        let range = [(start, start + 8192)];
+        assert!(!inspector.has_sealed(&range).unwrap());
+        // SAFETY: a mapping that is never unmapped.
+        let sealed = unsafe { syscall(nr::MSEAL, [start as usize, 8192, 0, 0, 0, 0]) };
+        assert_eq!(sealed, 0);
+        assert!(inspector.has_sealed(&range).unwrap());
     }
 
     #[test]

@@ -19,4 +19,5 @@ mod pass_through;
 mod processes;
 mod redirected;
 mod repeat;
+mod stage_mapped_over;
 pub mod tiers;

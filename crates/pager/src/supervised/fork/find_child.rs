@@ -8,6 +8,7 @@
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
+use crate::supervised::helper::accept::is_known_child;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
@@ -17,9 +18,14 @@ use memfold_sys::process::{Inspector, processes_by_own_number};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// While other processes end, the kernel may leave one out of those it lists.
 const SEARCHES: u32 = 3;
+
+/// How long the beacon of what may be the child's process is waited for. An anonymous page takes
+/// microseconds; a longer time lets one that maps a file there hold up its CPU's handler for longer.
+const BEACON_PATIENCE: Duration = Duration::from_millis(50);
 
 impl AddressSpace {
     /// Before the first fault of a forked child is served: finds its process, by the number its
@@ -63,10 +69,11 @@ impl AddressSpace {
     }
 
     /// Whether what this address space has in its beacon is what a process has there: then it is its own.
+    ///
+    /// Nothing is known of the process yet, so the read must not wait for what it maps there.
     pub fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
-        let start = beacon.address();
-        let mut found = [0; PAGE_SIZE];
-        matches!(inspector.read_pages(&[start], &mut found), Ok(1)) && found == self.beacon_page()
+        let found = inspector.read_page_within(beacon.address(), BEACON_PATIENCE);
+        found.is_some_and(|found| *found == self.beacon_page())
     }
 }
 
@@ -90,6 +97,10 @@ fn find_process(
     let _raised = privilege::raised();
     processes_by_own_number(thread.into())
         .filter(|process| !is_known(group, process.pid()))
+        // With no descriptor to look by, descent is unknown; opening the process reports that.
+        .filter(|process| {
+            is_known_child(group, process) || process.descends_from_here().unwrap_or(true)
+        })
         .filter_map(|process| {
             let process = Arc::new(process);
             // The main thread may have ended before others.

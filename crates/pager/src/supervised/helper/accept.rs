@@ -344,7 +344,7 @@ impl Attendant {
 /// Whether the parent of a process is managed already, and so descends from here. A PID is not given again
 /// before its process is reaped. So one that was the parent's after a process of that PID was found, and
 /// before that is found not to be reaped, is that process's.
-fn is_known_child(group: &Group, process: &Process) -> bool {
+pub fn is_known_child(group: &Group, process: &Process) -> bool {
     let Some(parent) = process.parent() else {
         return false;
     };

@@ -10,6 +10,9 @@
 //!   and must be read through the opened memory. The page map and the mappings, which were opened before,
 //!   must show it, and the stage as a mapping of its own. (A peer that executes a program with more rights between two of
 //!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
+//! * stage and beacon are sealed anonymous memory, where the kernel seals. So a read of them waits for no file
+//!   that the program maps there, now or later. All files of `/proc` are opened by way of a thread that is not the
+//!   main one, so they are of one address space: executing a program ends every other thread.
 //! * who claims what was inherited by a fork shows the secret of that child's beacon, and is the process that was
 //!   seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
 //!
@@ -135,6 +138,9 @@ impl Attendant {
             .process
             .thread_by_own_number(hello.thread)
             .ok_or_else(|| invalid("its helper is none of its threads"))?;
+        if thread == peer.process.pid() {
+            return Err(invalid("its helper is its main thread"));
+        }
         let is_child = hello.inherited != 0;
         let (space, inspector) = if is_child {
             self.claimed(hello.inherited, &peer, thread, arena.beacon)?
@@ -142,6 +148,13 @@ impl Attendant {
             let inspector = peer.inspect(thread, None)?;
             (self.newcomer(own, &peer, user, hello.relative)?, inspector)
         };
+        let (stage, end) = layout.stage;
+        let page = PAGE_SIZE as u64;
+        if process::kernel_seals()
+            && !inspector.has_sealed(&[(stage, end), (layout.beacon, layout.beacon + page)])?
+        {
+            return Err(invalid("its helper's memory is not sealed"));
+        }
         space.open_stage(arena.stage)?;
         if !proves_itself(&space, &inspector, arena.stage)? {
             return Err(invalid("its userfaultfd is of another process"));

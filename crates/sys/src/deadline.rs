@@ -1,0 +1,77 @@
+//! Work that another process can hold up for as long as it likes: a read of its memory or of its
+//! executable waits for the FUSE server that it chose.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more,
+/// nothing of the kind is started any more.
+const OVERDUE_MAX: u32 = 32;
+
+/// Threads that are waiting past their deadline.
+static OVERDUE: AtomicU32 = AtomicU32::new(0);
+
+/// Runs `work` in a thread of its own and returns its result; `None` if the result is not there within
+/// `patience`, or no thread can be had. The thread is left behind then and ends when its wait does.
+pub fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    if OVERDUE.load(Ordering::Relaxed) >= OVERDUE_MAX {
+        return None;
+    }
+    let (sender, receiver) = mpsc::sync_channel(1);
+    // 0 while the thread works in time, 1 once either side is through, 2 once both are.
+    let sides = Arc::new(AtomicU32::new(0));
+    let of_thread = sides.clone();
+    let started = std::thread::Builder::new()
+        .name("deadline".into())
+        .stack_size(64 << 10)
+        .spawn(move || {
+            // Fails only past the deadline.
+            let _ = sender.send(work());
+            if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
+                OVERDUE.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+    started.ok()?;
+    let result = receiver.recv_timeout(patience).ok();
+    if result.is_none() {
+        OVERDUE.fetch_add(1, Ordering::Relaxed);
+        if sides.fetch_add(1, Ordering::AcqRel) == 1 {
+            OVERDUE.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overdue_threads_are_bounded_and_end() {
+        let forever = Duration::from_secs(60);
+        assert_eq!(within(forever, || 7), Some(7));
+        let (gate, waiters) = mpsc::channel::<()>();
+        let waiters = Arc::new(std::sync::Mutex::new(waiters));
+        let wait = || {
+            let waiters = waiters.clone();
+            within(Duration::ZERO, move || {
+                // Answers when the other end is gone.
+                let _ = waiters.lock().unwrap().recv();
+            })
+        };
+        for _ in 0..OVERDUE_MAX {
+            assert_eq!(wait(), None);
+        }
+        assert_eq!(within(forever, || 7), None, "too many are overdue");
+        drop(gate);
+        let began = std::time::Instant::now();
+        while within(forever, || 7) != Some(7) {
+            assert!(began.elapsed() < forever);
+            std::thread::yield_now();
+        }
+    }
+}
