@@ -5,6 +5,7 @@
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
 use super::unmanaged::{self, Reason};
+use memfold_sys::deadline;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, proc_text};
 use std::collections::HashMap;
@@ -15,6 +16,10 @@ use std::time::{Duration, Instant};
 /// How long a program image may take to load the library and connect. What ends sooner without
 /// having connected goes unseen.
 const GRACE: Duration = Duration::from_millis(800);
+
+/// How long a process's executable and environment are waited for, which may lie in a FUSE file system. Longer
+/// holds up the loop that takes signals.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A program image in a process: exec makes a new one.
 #[derive(Debug)]
@@ -99,7 +104,9 @@ impl Descendants {
             } else if !image.unmanaged && image.since.elapsed() >= GRACE {
                 image.unmanaged = true;
                 self.unmanaged += 1;
-                let (name, reason) = (name_of(pid), unmanaged::reason(pid, &self.preload));
+                let (name, preload) = (name_of(pid), self.preload.clone());
+                let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
+                let reason = reason.unwrap_or(Reason::Unseen);
                 findings.push(Finding { pid, name, reason });
             }
             seen.insert(pid, image);
