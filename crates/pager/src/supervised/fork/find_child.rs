@@ -117,7 +117,7 @@ fn find_process(
 /// Whether a process has an address space that is known to be its own.
 fn is_known(group: &Group, pid: i32) -> bool {
     group.spaces().iter().any(|space| {
-        let known = space.inspector().map(Inspector::pid);
+        let known = space.inspector().map(|known| known.pid());
         known == Some(pid) && !space.is_gone()
     })
 }

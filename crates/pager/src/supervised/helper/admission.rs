@@ -165,7 +165,7 @@ impl Attendant {
             .take_file()
             .ok_or_else(|| invalid("it has a helper"))?;
         let attached = Attached {
-            inspector,
+            inspector: Arc::new(inspector),
             arena,
             to_follow: OnceLock::new(),
         };
@@ -211,10 +211,10 @@ impl Attendant {
         beacon: VirtualPage,
     ) -> io::Result<(Arc<AddressSpace>, Inspector)> {
         let is_its_own = |space: &Arc<AddressSpace>| {
-            let seen = space.inspector().map(Inspector::process);
-            let is_the_same =
-                |seen: &Arc<Process>| seen.pid() == peer.process.pid() && seen.signal(0).is_ok();
-            space.is_id_request(beacon) && seen.is_none_or(is_the_same)
+            let is_the_same = |seen: Arc<Inspector>| {
+                seen.pid() == peer.process.pid() && seen.process().signal(0).is_ok()
+            };
+            space.is_id_request(beacon) && space.inspector().is_none_or(is_the_same)
         };
         let space = self.group.space(id).filter(is_its_own);
         let space = space.ok_or_else(|| invalid("it claims memory that is not to be claimed"))?;

@@ -66,7 +66,7 @@ pub struct Arena {
 
 /// What is known once the helper has said hello.
 pub struct Attached {
-    pub inspector: Inspector,
+    pub inspector: Arc<Inspector>,
     pub arena: Arena,
     /// What the helper may, if the program may have less one day. Looked at when it is first compared.
     pub to_follow: OnceLock<Option<Credentials>>,
@@ -108,7 +108,7 @@ pub struct AddressSpace {
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
     /// The process of a child that has no helper yet, or never will.
-    seen: OnceLock<Inspector>,
+    seen: Mutex<Option<Arc<Inspector>>>,
     pub listeners: Mutex<Listeners>,
     /// No handler listens, as the gate could not be had or that failed: the governor lets them try again.
     pub unlistened: AtomicBool,
@@ -161,7 +161,7 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
-            seen: OnceLock::new(),
+            seen: Mutex::default(),
             listeners: Mutex::default(),
             unlistened: AtomicBool::new(false),
             warned_unlistened: AtomicBool::new(false),
@@ -198,7 +198,10 @@ impl AddressSpace {
     /// The helper said hello: from now on pages can be moved out.
     pub fn attach(&self, attached: Attached) -> bool {
         *lock(&self.stage) = Stage::new(attached.arena.stage.pages() as usize);
-        self.attached.set(attached).is_ok()
+        let is_first = self.attached.set(attached).is_ok();
+        // Its descriptors are of no more use.
+        lock(&self.seen).take();
+        is_first
     }
 
     pub fn attached(&self) -> Option<&Attached> {
@@ -206,9 +209,9 @@ impl AddressSpace {
     }
 
     /// The way to look into the program's process, if it is known.
-    pub fn inspector(&self) -> Option<&Inspector> {
-        let attached = self.attached().map(|attached| &attached.inspector);
-        attached.or_else(|| self.seen.get())
+    pub fn inspector(&self) -> Option<Arc<Inspector>> {
+        let attached = self.attached().map(|attached| attached.inspector.clone());
+        attached.or_else(|| lock(&self.seen).clone())
     }
 
     /// The pages of a range that are in memory.
@@ -225,7 +228,7 @@ impl AddressSpace {
     /// Notes which process a child without a helper is.
     pub fn set_seen(&self, inspector: Inspector) {
         // The first is as good as any later one.
-        let _ = self.seen.set(inspector);
+        lock(&self.seen).get_or_insert_with(|| Arc::new(inspector));
     }
 
     /// Whether the program exited or executed another one.

@@ -35,7 +35,7 @@ impl AddressSpace {
     pub fn guard(&self) {
         let guardian = &self.resources.guardian;
         // Where a helper ended, it is another process that shares the memory.
-        let known = self.seen.get().filter(|_| self.attached().is_none());
+        let known = self.inspector().filter(|_| self.attached().is_none());
         let (place, guarded) = match known {
             _ if self.orphan.guarded.get().is_some() => return,
             Some(inspector) => {
