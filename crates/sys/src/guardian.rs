@@ -8,6 +8,9 @@
 //! Where it is not known who is in an address space, it waits until that is no more, and keeps the
 //! userfaultfd open until then: whoever touches what is missing waits, and reads no zeros.
 //!
+//! A helper that waits for a page which only the supervisor brings does not see the supervisor's end. The
+//! guardian kills its program a moment later than the helper would, who says why.
+//!
 //! It also shares the supervisor's memory, where the list is: it costs a stack of its own and
 //! nothing more, and there is nothing to send to it. (Whoever kills *all* processes that use that
 //! memory, as the kernel does when it runs out, kills it too.)
@@ -17,7 +20,7 @@ use crate::memory::Mapping;
 use crate::raw::{self, nr, syscall};
 use crate::uffd::Uffd;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
@@ -28,6 +31,11 @@ const PLACES: usize = LIST / size_of::<AtomicI32>() - 4;
 const FREE: i32 = -1;
 /// Added to the descriptor of a userfaultfd; that of a process stands as it is.
 const SPACE: i32 = 1 << 30;
+/// Added to the descriptor of a process that has a helper.
+const HELPED: i32 = 1 << 29;
+/// How long helpers have to end their programs themselves, in seconds. A longer time lets a program run on
+/// without its memory's keeper: it waits where it touches what is out.
+const HELPERS_TIME: i64 = 1;
 const SIGKILL: usize = 9;
 const POLLIN: u64 = 1;
 
@@ -69,6 +77,28 @@ impl List {
             // SAFETY: null, or a list made by `new`.
             unsafe { list.next.load(Ordering::SeqCst).as_ref() }
         })
+    }
+}
+
+/// What a descriptor on the list is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Process,
+    Helped,
+    Space,
+}
+
+impl Kind {
+    /// The kind of an entry, and its descriptor.
+    fn of(value: i32) -> (Kind, i32) {
+        let kind = if value & SPACE != 0 {
+            Kind::Space
+        } else if value & HELPED != 0 {
+            Kind::Helped
+        } else {
+            Kind::Process
+        };
+        (kind, value & !(SPACE | HELPED))
     }
 }
 
@@ -149,6 +179,14 @@ impl Guardian {
         self.add(process, 0)
     }
 
+    /// The same for a process with a helper, which ends it first unless it waits for this process itself.
+    ///
+    /// # Errors
+    /// As [`Guardian::guard`].
+    pub fn guard_helped(&self, process: OwnedFd) -> io::Result<Guarded> {
+        self.add(process, HELPED)
+    }
+
     /// Sees to it that an address space whose processes are not known reads no zeros after this process's
     /// end: `uffd` stays open until it is no more.
     ///
@@ -158,7 +196,24 @@ impl Guardian {
         self.add(uffd, SPACE)
     }
 
+    /// As [`Guardian::hold`], of an address space that nothing else is known of: `uffd` is never closed by
+    /// this process, whatever happens, as whoever waits for it would read zeros.
+    ///
+    /// # Errors
+    /// As [`Guardian::guard`]: then it is closed with this process.
+    pub fn hold_for_good(&self, uffd: OwnedFd) -> io::Result<()> {
+        self.place(uffd.into_raw_fd() | SPACE).map(|_| ())
+    }
+
     fn add(&self, descriptor: OwnedFd, kind: i32) -> io::Result<Guarded> {
+        Ok(Guarded {
+            place: self.place(descriptor.as_raw_fd() | kind)?,
+            _descriptor: descriptor,
+        })
+    }
+
+    /// Puts a value on the guardian's list. Starts the guardian if this is its first.
+    fn place(&self, value: i32) -> io::Result<&'static AtomicI32> {
         let mut running = self
             .running
             .lock()
@@ -167,10 +222,7 @@ impl Guardian {
             Some(running) => running,
             none => none.insert(Running::start()?),
         };
-        Ok(Guarded {
-            place: running.place(descriptor.as_raw_fd() | kind)?,
-            _descriptor: descriptor,
-        })
+        running.place(value)
     }
 
     /// The guardian's process number, if there is one.
@@ -206,26 +258,30 @@ extern "C" fn guard(list: *const u8) -> ! {
     // SAFETY: takes nothing. Whoever kills this process's group does not mean the guardian.
     unsafe { syscall(nr::SETSID, [0; 6]) };
     while !is_ended(list.supervisor.load(Ordering::Relaxed), None) {}
-    each(list, |process, is_space| {
-        if !is_space {
-            // SAFETY: a descriptor and numbers.
-            unsafe {
-                syscall(
-                    nr::PIDFD_SEND_SIGNAL,
-                    [process as usize, SIGKILL, 0, 0, 0, 0],
-                )
-            };
+    let is_process = |kind| kind == Kind::Process;
+    each(list, |process, kind| {
+        if is_process(kind) {
+            kill(process);
         }
     });
     // The descriptors that their faults wait for are closed when this process ends, not before
     // they have. A process that does not end within seconds is stuck in the kernel.
-    each(list, |process, is_space| {
-        if !is_space {
+    each(list, |process, kind| {
+        if is_process(kind) {
             is_ended(process, Some(5));
         }
     });
-    each(list, |uffd, is_space| {
-        while is_space && !Uffd(uffd).is_gone() {
+    let mut patience = HELPERS_TIME;
+    each(list, |process, kind| {
+        if kind == Kind::Helped && !is_ended(process, Some(patience)) {
+            // The others had their time meanwhile.
+            patience = 0;
+            kill(process);
+            is_ended(process, Some(5));
+        }
+    });
+    each(list, |uffd, kind| {
+        while kind == Kind::Space && !Uffd(uffd).is_gone() {
             pause();
         }
     });
@@ -235,12 +291,23 @@ extern "C" fn guard(list: *const u8) -> ! {
     }
 }
 
-/// Hands over each descriptor that is listed, and whether it is that of an address space.
-fn each(list: &'static List, mut act: impl FnMut(i32, bool)) {
+fn kill(process: i32) {
+    // SAFETY: a descriptor and numbers.
+    unsafe {
+        syscall(
+            nr::PIDFD_SEND_SIGNAL,
+            [process as usize, SIGKILL, 0, 0, 0, 0],
+        )
+    };
+}
+
+/// Hands over each descriptor that is listed, and what it is of.
+fn each(list: &'static List, mut act: impl FnMut(i32, Kind)) {
     for place in list.all().flat_map(|list| &list.places) {
         let value = place.load(Ordering::SeqCst);
         if value != FREE {
-            act(value & !SPACE, value & SPACE != 0);
+            let (kind, descriptor) = Kind::of(value);
+            act(descriptor, kind);
         }
     }
 }
@@ -295,8 +362,9 @@ mod tests {
             })
             .collect();
         let mut seen = Vec::new();
-        each(running.list, |descriptor, is_space| {
-            assert_eq!(is_space, descriptor & 1 == 1);
+        each(running.list, |descriptor, kind| {
+            let expected = [Kind::Process, Kind::Space][descriptor as usize & 1];
+            assert_eq!(kind, expected);
             seen.push(descriptor);
         });
         assert!(seen.into_iter().eq(0..5000));
@@ -323,11 +391,18 @@ mod tests {
             let child = Command::new("sleep").arg("60").spawn().unwrap();
             let released = guardian.guard(pidfd(spared.id() as i32)).unwrap();
             let _guarded = guardian.guard(pidfd(child.id() as i32)).unwrap();
+            // Whose helper does nothing about it.
+            let helped = [(); 2].map(|()| Command::new("sleep").arg("60").spawn().unwrap());
+            let _helped = helped
+                .each_ref()
+                .map(|child| guardian.guard_helped(pidfd(child.id() as i32)).unwrap());
             drop(released);
             println!(
-                "pids {} {} {}",
+                "pids {} {} {} {} {}",
                 spared.id(),
                 child.id(),
+                helped[0].id(),
+                helped[1].id(),
                 guardian.process().unwrap()
             );
             // SAFETY: ends this process at once, as any other signal of the kind would.
@@ -360,7 +435,7 @@ mod tests {
         };
         let gone = |pid: i32| matches!(state(pid), None | Some('Z'));
         let began = std::time::Instant::now();
-        while !(gone(pids[1]) && gone(pids[2])) {
+        while !pids[1..].iter().all(|pid| gone(*pid)) {
             assert!(began.elapsed().as_secs() < 10, "still there: {pids:?}");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }

@@ -93,6 +93,7 @@ impl AddressSpace {
             return;
         }
         for run in moves.iter().filter(|run| run.place.is_none()) {
+            self.guard_helper();
             // Where it fails, the helper's fault is served.
             let length = bytes(u64::from(run.pages));
             let _ = self.uffd().unprotect(run.page.address(), length);

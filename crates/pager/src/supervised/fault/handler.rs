@@ -299,7 +299,9 @@ impl Handlers {
             Err(error) => {
                 log::warn!("a forked program stands still, as there is no channel for it: {error}");
                 // It must not read zeros: kept open, its userfaultfd makes its faults wait.
-                std::mem::forget(uffd);
+                if let Err(error) = self.group.resources.guardian.hold_for_good(uffd) {
+                    log::error!("that program is to be killed before memfold ends: {error}");
+                }
                 None
             }
         }

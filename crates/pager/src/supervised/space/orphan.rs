@@ -1,4 +1,5 @@
-//! Programs without a helper, which must not outlive the supervisor and read zeros.
+//! Programs without a helper, or whose helper may be blocked: they must not outlive the supervisor and read
+//! zeros.
 
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
@@ -6,7 +7,7 @@ use memfold_sys::guardian::Guarded;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// What guards a program without a helper.
+/// What guards a program that its helper cannot kill.
 pub struct Orphan {
     /// When the address space was made.
     pub born: Instant,
@@ -16,6 +17,8 @@ pub struct Orphan {
     guarded: OnceLock<Guarded>,
     /// Where its process is not known: its userfaultfd outlives the supervisor, so that it waits.
     held: OnceLock<Guarded>,
+    /// Its helper breaks COW; see [`AddressSpace::guard_helper`].
+    helped: OnceLock<Guarded>,
 }
 
 impl Default for Orphan {
@@ -25,6 +28,7 @@ impl Default for Orphan {
             detached_since: OnceLock::new(),
             guarded: OnceLock::new(),
             held: OnceLock::new(),
+            helped: OnceLock::new(),
         }
     }
 }
@@ -59,6 +63,19 @@ impl AddressSpace {
             Err(error) => {
                 self.kill_program(&format!("it cannot be guarded: {error}"));
             }
+        }
+    }
+
+    /// Guards a program whose helper is about to touch pages to break COW. A helper that waits for a missing
+    /// page does not see the supervisor die. Where descriptors are short, the next batch tries again.
+    pub fn guard_helper(&self) {
+        if self.orphan.helped.get().is_none()
+            && let Some(attached) = self.attached()
+            && let Ok(handle) = attached.inspector.handle()
+            && let Ok(guarded) = self.resources.guardian.guard_helped(handle)
+        {
+            // Only the reclaimer gets here.
+            drop(self.orphan.helped.set(guarded));
         }
     }
 }
