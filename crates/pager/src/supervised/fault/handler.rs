@@ -19,6 +19,7 @@ use crate::supervised::helper::sentinel::Sentinel;
 use crate::supervised::space::gate::Exclusive;
 use crate::supervised::space::{AddressSpace, Changes};
 use crate::supervised::util::fd_pressure::{self, patiently};
+use crate::supervised::util::held_up::{self, Back};
 use crate::supervised::util::run_time::RunTime;
 use crate::sync::lock;
 use memfold_sys::epoll::Epoll;
@@ -28,7 +29,7 @@ use std::cell::LazyCell;
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Samples are at least this far apart, in faults, and at most.
@@ -99,9 +100,20 @@ impl Handlers {
             let handlers = self.clone();
             std::thread::Builder::new()
                 .name(format!("fault-{}", self.cpus[number]))
-                .spawn(move || handlers.run(number))?;
+                .spawn(move || handlers.run(number, None))?;
         }
         Ok(())
+    }
+
+    /// Starts a thread that serves in a handler's place until that is back.
+    fn stand_in(self: &Arc<Self>, number: usize, back: Back) {
+        let handlers = self.clone();
+        let started = std::thread::Builder::new()
+            .name(format!("fault-{}+", self.cpus[number]))
+            .spawn(move || handlers.run(number, Some(&back)));
+        if let Err(error) = started {
+            log::warn!("programs wait for another one's change of its mappings: {error}");
+        }
     }
 
     /// Listens to an address space, at first where its main thread ran last. Where that fails it is said
@@ -156,20 +168,29 @@ impl Handlers {
         self.cpus.iter().position(|candidate| *candidate == cpu)
     }
 
-    fn run(&self, number: usize) {
+    /// A handler's life, or that of its stand-in, which ends once the handler is `back`.
+    fn run(self: &Arc<Self>, number: usize, back: Option<&AtomicBool>) {
         // Best effort: an unpinned handler is slower, not wrong.
         let _ = thread::pin_to(self.cpus[number]);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
+        let handlers = self.clone();
+        held_up::provide(move |back| handlers.stand_in(number, back));
         let mut server = Server::new(self.group.clone());
         let mut ready = Vec::new();
-        while !self.group.stopping.load(Ordering::Relaxed) {
-            if self.epolls[number].wait(&mut ready, None).is_err() {
+        let is_over = || {
+            let is_back = back.is_some_and(|back| back.load(Ordering::Relaxed));
+            is_back || self.group.stopping.load(Ordering::Relaxed)
+        };
+        let longest = back.map(|_| held_up::LISTEN);
+        while !is_over() {
+            if self.epolls[number].wait(&mut ready, longest).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             for token in &ready {
                 if let Some(space) = self.group.space(*token) {
                     self.serve_space(number, &space, &mut server);
+                    held_up::is_back();
                 }
             }
         }
@@ -403,22 +424,27 @@ fn collect(
             needs_order |= change.needs_order();
             changes.order.push(change);
         }
-        if read == buffer.len() {
-            continue;
-        }
-        if !needs_order {
+        let is_all = read < buffer.len();
+        if is_all && !needs_order {
             return any.then_some(true);
         }
-        if !space.is_changing() {
+        if is_all && !space.is_changing() {
             return Some(true);
         }
-        if waited.so_far() > QUIET_PATIENCE {
+        let so_far = waited.so_far();
+        if so_far > held_up::PATIENCE {
+            held_up::held_up();
+        }
+        if so_far > QUIET_PATIENCE {
             log::warn!(
                 "a program has changed its mappings for {} s without a pause; \
                  their order is a guess from now on",
                 QUIET_PATIENCE.as_secs()
             );
             return Some(false);
+        }
+        if !is_all {
+            continue;
         }
         // The thread whose event was read must run to end its change, maybe on this very CPU.
         std::thread::sleep(nap);

@@ -44,6 +44,9 @@ const LAPS: usize = 1 + MOST_SKIPS as usize;
 const SETTLED: u64 = 500;
 /// How long a round waits for the helper before it turns to another address space.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
+/// How long a round waits for a program's gate before it turns to another address space: events are read with
+/// the gate held until the program leaves its mappings alone.
+const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// What the reclaimer's thread keeps.
 pub struct Reclaimer {
@@ -200,7 +203,9 @@ impl Reclaimer {
     /// Serves faults that waited for room.
     fn serve_deferred(&mut self) {
         for DeferredFault { space, fault } in self.group.deferred.take() {
-            if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
+            // A handler serves it, for which another thread stands in where it has to wait.
+            let is_held_up = space.shared_within(GATE_PATIENCE).is_err() && !space.is_dead();
+            if is_held_up || self.server.serve(&space, fault, Admission::Now) == Served::Retry {
                 wake(&space, fault.page, 1);
             }
         }
@@ -251,7 +256,7 @@ impl Reclaimer {
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.look_whether_stopped();
-        } else if busy && let Ok(gate) = space.shared() {
+        } else if busy && let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             progress.add(Batch::settle(space, &gate));
         }
         progress
@@ -267,7 +272,7 @@ impl Reclaimer {
     ) -> usize {
         let target = stage_target(space);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
-        let Ok(gate) = space.shared() else {
+        let Ok(gate) = space.shared_within(GATE_PATIENCE) else {
             return target;
         };
         progress.add(Batch::settle(space, &gate));
@@ -373,7 +378,7 @@ impl Reclaimer {
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
-        if let Ok(gate) = space.shared() {
+        if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             for (place, page, slot) in stored {
                 let entry = gate.table().entry(*page);
                 if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {

@@ -236,19 +236,6 @@ impl AddressSpace {
         self.life.phase() >= Phase::Left
     }
 
-    /// Before the helper touches pages to break their sharing: at one that is missing it waits for this process
-    /// and would not see its end. Where descriptors are short it is tried again with the next pages.
-    pub fn guard_helper(&self) {
-        if self.helped.get().is_none()
-            && let Some(attached) = self.attached()
-            && let Ok(handle) = attached.inspector.handle()
-            && let Ok(guarded) = self.group.guardian.guard_helped(handle)
-        {
-            // The reclaimer alone gets here.
-            drop(self.helped.set(guarded));
-        }
-    }
-
     /// Ends the helper of a program whose threads ended one by one (`exit` and not `exit_group`): the
     /// kernel would wait for the helper, too, before it tells the parent. It makes the status of who
     /// ends last that of the process. What the main thread ended with is known, and mostly it was the

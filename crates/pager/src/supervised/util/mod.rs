@@ -1,5 +1,6 @@
 //! Helpers of several threads.
 
 pub mod fd_pressure;
+pub mod held_up;
 pub mod run_time;
 pub mod tracers;
