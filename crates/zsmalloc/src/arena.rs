@@ -53,7 +53,7 @@ impl RunSet {
         self.0.load(Ordering::Relaxed)
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn contains(&self, run: usize) -> bool {
         self.bits() & 1 << run != 0
     }
