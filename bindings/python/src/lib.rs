@@ -19,10 +19,16 @@ create_exception!(
 const _: () = {
     let (package, library) = (env!("CARGO_PKG_VERSION"), memfold::VERSION);
     let (package, library) = (package.as_bytes(), library.as_bytes());
-    assert!(package.len() == library.len(), "another version than memfold's");
+    assert!(
+        package.len() == library.len(),
+        "another version than memfold's"
+    );
     let mut index = 0;
     while index < package.len() {
-        assert!(package[index] == library[index], "another version than memfold's");
+        assert!(
+            package[index] == library[index],
+            "another version than memfold's"
+        );
         index += 1;
     }
 };

@@ -1,4 +1,6 @@
-from typing import Final, Optional, TypedDict, final
+from typing import Final, Optional, TypedDict, final, type_check_only
+
+__all__ = ["STATS", "__version__", "ModeUnavailableError", "Memfold", "Memory", "Pinned"]
 
 __version__: Final[str]
 STATS: Final[dict[str, str]]
@@ -31,6 +33,7 @@ class Memory:
 class Pinned: ...
 
 # From here on generated: MEMFOLD_WRITE_STUBS=1 bindings/python/run-tests.sh
+@type_check_only
 class Stats(TypedDict):
     mode: str
     limit_bytes: int
