@@ -3,6 +3,7 @@
 use super::signals::{self, Received};
 use memfold_sys::process::{self, Process};
 use nix::sys::signal::Signal;
+use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,15 +12,23 @@ pub const SAME_WISH: Duration = Duration::from_millis(100);
 /// How long memfold may take to end by itself once its programs were killed.
 const LONGEST_END: Duration = Duration::from_secs(5);
 /// How long processes that start others meanwhile are killed again and again.
-const LONGEST_KILL: Duration = Duration::from_secs(1);
+const LONGEST_KILL: Duration = Duration::from_secs(3);
+
+/// Descriptors held back for the end: without any, no process can be listed or opened. More let more of
+/// them be taken by connections that wait to be accepted.
+pub const SPARE: usize = 6;
 
 #[derive(Debug, Default)]
 struct State {
+    /// Only to be closed.
+    spare: Vec<File>,
     /// The first wish, and when it came.
     first: Option<(Signal, Instant)>,
     /// The signal that ends the run, and when memfold must be gone.
     last: Option<(Signal, Instant)>,
     program_ended: bool,
+    /// `end_programs` is over.
+    killed: bool,
 }
 
 /// What the thread that takes signals and the one that follows the run know of it. Clones are one.
@@ -31,6 +40,14 @@ impl Escalation {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Holds descriptors back for [`Escalation::end_programs`].
+    pub fn reserve(&self) -> std::io::Result<()> {
+        self.state().spare = (0..SPARE)
+            .map(|_| File::open("/dev/null"))
+            .collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
     /// The program has ended: signals are for what it left behind from now on, beginning anew.
     pub fn program_ended(&self) {
         let mut state = self.state();
@@ -38,9 +55,18 @@ impl Escalation {
         state.first = None;
     }
 
-    /// The signal by which the run was ended, if it was.
+    /// The signal by which the run was ended, if it was. Waits until the programs are killed: memfold must
+    /// not leave those behind that it could not reach at once.
     pub fn ended_by(&self) -> Option<Signal> {
-        self.state().last.map(|(signal, _)| signal)
+        loop {
+            let state = self.state();
+            let (signal, deadline) = state.last?;
+            if state.killed || Instant::now() >= deadline {
+                return Some(signal);
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// When memfold must be gone.
@@ -78,9 +104,17 @@ impl Escalation {
     /// Kills the program and all below it. What the program left behind when it ended is for the
     /// thread that follows the run, which knows what memfold holds.
     pub fn end_programs(&self) {
-        if self.state().program_ended {
-            return;
+        if !self.state().program_ended {
+            self.kill_all_below();
         }
+        self.state().killed = true;
+    }
+
+    fn kill_all_below(&self) {
+        let spare = std::mem::take(&mut self.state().spare);
+        drop(spare);
+        // Processes can be listed, if there are any.
+        let can_look = || File::open("/proc/self/stat").is_ok();
         let began = Instant::now();
         while began.elapsed() < LONGEST_KILL {
             let below = process::below(process::own_id());
@@ -88,7 +122,7 @@ impl Escalation {
                 .into_iter()
                 .filter(|pid| process::living_since(*pid).is_some());
             let living: Vec<i32> = living.collect();
-            if living.is_empty() {
+            if living.is_empty() && can_look() {
                 return;
             }
             for pid in living {
