@@ -1,37 +1,42 @@
-//! What a group may keep above its limit, for a while, because nothing is gained by moving more out.
+//! Relaxing a group's limit for a while when reclaim makes no progress.
 //!
-//! Where that is so, faults must not wait for room each: they would wait for the reclaimer to find
-//! out anew, and the little that can be moved at all, just brought in, would be moved out again. So
-//! whoever gives up concedes what is there and a little more. It ends soon, as what does not compress
-//! ([`CompressionPolicy`]) may be other data by then; later each time, as each try costs processor time. Where nothing
-//! can be moved at all it may pass in a moment (pages that a fork shares, a helper without a
-//! processor, memory that is not registered yet), so that must have been so for long ([`NoProgress`]).
+//! Otherwise every fault would wait until the reclaimer fails once more, and the few reclaimable pages
+//! would thrash. [`LimitRelief`] raises the limit to the resident size plus a margin. The relief is short,
+//! because incompressible data ([`CompressionPolicy`]) may be replaced, and grows when it is needed
+//! again, because each retry costs CPU time. Failure to move any page may be transient (COW-shared
+//! pages, a helper without a CPU, memory not registered yet), so it must last first ([`NoProgress`]).
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Milliseconds.
+/// First and longest duration of a relief, in milliseconds. Longer saves CPU time spent on futile
+/// reclaim, and exceeds the limit for longer once data compresses again.
 const SHORTEST: u64 = 100;
 const LONGEST: u64 = 2000;
-/// Programs may take so much more before the next try, or this part of what they have.
+/// Margin above the resident size, in bytes, or as a divisor of the resident size; the larger applies.
+/// A larger margin delays the next futile reclaim and exceeds the limit by more.
 const ROOM_BYTES: u64 = 4 << 20;
 const ROOM_PART: u64 = 32;
 
-/// No lock: the library asks in a signal handler, too. Who reads while another grants sees a part of
-/// either, which does no harm.
+/// A temporary allowance above the limit. Any thread reads it; the thread whose reclaim failed sets it.
+///
+/// There is no lock, because the library reads it in a signal handler. All accesses are Relaxed: a reader
+/// may see the size of one relief with the deadline of another, and both are valid allowances.
 #[derive(Debug)]
 pub struct LimitRelief {
     start: Instant,
+    /// Allowed resident bytes.
     bytes: AtomicU64,
-    /// Milliseconds since the start.
+    /// End of the relief, in milliseconds since `start`.
     until: AtomicU64,
-    /// Milliseconds.
+    /// Duration of the last relief, in milliseconds.
     lasts: AtomicU64,
 }
 
 impl LimitRelief {
+    /// No relief yet; times count from `start`.
     pub fn new(start: Instant) -> LimitRelief {
         LimitRelief {
             start,
@@ -41,7 +46,7 @@ impl LimitRelief {
         }
     }
 
-    /// Nothing more can be moved out of `resident` bytes.
+    /// Allows `resident` bytes plus a margin, for twice as long as before if the last relief ended recently.
     pub fn relax(&self, resident: u64, now: Instant) {
         let now = self.milliseconds(now);
         let last = self.lasts.load(Relaxed);
@@ -57,7 +62,7 @@ impl LimitRelief {
         self.until.store(now + lasts, Relaxed);
     }
 
-    /// Resident bytes that are allowed whatever the limit is.
+    /// Resident bytes that are allowed whatever the limit is; 0 outside a relief.
     pub fn bytes(&self, now: Instant) -> u64 {
         if self.milliseconds(now) < self.until.load(Relaxed) {
             self.bytes.load(Relaxed)
@@ -71,51 +76,58 @@ impl LimitRelief {
     }
 }
 
-/// Of the time that passes, such a part is taken off what is remembered.
-const FORGOTTEN_PART: u64 = 4;
-/// So many milliseconds of vain search in a short time are no passing trouble.
+/// Accumulated futile time decays by the elapsed time divided by this. A larger divisor makes short
+/// failures far apart add up.
+const DECAY_DIVISOR: u64 = 4;
+/// Accumulated futile milliseconds above which the failure is not transient. A larger value keeps faults
+/// waiting for longer before the limit is relaxed.
 const STUCK: u64 = 500;
-/// More are not remembered.
-const REMEMBERED: u64 = 1000;
+/// Cap of the accumulated futile time, in milliseconds. A larger cap remembers one long failure for longer.
+const FUTILE_CAP: u64 = 1000;
 
-/// Remembers for how long reclaim found nothing that can be moved at all: memory that is locked, say, or
-/// may be executed.
+/// Measures for how long reclaim found no page that can be moved at all, such as only locked or
+/// executable memory. One thread owns it.
 #[derive(Debug, Default)]
 pub struct NoProgress {
-    remembered: u64,
-    /// Of the last, in milliseconds.
+    /// Accumulated futile time after decay, in milliseconds.
+    futile: u64,
+    /// End of the last failure, in milliseconds.
     last: u64,
 }
 
 impl NoProgress {
-    /// Notes one that ends `now`, after so many milliseconds; whether it was like this for long.
+    /// Notes a failure that lasted `lasted` milliseconds and ends `now`. Returns whether failures persist.
     pub fn note(&mut self, lasted: u64, now: u64) -> bool {
-        let forgotten = (now - self.last) / FORGOTTEN_PART;
-        self.remembered = self.remembered.saturating_sub(forgotten) + lasted;
-        self.remembered = self.remembered.min(REMEMBERED);
+        let decay = (now - self.last) / DECAY_DIVISOR;
+        self.futile = self.futile.saturating_sub(decay) + lasted;
+        self.futile = self.futile.min(FUTILE_CAP);
         self.last = now;
-        self.remembered > STUCK
+        self.futile > STUCK
     }
 }
 
-/// A page that takes more in the pool is not worth to be moved out where only what compression gains
-/// counts.
+/// Compressed size in bytes above which a page is put back, where only compression frees memory. A larger
+/// value stores pages for a smaller gain.
 const WORTH_STORING_BYTES: u64 = (PAGE_SIZE / 8 * 7) as u64;
-/// So many pages may be put back, and so many for each that was worth it, before it is futile to go on.
+/// Pages that may be put back, and pages more for each stored one, before reclaim gives up. Larger values
+/// spend more CPU time on incompressible data.
 const REFUSED: i64 = 4096;
 const REFUSED_EACH: i64 = 4;
 
-/// What moving pages out gains: compression only, where the pool counts and nothing takes pages from
-/// there.
+/// Decides whether storing a page is worth it. Only compression frees memory if the pool counts towards
+/// the limit and no swap file takes pages from it.
+///
+/// Any thread uses it. All accesses are Relaxed: the count and the flag are independent estimates.
 #[derive(Debug)]
 pub struct CompressionPolicy {
     pool_counts: bool,
     pool_has_outlet: AtomicBool,
-    /// Pages that were put back, less [`REFUSED_EACH`] for each that was not.
+    /// Pages put back, less [`REFUSED_EACH`] per stored page.
     refused: AtomicI64,
 }
 
 impl CompressionPolicy {
+    /// The policy under `limit`, without a swap file.
     pub fn new(limit: Limit) -> CompressionPolicy {
         CompressionPolicy {
             pool_counts: limit.resident_bytes.is_none(),
@@ -124,26 +136,26 @@ impl CompressionPolicy {
         }
     }
 
-    /// Notes whether there is a file with room for what is in the pool.
-    pub fn note_outlet(&self, there_is: bool) {
-        self.pool_has_outlet.store(there_is, Relaxed);
+    /// Notes whether a swap file has room for pages of the pool.
+    pub fn note_outlet(&self, exists: bool) {
+        self.pool_has_outlet.store(exists, Relaxed);
     }
 
-    /// Whether a page is worth to be in the pool; how many bytes it takes there is asked only where
-    /// that counts.
+    /// Whether a page is worth storing. `stored` returns its size in the pool, and is called only if the
+    /// size matters.
     pub fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
         !self.pool_counts
             || self.pool_has_outlet.load(Relaxed)
             || stored().is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
     }
 
-    /// Notes what became of pages that were tried; whether it is futile to go on.
+    /// Notes `out` stored and `refused` put back pages. Returns whether to give up.
     pub fn note(&self, out: usize, refused: usize) -> bool {
         let change = refused as i64 - REFUSED_EACH * out as i64;
         let now = self.refused.fetch_add(change, Relaxed) + change;
         let futile = now > REFUSED;
         if futile || now < 0 {
-            // What others note meanwhile is lost.
+            // Losing a concurrent note only delays or hastens giving up by one batch.
             self.refused.store(0, Relaxed);
         }
         futile
@@ -190,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn long_vain_search_is_no_passing_trouble() {
+    fn persistent_failure_is_told_from_transient_failure() {
         let mut search = NoProgress::default();
         let mut now = 1000;
         let mut note = |times: u64, lasted: u64, step: u64, now: &mut u64| {
@@ -204,13 +216,13 @@ mod tests {
         assert_eq!(note(60, 8, 10, &mut now), 0, "for half a second");
         assert!(note(100, 8, 10, &mut now) > 0, "for a second");
         now += LONGEST / 2;
-        assert!(note(1, 8, 10, &mut now) > 0, "also after it was conceded");
+        assert!(note(1, 8, 10, &mut now) > 0, "also after a relief");
         now += 60_000;
         assert_eq!(note(50, 8, 10, &mut now), 0, "not much later");
     }
 
     #[test]
-    fn it_ends_and_lasts_longer_when_it_is_needed_again_soon() {
+    fn a_relief_ends_and_lasts_longer_when_it_is_needed_again_soon() {
         let start = Instant::now();
         let relief = LimitRelief::new(start);
         assert_eq!(relief.bytes(start), 0);

@@ -1,30 +1,29 @@
-//! Blocks of pages that faults ask for one by one, in no order that a stream would show.
+//! Density-based readahead: dense blocks that are faulted in without a sequential order.
 //!
-//! Where a good part of a block is back in memory, the rest of it most likely will be asked for too:
-//! a fault costs as much as three to four pages brought in beside it, so a quarter of them touched
-//! later pays. This holds only where nothing has to leave memory for them; a program that works in
-//! more than its limit gets each page alone.
+//! If more than 1/8 of a block is resident again, the rest will most likely fault too, and one fault costs
+//! more than several pages of readahead. This holds only while readahead evicts nothing, so a program
+//! whose working set exceeds its limit gets single pages.
 
 use crate::page_state::{Entry, PageState};
 
-/// Pages of a block.
+/// Pages in a block. A larger block reads further ahead of scattered faults.
 pub const BLOCK: usize = 64;
-/// With more resident pages than this, the rest of a block is worth bringing in.
+/// Resident pages up to which a block is sparse. A larger value reads ahead later.
 const SPARSE: usize = BLOCK / 8;
 
-/// What is known of a block at a fault in it.
+/// How much of a block is resident at a fault in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Density {
-    /// Few of its pages are resident.
+    /// At most 1/8 of its pages.
     Sparse,
-    /// Enough are, with the one just asked for.
+    /// One page more: this fault makes the block dense.
     JustDense,
-    /// More are.
+    /// More pages than that.
     Dense,
 }
 
 impl Density {
-    /// Of a block with so many resident pages, that of the fault among them.
+    /// The density of a block with `resident` resident pages, the faulting page included.
     pub fn of(resident: usize) -> Density {
         match resident {
             ..=SPARSE => Density::Sparse,
@@ -33,15 +32,15 @@ impl Density {
         }
     }
 
-    /// Of the block with these entries.
+    /// The density of the block with these entries.
     pub fn of_entries(entries: &[Entry]) -> Density {
         let resident = |entry: &&Entry| matches!(entry.load(), PageState::Resident { .. });
         Density::of(entries.iter().filter(resident).count())
     }
 }
 
-/// Whether `wanted` fits so far below where reclaim stops that nothing has to leave for it soon: by a
-/// sixteenth of the limit. All in one unit.
+/// Whether `wanted` fits 1/16 of the limit below the watermark at which reclaim stops, so that it will not
+/// cause evictions soon. All arguments have the same unit.
 pub fn has_ample_room(resident: u64, wanted: u64, limit: u64, reclaim_stops: u64) -> bool {
     resident + wanted + limit / 16 <= reclaim_stops
 }

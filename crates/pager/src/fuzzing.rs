@@ -1,4 +1,4 @@
-//! What the fuzz targets run on their input. Tests run the same on the corpus and on random bytes.
+//! Entry points of the fuzz targets. Tests run them on the corpus and on random bytes.
 
 pub use crate::supervised::events::reorder::fuzzing::events;
 pub use crate::supervised::reclaim::batch::fuzzing::outcome;

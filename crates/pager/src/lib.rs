@@ -1,17 +1,17 @@
 //! Address spaces, fault service and reclaim for memfold.
 //!
-//! The pager stands between programs and the swap space: it serves their page faults, follows
-//! what they map, unmap, move and fork, and keeps a group of them under its limit. `docs/design.md`
-//! in the repository has the page states and the lock order.
+//! The pager sits between programs and the swap space: it serves their page faults, follows their
+//! munmap, mremap, madvise and fork, and keeps a group of them under its limit. `docs/design.md` in
+//! the repository defines the page states and the lock order.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `supervised` | programs in other processes: `memfold run` |
 //! | [`embedded`] | regions in the own process: the `memfold` library |
 //! | `page`, `range_set` | page numbers, ranges, sets of ranges |
-//! | `page_state`, `page_table` | what is known of a page; the radix table of it |
+//! | `page_state`, `page_table` | the state of one page; the radix tree of states |
 //! | `density` | how much of a block of pages is resident, for readahead |
-//! | `backoff` | what happens where nothing more can be reclaimed |
+//! | `backoff` | relaxing the limit when reclaim makes no progress |
 //! | `pool_memory` | memory for the pool |
 //! | `options` | limits and settings, for both engines |
 //! | `sync` | locking and waking |
@@ -19,7 +19,7 @@
 mod backoff;
 mod density;
 pub mod embedded;
-/// What the fuzz targets run on their input, and tests on what lies in `fuzz/corpus`.
+/// Entry points of the fuzz targets, which tests also run on `fuzz/corpus`.
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -1,4 +1,4 @@
-//! What a supervisor is started with.
+//! Options of a supervisor.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,18 +26,18 @@ impl From<Algorithm> for memfold_swap::Algorithm {
 /// The memory limit of a group, in bytes. At least one of the two is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limit {
-    /// Everything that memfold manages: resident anonymous pages, stage, pool and metadata.
+    /// Limit on everything that memfold manages: resident anonymous pages, stage, pool and metadata.
     pub total_bytes: Option<u64>,
-    /// Resident anonymous pages (the stage included) alone, as a memory cgroup with zram counts.
+    /// Limit on resident anonymous pages (stage included) alone, as a memory cgroup with zram counts.
     pub resident_bytes: Option<u64>,
 }
 
-/// A file for what does not fit into the limit.
+/// A swap file for pages that do not fit into the limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SwapFileOptions {
-    /// Where the file is made. It has no name there.
+    /// Directory in which the unnamed file (`O_TMPFILE`) is created.
     pub directory: PathBuf,
-    /// The most that it may take, in bytes.
+    /// Maximum size of the file in bytes.
     pub bytes: u64,
 }
 
@@ -48,19 +48,19 @@ pub struct Options {
     pub limit: Limit,
     /// The pool's algorithm.
     pub algorithm: Algorithm,
-    /// Keep and verify a checksum a stored page.
+    /// Keep and verify a checksum for each stored page.
     pub checksum: bool,
-    /// Where pages go that neither the limit nor the pool's share of it have room for.
+    /// Swap file for pages that fit neither into the limit nor into the pool's share of it.
     pub swap_file: Option<SwapFileOptions>,
-    /// Compress pages again, with Zstandard, that stayed out for so long. `None`: never.
+    /// Recompress pages with Zstandard after this time without an access. `None`: never.
     pub recompress_after: Option<Duration>,
-    /// Write pages to the swap file that stayed out for so long. `None`: only when the pool is
-    /// larger than its share.
+    /// Write pages to the swap file after this time without an access. `None`: only when the pool
+    /// exceeds its share.
     pub writeback_after: Option<Duration>,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
-    /// Where the run's private directory (control socket, preload library) is made, under a random
-    /// name; it is removed when the supervisor stops. Processes that were not managed may keep its
-    /// name in their `LD_PRELOAD`: nobody but this user may ever be able to make names in here.
+    /// Parent of the run's private directory (control socket, preload library), which has a random name
+    /// and is removed when the supervisor stops. Unmanaged processes may keep its path in their
+    /// `LD_PRELOAD`, so no other user may ever be able to create entries in `runtime_dir`.
     pub runtime_dir: PathBuf,
 }

@@ -12,12 +12,12 @@ impl VirtualPage {
         VirtualPage(address / PAGE_SIZE as u64)
     }
 
-    /// Address of its first byte.
+    /// The address of the page's first byte.
     pub fn address(self) -> u64 {
         self.0 * PAGE_SIZE as u64
     }
 
-    /// The page `pages` further on.
+    /// The page `pages` above this one.
     pub fn plus(self, pages: u64) -> VirtualPage {
         VirtualPage(self.0 + pages)
     }
@@ -28,12 +28,12 @@ impl VirtualPage {
 pub struct PageRange {
     /// First page.
     pub start: VirtualPage,
-    /// First page behind.
+    /// First page after the range.
     pub end: VirtualPage,
 }
 
 impl PageRange {
-    /// The pages of an address range, which the kernel keeps page-aligned.
+    /// The pages of an address range, rounded outwards to whole pages.
     pub fn of_addresses(start: u64, end: u64) -> PageRange {
         PageRange {
             start: VirtualPage::containing(start),
@@ -41,7 +41,7 @@ impl PageRange {
         }
     }
 
-    /// The block of `size` pages, aligned to its size, in which a page lies.
+    /// The naturally aligned block of `size` pages that contains `page`.
     pub fn around(page: VirtualPage, size: u64) -> PageRange {
         let start = VirtualPage(page.0 / size * size);
         PageRange {
@@ -55,12 +55,12 @@ impl PageRange {
         self.end.0.saturating_sub(self.start.0)
     }
 
-    /// No page at all.
+    /// Whether the range has no page.
     pub fn is_empty(self) -> bool {
         self.end <= self.start
     }
 
-    /// Where it lies after memory at `from` moved to `to`.
+    /// Where the range lies after an mremap from `from` to `to`.
     pub fn moved(self, from: VirtualPage, to: VirtualPage) -> PageRange {
         let place = |page: VirtualPage| to.plus(page.0 - from.0);
         PageRange {
@@ -69,7 +69,7 @@ impl PageRange {
         }
     }
 
-    /// The common part.
+    /// The pages that are in both ranges; empty if there are none.
     pub fn intersection(self, other: PageRange) -> PageRange {
         PageRange {
             start: self.start.max(other.start),
@@ -78,12 +78,12 @@ impl PageRange {
     }
 }
 
-/// Pages in bytes.
+/// The size of `pages` pages in bytes.
 pub fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
-/// Pages by their numbers, for tests.
+/// A range from page numbers.
 #[cfg(test)]
 pub fn range(start: u64, end: u64) -> PageRange {
     PageRange {

@@ -1,86 +1,76 @@
 //! The state of one page, packed into an atomic word.
 //!
-//! ```text
-//!            register, fill              plan a batch              helper moved it
-//!   Hole ───────────────────► Resident ────────────────► Moving ───────────────────► Staged
-//!    ▲ ▲                        ▲  ▲ ▲   not moved          │                        │   │
-//!    │ │ unmap, remove          │  │ └─────────────────────-┘       touched again    │   │ stored
-//!    │ └──── from any state     │  └────────── Returning ◄──────────────────────────-┘   │
-//!    │                          │   copied back                                          ▼
-//!    └── Removed                └───────────────── Filling ◄─────────────────────── Swapped
-//!                                   copied in                 claimed by a fault
-//! ```
-//! Every change but those made while the gate is held exclusively is a compare-and-swap from the
-//! state that was looked at, made while the gate is held shared.
+//! Section 4 of `docs/design.md` has the states and all transitions. Under the exclusive gate a state may
+//! be stored; under the shared gate it changes by compare-and-swap from the state that was read.
 
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A place in the stage.
+/// A place of the stage (one page), by index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StageIndex(pub u32);
 
-/// What is known of a page.
+/// What is known of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageState {
-    /// Nothing was ever there, or what was there is gone: a fault gets zeros.
+    /// No data: a fault is served with zeros.
     Hole,
     /// In the program's memory.
     Resident {
-        /// How many times more the clock hand passes over it; [`MOST_SKIPS`] at most.
+        /// Number of times the clock hand still skips the page, at most [`MOST_SKIPS`].
         skips: u8,
-        /// Possibly shared with another process since a fork: it cannot be moved before the
-        /// sharing is broken.
+        /// The page may be shared with another process since a fork. `UFFDIO_MOVE` refuses it until COW is
+        /// broken.
         shared: bool,
     },
-    /// `madvise` dropped it, maybe not yet in fact: a fault gets zeros, and reclaim keeps away
-    /// for a while, or it could carry off the old contents before the kernel drops them. So are all
-    /// pages of what is dropped that were there, wherever they were, and the first in any case.
+    /// The event of a `madvise` was read, but the kernel may still drop the page: a fault is served with
+    /// zeros, and reclaim must not carry the old contents off before the drop. An event sets every page of
+    /// its range that was not a hole to this state, and the first page in any case.
     Removed(Removal),
     /// In a batch that the helper is moving to this place of the stage.
     Moving(StageIndex),
-    /// In the stage.
+    /// In the stage (swap cache).
     Staged(StageIndex),
-    /// In the stage, being copied back by a fault.
+    /// In the stage, being copied back by a fault or putback.
     Returning(StageIndex),
-    /// In the swap space. The entry owns one count of the slot.
+    /// In the swap space. The entry owns one reference of the slot.
     Swapped(Slot),
-    /// In the swap space, being copied in by the fault of this claim, which owns the count.
+    /// In the swap space, being copied in under this claim, which owns the reference.
     Filling(Slot, ClaimNumber),
-    /// A fault found it missing and fills it with zeros. The claim keeps reclaim away: a fault
-    /// that was read late must not put zeros where a page was moved out just now.
+    /// Missing, being filled with zeros by a fault. The claim excludes reclaim: a fault read late must not
+    /// install zeros where a page was just moved out.
     Clearing,
 }
 
-/// One dropping of pages by `madvise`.
+/// One `madvise` that drops pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removal {
-    /// When its event was applied, in seconds since the supervisor's start.
+    /// Time at which the event was applied, in seconds since the supervisor's start.
     pub seconds: u32,
-    /// Which it was, of those of that time: as many bits of its address space's count as fit.
+    /// Low bits of the address space's count of removals, to tell removals of one second apart.
     number: u32,
 }
 
 impl Removal {
-    /// The one that `count` others came before in its address space.
+    /// The removal after `count` others of the address space.
     pub fn new(seconds: u32, count: u32) -> Removal {
         let number = count & NUMBER_MASK;
         Removal { seconds, number }
     }
 
-    /// Whether the kernel has dropped the pages by now.
+    /// Whether the kernel has dropped the pages by `now`, in seconds since the supervisor's start.
     pub fn is_over(self, now: u32) -> bool {
         now.saturating_sub(self.seconds) > REMOVED_GRACE
     }
 }
 
-/// Tells a fault's claim of a page from one that another makes later, which may be of the same slot: a
-/// page that moved to another address and back is as it was. Comes again after 16 million claims.
+/// Distinguishes a fault's claim of a page from a later claim of the same page and slot, which is possible
+/// if the page moves to another address and back. Numbers repeat after 16 million claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClaimNumber(u32);
 
 impl ClaimNumber {
-    /// The one that `count` others came before.
+    /// The claim after `count` others of the address space.
     pub fn new(count: u32) -> ClaimNumber {
         ClaimNumber(count & NUMBER_MASK)
     }
@@ -93,31 +83,33 @@ const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
 const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
-/// Seconds after which `madvise` has dropped what it said it would.
+/// Seconds after which the kernel has dropped the pages of a `madvise` whose event was read. A larger
+/// value keeps rewritten pages resident for longer.
 const REMOVED_GRACE: u32 = 10;
-/// How often the clock hand passes over a page at most.
+/// Number of times the clock hand skips a page that refaulted early. A larger value protects the working
+/// set better and makes the hand search for longer. It must be a mask of low bits.
 pub const MOST_SKIPS: u8 = 7;
 
 impl PageState {
-    /// Resident.
+    /// Resident, and a victim when the clock hand comes by.
     pub const RESIDENT: PageState = PageState::Resident {
         skips: 0,
         shared: false,
     };
 
-    /// Resident, and passed over once.
+    /// Resident, and skipped once by the clock hand.
     pub const FRESH: PageState = PageState::Resident {
         skips: 1,
         shared: false,
     };
 
-    /// Resident, and asked for again soon after it left.
+    /// Resident after an early refault, and skipped [`MOST_SKIPS`] times by the clock hand.
     pub const HOT: PageState = PageState::Resident {
         skips: MOST_SKIPS,
         shared: false,
     };
 
-    /// What a page becomes that the clock hand passes over, if it does.
+    /// The state after the clock hand skips the page; `None` if the hand does not skip it.
     pub fn skipped(self) -> Option<PageState> {
         match self {
             PageState::Resident {
@@ -185,37 +177,36 @@ impl PageState {
 pub struct Entry(AtomicU64);
 
 impl Entry {
-    /// A hole.
+    /// An entry in state [`PageState::Hole`].
     pub const fn new() -> Entry {
         Entry(AtomicU64::new(0))
     }
 
-    /// The state now.
+    /// The current state.
     pub fn load(&self) -> PageState {
-        // Acquire: a slot or stage index is read after what its writer stored there.
+        // Acquire: pairs with the thread that stored data in the slot or place and then set this state.
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
 
-    /// Whether nothing is known of the page.
+    /// Whether the page is a hole. Relaxed: no data is read through a hole.
     pub fn is_hole(&self) -> bool {
         self.0.load(Ordering::Relaxed) == PageState::Hole.pack()
     }
 
     /// Changes the state if it is still `from`.
     pub fn replace(&self, from: PageState, to: PageState) -> bool {
-        // AcqRel: what was stored in the slot or stage that the old state names is seen, and so is
-        // what was for the new one.
+        // AcqRel: acquires the data of the slot or place in `from`, and publishes that of `to`.
         self.0
             .compare_exchange(from.pack(), to.pack(), Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
-    /// Sets the state; the gate is held exclusively.
+    /// Sets the state. The gate is held exclusively.
     pub fn set(&self, to: PageState) {
         self.0.store(to.pack(), Ordering::Release);
     }
 
-    /// Sets the state and returns the one before; the gate is held exclusively.
+    /// Sets the state and returns the previous one. The gate is held exclusively.
     pub fn take(&self, to: PageState) -> PageState {
         PageState::unpack(self.0.swap(to.pack(), Ordering::AcqRel))
     }
@@ -262,9 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_page_is_passed_over_seven_times() {
-        let laps = std::iter::successors(Some(PageState::HOT), |state| state.skipped());
-        assert_eq!(laps.count(), 1 + 7);
+    fn a_hot_page_is_skipped_seven_times() {
+        let states = std::iter::successors(Some(PageState::HOT), |state| state.skipped());
+        assert_eq!(states.count(), 1 + 7);
         assert_eq!(PageState::RESIDENT.skipped(), None);
         assert_eq!(PageState::FRESH.skipped(), Some(PageState::RESIDENT));
     }

@@ -1,5 +1,5 @@
-//! The page states of one address space: a radix tree as the hardware's, nodes made on demand and
-//! freed once they are empty.
+//! The page states of one address space: a radix tree like the hardware's page table. Nodes are allocated
+//! on demand and freed when only holes are left in them.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
@@ -30,21 +30,22 @@ type Middle = Node<Leaf>;
 type Upper = Node<Middle>;
 type Root = Node<Upper>;
 
-/// All pages that a program on x86-64 can map: those below 2^36 (128 TiB and as much again) in the
-/// usual four levels, those beyond, which only five levels of the hardware's tables can have, one
-/// level further down.
+/// The states of all pages that a program on x86-64 can map. Pages below 2^36 take four levels; pages
+/// above, which exist only with five-level paging, hang below `high`.
+///
+/// Any thread changes entries inside the gate; nodes are freed only while it is held exclusively.
 pub struct PageTable {
     root: Root,
     high: OnceLock<Box<Node<Root>>>,
     used: Arc<TableUse>,
 }
 
-/// What a table takes, to be read without an entry to the gate.
+/// Memory that a table takes, readable outside the gate. All accesses are Relaxed: these are counters.
 #[derive(Debug)]
 pub struct TableUse {
     bytes: AtomicU64,
-    /// Nodes made since the last whole sweep began.
-    made: AtomicU64,
+    /// Nodes allocated since the last full sweep began.
+    allocated: AtomicU64,
 }
 
 impl TableUse {
@@ -53,13 +54,13 @@ impl TableUse {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether nodes were made since the last whole sweep began.
+    /// Whether nodes were allocated since the last full sweep began.
     pub fn has_grown(&self) -> bool {
-        self.made.load(Ordering::Relaxed) > 0
+        self.allocated.load(Ordering::Relaxed) > 0
     }
 }
 
-/// Bits of a page's number that the hardware's four levels tell apart, and five.
+/// Bits of a page number that four and five levels of paging resolve.
 const LOW_BITS: u32 = 4 * BITS;
 const ALL_BITS: u32 = 5 * BITS;
 
@@ -70,7 +71,7 @@ impl Default for PageTable {
             high: OnceLock::new(),
             used: Arc::new(TableUse {
                 bytes: AtomicU64::new(size_of::<Self>() as u64),
-                made: AtomicU64::new(0),
+                allocated: AtomicU64::new(0),
             }),
         }
     }
@@ -85,7 +86,7 @@ fn is_high(page: VirtualPage) -> bool {
 }
 
 impl PageTable {
-    /// The entry of a page, made if need be.
+    /// The entry of a page. Allocates missing nodes.
     pub fn entry(&self, page: VirtualPage) -> &Entry {
         let root = if is_high(page) {
             let high = self.child(&self.high);
@@ -103,12 +104,12 @@ impl PageTable {
         place.get_or_init(|| {
             let bytes = size_of::<T>() as u64;
             self.used.bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.used.made.fetch_add(1, Ordering::Relaxed);
+            self.used.allocated.fetch_add(1, Ordering::Relaxed);
             Box::default()
         })
     }
 
-    /// The slot of a page that is swapped out, without making its entry.
+    /// The slot of a swapped-out page. Allocates no node.
     pub fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
         match self.leaf(page)?.0[index(page, 0)].load() {
             PageState::Swapped(slot) => Some(slot),
@@ -131,8 +132,7 @@ impl PageTable {
         middle.0[index(page, 1)].get().map(|leaf| &**leaf)
     }
 
-    /// Visits the entries of a range, in order, skipping where there are none. Stops when
-    /// `visit` returns `false`.
+    /// Visits the entries of a range in order and skips missing nodes. Stops when `visit` returns `false`.
     pub fn visit(&self, range: PageRange, mut visit: impl FnMut(VirtualPage, &Entry) -> bool) {
         self.visit_leaves(range, |part, leaf| {
             (part.start.0..part.end.0)
@@ -157,7 +157,7 @@ impl PageTable {
         }
     }
 
-    /// The first page behind the largest missing node around `page`.
+    /// The first page after the largest missing node that covers `page`.
     fn skip(&self, page: VirtualPage) -> VirtualPage {
         let level = match self.root_of(page) {
             None if self.high.get().is_none() => 5,
@@ -171,7 +171,7 @@ impl PageTable {
         VirtualPage(((page.0 >> (BITS * level)) + 1) << (BITS * level))
     }
 
-    /// Every page there can be.
+    /// The range of all possible pages.
     pub fn everything() -> PageRange {
         PageRange {
             start: VirtualPage(0),
@@ -179,13 +179,13 @@ impl PageTable {
         }
     }
 
-    /// What it takes.
+    /// The table's memory use.
     pub fn used(&self) -> &Arc<TableUse> {
         &self.used
     }
 
-    /// Frees the nodes that a range touches and in which there are only holes. Nodes elsewhere stay,
-    /// so that it takes no longer than to visit the range.
+    /// Frees the nodes that overlap a range and contain only holes. The cost is that of a visit of the
+    /// range.
     pub fn prune(&mut self, range: PageRange) {
         let range = range.intersection(Self::everything());
         let low_end = 1 << LOW_BITS;
@@ -204,12 +204,12 @@ impl PageTable {
         self.used.bytes.fetch_sub(freed, Ordering::Relaxed);
     }
 
-    /// The same for so many leaves from a page on: for what became holes without an event. Returns where
-    /// to go on; page 0 once all was looked at.
+    /// Prunes the next `leaves` leaves from page `from` on, for pages that became holes without an event.
+    /// Returns where to continue; page 0 at the end of the table.
     pub fn sweep(&mut self, from: VirtualPage, leaves: usize) -> VirtualPage {
         let all = Self::everything();
         if from == all.start {
-            self.used.made.store(0, Ordering::Relaxed);
+            self.used.allocated.store(0, Ordering::Relaxed);
         }
         let (mut left, mut end) = (leaves, all.end);
         let rest = PageRange { start: from, ..all };
@@ -226,11 +226,11 @@ impl PageTable {
 }
 
 trait Tree {
-    /// Pages below it.
+    /// Pages that the node covers.
     const SPAN: u64;
 
-    /// Frees what is empty of the pages from `start` to `end`, which count from its first one, and adds
-    /// up how much that was. Whether it is empty itself now.
+    /// Frees empty children in the pages `start..end`, counted from the node's first page, and adds their
+    /// bytes to `freed`. Returns whether the node itself is empty.
     fn prune(&mut self, start: u64, end: u64, freed: &mut u64) -> bool;
 }
 
@@ -262,7 +262,7 @@ impl<T: Tree> Tree for Node<T> {
                 any = true;
             }
         }
-        // One that lost nothing has a child: none is made without.
+        // A node is allocated together with a child, so one that lost no child has one.
         any && self.0.iter().all(|place| place.get().is_none())
     }
 }
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visits_only_what_was_made() {
+    fn visits_only_allocated_nodes() {
         let table = PageTable::default();
         let far = VirtualPage(0x7_ffff_ffff);
         table.entry(VirtualPage(5)).set(PageState::FRESH);
@@ -314,8 +314,8 @@ mod tests {
         assert_eq!(stopped, 7);
     }
 
-    /// Random changes against a plain map, near each other and far apart; the nodes are those that the
-    /// model needs, and none once all is gone.
+    /// Compares random changes with a `BTreeMap`. The table has exactly the nodes that the map needs, and
+    /// none at the end.
     #[test]
     fn agrees_with_a_map_and_keeps_no_empty_node() {
         let mut table = PageTable::default();
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(used.bytes(), baseline);
     }
 
-    /// Bytes of the nodes in which such pages lie.
+    /// Bytes of the nodes that cover `pages`.
     fn needed(pages: impl Iterator<Item = u64>) -> u64 {
         let mut nodes = std::collections::BTreeSet::new();
         for page in pages {

@@ -1,4 +1,4 @@
-//! The pool's memory: reserved mappings of the supervisor's, or of the program's own.
+//! The pool's memory: anonymous mappings of the supervisor, or of the program in the embedded engine.
 
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::huge::{HUGE_PAGE_SIZE, HugePages, forbid_huge, size_to_ask_for, split_huge};
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use zsmalloc::{PageRun, PageSource, SourceError};
 
-/// Reservations by `mmap`, given back with `madvise`, a huge page only where the pool asks for one.
+/// Reserves by `mmap` and frees by `madvise`. Uses a huge page only where the pool requests one.
 #[derive(Debug, Default)]
 pub struct MappedSource {
     mappings: Mutex<Vec<Mapping>>,
@@ -22,8 +22,8 @@ unsafe impl PageSource for MappedSource {
         let length = pages.checked_mul(PAGE_SIZE).ok_or(refused)?;
         let mapping = Mapping::aligned(length, HUGE_PAGE_SIZE).map_err(|_| refused)?;
         let start = mapping.start();
-        // Where the system uses huge pages unasked they would keep memory that was given back. (One
-        // that knows none refuses this.)
+        // With THP `always`, the kernel would use huge pages unrequested, which stay allocated when a part
+        // of them is freed. A kernel without THP refuses the call.
         // SAFETY: the whole mapping.
         let _ = unsafe { forbid_huge(start, length) };
         self.mappings
@@ -46,12 +46,12 @@ unsafe impl PageSource for MappedSource {
     }
 
     fn populate_huge(&self, run: PageRun) -> bool {
-        // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
+        // SAFETY: the pool passes an aligned, unused part of a reservation.
         unsafe { self.huge_pages.populate(run.start, run.pages * PAGE_SIZE) }
     }
 
     fn split_huge(&self, run: PageRun) {
-        // What could not be split goes back when all of it does, or when memory is short.
+        // A huge page that was not split is freed as a whole later, or split by the kernel's reclaim.
         // SAFETY: the run lies in a reservation.
         let _ = unsafe { split_huge(run.start) };
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use zsmalloc::{Config, Pool};
 
-    /// What the mapping that `address` lies in holds, in bytes, as the system says.
+    /// RSS in bytes of the mapping that contains `address`, from smaps.
     fn resident_around(address: usize) -> usize {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("smaps can be read");
         let holds = |line: &&str| {
@@ -88,7 +88,7 @@ mod tests {
         kibibytes.map_or(0, |text| text.parse::<usize>().expect("a number") * 1024)
     }
 
-    /// The pool says what it holds, and gives it back for good, whatever it lies in.
+    /// The pool's own count agrees with RSS, and freed memory leaves RSS, huge pages or not.
     #[test]
     fn a_large_pool_gives_its_memory_back_in_parts_and_whole() {
         const OBJECTS: usize = 20_000;

@@ -1,23 +1,23 @@
-//! The managed ranges of an address space: what is registered, in order, without overlap.
+//! A sorted set of page ranges, for example the registered ranges of an address space.
 
 use crate::page::{PageRange, VirtualPage};
 
-/// A set of page ranges.
+/// Page ranges in address order. They neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet(Vec<PageRange>);
 
 impl RangeSet {
-    /// All ranges, in order.
+    /// All ranges, in address order.
     pub fn ranges(&self) -> &[PageRange] {
         &self.0
     }
 
-    /// Pages of all ranges.
+    /// Number of pages in all ranges.
     pub fn pages(&self) -> u64 {
         self.0.iter().map(|range| range.pages()).sum()
     }
 
-    /// The range that holds `page`.
+    /// The range that contains `page`.
     pub fn containing(&self, page: VirtualPage) -> Option<PageRange> {
         let index = self.0.partition_point(|range| range.end <= page);
         self.0
@@ -26,7 +26,7 @@ impl RangeSet {
             .filter(|range| range.start <= page)
     }
 
-    /// Adds a range; what overlaps or touches becomes one.
+    /// Adds a range and merges it with the ranges it overlaps or touches.
     pub fn add(&mut self, mut range: PageRange) {
         if range.is_empty() {
             return;
@@ -47,7 +47,7 @@ impl RangeSet {
         }
     }
 
-    /// Takes a range out.
+    /// Removes the pages of `range` from the set.
     pub fn remove(&mut self, range: PageRange) {
         let first = self.0.partition_point(|old| old.end <= range.start);
         let last = self.0.partition_point(|old| old.start < range.end);
@@ -66,14 +66,14 @@ impl RangeSet {
         self.0.splice(first..last, kept);
     }
 
-    /// The parts of `range` that ranges cover.
+    /// The parts of `range` that are in the set.
     pub fn covered(&self, range: PageRange) -> Vec<PageRange> {
         let first = self.0.partition_point(|old| old.end <= range.start);
         let parts = self.0[first..].iter().map(|old| old.intersection(range));
         parts.take_while(|part| !part.is_empty()).collect()
     }
 
-    /// The parts of `range` that no range covers.
+    /// The parts of `range` that are not in the set.
     pub fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
         let mut parts = Vec::new();
         let mut start = range.start;
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::page::range;
 
-    /// Random adds and removes against a plain set of pages.
+    /// Compares random adds and removes with a `BTreeSet` of page numbers.
     #[test]
     fn agrees_with_a_set_of_pages() {
         let mut regions = RangeSet::default();

@@ -1,16 +1,16 @@
-//! Locking and waking, shared by all threads of the supervisor.
+//! Mutexes without poisoning, and an event that wakes one thread.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Locks a mutex.
+/// Locks a mutex and ignores poisoning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic anywhere ends the supervisor (panic = "abort"); tests may poison and go on.
+    // Release builds abort on panic, so only tests see a poisoned mutex.
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
-/// Wakes a thread that otherwise looks for work at intervals. A notification is kept until the thread
-/// waits.
+/// Wakes a thread that polls for work at intervals. Any thread notifies, one thread waits; a notification
+/// stays pending until then.
 #[derive(Default)]
 pub struct Event {
     notified: Mutex<bool>,
@@ -18,6 +18,7 @@ pub struct Event {
 }
 
 impl Event {
+    /// Wakes the waiting thread, or lets its next wait return at once.
     pub fn notify(&self) {
         let mut notified = lock(&self.notified);
         if !*notified {
@@ -26,7 +27,7 @@ impl Event {
         }
     }
 
-    /// Waits for a notification, at most `timeout`; returns whether there was one.
+    /// Waits for a notification, at most `timeout`. Returns whether one came.
     pub fn wait(&self, timeout: Duration) -> bool {
         let notified = lock(&self.notified);
         let (mut notified, _) = self
