@@ -19,44 +19,53 @@ use std::time::{Duration, Instant};
 /// The smallest resident limit that a full pool can press a group down to.
 const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 
-/// What cannot be managed leaves to the rest at least one part in so many of the resident limit. More
-/// keeps the limit better, and has the rest go out and come back more often.
-const REFUSED_LEAVES: u64 = 2;
+/// Divisor of the resident limit: this part of it stays available to managed memory, whatever memory
+/// cannot be managed. A larger divisor exceeds the limit by less and makes managed memory thrash more.
+const MANAGED_DIVISOR: u64 = 2;
 
-/// See the module.
+/// The programs under one limit. All threads of the supervisor share it.
+///
+/// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so their
+/// accesses are Relaxed.
 pub struct Group {
+    /// What the address spaces use, too.
     pub resources: Arc<Resources>,
+    /// The limit as configured.
     pub limit: Limit,
-    /// The tier for what does not fit, if there is one.
+    /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
-    /// Milliseconds since then: when mappings were last found that were not managed yet.
+    /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's start.
     pub found_mappings: AtomicU64,
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
-    /// Held while a forked child's process is looked for.
+    /// Serializes searches for the process of a forked child.
     pub child_search: Mutex<()>,
     relief: LimitRelief,
+    /// Whether storing a page frees memory.
     pub compression: CompressionPolicy,
-    /// Pages in memory that cannot be managed, as they have a userfaultfd of their program's own.
+    /// Resident pages that the kernel refuses to register, such as those with a userfaultfd of the program.
     pub refused_pages: AtomicU64,
-    /// Pages that were brought back for tracers, by which the limit is exceeded while these hold their
-    /// programs.
+    /// Pages brought back for tracers. They are added to the limit while the tracers hold their programs.
     pub held_pages: AtomicU64,
+    /// Faults that wait for room.
     pub deferred: Deferred<AddressSpace>,
     sharing: Event,
-    /// Makes the background thread look.
+    /// Wakes the background thread.
     pub background: Event,
+    /// Set once, at the end: all threads exit.
     pub stopping: AtomicBool,
     warned_over_limit: AtomicBool,
     warned_held: AtomicBool,
+    /// A failed write to the swap file was logged.
     pub warned_file: AtomicBool,
-    /// Milliseconds since the start: until then the file is left alone.
+    /// End of the pause after a failed write to the swap file, in milliseconds since the start.
     pub file_paused_until: AtomicU64,
-    /// Held by who gives up the file; locked before all others.
+    /// Serializes [`Group::swap_off`].
     pub swapping_off: Mutex<()>,
 }
 
 impl Group {
+    /// A group without programs.
     pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, file: Option<Arc<FileTier>>) -> Group {
         Group {
             resources: Arc::new(Resources::new(swap)),
@@ -82,14 +91,17 @@ impl Group {
         }
     }
 
+    /// An ID for a new address space.
     pub fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// The address space with this ID.
     pub fn space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.read_spaces(|spaces| spaces.get(&id).cloned())
     }
 
+    /// All address spaces at this moment.
     pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
         self.read_spaces(|spaces| spaces.values().cloned().collect())
     }
@@ -103,6 +115,7 @@ impl Group {
         )
     }
 
+    /// Adds an address space and counts a program.
     pub fn add_space(&self, space: Arc<AddressSpace>) {
         self.resources
             .counters
@@ -115,6 +128,7 @@ impl Group {
         spaces.insert(space.id, space);
     }
 
+    /// Removes an address space, which lives on until its last reference is dropped.
     pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.spaces
             .write()
@@ -122,13 +136,14 @@ impl Group {
             .remove(&id)
     }
 
+    /// Bytes of the swap tables and of all page tables.
     pub fn metadata_bytes(&self) -> u64 {
         let tables: u64 =
             self.read_spaces(|spaces| spaces.values().map(|space| space.metadata_bytes()).sum());
         self.resources.swap.metadata_bytes() + tables
     }
 
-    /// Works out what pool and metadata leave to the resident pages, and what was conceded.
+    /// Recomputes the resident limit from the limit, the pool, metadata and allowances above the limit.
     pub fn refresh_limit(&self) {
         let by_total = self.limit.total_bytes.map_or(u64::MAX, |total| {
             total
@@ -137,29 +152,29 @@ impl Group {
                 .max(RESIDENT_FLOOR_BYTES)
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
-        // Where such memory takes most of the limit, all else would have to fit into what is left.
+        // Without this floor, unmanageable memory would leave managed memory almost no room.
         let refused = bytes(self.refused_pages.load(Ordering::Relaxed));
         let limit = match refused {
             0 => limit,
-            _ => limit.max(refused + limit / REFUSED_LEAVES),
+            _ => limit.max(refused + limit / MANAGED_DIVISOR),
         };
-        let conceded = self.relief.bytes(Instant::now());
+        let relief = self.relief.bytes(Instant::now());
         let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resources
-            .set_resident_limit(limit.max(conceded).saturating_add(held));
+            .set_resident_limit(limit.max(relief).saturating_add(held));
     }
 
-    /// Asks for a count of what forks share.
+    /// Requests a count of the pages that forks share.
     pub fn count_sharing(&self) {
         self.sharing.notify();
     }
 
-    /// Waits until that is asked for, at most `timeout`; whether it was.
+    /// Waits for [`Group::count_sharing`], at most `timeout`. Returns whether a count was requested.
     pub fn wait_for_sharing(&self, timeout: Duration) -> bool {
         self.sharing.wait(timeout)
     }
 
-    /// Notes peaks; called by whoever sampled.
+    /// Updates the peak statistics from the current sizes.
     pub fn note_peaks(&self) {
         let resident = self.resources.resident_bytes();
         let pool = self.resources.swap.pool_bytes();
@@ -188,7 +203,7 @@ impl Group {
             .fetch_max(self.excess(resident, total), Ordering::Relaxed);
     }
 
-    /// Pages above what the user allowed.
+    /// Pages above the configured limit.
     fn excess(&self, resident: u64, total: u64) -> u64 {
         let above =
             |held: u64, limit: Option<u64>| limit.map_or(0, |limit| held.saturating_sub(limit));
@@ -197,15 +212,15 @@ impl Group {
         excess / PAGE_SIZE as u64
     }
 
-    /// Concedes what is resident, as nothing more can be moved out.
+    /// Raises the limit to the resident size for a while, because nothing more can be reclaimed.
     pub fn relax_limit(&self) {
         self.relief
             .relax(self.resources.resident_bytes(), Instant::now());
         self.refresh_limit();
     }
 
-    /// Notes that reclaim could not get the group under its limit, which is exceeded then rather
-    /// than a program stopped; warns once.
+    /// Notes that reclaim cannot bring the group under its limit; warns once. Programs are never stopped for
+    /// that.
     pub fn note_over_limit(&self) {
         self.note_peaks();
         let resident = self.resources.resident_bytes();
@@ -213,26 +228,26 @@ impl Group {
         let excess = self.excess(resident, total);
         if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "the limit is exceeded by {} KiB, as nothing more can be moved out; raise --limit \
-                 (this is said once)",
+                "the limit is exceeded by {} KiB, because no more memory can be paged out (locked, \
+                 executable or incompressible); raise --limit (reported once)",
                 excess * PAGE_SIZE as u64 / 1024
             );
         }
     }
 
-    /// Notes that a program's memory was brought back for its tracer; says so once.
+    /// Notes that a program's memory was brought back for its tracer; warns once.
     pub fn note_held(&self, pid: i32, pages: u64) {
         self.note_peaks();
         if !self.warned_held.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "process {pid} is stopped by a debugger, which can only read what is in memory: {} KiB are \
-                 brought back, and the limit is exceeded by as much until it goes on (this is said once)",
+                "process {pid} is stopped by a debugger, which can read resident pages only: brought back \
+                 {} KiB, and the limit is exceeded by as much until the process continues (reported once)",
                 bytes(pages) / 1024
             );
         }
     }
 
-    /// What each program uses.
+    /// Current usage of each program whose helper connected.
     pub fn programs(&self) -> Vec<ProgramUsage> {
         let usage = |space: Arc<AddressSpace>| {
             let pid = space.attached()?.inspector.pid();
@@ -249,6 +264,7 @@ impl Group {
         self.spaces().into_iter().filter_map(usage).collect()
     }
 
+    /// All statistics now.
     pub fn stats(&self) -> Stats {
         for space in self.spaces() {
             space.note_staged();
@@ -283,21 +299,22 @@ impl Group {
     }
 }
 
-/// Resident bytes at which things happen.
+/// Watermarks in resident bytes (not in free pages, as in the kernel): `hard > pressing > start > stop`.
 #[derive(Debug, Clone, Copy)]
 pub struct Watermarks {
-    /// Faults wait above this.
+    /// The limit; faults that need room wait above it.
     pub hard: u64,
-    /// The reclaimer makes way for nobody above this.
+    /// Above this the reclaimer no longer yields its CPU to programs.
     pub pressing: u64,
     /// Background reclaim starts above this.
     pub start: u64,
-    /// It stops below this.
+    /// Background reclaim stops below this.
     pub stop: u64,
 }
 
 impl Watermarks {
-    /// For a resident limit.
+    /// The watermarks for a resident limit in bytes. A larger distance reclaims in longer bursts and keeps
+    /// less resident.
     pub fn of(limit: u64) -> Watermarks {
         let distance = (limit / 128).clamp(512 << 10, 32 << 20).min(limit / 4);
         Watermarks {

@@ -1,20 +1,19 @@
 //! The supervised engine: programs in other processes, kept under one limit.
 //!
-//! Data flows from a fault to the pool and back:
-//!
 //! | module | what happens there |
 //! |---|---|
 //! | [`fault`] | userfaultfd messages are read and faults served: swap-in, zero fill, return from the stage, COW, readahead |
-//! | [`events`] | unmap, remap, madvise: put in an order in which they were possible, and applied |
-//! | [`fork`] | fork events: what the child inherited, which process it is, what both share |
+//! | [`events`] | munmap, mremap and madvise events are reordered and applied |
+//! | [`fork`] | fork events: pages that the child inherited, its PID, pages that both share |
 //! | [`reclaim`] | the clock hand picks victims, a batch moves them to the stage, the reclaimer stores them |
-//! | [`registration`] | which mappings are registered with a userfaultfd, and when |
-//! | [`helper`] | which processes may connect, the take-over of a stopped helper, the end with the supervisor |
+//! | [`registration`] | mappings are registered with a userfaultfd, and unregistered |
+//! | [`helper`] | helpers connect, a stopped helper's gate is taken over, programs are killed with the supervisor |
 //! | [`swap`] | the background thread and the swap file |
-//! | [`space`] | one program: its page states, its gate, its life |
+//! | [`space`] | one program: its page states, its gate, its lifecycle |
 //! | [`group`] | the programs under one limit |
-//! | [`resources`] | what all address spaces use: swap space, counters, room under the limit |
-//! | [`util`] | shortage of descriptors, time that passed while the thread ran |
+//! | [`resources`] | shared by all address spaces: swap space, counters, the resident limit |
+//! | [`stats`], [`latency`] | statistics, the histogram of fault latency |
+//! | [`util`] | descriptor shortage, time in which this process ran, tracers that reclaim spares |
 
 pub mod events;
 pub mod fault;

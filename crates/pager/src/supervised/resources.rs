@@ -1,5 +1,5 @@
-//! What every address space of a group uses of it: the swap space, the counters, the room under the
-//! limit, the reclaimer's wake-up. It knows no address space.
+//! What all address spaces of a group share: the swap space, the counters, the resident limit, the
+//! reclaimer's wake-up. It refers to no address space.
 
 use crate::page::bytes;
 use crate::pool_memory::MappedSource;
@@ -16,44 +16,47 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Slots whose release may be pending, at most. More saves bulk frees, and keeps their pages in the pool
-/// for longer.
+/// Maximum number of slots whose release is pending. More makes fewer, larger frees and keeps pages in the
+/// pool for longer.
 const PENDING_FREES: usize = 1024;
 
-/// What the address spaces of a group share. All of it is for any thread.
+/// What the address spaces of a group share. Any thread uses it; `pending_frees` has its own lock, and
+/// atomics are counters and flags with Relaxed accesses.
 pub struct Resources {
+    /// The swap space of the whole run.
     pub swap: Arc<SwapSpace<MappedSource>>,
-    /// Releases slots that are given up many at a time.
+    /// Releases slots in bulk, on worker threads.
     pub gather: Gather<MappedSource>,
+    /// The counted statistics.
     pub counters: Counters,
-    /// Errors that the thread which met them dealt with.
+    /// Errors that were handled where they occurred.
     pub errors: AtomicU64,
     /// Latency of fault service.
     pub latency: Histogram,
-    /// Pages counted in more than one process because a fork shares them.
+    /// Estimate of the pages that forks share, and that are therefore charged more than once.
     pub shared: Arc<SharedPages>,
     /// Kills programs without a helper when the supervisor dies.
     pub guardian: Guardian,
-    /// When the supervisor started: the zero of coarse times.
+    /// Start of the supervisor, the origin of all coarse times.
     pub started: Instant,
     /// Scheduling priority of the reclaimer.
     pub priority: ReclaimerPriority,
-    /// Tracers whose pages stay for a while.
+    /// Tracers whose pages reclaim spares for a while.
     pub tracers: SparedTracers,
-    /// A page read zeros where it was known to be resident; it is logged once.
+    /// A zero-filled page that was known to be resident was logged.
     pub warned_zeroed: AtomicBool,
-    /// A program is near `vm.max_map_count`; it is logged once.
+    /// A program near `vm.max_map_count` was logged.
     pub warned_mappings: AtomicBool,
-    /// Bytes that may be resident, as of the last look at pool and metadata.
+    /// Resident limit in bytes, as of the last [`Group::refresh_limit`](super::group::Group::refresh_limit).
     resident_limit: AtomicU64,
-    /// Slots of pages that were brought in. The reclaimer releases them: the handler has the CPU of the
-    /// thread that faulted, which would wait.
+    /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on the CPU
+    /// of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
     reclaimer: Event,
 }
 
-/// Workers that release slots: one CPU is left to the programs. How many of them work follows the
-/// backlog.
+/// The gather with at most one worker fewer than CPUs, so that programs keep one. The number of active
+/// workers follows the backlog.
 fn new_gather(swap: &Arc<SwapSpace<MappedSource>>) -> Gather<MappedSource> {
     use memfold_sys::thread;
     let cpus = thread::allowed_cpus();
@@ -62,14 +65,15 @@ fn new_gather(swap: &Arc<SwapSpace<MappedSource>>) -> Gather<MappedSource> {
         ..GatherConfig::default()
     };
     Gather::with_worker_start(swap.clone(), config, move || {
-        // A handler starts it, which is pinned where the program runs that is not to wait, and
-        // goes before it. (Best effort: a worker there is a nuisance, not wrong.)
+        // A worker inherits CPU affinity and priority from the handler that starts it, and would compete
+        // with the faulting thread. Failure costs latency only.
         let _ = thread::run_on(&cpus);
         thread::set_nice(5);
     })
 }
 
 impl Resources {
+    /// Resources around a swap space, without a resident limit.
     pub fn new(swap: SwapSpace<MappedSource>) -> Resources {
         let swap = Arc::new(swap);
         Resources {
@@ -91,43 +95,44 @@ impl Resources {
         }
     }
 
-    /// Sets what the resident pages may come to, in bytes.
+    /// Sets the resident limit in bytes.
     pub fn set_resident_limit(&self, bytes: u64) {
         self.resident_limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Milliseconds since the start.
+    /// Milliseconds since the supervisor's start.
     pub fn milliseconds(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Seconds since the start, coarse.
+    /// Seconds since the supervisor's start, rounded down.
     pub fn seconds(&self) -> u32 {
         self.started.elapsed().as_secs() as u32
     }
 
-    /// Resident anonymous bytes of all address spaces; pages shared by forks counted once.
+    /// Resident anonymous bytes of all address spaces. Pages shared by forks count once.
     pub fn resident_bytes(&self) -> u64 {
         bytes(self.charged_pages().saturating_sub(self.shared.pages()))
     }
 
-    /// Resident pages of all address spaces, those that forks share as often as they are.
+    /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address space.
     pub fn charged_pages(&self) -> u64 {
         self.swap.root_group().charged(Charge::Resident) / PAGE_SIZE as u64
     }
 
-    /// Gives up the counts of slots whose pages are not wanted any more. Many are released by
-    /// others, so that an exit or an `munmap` waits for none of it.
+    /// Drops one reference of each slot. Large numbers are left to worker threads, so that an exit or munmap
+    /// does not wait.
     pub fn release(&self, slots: SlotRanges) {
         self.gather.release(slots);
     }
 
-    /// What the resident pages may come to, as of the last [`Resources::refresh_limit`].
+    /// The resident limit in bytes.
     pub fn resident_limit_bytes(&self) -> u64 {
         self.resident_limit.load(Ordering::Relaxed)
     }
 
-    /// Releases slots soon, or at once if many wait already: what they hold is counted still.
+    /// Leaves the release of slots to the reclaimer, or releases them at once if too many are pending: their
+    /// pages still occupy the pool.
     pub fn defer_free(&self, slots: &[Slot]) {
         let mut pending = lock(&self.pending_frees);
         if pending.len() + slots.len() <= PENDING_FREES {
@@ -138,7 +143,7 @@ impl Resources {
         }
     }
 
-    /// Releases what [`Resources::defer_free`] left.
+    /// Releases the slots that [`Resources::defer_free`] left.
     pub fn free_pending(&self) {
         let pending = std::mem::take(&mut *lock(&self.pending_frees));
         if !pending.is_empty() {
@@ -146,18 +151,18 @@ impl Resources {
         }
     }
 
-    /// Makes the reclaimer look now.
+    /// Wakes the reclaimer.
     pub fn wake_reclaimer(&self) {
         self.reclaimer.notify();
     }
 
-    /// The same where there is little room left.
+    /// Wakes the reclaimer and raises its priority, where little room is left.
     pub fn wake_reclaimer_under_pressure(&self) {
         self.priority.note_pressure();
         self.wake_reclaimer();
     }
 
-    /// Waits for a call, at most `timeout`.
+    /// Waits for [`Resources::wake_reclaimer`], at most `timeout`.
     pub fn wait_for_wake(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
     }

@@ -1,8 +1,8 @@
 //! The statistics of a supervisor, each defined once.
 //!
-//! A line below makes the counter that threads add to, the field of [`Stats`], its name in JSON (with the
-//! feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], from which the documentation is
-//! checked.
+//! Each line below generates the counter that threads add to, the field of [`Stats`], its JSON name (with
+//! the feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], against which the
+//! documentation is checked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,27 +16,27 @@ pub struct FaultLatency {
     pub p90: u64,
     /// 99th percentile.
     pub p99: u64,
-    /// Largest seen.
+    /// Maximum.
     pub max: u64,
 }
 
-/// What one program uses now, in bytes.
+/// Current usage of one program, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ProgramUsage {
-    /// Its PID.
+    /// PID of the program.
     pub pid: i32,
     /// Resident anonymous memory, staged pages included.
     pub resident_bytes: u64,
-    /// Pages on their way out.
+    /// Pages in the stage, not stored yet.
     pub staged_bytes: u64,
-    /// Stored pages in the pool. Those that a fork shares are the parent's as long as it lives.
+    /// Stored pages in the pool. A page shared by fork is charged to the parent while the parent lives.
     pub pool_bytes: u64,
-    /// Stored pages in the swap file; the same holds.
+    /// Stored pages in the swap file, charged like those in the pool.
     pub file_bytes: u64,
 }
 
-/// Makes a struct of numbers, with a table of its names and what they mean.
+/// Defines a struct of `u64` fields and a table of their names and meanings.
 macro_rules! numbers {
     ($(#[$meta:meta])* $name:ident { $(#[doc = $doc:literal] $field:ident,)* }) => {
         $(#[$meta])*
@@ -47,14 +47,14 @@ macro_rules! numbers {
         }
 
         impl $name {
-            /// Names, as in JSON, and what they mean.
+            /// JSON names of the fields and their meanings.
             pub const FIELDS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($field), $doc),)*];
         }
     };
 }
 
-/// Makes [`Totals`], and of those that threads add to [`Counters`].
+/// Defines [`Totals`], and [`Counters`] from the fields that threads count.
 macro_rules! totals {
     (counted { $(#[doc = $cdoc:literal] $counter:ident,)* } computed { $(#[doc = $vdoc:literal] $value:ident,)* }) => {
         numbers! {
@@ -63,14 +63,14 @@ macro_rules! totals {
             Totals { $(#[doc = $cdoc] $counter,)* $(#[doc = $vdoc] $value,)* }
         }
 
-        /// What threads add to as they go. All accesses are Relaxed: nothing depends on their order.
+        /// Counters that all threads add to. All accesses are Relaxed: no data depends on their order.
         #[derive(Debug, Default)]
         pub struct Counters {
             $(#[doc = $cdoc] pub $counter: AtomicU64,)*
         }
 
         impl Counters {
-            /// The counters now; what is computed from elsewhere is 0.
+            /// The current counts; fields computed elsewhere are 0.
             pub fn totals(&self) -> Totals {
                 Totals {
                     $($counter: self.$counter.load(Ordering::Relaxed),)*
@@ -82,7 +82,7 @@ macro_rules! totals {
 }
 
 numbers! {
-    /// What is in use now, in bytes.
+    /// Current usage, in bytes.
     Now {
         #[doc = "resident anonymous memory, staged pages included"]
         resident_bytes,
@@ -155,9 +155,9 @@ totals! {
 /// All statistics of a supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// In use now.
+    /// Current usage.
     pub now: Now,
-    /// Since the start.
+    /// Totals and peaks since the start.
     pub totals: Totals,
     /// Latency of fault service.
     pub fault_ns: FaultLatency,

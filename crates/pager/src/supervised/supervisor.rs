@@ -1,4 +1,4 @@
-//! A supervisor: the threads that hold one group of programs under its limit.
+//! A supervisor: the threads that keep one group of programs under its limit, and the run's directory.
 
 use crate::options::Options;
 use crate::pool_memory::MappedSource;
@@ -41,12 +41,12 @@ pub enum StartError {
     /// The socket's path does not fit into a socket address.
     #[error("the path {0} is too long for a socket; set XDG_RUNTIME_DIR to a shorter directory")]
     PathTooLong(PathBuf),
-    /// The preload library's image is not one.
+    /// The preload library's image lacks the mark that the supervisor patches.
     #[error("the preload library inside this program is damaged; install memfold again")]
     Image,
-    /// There are no addresses for the pool.
+    /// The pool's address space could not be reserved.
     #[error(
-        "the host has no room for the addresses of a pool of {0} MiB; raise the limit on them \
+        "cannot reserve address space for a pool of {0} MiB; raise the address-space limit \
          (ulimit -v), set vm.overcommit_memory to 0 or 1, or give a smaller --limit"
     )]
     AddressSpace(usize),
@@ -61,15 +61,15 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
-/// Holds a group of programs under its limit until it is stopped or dropped.
+/// Keeps a group of programs under its limit until it is stopped or dropped.
 ///
-/// A program joins when it is started with [`Supervisor::preload_path`] in front of its
-/// `LD_PRELOAD`, and its children with it.
+/// A program joins the group if it is started with [`Supervisor::preload_path`] first in its
+/// `LD_PRELOAD`; so do its children.
 pub struct Supervisor {
     group: Arc<Group>,
     directory: PathBuf,
     preload: PathBuf,
-    /// RecentRemovals after the group was told to stop.
+    /// Dropped after `stopping` is set: the hang-up wakes the handlers.
     _stop_handlers: PipeWriter,
 }
 
@@ -100,7 +100,7 @@ impl Supervisor {
         };
         let image = patched(options.agent_image, &control)?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
-        // A program that changed its user and starts another must find the library.
+        // The library must be readable for programs that changed their UID.
         let readable = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(&supervisor.preload, readable)
             .map_err(failed(&supervisor.preload))?;
@@ -133,7 +133,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The library to put in front of a program's `LD_PRELOAD`.
+    /// Path of the library to put first in a program's `LD_PRELOAD`.
     pub fn preload_path(&self) -> &Path {
         &self.preload
     }
@@ -143,28 +143,27 @@ impl Supervisor {
         &self.directory
     }
 
-    /// What was counted so far. Cheap; from any thread.
+    /// Statistics so far. Cheap; callable from any thread.
     pub fn stats(&self) -> Stats {
         self.group.stats()
     }
 
-    /// What each program uses now. Cheap; from any thread.
+    /// Current usage of each program. Cheap; callable from any thread.
     pub fn programs(&self) -> Vec<ProgramUsage> {
         self.group.programs()
     }
 
-    /// For commands that take long, from threads of their own.
+    /// A handle for long-running commands from other threads.
     pub fn control(&self) -> Control {
         Control(self.group.clone())
     }
 
-    /// The number of the supervisor's second process, if it was needed: a child of this one that
-    /// ends right after it.
+    /// PID of the guardian process, if one was needed: a child of this process that exits right after it.
     pub fn guardian_process(&self) -> Option<i32> {
         self.group.resources.guardian.process()
     }
 
-    /// Process numbers of the programs that are managed now, as far as they are known.
+    /// PIDs of the programs that are managed now, as far as they are known.
     pub fn managed_processes(&self) -> Vec<i32> {
         let spaces = self.group.spaces();
         spaces
@@ -173,7 +172,8 @@ impl Supervisor {
             .collect()
     }
 
-    /// Stops. Programs that are still managed are killed, as part of their memory is here.
+    /// Stops and returns the final statistics. Kills programs that are still managed, because part of their
+    /// memory is in the pool.
     pub fn stop(self) -> Stats {
         self.stats()
     }
@@ -184,12 +184,12 @@ impl Drop for Supervisor {
         self.group.stopping.store(true, Ordering::Relaxed);
         for space in self.group.spaces() {
             if let Some(attached) = space.attached().filter(|_| !space.is_detached()) {
-                // Fails only if it is gone already.
+                // Fails only if the process is gone.
                 let _ = attached.inspector.kill(9);
             }
         }
-        // Its name lives on in the environment of processes that were not managed. It becomes free
-        // only where nobody else may make names (see `Options::runtime_dir`).
+        // Unmanaged processes keep the path in their environment; only this user can reuse it (see
+        // `Options::runtime_dir`).
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -199,17 +199,18 @@ impl Drop for Supervisor {
 pub struct Control(Arc<Group>);
 
 impl Control {
-    /// Brings all pages back from the swap file, while the programs run on, and uses it no more.
-    /// Returns how many there were. May take long, and can be called again.
+    /// Moves all pages from the swap file to the pool while the programs run, and stops using the file.
+    /// Returns the number of pages. May take long; can be called again.
     ///
     /// # Errors
-    /// If there is no file, or the pages do not fit under the limit; the file stays in use then.
+    /// If there is no swap file, or the pages do not fit under the limit. The file then stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         self.0.swap_off()
     }
 }
 
-/// With room for whatever comes, or where the host is mean with addresses, for what the limit needs.
+/// Reserves the default capacity, or less, down to what the limit needs, where address space is limited
+/// (`ulimit -v`, `vm.overcommit_memory=2`).
 fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartError> {
     let plentiful = SwapConfig {
         algorithm: options.algorithm.into(),
@@ -235,32 +236,33 @@ fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartErr
     Err(StartError::AddressSpace((refused * PAGE_SIZE) >> 20))
 }
 
-/// Slots for 256 GiB, where addresses are few.
+/// Number of slots (256 GiB of pages) where address space is limited. More slots reserve a larger swap
+/// table.
 const FEWER_SLOTS: usize = 1 << 26;
 
-/// The most pages that the pool is to hold: what does not fit stays in the programs.
+/// The most pages that the pool must hold: pages beyond the limit stay in the programs.
 fn needed_pages(options: &Options) -> usize {
     let allowed = || memory_allowance().map_or(1 << 30, |allowance| allowance.bytes);
     let bytes = options.limit.total_bytes.unwrap_or_else(allowed);
     usize::try_from(bytes).unwrap_or(usize::MAX) / PAGE_SIZE
 }
 
-/// Capacities to try, in pages: the pool keeps runs of each length apart, so that it needs several
-/// times the addresses of what it holds.
+/// Capacities to try, in pages. The pool keeps runs of each length apart, so it needs several times its
+/// contents in address space.
 fn smaller_capacities(needed: usize, most: usize) -> impl Iterator<Item = usize> {
     let sizes = [4, 2, 1].map(|times: usize| times.saturating_mul(needed.next_power_of_two()));
     sizes.into_iter().filter(move |size| *size < most)
 }
 
-/// The control socket in the run's directory.
+/// File name of the control socket in the run's directory.
 const CONTROL: &str = "control";
-/// Names that are tried for a directory and its socket.
+/// Number of random names to try. More resists a user who occupies names for longer.
 const TRIES: usize = 16;
 
-/// Makes the run's directory, and listens at the control socket in it and at its abstract name.
+/// Creates the run's directory, and listens on the control socket in it and on its abstract name.
 ///
-/// Abstract names are everybody's to take: where one is taken already, another is tried, as for the
-/// directory's.
+/// Any user can bind an abstract name, so an occupied one is retried with another random name, like an
+/// occupied directory.
 fn listen_in_directory(
     parent: &Path,
     mut name: impl FnMut() -> io::Result<String>,
@@ -283,7 +285,7 @@ fn listen_in_directory(
             io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse
         );
         if source.kind() != io::ErrorKind::AlreadyExists {
-            // It is this run's own.
+            // This run created the directory.
             let _ = std::fs::remove_dir_all(&directory);
         }
         if !is_taken || tries.next().is_none() {
@@ -294,7 +296,7 @@ fn listen_in_directory(
 
 fn make_directory(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let failed = |source| (directory.to_owned(), source);
-    // A program that gave up its privileges must still find the library.
+    // Programs that drop privileges must still be able to open the library.
     let mode = 0o711;
     std::fs::DirBuilder::new()
         .mode(mode)
@@ -309,7 +311,7 @@ fn random_name() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The library's image with what it needs to find and know this process in its place.
+/// The library's image with the rendezvous (socket path, PID, UID and namespace of this process) patched in.
 fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
     let path = control.as_os_str().as_bytes();
     let mut socket_path = [0; SOCKET_PATH_MAX];
@@ -353,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_are_passed_over() {
+    fn occupied_names_are_skipped() {
         let parent = std::env::temp_dir().join(format!("names-of-{}", std::process::id()));
         std::fs::create_dir_all(parent.join("folder")).unwrap();
         let _other = socket::listen_abstract(&parent.join("socket").join(CONTROL)).unwrap();

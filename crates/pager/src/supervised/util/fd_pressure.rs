@@ -1,25 +1,27 @@
-//! No descriptors left: others close theirs soon, or somebody raises the limit. Programs wait meanwhile.
+//! Descriptor shortage (EMFILE, ENFILE): retried for a while, because other threads and processes close
+//! descriptors. Programs wait meanwhile.
 
 use memfold_sys::Errno;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long that is waited for.
+/// Time for which an operation is retried. Longer survives longer shortages and blocks the thread for
+/// longer.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Pause between two tries.
 pub const PAUSE: Duration = Duration::from_millis(10);
 
-/// Whether it would have worked with more descriptors.
+/// Whether the error is EMFILE or ENFILE.
 pub fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::ENFILE, Errno::EMFILE].map(|errno| Some(errno.0));
     shortages.contains(&error.raw_os_error())
 }
 
-/// Does what needs a descriptor, again and again while there is none.
-pub fn patiently<T>(what: impl Fn() -> io::Result<T>) -> io::Result<T> {
+/// Runs `operation`, and again while it fails for want of a descriptor.
+pub fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let began = Instant::now();
     loop {
-        match what() {
+        match operation() {
             Err(error) if is_shortage(&error) && began.elapsed() < PATIENCE => {
                 std::thread::sleep(PAUSE);
             }
@@ -34,7 +36,7 @@ mod tests {
     use std::cell::Cell;
 
     #[test]
-    fn only_a_shortage_is_waited_out() {
+    fn only_a_shortage_is_retried() {
         let tries = Cell::new(0);
         let after = |failures: i32, errno: Errno| {
             tries.set(0);

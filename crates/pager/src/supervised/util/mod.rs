@@ -1,4 +1,4 @@
-//! Helpers of several threads.
+//! Small types that several threads use.
 
 pub mod fd_pressure;
 pub mod held_up;

@@ -1,32 +1,33 @@
-//! How long something was waited for.
+//! Waiting time without the time in which this process was stopped.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Between two looks at most so much counts: this process may have been stopped itself.
+/// Most time that counts between two readings, as this process may have been stopped in between. A larger
+/// value counts more of a stop.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Time in which others could have gone on, as far as this process ran itself. To be looked at more
-/// often than every 50 ms.
+/// Elapsed time, in which other processes could make progress, less time in which this process was stopped.
+/// One thread owns it and reads it more often than every 50 ms.
 #[derive(Debug)]
 pub struct RunTime {
-    looked: Cell<Instant>,
+    last: Cell<Instant>,
     total: Cell<Duration>,
 }
 
 impl RunTime {
-    /// From now on.
+    /// Starts at zero now.
     pub fn begin() -> RunTime {
         RunTime {
-            looked: Cell::new(Instant::now()),
+            last: Cell::new(Instant::now()),
             total: Cell::new(Duration::ZERO),
         }
     }
 
-    /// So long by now.
+    /// The time since `begin`, of which at most [`STEP`] counts since the last reading.
     pub fn so_far(&self) -> Duration {
         let now = Instant::now();
-        let step = now.duration_since(self.looked.replace(now));
+        let step = now.duration_since(self.last.replace(now));
         self.total.set(self.total.get() + step.min(STEP));
         self.total.get()
     }
@@ -37,15 +38,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_do_not_count_but_time_does() {
+    fn readings_do_not_count_but_time_does() {
         let waited = RunTime::begin();
         for _ in 0..10_000 {
             waited.so_far();
         }
-        let looked_often = waited.so_far();
-        assert!(looked_often < Duration::from_secs(5), "{looked_often:?}");
+        let read_often = waited.so_far();
+        assert!(read_often < Duration::from_secs(5), "{read_often:?}");
         std::thread::sleep(Duration::from_millis(20));
-        assert!(waited.so_far() >= looked_often + Duration::from_millis(20));
+        assert!(waited.so_far() >= read_often + Duration::from_millis(20));
     }
 
     #[test]

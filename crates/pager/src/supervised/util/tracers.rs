@@ -1,21 +1,20 @@
-//! Tracers that reclaim spares for a while: see `space/stopped.rs`.
+//! Tracers whose pages reclaim spares for a while; `space/stopped.rs` explains why.
 
 use crate::sync::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// PIDs of tracers, each with the time until which it is spared, in milliseconds since the supervisor
-/// started. A PID that is used anew meanwhile spares another program for that while, which costs room
-/// and nothing else.
+/// PIDs of spared tracers, each with an end time in milliseconds since the supervisor's start. Any thread
+/// uses it. A reused PID spares the wrong program until the end time, which costs only room.
 #[derive(Debug, Default)]
 pub struct SparedTracers {
     spared: Mutex<Vec<(i32, u64)>>,
-    /// The latest of the times: spares faults the lock where no tracer is spared.
+    /// The latest end time, Relaxed: lets faults skip the lock where no tracer is spared.
     latest: AtomicU64,
 }
 
 impl SparedTracers {
-    /// Spares a tracer until then.
+    /// Spares a tracer until the time `until`.
     pub fn spare(&self, pid: i32, until: u64) {
         let mut spared = lock(&self.spared);
         spared.retain(|(other, end)| *other != pid && *end + 1000 > until);
@@ -28,7 +27,7 @@ impl SparedTracers {
         now < self.latest.load(Ordering::Relaxed)
     }
 
-    /// Whether this one is.
+    /// Whether the process `pid` is spared now.
     pub fn spares(&self, pid: i32, now: u64) -> bool {
         let spared = lock(&self.spared);
         spared
