@@ -139,7 +139,7 @@ impl Server {
         let loaded = self.load(space, claim);
         let Ok(gate) = space.shared() else {
             // The address space is gone, and somebody may be changing its table.
-            space.leave_claims(&claim.pages, claim.number);
+            space.abandon_claims(&claim.pages, claim.number);
             return Served::Done;
         };
         let mut filling = Filling {

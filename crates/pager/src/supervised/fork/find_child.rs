@@ -43,7 +43,7 @@ impl AddressSpace {
             let _ = patiently(|| self.uffd_descriptor().try_clone());
             let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
             if let Some(inspector) = found {
-                self.set_seen(inspector);
+                self.set_child_process(inspector);
             }
         }
         const WHY: &str = "its parent ended while it forked, and part of its memory went with it";

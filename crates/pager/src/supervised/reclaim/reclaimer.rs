@@ -255,7 +255,7 @@ impl Reclaimer {
             (mover.is_busy(), mover.posted())
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
-            space.look_whether_stopped();
+            space.check_stopped();
         } else if busy && let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             progress.add(Batch::settle(space, &gate));
         }

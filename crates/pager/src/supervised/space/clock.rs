@@ -1,21 +1,23 @@
-//! Where reclaim is in an address space.
+//! The clock hand of an address space.
 
 use crate::page::{PageRange, VirtualPage};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// The clock hand of an address space, and what goes out ahead of it.
+/// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves the
+/// hand; other threads read it as a hint (Relaxed).
 #[derive(Debug, Default)]
 pub struct Clock {
-    /// The page at which the hand stands.
+    /// The page under the hand.
     pub hand: AtomicU64,
     /// Distance behind the hand, in pages, within which a page counts as evicted recently.
     pub recent: AtomicU64,
-    /// For choosing the address space to reclaim from: grows with the resident size, is paid when chosen.
+    /// Credit in the proportional choice of an address space: grows by the resident size, and the chosen
+    /// address space pays the sum.
     pub credit: AtomicI64,
-    /// Ranges whose COW was broken by the last command and that go out next.
+    /// Ranges whose COW the last command broke; they are the next victims.
     pub cow_broken: Mutex<Vec<PageRange>>,
-    /// Ranges whose COW relatives broke to move them out: they go out here, too.
+    /// Ranges whose COW a relative broke to page them out; paging them out here, too, frees the copies.
     pub sibling_ranges: Mutex<Vec<PageRange>>,
 }
 

@@ -1,12 +1,12 @@
-//! Write protection of what a fork shares.
+//! Write protection of pages that a fork shares.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// The state of an address space's write protection; see `fault/cow.rs`.
+/// The write protection of an address space, which `fault/cow.rs` maintains. Hints: all accesses are Relaxed.
 #[derive(Debug, Default)]
 pub struct CowProtection {
-    /// What it shared with a fork's other side when it was scanned last is write-protected.
+    /// The managed ranges were write-protected since the last fork.
     pub write_protected: AtomicBool,
-    /// The page behind those that were last allowed to be written.
+    /// The page after the last window that was unprotected, to detect sequential writers.
     pub written_to: AtomicU64,
 }

@@ -1,4 +1,4 @@
-//! What forks leave behind in an address space.
+//! The part of an address space that forks need.
 
 use crate::page::VirtualPage;
 use crate::supervised::fork::family::{Family, Member};
@@ -6,25 +6,26 @@ use crate::supervised::fork::inheritance::Inheritance;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// The relations of an address space by forks. `M` is the address space itself.
+/// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
+/// Relaxed: the gate, or creation of the child, publishes what they announce.
 pub struct ForkState<M: Member> {
-    /// For a forked child, until it was compared with its mappings: what it may have inherited.
+    /// Changes concurrent with the fork that created this child, until it is compared with its mappings.
     /// Locked before the gate.
     pub inheritance: Mutex<Option<Inheritance>>,
-    /// Some of what was inherited is in the swap space.
+    /// Some inherited pages are in the swap space.
     pub inherited_stored: AtomicBool,
-    /// The child was not compared with its mappings, as nothing depended on it. What the fork wiped
-    /// (`MADV_WIPEONFORK`) counts as inherited.
+    /// The comparison was skipped, because no page state depended on it. Pages wiped by the fork
+    /// (`MADV_WIPEONFORK`) count as inherited.
     pub uncompared: AtomicBool,
-    /// Part of what was inherited is lost: the program must not run on.
+    /// Some inherited pages are lost: the child must be killed.
     pub lost: AtomicBool,
-    /// Made by a fork, or has forked: its pages may be shared.
+    /// The program was forked, or has forked: its pages may be shared.
     pub forked: AtomicBool,
     /// Address spaces with which it may share pages.
     pub family: Arc<Family<M>>,
-    /// For an address space made by a fork: the page from which the child reads its ID.
+    /// In a child: the page in which it reads its ID.
     beacon: Option<VirtualPage>,
-    /// Random bytes that are in that page and nowhere else.
+    /// In a child: random bytes that exist in the beacon only.
     pub secret: [u8; 16],
 }
 
@@ -44,11 +45,11 @@ impl<M: Member> Default for ForkState<M> {
 }
 
 impl<M: Member> ForkState<M> {
-    /// Of a forked child in `family`, which reads its ID from `beacon`.
+    /// The state of a forked child in `family` that reads its ID in `beacon`.
     ///
     /// # Panics
     ///
-    /// Where the kernel has no random numbers.
+    /// If getrandom fails.
     pub fn of_child(family: Arc<Family<M>>, beacon: Option<VirtualPage>) -> ForkState<M> {
         let mut secret = [0; 16];
         if beacon.is_some() {
@@ -63,7 +64,7 @@ impl<M: Member> ForkState<M> {
         }
     }
 
-    /// The page from which a child reads its ID, if this is a child's address space.
+    /// The page in which a child reads its ID; `None` in an executed program.
     pub fn beacon(&self) -> Option<VirtualPage> {
         self.beacon
     }

@@ -1,45 +1,53 @@
-//! Entry to the gate of an address space, and by way of it to its page table.
+//! Guards of an address space's gate, which give access to its page table.
 //!
-//! Nodes of the table are freed while the gate is held exclusively, so a reference to one must not
-//! outlive an entry to the gate: the table can be had from an entry alone. The gate is the
-//! supervisor's own (`memfold_sys::gate`): nothing that a program writes lets two threads in.
+//! Nodes of the table are freed under the exclusive gate, so a reference to a node must not outlive a
+//! guard: only guards give access to the table. The gate is in the supervisor's memory
+//! (`memfold_sys::gate`), so no program can break its exclusion.
 
 use crate::page_table::PageTable;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::held_up;
 use memfold_sys::gate::{Abandoned, NAP_NS};
 use std::cell::{LazyCell, UnsafeCell};
+use std::ptr;
 use std::time::{Duration, Instant};
 
-/// What can be had by an entry to the gate alone.
+/// Data that is accessible through a guard of the gate only.
 #[derive(Default)]
 pub struct Gated<T>(UnsafeCell<T>);
 
-// SAFETY: shared references come from entries of both kinds, and a mutable one from an exclusive
-// entry that is borrowed mutably, besides which there is no other entry.
+// SAFETY: shared references come from guards of both kinds, and a mutable one from a mutably borrowed
+// `Exclusive`, during which no other guard exists.
 unsafe impl<T: Send + Sync> Sync for Gated<T> {}
 
 impl<T> Gated<T> {
-    /// For who has it alone anyway.
+    /// The data, for the owner of a unique reference.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 }
 
-/// Entry to the gate, of either kind.
+/// A guard of the gate, of either kind.
 pub trait Inside {
     /// The page table.
     fn table(&self) -> &PageTable;
+
+    /// Whether this is a guard of the gate of `space`. For debug assertions where a guard is passed along
+    /// with its address space.
+    fn is_of(&self, space: &AddressSpace) -> bool;
 }
 
-/// Entry to the gate for changing pages; leaves on drop.
+/// Guard of the shared gate, under which page states change by compare-and-swap. Leaves on drop.
 pub struct Shared<'a>(&'a AddressSpace);
 
 impl Inside for Shared<'_> {
     fn table(&self) -> &PageTable {
-        // SAFETY: a mutable reference needs an exclusive entry, and there is none as long as this
-        // one lasts.
+        // SAFETY: a mutable reference needs an `Exclusive`, which cannot exist while this guard does.
         unsafe { &*self.0.table.0.get() }
+    }
+
+    fn is_of(&self, space: &AddressSpace) -> bool {
+        ptr::eq(self.0, space)
     }
 }
 
@@ -49,20 +57,24 @@ impl Drop for Shared<'_> {
     }
 }
 
-/// Entry to the gate for reading messages and applying events; leaves on drop.
+/// Guard of the exclusive gate, under which messages are read and events applied. Leaves on drop.
 pub struct Exclusive<'a>(&'a AddressSpace);
 
 impl Inside for Exclusive<'_> {
     fn table(&self) -> &PageTable {
-        // SAFETY: this is the only entry, and a mutable reference borrows it mutably.
+        // SAFETY: this is the only guard, and a mutable reference borrows it mutably.
         unsafe { &*self.0.table.0.get() }
+    }
+
+    fn is_of(&self, space: &AddressSpace) -> bool {
+        ptr::eq(self.0, space)
     }
 }
 
 impl Exclusive<'_> {
-    /// The page table, for who frees nodes.
+    /// The page table, to free nodes.
     pub fn table_mut(&mut self) -> &mut PageTable {
-        // SAFETY: this is the only entry, and it is borrowed mutably.
+        // SAFETY: this is the only guard, and it is borrowed mutably.
         unsafe { &mut *self.0.table.0.get() }
     }
 }
@@ -75,7 +87,7 @@ impl Drop for Exclusive<'_> {
 }
 
 impl AddressSpace {
-    /// Enters the gate to change pages. Only the supervisor's own threads keep others waiting here.
+    /// Enters the shared gate. Waits for threads of the supervisor only. `Err` if the address space is gone.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
         let give_up = || {
             held_up::held_up();
@@ -95,17 +107,17 @@ impl AddressSpace {
         Ok(Shared(self))
     }
 
-    /// The same if nobody holds it exclusively just now.
+    /// Enters the shared gate, unless it is held exclusively at the moment.
     pub fn try_shared(&self) -> Option<Shared<'_>> {
         let entered = self.channel.gate().try_enter_shared();
-        // Not `then_some`: an entry that was not made must not leave.
+        // `then_some` would construct, and drop, a guard even if the gate was not entered.
         entered.then(|| Shared(self))
     }
 
-    /// Enters the gate to read messages, or gives up: a program that is stopped (by a signal, a
-    /// debugger) just while its helper is inside keeps it until it is continued, or relieved.
+    /// Enters the exclusive gate, waiting at most `patience`: a program that is stopped while its helper is
+    /// inside holds the gate until it continues or the gate is taken over.
     pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
-        // Nobody is inside nearly always: then nobody looks at a clock.
+        // The gate is free nearly always; then the clock is not read.
         let began = LazyCell::new(Instant::now);
         let nap = (patience.as_nanos() as u64).min(NAP_NS);
         let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;

@@ -1,4 +1,4 @@
-//! How far an address space is in its life.
+//! Lifecycle of an address space.
 //!
 //! ```text
 //!            hello, fork child's hello           exec, exit               mm released
@@ -8,8 +8,8 @@
 //!     └────────────────────────────────────────────────────────┴───────────────────────────┘
 //! ```
 //!
-//! The state never goes back but from `Attached` to `Detached`. It is a hint for all threads but the one
-//! that changes it (Relaxed): what a state announces is published by the gate or by a mutex.
+//! `Attached` to `Detached` is the only step back. Any thread reads and changes the state, with Relaxed
+//! accesses: the data that a state announces is published by the gate or by a mutex.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -17,30 +17,30 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// No helper's socket: none came yet, or it closed. The governor asks the kernel whether the address
-    /// space is still there.
+    /// No helper is connected: none connected yet, or its socket closed. The governor probes whether the
+    /// kernel has released the address space.
     Detached,
     /// The helper's socket is open.
     Attached,
-    /// The program exited or executes another one: nothing of it is resident.
+    /// The program exited or executed another one: nothing of it is resident.
     Left,
     /// The kernel has released the address space.
     Dead,
 }
 
-/// Whether a kill was sent to the program.
+/// Whether the program was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kill {
-    /// No.
+    /// No kill was attempted.
     None,
-    /// It was to be killed, and its process is not known.
+    /// A kill was attempted, but the PID is not known.
     NotFound,
-    /// Yes.
+    /// SIGKILL was sent.
     Sent,
 }
 
-/// The state of an address space's life, and whether its program was killed.
+/// The phase of an address space, and whether its program was killed.
 #[derive(Debug)]
 pub struct Life {
     phase: AtomicU8,
@@ -57,7 +57,7 @@ impl Default for Life {
 }
 
 impl Life {
-    /// Where it is now.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Relaxed) {
             0 => Phase::Detached,
@@ -68,7 +68,7 @@ impl Life {
     }
 
     fn change(&self, from: Phase, to: Phase) {
-        // Another state meanwhile is one from which this change does not start.
+        // If the phase is not `from`, the change does not apply.
         let _ =
             self.phase
                 .compare_exchange(from as u8, to as u8, Ordering::Relaxed, Ordering::Relaxed);
@@ -79,12 +79,12 @@ impl Life {
         self.change(Phase::Detached, Phase::Attached);
     }
 
-    /// The helper's socket is closed, or its end was seen otherwise.
+    /// The helper's socket closed, or the address space was found gone.
     pub fn detach(&self) {
         self.change(Phase::Attached, Phase::Detached);
     }
 
-    /// The program exited or executes another one.
+    /// The program exited or executed another one.
     pub fn leave(&self) {
         self.phase.fetch_max(Phase::Left as u8, Ordering::Relaxed);
     }
@@ -94,7 +94,7 @@ impl Life {
         self.phase.fetch_max(Phase::Dead as u8, Ordering::Relaxed);
     }
 
-    /// Notes a kill, or that it was not possible. `true` if that is new, and no kill was sent before.
+    /// Notes a kill or a failed attempt. `true` if it is the first of its kind and no kill was sent before.
     pub fn note_kill(&self, kill: Kill) -> bool {
         self.kill.fetch_max(kill as u8, Ordering::Relaxed) < kill as u8
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_goes_on_and_not_back() {
+    fn phases_never_go_back_from_left_or_dead() {
         let life = Life::default();
         assert_eq!(life.phase(), Phase::Detached);
         life.attach();

@@ -1,9 +1,6 @@
-//! One program's memory: its page states, what is managed of it, and the way to its helper.
+//! One program's memory: its page states, its managed ranges, and the channel to its helper.
 //!
-//! **Lock order** (take only downwards): `inheritance` → gate → `mover` → `stage` → `regions`,
-//! `windows`, `thread_ends`. `claims_left`, the reclaimer's and the handlers' own locks are leaves.
-//! Nobody holds `mover`, `stage`, `regions`, `windows` or `thread_ends` while waiting for the gate or
-//! for the helper.
+//! The lock order is in section 5 of `docs/design.md`.
 
 pub mod clock;
 pub mod cow;
@@ -53,86 +50,110 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Where a helper's own memory lies in the program.
+/// Where the helper's memory lies in the program. Never managed.
 #[derive(Debug, Clone, Copy)]
 pub struct Arena {
-    /// All of it: never managed.
+    /// The whole arena.
     pub whole: PageRange,
     /// The stage.
     pub stage: PageRange,
-    /// The page that children read.
+    /// The page in which a forked child reads its ID.
     pub beacon: VirtualPage,
 }
 
-/// What is known once the helper has said hello.
+/// What the helper's hello announced. Set once, by the attendant; immutable afterwards.
 pub struct Attached {
+    /// Access to the program's `/proc` files and memory.
     pub inspector: Arc<Inspector>,
+    /// The helper's memory.
     pub arena: Arena,
-    /// What the helper may, if the program may have less one day. Looked at when it is first compared.
+    /// The helper's credentials at the first comparison, if they are privileged: the helper exits when the
+    /// program gives up privileges.
     pub to_follow: OnceLock<Option<Credentials>>,
 }
 
-/// Changes of the mappings that were read and are not applied yet.
+/// Events that were read and not applied yet. Used only inside the exclusive gate.
 #[derive(Default)]
 pub struct Changes {
+    /// The events, in an order in which each was possible.
     pub order: Order,
-    /// The userfaultfds of forked children, by the number in their change.
+    /// Userfaultfds of forked children, by the number in [`Change::Fork`](crate::supervised::events::reorder::Change).
     pub forks: HashMap<u64, (OwnedFd, PendingFork)>,
+    /// The number of the next fork.
     pub next_fork: u64,
     /// The last read failed.
     pub unreadable: bool,
 }
 
-/// One program's memory: identity, page states behind the gate, and the parts that its folder's files
-/// describe. Atomics in all parts are hints (Relaxed) unless said otherwise: what they announce is
-/// published by the gate or a mutex.
+/// One program's memory: its identity, the page states behind the gate, and one part for each file of this
+/// directory. All threads share it.
+///
+/// Atomics of all parts are hints, with Relaxed accesses unless stated otherwise: the data that they announce
+/// is published by the gate or a mutex.
 pub struct AddressSpace {
+    /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
     uffd: OwnedFd,
+    /// Memory shared with the helper.
     pub channel: Arc<SharedChannel>,
+    /// What all address spaces share.
     pub resources: Arc<Resources>,
-    /// What the program is charged for, below the whole run. The resident pages are those of the
-    /// kernel's last answer, and what was added and dropped since.
+    /// Charges of the program, a child of the run's group. Resident pages are those of the governor's last
+    /// sample, corrected by pages brought in and dropped since.
     charges: memfold_swap::Group,
+    /// Page states, accessible inside the gate.
     pub table: Gated<PageTable>,
+    /// Memory use of `table`, readable outside the gate.
     pub table_use: Arc<TableUse>,
+    /// The governor's progress in freeing empty nodes of `table`.
     pub sweep: Sweep,
     /// Managed ranges.
     pub managed: Mutex<RangeSet>,
-    /// Pages that stay in memory whatever is done with those around them, in order. A new one is
-    /// noted before its range is managed.
+    /// Last pages of thread stacks, in order, which are never victims. A page is added before its range
+    /// becomes managed.
     pub thread_ends: Mutex<Arc<[VirtualPage]>>,
+    /// Places of the stage.
     pub stage: Mutex<Stage>,
+    /// The supervisor's end of the channel, with the batch in flight.
     pub helper_port: Mutex<HelperPort>,
-    /// The helper's thread, as it calls itself; 0 if there is none.
+    /// TID of the helper in its PID namespace; 0 if there is none.
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
-    /// The process of a child that has no helper yet, or never will.
-    seen: Mutex<Option<Arc<Inspector>>>,
+    /// The process of a forked child that has no helper, or none yet.
+    child_process: Mutex<Option<Arc<Inspector>>>,
+    /// The handlers that listen to the userfaultfd.
     pub listeners: Mutex<Listeners>,
-    /// No handler listens, as the gate could not be had or that failed: the governor lets them try again.
+    /// No handler listens, because the gate was not available or epoll failed; the governor retries.
     pub unlistened: AtomicBool,
-    /// That it failed was logged.
+    /// The failure to listen was logged.
     pub warned_unlistened: AtomicBool,
+    /// Readahead state.
     pub windows: Mutex<Windows>,
-    /// How many claims faults have tried to make.
+    /// Number of claims that faults tried to make.
     pub claims: AtomicU32,
-    /// Claims of faults that found the program gone.
-    claims_left: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
-    /// Changes that were read and wait for others; locked only inside the gate.
+    /// Claims of faults that found the program gone. Drop releases them.
+    abandoned_claims: Mutex<Vec<(VirtualPage, Slot, ClaimNumber)>>,
+    /// Events that were read and not applied yet. Locked only inside the gate.
     pub changes: Mutex<Changes>,
+    /// `madvise` events.
     pub removed: Removals,
-    /// How often memory was unregistered at the program's request; changes while the gate is held
-    /// exclusively.
+    /// Number of times memory was unregistered at the program's request. Changes under the exclusive gate.
     pub unregistered: AtomicU32,
-    /// What another userfaultfd or the kind of the mapping keeps from being registered.
+    /// Ranges that the kernel refuses to register.
     pub refused: Mutex<Refused>,
+    /// Lifecycle.
     pub life: Life,
+    /// What guards a program without a helper.
     pub orphan: Orphan,
+    /// Stops by a signal or a tracer.
     pub stop: StopState,
+    /// Relation to the programs that it was forked from or forked.
     pub fork: ForkState<AddressSpace>,
+    /// Write protection of pages that forks share.
     pub cow: CowProtection,
+    /// The clock hand.
     pub clock: Clock,
+    /// The governor's samples.
     pub sampling: Sampling,
 }
 
@@ -161,13 +182,13 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
-            seen: Mutex::default(),
+            child_process: Mutex::default(),
             listeners: Mutex::default(),
             unlistened: AtomicBool::new(false),
             warned_unlistened: AtomicBool::new(false),
             windows: Mutex::default(),
             claims: AtomicU32::new(0),
-            claims_left: Mutex::default(),
+            abandoned_claims: Mutex::default(),
             changes: Mutex::default(),
             removed: Removals::default(),
             unregistered: AtomicU32::new(0),
@@ -187,34 +208,37 @@ impl AddressSpace {
         self.fork.beacon() == Some(page) && self.attached().is_none()
     }
 
+    /// The userfaultfd that the stage and managed ranges are registered with.
     pub fn uffd(&self) -> Uffd {
         Uffd(self.uffd.as_raw_fd())
     }
 
+    /// The userfaultfd's descriptor, for epoll.
     pub fn uffd_descriptor(&self) -> &OwnedFd {
         &self.uffd
     }
 
-    /// The helper said hello: from now on pages can be moved out.
+    /// Notes the helper's hello: from now on pages can be moved out. `false` if a helper attached before.
     pub fn attach(&self, attached: Attached) -> bool {
         *lock(&self.stage) = Stage::new(attached.arena.stage.pages() as usize);
         let is_first = self.attached.set(attached).is_ok();
-        // Its descriptors are of no more use.
-        lock(&self.seen).take();
+        // Drop its descriptors.
+        lock(&self.child_process).take();
         is_first
     }
 
+    /// What the helper's hello announced, if a helper ever attached.
     pub fn attached(&self) -> Option<&Attached> {
         self.attached.get()
     }
 
-    /// The way to look into the program's process, if it is known.
+    /// Access to the program's process, if it is known.
     pub fn inspector(&self) -> Option<Arc<Inspector>> {
         let attached = self.attached().map(|attached| attached.inspector.clone());
-        attached.or_else(|| lock(&self.seen).clone())
+        attached.or_else(|| lock(&self.child_process).clone())
     }
 
-    /// The pages of a range that are in memory.
+    /// The pages of a range that are resident (pagemap).
     pub fn present(&self, range: PageRange) -> io::Result<RangeSet> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
         let (start, end) = (range.start.address(), range.end.address());
@@ -225,10 +249,10 @@ impl AddressSpace {
         Ok(regions)
     }
 
-    /// Notes which process a child without a helper is.
-    pub fn set_seen(&self, inspector: Inspector) {
-        // The first is as good as any later one.
-        lock(&self.seen).get_or_insert_with(|| Arc::new(inspector));
+    /// Notes the process of a child without a helper.
+    pub fn set_child_process(&self, inspector: Inspector) {
+        // Any later inspector is of the same process.
+        lock(&self.child_process).get_or_insert_with(|| Arc::new(inspector));
     }
 
     /// Whether the program exited or executed another one.
@@ -236,10 +260,9 @@ impl AddressSpace {
         self.life.phase() >= Phase::Left
     }
 
-    /// Ends the helper of a program whose threads ended one by one (`exit` and not `exit_group`): the
-    /// kernel would wait for the helper, too, before it tells the parent. It makes the status of who
-    /// ends last that of the process. What the main thread ended with is known, and mostly it was the
-    /// last.
+    /// Makes the helper exit if it is the only thread left of a program whose threads exited one by one
+    /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper exits
+    /// with the main thread's status, the only one that is known.
     pub fn end_helper_after_threads(&self) {
         if !self.has_left()
             && let Some(attached) = self.attached()
@@ -249,8 +272,8 @@ impl AddressSpace {
         }
     }
 
-    /// Ends a helper that may more than its program does by now: whoever takes the program over would have
-    /// it, too.
+    /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program could
+    /// use the helper's.
     pub fn follow_privileges(&self) {
         let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
             return;
@@ -266,20 +289,20 @@ impl AddressSpace {
         let of_program = process.credentials(process.pid());
         if of_program.is_ok_and(|now| now != *of_helper) {
             log::info!(
-                "process {} gave up privileges: its helper ends, and nothing more of it is moved out",
+                "process {} gave up privileges: its helper exits, and no more of its pages are paged out",
                 process.pid()
             );
             self.channel.dismiss_helper(0);
         }
     }
 
-    /// The program has gone, or executes another one: nothing of it is resident any more.
+    /// The program exited or executed another one: nothing of it is resident.
     pub fn leave(&self) {
         self.life.leave();
         self.resources.shared.remove_space(|| {
             let resident = self.resident_pages() as u64;
             self.set_resident_pages(0);
-            // What it shared with one other process is that one's alone now.
+            // Pages shared with one other process are no longer shared.
             if self.fork.forked.load(Ordering::Relaxed) {
                 resident
             } else {
@@ -298,7 +321,7 @@ impl AddressSpace {
         self.life.phase() != Phase::Attached
     }
 
-    /// For a thread that waits for the gate: a helper that was killed inside never leaves it.
+    /// Whether a wait for the gate is futile: a helper that was killed inside the gate never leaves it.
     pub fn is_dead_or_gone(&self) -> bool {
         if !self.is_dead() && self.is_gone() {
             self.life.die();
@@ -306,81 +329,84 @@ impl AddressSpace {
         self.is_dead()
     }
 
-    /// Whether the kernel says that the address space is no more.
+    /// Whether the kernel answers ESRCH: the address space is released.
     pub fn is_gone(&self) -> bool {
         self.uffd().is_gone()
     }
 
-    /// Whether the program is changing its mappings, or has and the event is unread.
+    /// Whether a mapping change is in progress or its event is unread (the kernel's `mmap_changing`).
     pub fn is_changing(&self) -> bool {
-        // The kernel looks for changes before it looks at the range, which is none.
-        let asked = self.uffd().zero(1, PAGE_SIZE as u64);
-        asked.is_err_and(|partial| partial.errno == Errno::EAGAIN)
+        // The kernel checks `mmap_changing` before the range, which is invalid.
+        let probed = self.uffd().zero(1, PAGE_SIZE as u64);
+        probed.is_err_and(|partial| partial.errno == Errno::EAGAIN)
     }
 
-    /// Kills the program, which cannot be served any more, and says why. `false` if its process is not
-    /// known; it may be by its next fault.
+    /// Kills the program, which cannot be served any more, and logs why. `false` if its PID is unknown; its
+    /// next fault may reveal it.
     pub fn kill_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
             if self.life.note_kill(Kill::NotFound) {
-                log::error!("cannot kill a program, its PID is unknown: {why}");
+                log::error!("cannot kill a program, because its PID is not known yet: {why}");
             }
             return false;
         };
         if self.life.note_kill(Kill::Sent) {
-            log::error!("process {} is killed: {why}", inspector.pid());
-            // Fails only if it is gone.
+            log::error!("killing process {}: {why}", inspector.pid());
+            // Fails only if the process is gone.
             let _ = inspector.kill(9);
         }
         true
     }
 
+    /// Resident pages charged to the program.
     pub fn resident_pages(&self) -> i64 {
         (self.charges.charged(Charge::Resident) / PAGE_SIZE as u64) as i64
     }
 
-    /// What the program is charged for.
+    /// The program's charges.
     pub fn charges(&self) -> &memfold_swap::Group {
         &self.charges
     }
 
-    /// Charges the program for what is staged now.
+    /// Updates the charge for staged pages.
     pub fn note_staged(&self) {
         let stage = lock(&self.stage);
         self.charges.set(Charge::Staged, bytes(stage.live() as u64));
     }
 
-    /// Stores a page of the program's.
+    /// Stores a page, charged to the program.
     pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
         self.resources.swap.store_for(&self.charges, page, scratch)
     }
 
-    /// What the kernel says; changes since its look are lost, until the next.
+    /// Sets the resident pages to the kernel's count. Changes since the sample are lost until the next one.
     pub fn set_resident_pages(&self, pages: u64) {
         self.charges.set(Charge::Resident, bytes(pages));
     }
 
-    /// As [`AddressSpace::set_resident_pages`], and notes by how much it is more than was known.
+    /// Sets the resident pages to the governor's sample, and attributes the difference to faults that the
+    /// kernel served itself.
     pub fn note_resident_pages(&self, pages: u64) {
         let unknown = pages as i64 - self.resident_pages();
-        // The governor alone gets here.
+        // Only the governor calls this, so load and store need not be one operation.
         let grown = self.sampling.grown_by_itself.load(Ordering::Relaxed) + unknown;
         self.sampling
             .grown_by_itself
             .store(grown.max(0), Ordering::Relaxed);
         if unknown > 0 {
-            // Each is a fault of the kernel's that took nothing out of sharing.
+            // Each new page was a minor fault that broke no COW.
             self.sampling
                 .counted_faults
                 .fetch_add(unknown.unsigned_abs(), Ordering::Relaxed);
         }
         if unknown < 0 && self.fork.forked.load(Ordering::Relaxed) {
-            // Unmapped, or the program is gone: what it shared with one other is that one's alone.
+            // Pages left by munmap or exit; those shared with one other process are no longer shared.
             self.resources.shared.lower_at_most(unknown.unsigned_abs());
         }
         self.set_resident_pages(pages);
     }
 
+    /// Adjusts the resident pages by pages that were brought in or dropped.
     pub fn add_resident_pages(&self, pages: i64) {
         let changed = bytes(pages.unsigned_abs());
         if pages > 0 {
@@ -390,11 +416,12 @@ impl AddressSpace {
         }
     }
 
+    /// Bytes of the page table.
     pub fn metadata_bytes(&self) -> u64 {
         self.table_use.bytes()
     }
 
-    /// Whether a page is in a managed range. If not, the mappings are looked at again soon.
+    /// Whether a page is in a managed range. If not, requests a scan of the mappings.
     pub fn is_managed(&self, page: VirtualPage) -> bool {
         let managed = lock(&self.managed).containing(page).is_some();
         if !managed {
@@ -403,8 +430,8 @@ impl AddressSpace {
         managed
     }
 
-    /// The part of a window around `page` that is in the same managed range: never across the
-    /// mapping's end. The one page where nothing is known.
+    /// The part of `window` in the managed range of `page`, or `page` alone if it is not managed. So no
+    /// window crosses the end of a mapping.
     pub fn clip(&self, page: VirtualPage, window: PageRange) -> PageRange {
         match lock(&self.managed).containing(page) {
             Some(region) => window.intersection(region),
@@ -418,19 +445,19 @@ impl AddressSpace {
         }
     }
 
-    /// Leaves claims to the end of the address space. For who may not touch its pages any more, as it
-    /// is gone: an event may just be taking them.
-    pub fn leave_claims(&self, pages: &[(VirtualPage, Slot)], number: ClaimNumber) {
+    /// Leaves claims to be released by Drop. For a fault that cannot enter the gate any more, because the
+    /// address space is gone, and so must not change entries that an event may be changing.
+    pub fn abandon_claims(&self, pages: &[(VirtualPage, Slot)], number: ClaimNumber) {
         let claimed = pages.iter().map(|(page, slot)| (*page, *slot, number));
-        lock(&self.claims_left).extend(claimed);
+        lock(&self.abandoned_claims).extend(claimed);
     }
 
-    /// Takes all slots out of the table. For an address space that is no more.
+    /// Takes all slots out of the table, for Drop.
     fn take_slots(&mut self) -> SlotRanges {
         let mut slots = SlotRanges::new();
         let table = self.table.get_mut();
-        for (page, slot, number) in lock(&self.claims_left).drain(..) {
-            // A claim has one count, whether the table still says so or an event took the page.
+        for (page, slot, number) in lock(&self.abandoned_claims).drain(..) {
+            // A claim owns one reference, even if an event has taken its page.
             let entry = table.entry(page);
             entry.replace(PageState::Filling(slot, number), PageState::Hole);
             slots.push(slot);
@@ -463,12 +490,13 @@ impl family::Member for AddressSpace {
 
 impl Drop for AddressSpace {
     fn drop(&mut self) {
-        // Whoever filled a page held a reference, so no `Filling` entry is anybody's any more.
+        // A fault in progress holds a reference, so no `Filling` entry belongs to a running fault.
         self.leave();
         for (_, (uffd, _)) in lock(&self.changes).forks.drain() {
-            // Closed, it would let the child read zeros.
+            // Closing the userfaultfd would let the child read zeros.
             log::error!(
-                "a forked program stands still: its parent ended before the fork could be read in order"
+                "a forked child hangs at its next fault, because its parent exited before the fork event \
+                 was applied, and its pages are unknown; kill it"
             );
             std::mem::forget(uffd);
         }

@@ -1,5 +1,5 @@
-//! Programs without a helper, or whose helper may be blocked: they must not outlive the supervisor and read
-//! zeros.
+//! Guarding programs that no helper kills when the supervisor dies: they have none, or it may be blocked.
+//! Their pages must not read as zeros then.
 
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
@@ -9,13 +9,13 @@ use std::time::Instant;
 
 /// What guards a program that its helper cannot kill.
 pub struct Orphan {
-    /// When the address space was made.
+    /// Creation time of the address space.
     pub born: Instant,
-    /// When the governor first found it detached.
+    /// Time at which the governor first found it detached.
     pub detached_since: OnceLock<Instant>,
-    /// Its process is killed with the supervisor.
+    /// The guardian kills the process when the supervisor dies.
     guarded: OnceLock<Guarded>,
-    /// Where its process is not known: its userfaultfd outlives the supervisor, so that it waits.
+    /// The PID is not known: the guardian keeps the userfaultfd open, so that faults block for ever.
     held: OnceLock<Guarded>,
     /// Its helper breaks COW; see [`AddressSpace::guard_helper`].
     helped: OnceLock<Guarded>,
@@ -34,11 +34,10 @@ impl Default for Orphan {
 }
 
 impl AddressSpace {
-    /// Guards a program that has no helper, or lost it. The governor calls this again where descriptors are
-    /// short for now.
+    /// Guards a program that has no helper, or lost it. The governor retries while descriptors are short.
     pub fn guard(&self) {
         let guardian = &self.resources.guardian;
-        // Where a helper ended, it is another process that shares the memory.
+        // If a helper exited, the survivor is another process that shares the memory (CLONE_VM).
         let known = self.inspector().filter(|_| self.attached().is_none());
         let (place, guarded) = match known {
             _ if self.orphan.guarded.get().is_some() => return,
@@ -56,12 +55,14 @@ impl AddressSpace {
             }
         };
         match guarded {
-            // The governor alone gets here.
+            // Only the governor calls this, so the cell is empty.
             Ok(guarded) => drop(place.set(guarded)),
             Err(error)
                 if is_shortage(&error) && self.orphan.born.elapsed() < fd_pressure::PATIENCE => {}
             Err(error) => {
-                self.kill_program(&format!("it cannot be guarded: {error}"));
+                self.kill_program(&format!(
+                    "it has no helper, and cannot be guarded against the supervisor's death: {error}"
+                ));
             }
         }
     }

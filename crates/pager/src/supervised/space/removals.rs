@@ -1,14 +1,14 @@
-//! Pages that `madvise` dropped.
+//! `madvise` events of an address space.
 
 use crate::supervised::events::recent_remove::RecentRemovals;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 
-/// `MADV_DONTNEED` and the like, of one program.
+/// `madvise` events (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`) of one program.
 #[derive(Default)]
 pub struct Removals {
-    /// How many were reported.
+    /// Number of events.
     pub count: AtomicU32,
-    /// The recent ones on ranges that were not managed.
+    /// Recent events on ranges that were not managed.
     pub unmanaged: Mutex<RecentRemovals>,
 }

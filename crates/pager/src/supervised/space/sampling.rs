@@ -1,19 +1,19 @@
-//! What the governor samples of a program to decide when its mappings are scanned.
+//! The governor's samples of a program, which decide when its mappings are scanned.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 /// Samples of one program's sizes. Hints: all accesses are Relaxed.
 #[derive(Debug, Default)]
 pub struct Sampling {
-    /// Pages mapped when the kernel was asked last.
+    /// Mapped pages at the last sample.
     pub mapped: AtomicU64,
-    /// Pages mapped when the mappings were scanned last.
+    /// Mapped pages at the last scan of the mappings.
     pub mapped_at_scan: AtomicU64,
-    /// A fault lay outside what is known to be managed: the mappings are to be scanned again.
+    /// The mappings are to be scanned, for example after a fault outside the managed ranges.
     pub rescan: AtomicBool,
-    /// Resident pages since the last scan that no service here brought in, so that they may lie in
-    /// mappings that are not managed.
+    /// Growth of the resident pages since the last scan that the kernel served itself, so that the pages may
+    /// lie in unmanaged mappings.
     pub grown_by_itself: AtomicI64,
-    /// Faults since the governor looked of which it is known whether they broke COW.
+    /// Minor faults since the last sample that are known to have broken COW or not.
     pub counted_faults: AtomicU64,
 }

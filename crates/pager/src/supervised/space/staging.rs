@@ -1,4 +1,4 @@
-//! Where the stage lies in the program.
+//! Addresses of the stage in the program.
 
 use crate::page::PageRange;
 use crate::page::VirtualPage;
@@ -8,12 +8,12 @@ use crate::supervised::space::AddressSpace;
 use std::io;
 
 impl AddressSpace {
-    /// Where a place of the stage lies in the program.
+    /// The page of a place of the stage.
     pub fn stage_page(&self, place: StageIndex) -> VirtualPage {
         self.stage().start.plus(u64::from(place.0))
     }
 
-    /// The same as an address.
+    /// The address of a place of the stage.
     pub fn stage_address(&self, place: StageIndex) -> u64 {
         self.stage_page(place).address()
     }
@@ -24,12 +24,12 @@ impl AddressSpace {
         attached.arena.stage
     }
 
-    /// The pages of the stage that are in memory.
+    /// The resident pages of the stage.
     pub fn in_stage(&self) -> io::Result<RangeSet> {
         self.present(self.stage())
     }
 
-    /// The place of the stage that lies at a page, if one does.
+    /// The place of the stage at a page, if the page is in the stage.
     pub fn place_at(&self, page: VirtualPage) -> Option<StageIndex> {
         let stage = self.attached()?.arena.stage;
         let is_staged = stage.start <= page && page < stage.end;

@@ -1,84 +1,85 @@
-//! A program that is stopped, by a signal or by a tracer.
+//! Programs stopped by a signal or a tracer, and helpers that do not respond.
 //!
-//! Its helper is stopped with it, so nothing can be moved out until it goes on, and none of its faults
-//! waits for room: whoever reads its memory would wait for what only the program can make.
+//! A stopped program's helper is stopped, too, so nothing can be paged out until it continues. Its faults do
+//! not wait for room, because a reader of its memory would wait for room that only the program can make.
 //!
-//! A tracer that is under the same limit lets the program go on after each stop (`strace`), as soon as
-//! it has its own pages. Those would be the only ones left to go out, and its faults would wait for
-//! room that the program makes once it goes on. So a tracer is spared for a while whenever its program
-//! is found to have been stopped: its pages stay, its faults are served. Only for a while: a debugger
-//! keeps a program stopped for as long as somebody thinks.
-
+//! A tracer under the same limit (`strace`) continues the program once the tracer's own pages are in. These
+//! would be the only victims, and the tracer's faults would wait for room that the stopped program must
+//! make. So a tracer is spared for a while whenever its program is found stopped: its pages stay, and its
+//! faults are served. The time is bounded, because a debugger stops a program indefinitely.
 //!
-//! A program in a frozen control group shows no such state, nor one that gets no CPU. Its helper is
-//! *silent* once it has left a command alone for a while: then commands go to others, if there are any,
-//! until it has done it; and where it is inside the gate, handlers look for it less and less often.
+//! A program in a frozen cgroup or without CPU time does not show as stopped. Its helper is *silent* once it
+//! has ignored a command for a while: commands then go to other programs first, and handlers retry a gate
+//! that it holds at growing intervals.
 
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How long a tracer is spared, in milliseconds.
+/// Time for which a tracer is spared, in milliseconds. Longer exceeds the limit by more while a debugger
+/// holds a program.
 const SPARED: u64 = 100;
 
-/// Milliseconds after which a helper that has not done its command is silent; more keeps others waiting
-/// for longer, less takes turns from programs on a busy machine.
+/// Milliseconds after which a helper that has not done its command is silent. A larger value lets a frozen
+/// program delay reclaim for longer; a smaller one passes over programs that only lack CPU time.
 const SILENT: u64 = 30;
-/// Milliseconds between two looks of handlers at a gate that could not be had: first and longest.
+/// First and longest interval in milliseconds at which handlers retry a gate that was not available. Longer
+/// saves CPU time and delays the program's faults once it continues.
 const PAUSES: (u64, u64) = (20, 160);
 
-/// What is known of a program's stops.
+/// What is known of a program's stops. Hints for all threads: all accesses are Relaxed.
 #[derive(Debug, Default)]
 pub struct StopState {
-    /// It was found stopped, and not found running since.
-    halted: AtomicBool,
-    /// A tracer has it stopped and may read its memory: none of it is moved out.
+    /// The program was found stopped, and not found running since.
+    found_stopped: AtomicBool,
+    /// A tracer holds the program and may read its memory: nothing of it is paged out.
     pub held: AtomicBool,
-    /// When the last command was posted, in milliseconds since the supervisor started.
+    /// Time of the last command, in milliseconds since the supervisor's start.
     posted: AtomicU64,
-    /// The last pause between two looks at its gate, and when it ends.
+    /// Current retry interval of the gate, in milliseconds.
     pause: AtomicU64,
+    /// End of the current interval, in milliseconds since the supervisor's start.
     pause_ends: AtomicU64,
 }
 
 impl AddressSpace {
-    /// Whether the program was found stopped, and still is.
+    /// Whether the program was found stopped, and still is. Reads `/proc` only if it was.
     pub fn is_stopped(&self) -> bool {
-        self.stop.halted.load(Ordering::Relaxed) && self.look_whether_stopped()
+        self.stop.found_stopped.load(Ordering::Relaxed) && self.check_stopped()
     }
 
-    /// Looks whether the helper is stopped.
-    pub fn look_whether_stopped(&self) -> bool {
+    /// Reads from `/proc` whether the helper is stopped, and spares the tracer at a new stop.
+    pub fn check_stopped(&self) -> bool {
         let stopped = self
             .attached()
             .is_some_and(|attached| attached.inspector.is_stopped());
-        let was_stopped = self.stop.halted.swap(stopped, Ordering::Relaxed);
+        let was_stopped = self.stop.found_stopped.swap(stopped, Ordering::Relaxed);
         if stopped && !was_stopped {
             self.spare_tracer();
         }
         stopped
     }
 
-    /// Whether a tracer has the program stopped for longer than a moment.
+    /// Whether a tracer has held the program stopped for some time (`registration/governor/traced.rs`).
     pub fn is_held(&self) -> bool {
         self.stop.held.load(Ordering::Relaxed)
     }
 
-    /// Notes that a command is posted.
+    /// Notes the time of a command.
     pub fn note_posted(&self) {
         let now = self.resources.milliseconds();
         self.stop.posted.store(now, Ordering::Relaxed);
     }
 
-    /// Whether the helper has left a command alone for a while.
+    /// Whether the helper has ignored a command for [`SILENT`] ms.
     pub fn is_silent(&self) -> bool {
         let posted = self.stop.posted.load(Ordering::Relaxed);
         let waits = self.resources.milliseconds().saturating_sub(posted) > SILENT;
         waits && lock(&self.helper_port).waits_for_helper()
     }
 
-    /// For the governor: whether handlers are to try again to enter the gate of a program that was set
-    /// aside. Less often each time.
+    /// Whether handlers should retry the gate of a program that they stopped listening to; less often each
+    /// time. Called by the governor.
     pub fn may_retry_listening(&self) -> bool {
         let now = self.resources.milliseconds();
         if now < self.stop.pause_ends.load(Ordering::Relaxed) {
@@ -92,7 +93,7 @@ impl AddressSpace {
         true
     }
 
-    /// For the governor: handlers listen to the program.
+    /// Resets the retry interval, as handlers listen to the program. Called by the governor.
     pub fn note_listening(&self) {
         if self.stop.pause.load(Ordering::Relaxed) != 0
             && self.resources.milliseconds() >= self.stop.pause_ends.load(Ordering::Relaxed)
@@ -101,7 +102,7 @@ impl AddressSpace {
         }
     }
 
-    /// Spares the one that traces this program.
+    /// Spares the tracer of this program.
     fn spare_tracer(&self) {
         let attached = self.attached();
         let Some(tracer) = attached.and_then(|attached| attached.inspector.tracer()) else {
@@ -111,7 +112,7 @@ impl AddressSpace {
         self.resources.tracers.spare(tracer, until);
     }
 
-    /// Whether the program traces one that was found stopped just now.
+    /// Whether the program is a tracer that reclaim spares.
     pub fn is_spared(&self) -> bool {
         let now = self.resources.milliseconds();
         self.resources.tracers.spares_any(now)

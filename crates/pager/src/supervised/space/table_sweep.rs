@@ -1,34 +1,35 @@
-//! Frees nodes of page tables that became empty without an event.
+//! Freeing page-table nodes that became empty without an event.
 //!
-//! An unmapping frees what it empties at once (`events.rs`). But pages that `madvise` dropped become
-//! holes only when the clock hand comes to them, and a fault that is served late makes an entry where
-//! nothing is mapped any more. So the governor goes over the table of a program now and then, a part
-//! at a time, if there may be something to free.
+//! An unmap event frees the nodes that it empties (`fault/handler.rs`). But pages dropped by `madvise`
+//! become holes only when the clock hand reaches them, and a late fault may allocate nodes where nothing is
+//! mapped any more. So the governor sweeps a table in steps when it may have empty nodes.
 
 use crate::page::VirtualPage;
 use crate::supervised::space::AddressSpace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Milliseconds from the beginning of one sweep to the next; more keeps empty nodes longer.
+/// Minimum milliseconds between the starts of two sweeps. More keeps empty nodes for longer.
 const PERIOD: u64 = 1000;
-/// Leaves looked at while the gate is held once; more keeps faults waiting for longer.
+/// Leaves visited per entry to the gate. More blocks faults for longer.
 const LEAVES: usize = 512;
-/// How long a sweep waits for the gate before another tick.
+/// Longest wait for the gate; then the sweep continues at another tick. More delays the governor.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// How far the sweep of one table is; the governor's alone, but for `holes`.
+/// Progress of the sweep of one table. Only the governor uses it, except for `holes`; all accesses are
+/// Relaxed.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// Milliseconds since the supervisor's start.
+    /// Earliest start of the next sweep, in milliseconds since the supervisor's start.
     next: AtomicU64,
+    /// The page to continue from; 0 between sweeps.
     from: AtomicU64,
-    /// Entries became holes outside of events.
+    /// Entries became holes without an event.
     pub holes: AtomicBool,
 }
 
 impl AddressSpace {
-    /// Sweeps a part of the table if that is due.
+    /// Sweeps a part of the table if a sweep is due.
     pub fn sweep_table(&self) {
         let sweep = &self.sweep;
         let from = sweep.from.load(Ordering::Relaxed);
