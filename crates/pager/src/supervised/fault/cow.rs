@@ -1,17 +1,15 @@
-//! Copies of what a fork shares, under the limit.
+//! Admission of COW copies under the limit.
 //!
-//! When one side of a fork writes to a page, the kernel copies it and asks nobody, faster than pages
-//! can be moved out. So where the copies might take the group over its limit, both sides are
-//! write-protected at the fork, or once the group comes near. The first write to a page is a fault
-//! then, and waits for room as other faults do.
+//! After a fork, the kernel copies a page on the first write, without a userfaultfd message and faster than
+//! pages can be reclaimed. So if the copies might exceed the limit, both sides are write-protected at the fork,
+//! or once the group comes near its limit. The first write then raises a fault, which waits for room.
 //!
-//! The protection is nothing but this question: no state depends on it, and a page may be allowed to
-//! be written at any time, in any state. What the kernel forgets (a page that was moved is not
-//! protected) or refuses (while a change of the mappings is under way) is a page that nobody asks for.
+//! No page state depends on the protection, so a page may be unprotected at any time. Protection that the kernel
+//! loses (`UFFDIO_MOVE`) or refuses (mappings are changing) only lets a copy pass without admission.
 //!
-//! The last pages of stacks (`survey.rs`) are never protected: at the very end of a thread the kernel
-//! writes there and does not wait. The helper, which writes to break the sharing of pages that are to
-//! go out, never waits for room either: it makes it.
+//! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes there at
+//! thread exit without waiting for a userfaultfd. The helper, which writes to break COW of victims, never waits
+//! for room, because it makes room.
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
@@ -28,14 +26,15 @@ use memfold_sys::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Pages that a program which writes one behind the other may copy at a fault.
+/// Pages unprotected per fault of a sequential writer. A larger window saves faults and copies more pages without
+/// admission.
 const WRITE_WINDOW: u64 = 16;
-/// Pages that are allowed to be written at once where nothing is shared any more.
-const ALONE_WINDOW: u64 = 512;
+/// Pages unprotected per fault if no relative lives, so that nothing is copied. A larger window saves faults.
+const UNSHARED_WINDOW: u64 = 512;
 
 impl AddressSpace {
-    /// [`AddressSpace::protect_if_near`], if that was not done since the last fork and others live
-    /// who may share.
+    /// Calls [`AddressSpace::protect_if_near`] if the pages are not protected since the last fork, and a
+    /// relative lives that may share them.
     pub fn protect_shared(&self) {
         if !self.cow.write_protected.load(Ordering::Relaxed)
             && self.fork.forked.load(Ordering::Relaxed)
@@ -46,33 +45,32 @@ impl AddressSpace {
         }
     }
 
-    /// Write-protects what is managed of the program if copies of it might take the group over its
-    /// limit.
+    /// Write-protects the managed ranges if copying all resident pages would take the group over its limit.
     pub fn protect_if_near(&self) {
         let copies = bytes(self.resident_pages().max(0) as u64);
-        let group = &self.resources;
-        if group.resident_bytes() + copies <= group.resident_limit_bytes() {
+        let resources = &self.resources;
+        if resources.resident_bytes() + copies <= resources.resident_limit_bytes() {
             return;
         }
         let ranges = lock(&self.managed).ranges().to_vec();
         if ranges.is_empty() {
             return;
         }
-        // Before: a fork meanwhile is to be seen.
+        // Set before protecting, so that a concurrent fork, which clears it, is not missed.
         self.cow.write_protected.store(true, Ordering::Relaxed);
         if !self.protect(&ranges) {
             self.cow.write_protected.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Protects what is managed from now on as the rest is.
+    /// Protects a range that becomes managed, if the others are protected.
     pub fn protect_new(&self, range: PageRange) {
         if self.cow.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
             self.cow.write_protected.store(false, Ordering::Relaxed);
         }
     }
 
-    /// `false` if the kernel refuses for now, as mappings change.
+    /// `false` if the kernel refuses because mappings are changing.
     fn protect(&self, ranges: &[PageRange]) -> bool {
         let ends = ranges_of(&lock(&self.thread_ends));
         for range in ranges {
@@ -86,7 +84,7 @@ impl AddressSpace {
         true
     }
 
-    /// Before a command that takes pages out of sharing: the helper's write is not to be a fault.
+    /// Unprotects the pages whose COW the next command breaks, so that the helper's writes raise no faults.
     pub fn unprotect_for_cow_break(&self, moves: &[Run]) {
         // A child inherits the protection of its parent's pages.
         if !self.fork.forked.load(Ordering::Relaxed) {
@@ -94,13 +92,13 @@ impl AddressSpace {
         }
         for run in moves.iter().filter(|run| run.place.is_none()) {
             self.guard_helper();
-            // Where it fails, the helper's fault is served.
+            // On failure the helper's write faults and is served.
             let length = bytes(u64::from(run.pages));
             let _ = self.uffd().unprotect(run.page.address(), length);
         }
     }
 
-    /// How this thread's faults are let in.
+    /// The admission of faults of a thread.
     pub fn admission_of(&self, thread: u32) -> Admission {
         if thread != 0 && self.helper.load(Ordering::Relaxed) == thread {
             Admission::OfHelper
@@ -109,7 +107,7 @@ impl AddressSpace {
         }
     }
 
-    /// Pages from `page` on that may be written now.
+    /// The window to unprotect at a write to `page`: larger for a sequential writer.
     fn write_window(&self, page: VirtualPage) -> PageRange {
         let pages = if self.cow.written_to.load(Ordering::Relaxed) == page.0 {
             WRITE_WINDOW
@@ -127,7 +125,7 @@ impl AddressSpace {
         }
     }
 
-    /// Notes that the pages of a range are about to be copied, the first of them for certain.
+    /// Counts the shared pages of a range that are about to be copied, the first of them for certain.
     fn note_copies(&self, range: PageRange) {
         let Ok(gate) = self.shared() else {
             return;
@@ -141,18 +139,18 @@ impl AddressSpace {
             {
                 copies += 1;
                 if page == range.start {
-                    let own = PageState::Resident {
+                    let private = PageState::Resident {
                         skips: skips.max(1),
                         shared: false,
                     };
-                    entry.replace(state, own);
+                    entry.replace(state, private);
                 }
             }
             true
         });
         drop(gate);
         self.cow.written_to.store(range.end.0, Ordering::Relaxed);
-        // The governor, who sees the kernel's faults, is not to count them again.
+        // The governor samples minor faults, which include these copies, and must not count them again.
         self.sampling
             .counted_faults
             .fetch_add(copies, Ordering::Relaxed);
@@ -160,7 +158,7 @@ impl AddressSpace {
     }
 }
 
-/// Serves a write to a protected page: allows it, if there is room for the copy.
+/// Serves a write to a protected page: unprotects it if there is room for the copy.
 pub fn admit_write(
     group: &Group,
     space: &Arc<AddressSpace>,
@@ -182,7 +180,7 @@ pub fn admit_write(
     let window = if shares {
         space.write_window(page)
     } else {
-        space.clip(page, PageRange::around(page, ALONE_WINDOW))
+        space.clip(page, PageRange::around(page, UNSHARED_WINDOW))
     };
     let unprotect = |range: PageRange| {
         let uffd = space.uffd();
@@ -190,7 +188,7 @@ pub fn admit_write(
     };
     let mut result = unprotect(window);
     if result == Err(Errno::ENOENT) && window.pages() > 1 {
-        // The window crosses into another mapping: the page itself may still do.
+        // The window may cross into another mapping; the page alone may still be unprotected.
         result = unprotect(PageRange::around(page, 1));
     }
     match result {
@@ -204,7 +202,7 @@ pub fn admit_write(
     }
 }
 
-/// The pages, as ranges.
+/// The pages as a set of ranges.
 fn ranges_of(pages: &[VirtualPage]) -> RangeSet {
     let mut ranges = RangeSet::default();
     for page in pages {

@@ -1,13 +1,11 @@
-//! Faults that wait until there is room.
+//! Faults that wait for room.
 //!
-//! Each is listed once, however often it is told. A thread with a signal pending does not sleep when
-//! the kernel itself faults for it (as it writes the frame of the signal before, say): it asks again
-//! at once, for as long as it gets no answer. Such questions come faster than they can be answered
-//! one by one, and who asks takes the processor from those who make room: it is let in after a few.
+//! A fault is listed once, however often it is reported. A thread with a pending signal does not sleep in a
+//! fault that the kernel takes on its behalf (for example while it writes a signal frame), but faults again at
+//! once. Such a thread takes CPU time from reclaim, so its fault is served after [`MAX_REPORTS`] reports.
 //!
-//! None waits for ever, either. Memory that cannot be moved out for the moment (that of a forked
-//! child which has yet to start its helper) may be all there is but a little that comes back from the
-//! stage as often as it is moved there: reclaim works and gains nothing.
+//! No fault waits for ever either. If almost all memory is unreclaimable for the moment (a forked child that
+//! has yet to start its helper), reclaim may cycle the rest through the stage without gaining room.
 
 use crate::page::VirtualPage;
 use crate::supervised::fault::message::Fault;
@@ -17,27 +15,32 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A fault that was told so many times is let in.
-const TOLD_MOST: u32 = 256;
-/// How long a fault waits at most. Where room can be made, that takes a few milliseconds.
+/// Number of reports after which a fault is served without room. More wastes CPU time on a spinning thread;
+/// fewer exceeds the limit earlier.
+const MAX_REPORTS: u32 = 256;
+/// Longest time that a fault waits for room. Longer stalls programs while reclaim makes no progress; shorter
+/// exceeds the limit earlier.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// A fault that waits until there is room for its page.
+/// A fault that waits for room.
 pub struct DeferredFault<S> {
+    /// The address space of the fault.
     pub space: Arc<S>,
+    /// The fault.
     pub fault: Fault,
 }
 
-/// All that wait in a group. For any thread.
+/// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list has its
+/// own lock.
 pub struct Deferred<S>(Mutex<Waiting<S>>);
 
 struct Waiting<S> {
-    /// In the order in which they came.
+    /// In order of arrival.
     faults: Vec<DeferredFault<S>>,
-    /// By address space (where it is in memory is its own while it is listed), page and kind: the index,
-    /// and how often it was told.
-    told: HashMap<(usize, VirtualPage, bool), (usize, u32)>,
-    /// When the first was listed.
+    /// For each address space (by its pointer, which a listed fault keeps valid), page and kind of fault: the
+    /// index in `faults`, and the number of reports.
+    index: HashMap<(usize, VirtualPage, bool), (usize, u32)>,
+    /// Time at which the first fault was listed.
     since: Option<Instant>,
 }
 
@@ -45,7 +48,7 @@ impl<S> Default for Waiting<S> {
     fn default() -> Self {
         Waiting {
             faults: Vec::new(),
-            told: HashMap::new(),
+            index: HashMap::new(),
             since: None,
         }
     }
@@ -58,18 +61,18 @@ impl<S> Default for Deferred<S> {
 }
 
 impl<S> Deferred<S> {
-    /// Lists a fault. `false` if it is not to wait any more.
+    /// Lists a fault. `false` if it was reported too often, and must be served now.
     pub fn add(&self, space: &Arc<S>, fault: Fault) -> bool {
         let mut waiting = lock(&self.0);
         let waiting = &mut *waiting;
         let key = (Arc::as_ptr(space) as usize, fault.page, fault.protected);
-        match waiting.told.entry(key) {
+        match waiting.index.entry(key) {
             Entry::Occupied(mut entry) => {
-                let (index, times) = entry.get_mut();
-                *times += 1;
-                // Another thread's may be a write.
+                let (index, reports) = entry.get_mut();
+                *reports += 1;
+                // The access of another thread may be a write.
                 waiting.faults[*index].fault.write |= fault.write;
-                *times < TOLD_MOST
+                *reports < MAX_REPORTS
             }
             Entry::Vacant(entry) => {
                 entry.insert((waiting.faults.len(), 1));
@@ -81,17 +84,18 @@ impl<S> Deferred<S> {
         }
     }
 
+    /// Whether no fault waits.
     pub fn is_empty(&self) -> bool {
         lock(&self.0).faults.is_empty()
     }
 
-    /// Whether the first has waited for as long as any may.
-    pub fn is_impatient(&self) -> bool {
+    /// Whether the first fault has waited for [`PATIENCE`].
+    pub fn is_overdue(&self) -> bool {
         let since = lock(&self.0).since;
         since.is_some_and(|since| since.elapsed() >= PATIENCE)
     }
 
-    /// Takes them all off the list.
+    /// Takes all faults off the list.
     pub fn take(&self) -> Vec<DeferredFault<S>> {
         std::mem::take(&mut *lock(&self.0)).faults
     }
@@ -111,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_listed_once_and_let_in_when_it_was_told_too_often() {
+    fn a_fault_is_listed_once_and_served_when_it_is_reported_too_often() {
         let deferred = Deferred::default();
         let (one, other) = (Arc::new(1), Arc::new(2));
         assert!(deferred.add(&one, fault(7, false, false)));
-        for _ in 2..TOLD_MOST {
+        for _ in 2..MAX_REPORTS {
             assert!(deferred.add(&one, fault(7, true, false)));
         }
         assert!(deferred.add(&other, fault(7, false, false)));
@@ -138,19 +142,19 @@ mod tests {
         ];
         assert_eq!(listed, expected);
         assert!(deferred.is_empty());
-        assert!(deferred.add(&one, fault(7, false, false)), "told anew");
+        assert!(deferred.add(&one, fault(7, false, false)), "counted anew");
     }
 
     #[test]
     fn none_waits_for_ever() {
         let (deferred, space) = (Deferred::default(), Arc::new(()));
-        assert!(!deferred.is_impatient());
+        assert!(!deferred.is_overdue());
         deferred.add(&space, fault(1, false, false));
         std::thread::sleep(PATIENCE);
         deferred.add(&space, fault(2, false, false));
-        assert!(deferred.is_impatient());
+        assert!(deferred.is_overdue());
         assert_eq!(deferred.take().len(), 2);
         deferred.add(&space, fault(1, false, false));
-        assert!(!deferred.is_impatient());
+        assert!(!deferred.is_overdue());
     }
 }

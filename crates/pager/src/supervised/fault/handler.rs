@@ -1,11 +1,8 @@
-//! The fault handlers: a thread a CPU, each listening to the address spaces whose threads fault
-//! on its CPU.
+//! The fault handlers: one thread per CPU, each listening to the address spaces whose threads fault on its CPU.
 //!
-//! Waking a thread on another CPU costs more than the rest of a fault, for whoever wakes (an
-//! interrupt to be sent) as for who is woken (a CPU to be started). So an address space is
-//! registered only with the handlers of the CPUs that its faults come from. Which those are is
-//! sampled: now and then the handler looks where the thread it served runs, often at first and
-//! after each surprise, rarely once it is settled.
+//! Waking a thread on another CPU costs an IPI and possibly an idle exit, more than the rest of a fault. So an address
+//! space is registered only with the handlers of the CPUs that its faults come from. A handler samples the CPU of the
+//! faulting thread: often at first and after a sample from another CPU, rarely while samples agree.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::events::reorder::Change;
@@ -32,46 +29,49 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Samples are at least this far apart, in faults, and at most.
+/// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and follows a migrated
+/// thread later.
 const SAMPLE_NEAREST: u32 = 2;
 const SAMPLE_FARTHEST: u32 = 512;
-/// So many samples in a row from elsewhere, and a handler stops listening.
+/// Consecutive samples from other CPUs after which a handler stops listening. More tolerates migrations and wakes more
+/// handlers per fault.
 const MISSES_TO_LEAVE: u32 = 4;
-/// No address space's number.
+/// The epoll token of the stop pipe, which is no address space's ID.
 const STOP: u64 = u64::MAX;
-/// How long changes of mappings may follow one upon the other before those read are applied, in an
-/// order that is then a guess. Ten threads that do little else, on a machine with forty more to run,
-/// were found quiet after 0.9 s; meanwhile the kernel changes no pages of theirs anyway.
+/// Longest wait for mapping changes to pause, after which events are applied in an order that may be wrong. Longer
+/// blocks the faults of a program that never pauses; the kernel refuses its page changes meanwhile anyway.
 const QUIET_PATIENCE: Duration = Duration::from_secs(10);
-/// The first nap between two looks, and the longest: each is twice the one before, so that a thread
-/// that ends its change on this very CPU is not woken over again and again.
+/// First and longest sleep between two reads while mappings change. Each sleep is twice the previous one, so that the
+/// changing thread can run on this CPU.
 const QUIET_NAP: Duration = Duration::from_micros(5);
 const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
-/// How long a handler waits for a gate before it turns to other programs. A helper is inside for
-/// some tens of microseconds, unless it was stopped there.
+/// Longest wait for a gate. It is far above the time that a running helper is inside; longer delays the other programs
+/// on this CPU when a helper was stopped inside.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
-/// All handlers.
+/// The handlers of a group. Shared by the handler threads, the attendant and the governor; it has no mutable state.
 pub struct Handlers {
     group: Arc<Group>,
     cpus: Vec<usize>,
     epolls: Vec<Epoll>,
     sentinel: Arc<Sentinel>,
-    /// Its other end hangs up when the group stops, which wakes the handlers.
+    /// Hangs up when the group stops, which wakes the handlers.
     _stop: PipeReader,
 }
 
-/// What one read of messages brought.
+/// Faults and forked children of one read of messages, to be served outside the gate.
 #[derive(Default)]
 pub struct Messages {
+    /// Faults, each with the TID of its thread in the program's PID namespace.
     pub faults: Vec<(Fault, u32)>,
+    /// Children whose fork was applied.
     pub children: Vec<Arc<AddressSpace>>,
-    /// The stage as it was before a fork's event was read.
+    /// Contents of the stage before a fork event was read.
     stash: Option<Stash>,
 }
 
 impl Handlers {
-    /// The group's handlers. To stop them, say that the group stops and drop the other end of `stop`.
+    /// The group's handlers. To stop them, set `stopping` of the group and drop the other end of `stop`.
     pub fn new(
         group: Arc<Group>,
         sentinel: Arc<Sentinel>,
@@ -105,19 +105,22 @@ impl Handlers {
         Ok(())
     }
 
-    /// Starts a thread that serves in a handler's place until that is back.
+    /// Starts a thread that serves in a handler's place until the handler is back.
     fn stand_in(self: &Arc<Self>, number: usize, back: Back) {
         let handlers = self.clone();
         let started = std::thread::Builder::new()
             .name(format!("fault-{}+", self.cpus[number]))
             .spawn(move || handlers.run(number, Some(&back)));
         if let Err(error) = started {
-            log::warn!("programs wait for another one's change of its mappings: {error}");
+            log::warn!(
+                "cannot start a second fault handler ({error}); faults wait until another program's mappings \
+                 stop changing"
+            );
         }
     }
 
-    /// Listens to an address space, at first where its main thread ran last. Where that fails it is said
-    /// once, and the governor tries again if the space is one of the group's.
+    /// Listens to an address space, first on the CPU on which its main thread ran last. A failure is logged once; the
+    /// governor retries if the address space belongs to the group.
     pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
         let cpu = space
             .attached()
@@ -138,10 +141,8 @@ impl Handlers {
         Ok(())
     }
 
-    /// Has what was left unread reported again. Handlers hear of messages once, as they come, which
-    /// spares them a look at each fault whether more are there; a fork's that cannot be read (there is
-    /// no descriptor for the child, say) stays, and the kernel does not tell when a read of several
-    /// stopped for that.
+    /// Re-arms the edge-triggered epoll, so that unread messages are reported again. A fork event that cannot be read
+    /// (EMFILE) stays unread, and the kernel does not report when a read of several messages stopped there.
     pub fn remind(&self, space: &AddressSpace) {
         for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
@@ -149,8 +150,8 @@ impl Handlers {
         }
     }
 
-    /// Does without a program whose helper was stopped inside the gate, until the governor's next
-    /// [`Handlers::listen`]: the others on this CPU must not wait for it.
+    /// Stops listening to a program whose helper was stopped inside the gate, until the governor's next
+    /// [`Handlers::listen`], so that the other programs on this CPU do not wait for it.
     fn set_aside(&self, space: &AddressSpace) {
         self.forget(space);
         space.unlistened.store(true, Ordering::Relaxed);
@@ -159,7 +160,7 @@ impl Handlers {
     /// Stops listening.
     pub fn forget(&self, space: &AddressSpace) {
         for (number, _) in lock(&space.listeners).listening.drain(..) {
-            // Fails only if it is not there.
+            // Fails only if it is not registered.
             let _ = self.epolls[number].remove(space.uffd_descriptor().as_fd());
         }
     }
@@ -168,9 +169,9 @@ impl Handlers {
         self.cpus.iter().position(|candidate| *candidate == cpu)
     }
 
-    /// A handler's life, or that of its stand-in, which ends once the handler is `back`.
+    /// A handler's loop, or that of its stand-in, which ends once the handler is `back`.
     fn run(self: &Arc<Self>, number: usize, back: Option<&AtomicBool>) {
-        // Best effort: an unpinned handler is slower, not wrong.
+        // Failure costs latency only.
         let _ = thread::pin_to(self.cpus[number]);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
@@ -196,7 +197,7 @@ impl Handlers {
         }
     }
 
-    /// Reads and serves until there is nothing more to read.
+    /// Reads messages and serves faults until no fault needs another try.
     fn serve_space(&self, number: usize, space: &Arc<AddressSpace>, server: &mut Server) {
         let mut retries: Vec<(Fault, u32)> = Vec::new();
         let mut rounds = 0;
@@ -229,7 +230,7 @@ impl Handlers {
                 if !space.identify_child(&self.group, Some(thread))
                     && !space.is_id_request(fault.page)
                 {
-                    // It waits. (In the beacon it reads itself what became of it.)
+                    // The child is lost and could not be killed: its fault stays unserved, except on the beacon.
                     continue;
                 }
                 let admission = space.admission_of(thread);
@@ -251,7 +252,7 @@ impl Handlers {
             }
             rounds += 1;
             if retries.is_empty() {
-                // What came meanwhile is reported.
+                // Epoll reports messages that came meanwhile.
                 return;
             }
             if rounds > 1000 {
@@ -264,8 +265,7 @@ impl Handlers {
         }
     }
 
-    /// Reads what there is and applies its events; faults are left to the caller, who serves them
-    /// after leaving the gate.
+    /// Reads messages and applies their events. The caller serves the faults after leaving the gate.
     pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &mut Exclusive<'_>) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
@@ -290,7 +290,7 @@ impl Handlers {
                 }
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
-                    // Unless it is quiet, the echo of a move may be yet to come.
+                    // Unless quiet, the echo may be yet to come.
                     space.apply_remap(gate, from, to, stays && quiet);
                     emptied.push(from);
                 }
@@ -319,16 +319,19 @@ impl Handlers {
             Ok(port) => Some(space.apply_fork(&self.group, gate, (uffd, port), beside)),
             Err(error) => {
                 log::warn!("a forked program stands still, as there is no channel for it: {error}");
-                // It must not read zeros: kept open, its userfaultfd makes its faults wait.
+                // Closing the userfaultfd would let the child read zeros; kept open, it makes its faults wait.
                 if let Err(error) = self.group.resources.guardian.hold_for_good(uffd) {
-                    log::error!("that program is to be killed before memfold ends: {error}");
+                    log::error!(
+                        "cannot keep a forked child from reading zeros after memfold ends ({error}); kill the \
+                         child first"
+                    );
                 }
                 None
             }
         }
     }
 
-    /// Learns now and then where the faults come from, and listens there.
+    /// Samples the CPU of a faulting thread, and updates which handlers listen.
     fn sample(&self, number: usize, space: &AddressSpace, thread: u32) {
         let mut armed = lock(&space.listeners);
         if armed.until_sample > 0 {
@@ -363,13 +366,13 @@ impl Handlers {
         for (listener, misses) in &mut armed.listening {
             *misses = if *listener == home { 0 } else { *misses + 1 };
         }
-        // Misses are counted in a row, so the last that hit is never among those who leave.
+        // Misses are consecutive, so the handler of the last hit never leaves.
         let somebody_hits = armed.listening.iter().any(|(_, misses)| *misses == 0);
         if armed.listening.len() > 1 && somebody_hits {
             armed.listening.retain(|(listener, misses)| {
                 let stays = *misses < MISSES_TO_LEAVE;
                 if !stays {
-                    // Fails only if it is not there.
+                    // Fails only if it is not registered.
                     let _ = self.epolls[*listener].remove(descriptor);
                 }
                 stays
@@ -378,8 +381,8 @@ impl Handlers {
     }
 }
 
-/// Reads messages until there are none and, if mappings changed, until no change is under way.
-/// `None` if there is nothing to apply; else whether it is quiet: nothing more is to come.
+/// Reads messages until there are none and, if mappings changed, until no change is in progress. `None` if there is
+/// nothing to apply; otherwise whether it is quiet, that is, the events of all completed changes were read.
 fn collect(
     space: &AddressSpace,
     gate: &Exclusive<'_>,
@@ -387,13 +390,13 @@ fn collect(
     changes: &mut Changes,
 ) -> Option<bool> {
     let waited = LazyCell::new(RunTime::begin);
-    // What an earlier read brought may not have been applied.
+    // Events of an earlier read may still be pending.
     let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
     let mut nap = QUIET_NAP;
     loop {
         let mut buffer = [Message::default(); 8];
         if messages.stash.is_none() && space.channel.is_forking() && space.is_changing() {
-            // Once the event is read, the parent may be gone at any moment.
+            // Once the event is read, the parent runs and may be gone at any moment.
             messages.stash = Some(space.stash(gate));
         }
         let read = match space.uffd().read_now(&mut buffer) {
@@ -403,8 +406,8 @@ fn collect(
                 return any.then_some(false);
             }
             Err(errno) => {
-                // No descriptor for a forked child, say. The event stays unread, what was read stays
-                // pending, and the kernel changes no pages until both are dealt with.
+                // For example EMFILE for a child's userfaultfd. The event stays unread, events that were read stay
+                // pending, and the kernel refuses page changes until both are handled.
                 if !std::mem::replace(&mut changes.unreadable, true) {
                     log::warn!("a program's events cannot be read ({errno}); it waits");
                 }
@@ -446,13 +449,13 @@ fn collect(
         if !is_all {
             continue;
         }
-        // The thread whose event was read must run to end its change, maybe on this very CPU.
+        // The thread whose event was read must run to complete its change, possibly on this CPU.
         std::thread::sleep(nap);
         nap = (2 * nap).min(QUIET_NAP_LONGEST);
     }
 }
 
-/// What an event says; `None` for a fault.
+/// The change that an event reports; `None` for a fault.
 fn change_of(message: &Message, space: &AddressSpace, changes: &mut Changes) -> Option<Change> {
     let range = || {
         let (start, end) = message.range();

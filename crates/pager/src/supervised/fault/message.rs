@@ -1,22 +1,25 @@
-//! What a fault message says, and how its service may end.
+//! A fault as reported by the kernel, and the possible results of its service.
 
 use crate::page::VirtualPage;
 use crate::supervised::space::AddressSpace;
 use memfold_sys::uffd::{FAULT_PROTECTED, FAULT_WRITE, Message};
 use std::sync::atomic::Ordering;
 
-/// A fault as its message told it.
+/// A fault as reported by a userfaultfd message.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault {
+    /// The faulting page.
     pub page: VirtualPage,
+    /// The access was a write.
     pub write: bool,
-    /// The page is there, and waits for leave to be written.
+    /// The page is present and write-protected.
     pub protected: bool,
-    /// How often the program had memory unregistered when this was told.
+    /// Value of [`AddressSpace::unregistered`] when the message was read.
     pub unregistered: u32,
 }
 
 impl Fault {
+    /// The fault that `message` reports.
     pub fn of_message(message: &Message, space: &AddressSpace) -> Fault {
         Fault {
             unregistered: space.unregistered.load(Ordering::Relaxed),
@@ -28,28 +31,31 @@ impl Fault {
 }
 
 impl Fault {
-    /// Whether memory was unregistered since it was told, maybe its page. The kernel woke its thread
-    /// then; if the page is missing still, that is another userfaultfd's to be told, and a page put
-    /// there by this one would be wrong. The gate is held shared.
+    /// Whether memory, possibly the faulting page, was unregistered since the message was read. Unregistering
+    /// woke the thread, so a page that is still missing may belong to another userfaultfd, and must not be
+    /// filled here. The gate is held shared.
     pub fn is_outdated(&self, space: &AddressSpace) -> bool {
         self.unregistered != space.unregistered.load(Ordering::Relaxed)
     }
 }
 
-/// How a service ended.
+/// Result of serving a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
-    /// The thread runs on, or will once the one who has its page is done.
+    /// The thread was woken, or is woken by the thread that claimed the page or by the reclaimer.
     Done,
-    /// Events must be read first; then serve it again.
+    /// The kernel answered EAGAIN: read events, then serve the fault again.
     Retry,
 }
 
-/// Whether a service may wait for room, or must go through.
+/// Whether a fault may wait for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
+    /// Waits if the group is at its limit.
     MayDefer,
+    /// Is served at once.
     Now,
-    /// At once, too. Where pages were dropped this does not say that it is over.
+    /// A fault of the helper, which makes room: served at once. Unlike a fault of the program, it does not
+    /// show that a `madvise` of the page has returned.
     OfHelper,
 }

@@ -1,4 +1,4 @@
-//! From a message to a page in place: one file for each kind of fault.
+//! Fault service, from the userfaultfd message to the page: one file for each kind of fault.
 
 pub mod cow;
 pub mod deferred;

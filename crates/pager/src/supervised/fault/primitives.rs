@@ -1,4 +1,4 @@
-//! The steps that all kinds of faults are made of: copy in, wake, kill, and what to do on an error.
+//! Steps common to all kinds of faults: copy in, wake, handle an error, kill.
 
 use crate::page::{VirtualPage, bytes};
 use crate::supervised::fault::message::Served;
@@ -8,7 +8,7 @@ use memfold_sys::uffd::Partial;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Copies pages in and wakes who waits for them.
+/// Copies pages in (`UFFDIO_COPY`), which wakes the threads that wait for them.
 pub fn copy(
     space: &AddressSpace,
     page: VirtualPage,
@@ -18,12 +18,14 @@ pub fn copy(
     space.uffd().copy_in(page.address(), source, bytes(pages))
 }
 
-/// Wakes whoever waits for the pages, to fault again or run on.
+/// Wakes the threads that wait for the pages; they run on or fault again.
 pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
-    // Fails only if the address space is gone, and its threads with it.
+    // Fails only if the address space, and so every waiting thread, is gone.
     let _ = space.uffd().wake(page.address(), bytes(pages));
 }
 
+/// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or its thread
+/// is woken to fault again.
 pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
     match errno {
         Errno::EAGAIN => Served::Retry,
@@ -32,12 +34,12 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
             Served::Done
         }
         Errno::ENOENT => {
-            // Unmapped, or not ours any more: the event is on its way.
+            // Unmapped or unregistered; the event is not read yet.
             wake(space, page, 1);
             Served::Done
         }
         _ => {
-            // No memory, say: the thread tries again, but not at once.
+            // For example ENOMEM: delay the thread, then let it fault again.
             space.resources.errors.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_micros(200));
             wake(space, page, 1);
@@ -46,10 +48,10 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
     }
 }
 
-/// A stored page cannot be had any more: the program must not run on with other bytes.
+/// Kills a program whose stored page cannot be read back, as it must not run with other data.
 pub fn kill_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
     space.kill_program(&format!(
-        "a stored page (address {:#x}) cannot be read back, and it must not be given wrong data: {error}",
+        "its swapped-out page at {:#x} cannot be read back ({error}), and must not be replaced by wrong data",
         page.address()
     ));
 }

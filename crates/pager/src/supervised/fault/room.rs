@@ -6,10 +6,10 @@ use crate::supervised::space::AddressSpace;
 use memfold_sys::PAGE_SIZE;
 use std::sync::Arc;
 
-/// Below this room, fill no page that was not asked for.
-const WINDOW_ROOM_PAGES: u64 = 64;
+/// Room, in pages, below which a fault wakes the reclaimer. A larger value starts reclaim earlier.
+const LOW_ROOM_PAGES: u64 = 64;
 
-/// Pages that may still become resident.
+/// Pages that may become resident before the group is at its limit.
 pub fn room_pages(space: &AddressSpace) -> u64 {
     let resources = &space.resources;
     resources
@@ -18,17 +18,17 @@ pub fn room_pages(space: &AddressSpace) -> u64 {
         / PAGE_SIZE as u64
 }
 
-/// Whether there is no room for a page; calls the reclaimer where there is little. There is for a
-/// stopped program, and for one that stops another: see `space/stopped.rs`.
+/// Whether there is no room for a page; wakes the reclaimer if there is little. Stopped programs and spared
+/// tracers never wait for room (`space/stopped.rs`).
 fn is_full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
-    if room < WINDOW_ROOM_PAGES {
+    if room < LOW_ROOM_PAGES {
         space.resources.wake_reclaimer_under_pressure();
     }
     room == 0 && !space.is_stopped() && !space.is_spared()
 }
 
-/// Whether a fault is to wait for room; if so, it is listed, and served later.
+/// Whether a fault must wait for room. If so, it is deferred, and the reclaimer serves it later.
 pub fn must_wait(
     group: &Group,
     space: &Arc<AddressSpace>,

@@ -7,10 +7,9 @@
 //! | hole, removed, resident (and missing) | `zero_fill` |
 //! | write-protected since a fork | `cow` |
 //!
-//! A service never waits for a batch that its page is not part of, never needs the program's
-//! helper, and always ends in one of four ways: the page was brought in (the kernel wakes the
-//! thread), the thread is woken to fault again, the fault is deferred until there is room, or it
-//! is to be tried again after the events that the kernel holds back have been read.
+//! A fault waits only for a batch that contains its page. Service ends in one of four ways: the page is
+//! copied in, which wakes the thread; the thread is woken to fault again; the fault is deferred until there
+//! is room; or the kernel answered EAGAIN, and the fault is served again after pending events were read.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
@@ -31,9 +30,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often a fault whose page changes state meanwhile is tried again before its thread is woken.
+/// Number of tries for a page whose state keeps changing, before its thread is woken to fault again.
 const TRIES: u32 = 4;
-/// How long a fault on a page of a batch waits for the helper.
+/// Longest wait for the helper, per try, of a fault on a page of the batch in flight. Longer blocks the
+/// handler for the other faults on its CPU.
 const BATCH_PATIENCE: Duration = Duration::from_micros(300);
 
 impl Server {
@@ -44,8 +44,8 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Served {
-        if let Some(served) = self.serve_special(space, fault, admission) {
-            return served;
+        if let Some(outcome) = self.serve_special(space, fault, admission) {
+            return outcome;
         }
         for _ in 0..TRIES {
             let Ok(gate) = space.shared() else {
@@ -84,8 +84,8 @@ impl Server {
                     if needs_room && must_wait(&self.group, space, fault, admission) {
                         return Served::Done;
                     }
-                    if let Some(served) = fill_zeros(&gate, space, fault, admission) {
-                        return served;
+                    if let Some(outcome) = fill_zeros(&gate, space, fault, admission) {
+                        return outcome;
                     }
                 }
                 PageState::Swapped(_) => {
@@ -105,7 +105,7 @@ impl Server {
         Served::Done
     }
 
-    /// Faults that are not on a page of the program's own: a forked child's beacon, the stage, and
+    /// Serves faults that do not depend on the page state: on a forked child's beacon, on the stage, and
     /// writes to write-protected pages. `None` for all others.
     fn serve_special(
         &self,
@@ -125,7 +125,7 @@ impl Server {
     }
 }
 
-/// A forked child reads the ID of its address space.
+/// Serves a forked child's read of its ID.
 fn answer_id_request(space: &AddressSpace, page: VirtualPage) -> Served {
     let Ok(_gate) = space.shared() else {
         return Served::Done;

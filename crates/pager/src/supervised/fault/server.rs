@@ -1,25 +1,25 @@
-//! What a thread that serves faults keeps from one to the next.
+//! Per-thread state of fault service.
 
 use crate::supervised::group::Group;
 use memfold_swap::{Page, Scratch};
 use memfold_sys::PAGE_SIZE;
 use std::sync::Arc;
 
-/// Pages brought in at once from the pool, at most.
+/// Maximum number of pages swapped in by one fault. Larger windows save faults and delay the faulting thread.
 pub const SWAP_IN_WINDOW: u32 = 16;
 
-/// Buffers of a thread that serves faults.
+/// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.
 pub struct Server {
-    /// The group whose faults it serves.
+    /// The group whose faults the thread serves.
     pub group: Arc<Group>,
-    /// Pages on their way in.
+    /// Decompressed pages before they are copied in.
     pub buffer: Vec<Page>,
-    /// For decompression.
+    /// Workspace for decompression.
     pub scratch: Scratch,
 }
 
 impl Server {
-    /// Buffers for one more thread.
+    /// Buffers for one thread.
     pub fn new(group: Arc<Group>) -> Server {
         Server {
             group,

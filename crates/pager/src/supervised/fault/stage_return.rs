@@ -1,4 +1,4 @@
-//! Staged pages that come back: a fault on a page in the swap cache, and putback by the reclaimer.
+//! Returning staged pages: on a fault (swap-cache hit), and putback by the reclaimer.
 
 use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
@@ -13,7 +13,7 @@ use memfold_sys::uffd::Partial;
 use std::time::Duration;
 
 impl Server {
-    /// Puts a staged page back that is not to go out now.
+    /// Puts a staged page back into the program's memory.
     pub fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
         let Ok(gate) = space.shared() else {
             return;
@@ -22,13 +22,13 @@ impl Server {
         if entry.replace(PageState::Staged(place), PageState::Returning(place))
             && self.return_from_stage(&gate, space, page, place) == Served::Retry
         {
-            // Whoever asked for it meanwhile was told to wait for it, and asks again.
+            // A thread that faulted meanwhile waits for this page: it faults again.
             wake(space, page, 1);
         }
     }
 
-    /// A staged page, which is `Returning`, comes back by copy. The helper could move it back, but a
-    /// switch to the helper's thread costs more than the copy of a page.
+    /// Copies a staged page, which is `Returning`, back. `UFFDIO_MOVE` would need a switch to the helper's
+    /// thread, which costs more than copying a page.
     pub fn return_from_stage(
         &mut self,
         gate: &Shared<'_>,
@@ -36,6 +36,7 @@ impl Server {
         page: VirtualPage,
         place: StageIndex,
     ) -> Served {
+        debug_assert!(gate.is_of(space));
         let entry = gate.table().entry(page);
         let returning = PageState::Returning(place);
         let staged = PageState::Staged(place);
@@ -48,7 +49,7 @@ impl Server {
             .inspector
             .read_pages(&[space.stage_address(place)], buffer);
         if !matches!(read, Ok(1)) {
-            // Only a dying program's memory cannot be read.
+            // Reading fails only if the program is exiting.
             entry.replace(returning, staged);
             wake(space, page, 1);
             std::thread::sleep(Duration::from_micros(100));

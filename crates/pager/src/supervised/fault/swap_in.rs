@@ -1,4 +1,4 @@
-//! Swap-in: bringing stored pages back at a fault, the neighbours that are worth it among them.
+//! Swap-in of the faulting page and its readahead window.
 
 use crate::density::{BLOCK, Density, has_ample_room};
 use crate::page::{PageRange, VirtualPage};
@@ -16,18 +16,19 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Pages that a fault has claimed (`Filling`), in order. The claim owns one count of each slot.
+/// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each slot,
+/// and belongs to the thread that made it.
 pub struct Claim {
     pages: Vec<(VirtualPage, Slot)>,
-    /// Which of them the fault was on.
-    asked: usize,
+    /// Index of the faulting page.
+    faulting: usize,
     number: ClaimNumber,
 }
 
 impl Claim {
-    /// Claims the page and, as the windows advise, some around it. `None` if the page is not
-    /// swapped out any more.
+    /// Claims the page and its readahead window. `None` if the page is no longer swapped out.
     pub fn make(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
+        debug_assert!(gate.is_of(space));
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let take = |page: VirtualPage| {
             let entry = gate.table().entry(page);
@@ -40,7 +41,7 @@ impl Claim {
                 _ => None,
             }
         };
-        let asked_for = take(page)?;
+        let faulting_page = take(page)?;
         let mut advice =
             lock(&space.windows).swap_in(page, SWAP_IN_WINDOW, |block| swapped_of(gate, block));
         if advice.pages() < u64::from(SWAP_IN_WINDOW) && is_dense_with_room(gate, space, page) {
@@ -54,17 +55,17 @@ impl Claim {
         let mut pages: Vec<_> = (range.start.0..page.0)
             .filter_map(|number| take(VirtualPage(number)))
             .collect();
-        let asked = pages.len();
-        pages.push(asked_for);
+        let faulting = pages.len();
+        pages.push(faulting_page);
         pages.extend((page.0 + 1..range.end.0).filter_map(|number| take(VirtualPage(number))));
         Some(Claim {
             pages,
-            asked,
+            faulting,
             number,
         })
     }
 
-    /// Claims what is swapped out of a range of at most [`SWAP_IN_WINDOW`] pages, without a fault.
+    /// Claims up to [`SWAP_IN_WINDOW`] swapped-out pages of a range, without a fault.
     pub fn of_range(space: &AddressSpace, gate: &impl Inside, range: PageRange) -> Option<Claim> {
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let mut pages = Vec::new();
@@ -78,12 +79,12 @@ impl Claim {
         });
         (!pages.is_empty()).then_some(Claim {
             pages,
-            asked: 0,
+            faulting: 0,
             number,
         })
     }
 
-    /// Pages claimed.
+    /// Number of claimed pages.
     pub fn pages(&self) -> usize {
         self.pages.len()
     }
@@ -96,14 +97,14 @@ impl Claim {
         self.pages[index].1
     }
 
-    /// The state of a page as long as it is claimed.
+    /// The state that a page has while it is claimed.
     fn state(&self, index: usize) -> PageState {
         PageState::Filling(self.slot(index), self.number)
     }
 }
 
-/// Whether much of the block around a page is resident, and there is room for all of it far from
-/// where reclaim works.
+/// Whether the block around a page is dense, and all of it fits well below the watermark at which reclaim
+/// stops.
 fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> bool {
     let resources = &space.resources;
     let limit = resources.resident_limit_bytes();
@@ -121,7 +122,7 @@ fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage
     Density::of(resident) != Density::Sparse
 }
 
-/// Which pages of a block of sixteen are swapped out, as bits.
+/// Bitmap of the swapped-out pages of a block of 16 pages.
 fn swapped_of(gate: &Shared<'_>, block: PageRange) -> u16 {
     let mut swapped = 0;
     gate.table().visit(block, |page, entry| {
@@ -138,7 +139,7 @@ impl Server {
     pub fn swap_in(&mut self, space: &AddressSpace, claim: &Claim) -> Served {
         let loaded = self.load(space, claim);
         let Ok(gate) = space.shared() else {
-            // The address space is gone, and somebody may be changing its table.
+            // The address space is gone. The thread that holds the gate may be changing the table.
             space.abandon_claims(&claim.pages, claim.number);
             return Served::Done;
         };
@@ -148,26 +149,26 @@ impl Server {
             claim,
             buffer: &self.buffer,
             open: vec![true; claim.pages.len()],
-            spare: Vec::new(),
+            released: Vec::new(),
         };
         let mut failure = filling.copy(loaded.clone());
-        let alone = claim.asked..claim.asked + 1;
-        // A window may cross into another mapping: the page itself may still do.
-        if failure == Some(Errno::ENOENT) && filling.open[claim.asked] && loaded != alone {
+        let alone = claim.faulting..claim.faulting + 1;
+        // The window may cross into another mapping; the faulting page alone may still be copied.
+        if failure == Some(Errno::ENOENT) && filling.open[claim.faulting] && loaded != alone {
             failure = filling.copy(alone);
         }
-        let brought_in = !filling.open[claim.asked];
-        let spare = filling.finish();
+        let brought_in = !filling.open[claim.faulting];
+        let released = filling.finish();
         drop(gate);
-        space.resources.defer_free(&spare);
+        space.resources.defer_free(&released);
         match failure {
-            Some(errno) if !brought_in => after_failure(space, claim.page(claim.asked), errno),
+            Some(errno) if !brought_in => after_failure(space, claim.page(claim.faulting), errno),
             _ => Served::Done,
         }
     }
 
-    /// Reads the claimed pages into the buffer; returns which of them can be had, those around the
-    /// page that was asked for.
+    /// Loads the claimed pages into the buffer. Returns the largest range of loaded pages around the faulting
+    /// page; empty if that page cannot be loaded, which kills the program.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
         let resources = &space.resources;
         let mut start = 0;
@@ -176,11 +177,11 @@ impl Server {
                 continue;
             };
             resources.errors.fetch_add(1, Ordering::Relaxed);
-            if index == claim.asked {
+            if index == claim.faulting {
                 kill_program(space, claim.page(index), &error);
                 return 0..0;
             }
-            if index > claim.asked {
+            if index > claim.faulting {
                 return start..index;
             }
             start = index + 1;
@@ -189,30 +190,31 @@ impl Server {
     }
 }
 
-/// Claimed pages on their way in.
+/// Claimed and loaded pages that are being copied in under the shared gate.
 struct Filling<'a> {
     space: &'a AddressSpace,
     gate: &'a Shared<'a>,
     claim: &'a Claim,
     buffer: &'a [Page],
-    /// The pages whose claim was not used yet.
+    /// Pages that are neither copied in nor taken by an event yet.
     open: Vec<bool>,
-    /// Slots that nobody owns a count of any more but this.
-    spare: Vec<Slot>,
+    /// Slots with a reference to release: no page state owns it any more.
+    released: Vec<Slot>,
 }
 
 impl Filling<'_> {
-    fn is_ours(&self, index: usize) -> bool {
+    fn is_claimed(&self, index: usize) -> bool {
         let entry = self.gate.table().entry(self.claim.page(index));
         entry.load() == self.claim.state(index)
     }
 
-    /// Copies in what is still claimed of a range of indices; stops at what cannot be helped here.
+    /// Copies in the pages of a range of indices that are still claimed. Returns the error at which it
+    /// stopped.
     fn copy(&mut self, range: Range<usize>) -> Option<Errno> {
         let mut next = range.start;
         while next < range.end {
-            if !self.is_ours(next) {
-                // An event took the page away; its count is left to us.
+            if !self.is_claimed(next) {
+                // An event took the page; its reference stays with the claim.
                 self.close(next);
                 wake(self.space, self.claim.page(next), 1);
                 next += 1;
@@ -222,7 +224,7 @@ impl Filling<'_> {
             let run = (next..range.end)
                 .zip(0..)
                 .take_while(|(index, step)| {
-                    self.claim.page(*index) == first.plus(*step) && self.is_ours(*index)
+                    self.claim.page(*index) == first.plus(*step) && self.is_claimed(*index)
                 })
                 .count();
             let source = &self.buffer.as_flattened()[next * PAGE_SIZE..];
@@ -231,17 +233,17 @@ impl Filling<'_> {
                 Ok(()) => (run, None),
                 Err(Partial { done, errno }) => (done as usize / PAGE_SIZE, Some(errno)),
             };
-            self.arrived(next..next + done);
+            self.install_copied(next..next + done);
             next += done;
             match errno {
                 None => {}
                 Some(Errno::EEXIST) => {
-                    // The program has a page there after all: that one is the newer.
-                    self.settle(next);
+                    // The program already has a page there, which is newer.
+                    self.install(next);
                     wake(self.space, self.claim.page(next), 1);
                     next += 1;
                 }
-                // A partial copy does not tell why it stopped: the next try does.
+                // A partial copy returns EAGAIN whatever stopped it; the next try returns the real error.
                 Some(Errno::EAGAIN) if done > 0 => {}
                 Some(errno) => return Some(errno),
             }
@@ -249,22 +251,22 @@ impl Filling<'_> {
         None
     }
 
-    fn arrived(&mut self, pages: Range<usize>) {
+    fn install_copied(&mut self, pages: Range<usize>) {
         self.space.add_resident_pages(pages.len() as i64);
         let counters = &self.space.resources.counters;
         counters
             .pages_in
             .fetch_add(pages.len() as u64, Ordering::Relaxed);
-        if pages.contains(&self.claim.asked) {
+        if pages.contains(&self.claim.faulting) {
             counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
         }
-        pages.for_each(|index| self.settle(index));
+        pages.for_each(|index| self.install(index));
     }
 
-    /// The program has the page.
-    fn settle(&mut self, index: usize) {
+    /// Marks a page resident, as the program has it.
+    fn install(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let state = if index == self.claim.asked && self.space.clock.refaults_early(page) {
+        let state = if index == self.claim.faulting && self.space.clock.refaults_early(page) {
             PageState::HOT
         } else {
             PageState::RESIDENT
@@ -276,10 +278,10 @@ impl Filling<'_> {
 
     fn close(&mut self, index: usize) {
         self.open[index] = false;
-        self.spare.push(self.claim.slot(index));
+        self.released.push(self.claim.slot(index));
     }
 
-    /// What was not brought in goes back to where it was. Returns the slots to release.
+    /// Returns pages that were not copied in to `Swapped`. Returns the slots to release.
     fn finish(mut self) -> Vec<Slot> {
         for index in 0..self.open.len() {
             if !self.open[index] {
@@ -288,11 +290,11 @@ impl Filling<'_> {
             let (page, slot) = self.claim.pages[index];
             let entry = self.gate.table().entry(page);
             if !entry.replace(self.claim.state(index), PageState::Swapped(slot)) {
-                self.spare.push(slot);
+                self.released.push(slot);
             }
-            // Whoever faulted on it meanwhile was told to wait for it.
+            // A thread that faulted on the page meanwhile waits for this claim.
             wake(self.space, page, 1);
         }
-        self.spare
+        self.released
     }
 }

@@ -1,4 +1,4 @@
-//! First touches: pages of zeros, and pages of the stage that `mlockall` asks for.
+//! First touches: zero-filled pages, and pages of the stage that `mlockall` faults in.
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{PageState, StageIndex};
@@ -13,11 +13,12 @@ use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering;
 
-/// Pages of zeros brought in at once, at most.
+/// Maximum number of zero-filled pages per fault. Larger windows save faults of sequential writers and waste
+/// more memory of others.
 pub const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
-/// First touch: pages of zeros. `None` if the page's state is another by now.
+/// Fills the faulting page and its window with zeros. `None` if the page's state has changed.
 pub fn fill_zeros(
     gate: &Shared<'_>,
     space: &AddressSpace,
@@ -29,7 +30,7 @@ pub fn fill_zeros(
     if pages == 0 {
         return None;
     }
-    // Writers get memory at once, in windows too; a lone reader gets the shared zero page.
+    // A write or a window gets private memory; a single read gets the shared zero page.
     let owned = fault.write || pages > 1;
     let mut result = if owned {
         copy(space, fault.page, &ZEROS, pages)
@@ -45,7 +46,7 @@ pub fn fill_zeros(
             })
         )
     {
-        // The window crosses into another mapping: the first page alone may still do.
+        // The window may cross into another mapping; the first page alone may still be copied.
         result = copy(space, fault.page, &ZEROS, 1).and(Err(Partial {
             done: bytes(1),
             errno: Errno::ENOENT,
@@ -58,7 +59,7 @@ pub fn fill_zeros(
     if owned {
         space.add_resident_pages(done as i64);
     }
-    if done > 0 && was_known_to_be_there(space, claimed[0]) {
+    if done > 0 && was_known_resident(space, claimed[0]) {
         note_zeroed(space, fault.page);
     }
     space
@@ -73,7 +74,7 @@ pub fn fill_zeros(
         let after = if step < done && !stays_removed(*before, admission) {
             PageState::FRESH
         } else if present && step == done && *before == PageState::Hole {
-            // It is there already and was never known.
+            // The program has a page there that was not known.
             PageState::FRESH
         } else {
             *before
@@ -81,7 +82,7 @@ pub fn fill_zeros(
         entry.replace(PageState::Clearing, after);
     }
     if done < pages {
-        // Whoever faulted on the rest of the window meanwhile was told to wait for it.
+        // Threads that faulted on the rest of the window meanwhile wait for this claim.
         wake(space, fault.page.plus(done), pages - done);
     }
     Some(match errno {
@@ -90,8 +91,8 @@ pub fn fill_zeros(
     })
 }
 
-/// The program locked all its memory, which brings the stage in with the rest. It gets zeros, which are
-/// dropped by the next command, and waits for nothing.
+/// Fills places of the stage with zeros: `mlockall` faults in the stage with all other memory, and must not
+/// block. The next command drops these pages.
 pub fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
     let Ok(_gate) = space.shared() else {
         return Served::Done;
@@ -113,14 +114,15 @@ pub fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) ->
     }
 }
 
-/// The helper may come to pages of which `madvise` said that they go, and which are about to.
+/// Whether the page stays `Removed`: the helper's fault does not show that the `madvise` has returned, so the
+/// kernel may still drop the page.
 fn stays_removed(state: PageState, admission: Admission) -> bool {
     admission == Admission::OfHelper && matches!(state, PageState::Removed(_))
 }
 
-fn was_known_to_be_there(space: &AddressSpace, state: PageState) -> bool {
+fn was_known_resident(space: &AddressSpace, state: PageState) -> bool {
     match state {
-        // Of these, what a fork wiped was not told apart.
+        // In a child that was not reconciled, the page may have been wiped by the fork.
         PageState::Resident { shared: true, .. } => !space.fork.uncompared.load(Ordering::Relaxed),
         PageState::Resident { shared: false, .. } => true,
         _ => false,
@@ -169,15 +171,15 @@ fn claim_holes(
             claimed.push(next);
         }
     } else {
-        // Notes a fault outside of what is known to be managed.
+        // Requests a scan of the mappings if the page is not managed.
         space.is_managed(page);
     }
     claimed
 }
 
-/// Notes that a page was not where it was known to be, and its program was given zeros; says so
-/// once. The program may have given it up: memory that it freed lazily the kernel takes when the
-/// host is short of it, and what lay under a guard region is gone; neither is told.
+/// Notes that a page that was known to be resident was missing and is filled with zeros; logs it once. It is no
+/// loss if the kernel freed a `MADV_FREE` page or the page was under a guard region, neither of which raises an
+/// event.
 fn note_zeroed(space: &AddressSpace, page: VirtualPage) {
     space.resources.errors.fetch_add(1, Ordering::Relaxed);
     if !space.resources.warned_zeroed.swap(true, Ordering::Relaxed) {
@@ -188,9 +190,9 @@ fn note_zeroed(space: &AddressSpace, page: VirtualPage) {
             "executed"
         };
         log::error!(
-            "a page ({:#x} of the {kind} process {pid}) was not in memory, where it was known to be, \
-             and reads zeros now: if the program did not give it up (MADV_FREE, MADV_GUARD_INSTALL), \
-             its contents are lost; please report that (this is said once)",
+            "page {:#x} of the {kind} process {pid} was missing, although it should be resident, and now \
+             reads as zeros: unless the program discarded it (MADV_FREE, MADV_GUARD_INSTALL), its data is \
+             lost; please report this (reported once)",
             page.address()
         );
     }

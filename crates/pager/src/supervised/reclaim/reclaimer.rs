@@ -132,7 +132,7 @@ impl Reclaimer {
             let marks = self.watermarks();
             let resident = self.group.resources.resident_bytes();
             self.group.note_peaks();
-            if resident < marks.hard || self.group.deferred.is_impatient() {
+            if resident < marks.hard || self.group.deferred.is_overdue() {
                 self.serve_deferred();
             }
             if self.is_under_pressure(&marks, resident) {

@@ -1,71 +1,74 @@
-//! Fault-around: how many of a page's neighbours to bring in with it, by what that was found to be
-//! worth.
+//! Fault-around: how many neighbours of a faulting page to bring in with it.
 //!
-//! No user-space program learns whether a page that was brought in unasked is ever touched. So now
-//! and then a block of pages is *probed*: its faults bring in the one page each, and which of its
-//! other pages are asked for soon tells what bringing them in at once would have saved. The shares
-//! of the four, eight and sixteen pages around, each aligned to its own size, say how far to go.
-//! Random access never sees a share worth it and pays with nothing but looking.
+//! User space cannot read the accessed bit of pages that were brought in by readahead. So some blocks of pages
+//! are *probed*: for a while, their faults bring in single pages, and the share of the block's other pages that
+//! fault meanwhile is what fault-around would have saved. Separate shares for the aligned 4, 8 and 16 pages around
+//! the fault decide how many to bring in. Under random access no share reaches the threshold.
 
 use crate::page::{PageRange, VirtualPage};
 
-/// Pages of a block.
+/// Pages in a block, and the largest window.
 const BLOCK: u64 = 16;
-/// Blocks probed at a time, at most.
+/// Maximum number of concurrent probes. More measures more faults and takes more memory per address space.
 const PROBES: usize = 64;
-/// A probe lasts this many faults: well below what passes until a page is evicted again, or every
-/// neighbour would look wanted.
+/// Duration of a probe in faults. It must be well below the faults between two evictions of a page, or every
+/// neighbour would appear to be wanted.
 const PROBE_FAULTS: u64 = 128;
-/// Every so many faults (those on probed blocks apart) a probe begins: often, until enough have ended to go by.
+/// Mean number of faults outside probed blocks between two probes: at first, and after [`ENOUGH`] probes have
+/// ended. A larger interval costs fewer single-page faults and adapts later.
 const INTERVAL_AT_FIRST: u32 = 4;
 const INTERVAL: u32 = 16;
 const ENOUGH: u32 = 32;
-/// A ring of neighbours is brought in from this share of wanted pages on. A page brought in for
-/// nothing costs a fifth of a fault now, and a page-out later.
+/// Percentage of faulting pages from which a ring of neighbours is brought in. A higher value brings in fewer
+/// pages that are never touched, and saves fewer faults.
 const WORTH_PERCENT: u32 = 40;
-/// What is known fades: each probe's weight is 16 times its next one's share of the sum.
-const FADE: u32 = 16;
-/// Rings around a page: to 4, to 8, and to 16 pages.
+/// The sums decay by 1/`DECAY` per probe. A larger value averages over more probes and adapts later.
+const DECAY: u32 = 16;
+/// Rings around a page: up to 4, 8, and 16 pages.
 const RINGS: usize = 3;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Probe {
     block: u64,
+    /// Fault count at the start.
     began: u64,
-    /// The page whose fault began it, counted in its block.
+    /// Index in the block of the page whose fault started the probe.
     origin: u32,
-    /// Pages that could be asked for, as bits.
+    /// Bitmap of the pages that can fault.
     candidates: u16,
-    /// Those that were.
-    asked: u16,
+    /// Bitmap of the pages that faulted.
+    faulted: u16,
     active: bool,
 }
 
-/// Sums that fade, in sixteenths of pages.
+/// Decaying sums over probes of one ring, in units of 1/16 page.
 #[derive(Debug, Clone, Copy, Default)]
 struct Share {
-    asked: u32,
+    faulted: u32,
     candidates: u32,
 }
 
 impl Share {
-    fn add(&mut self, asked: u32, candidates: u32) {
-        self.asked = self.asked - self.asked / FADE + asked * FADE;
-        self.candidates = self.candidates - self.candidates / FADE + candidates * FADE;
+    fn add(&mut self, faulted: u32, candidates: u32) {
+        self.faulted = self.faulted - self.faulted / DECAY + faulted * DECAY;
+        self.candidates = self.candidates - self.candidates / DECAY + candidates * DECAY;
     }
 
     fn is_worth_it(self) -> bool {
-        self.candidates > 0 && self.asked * 100 >= self.candidates * WORTH_PERCENT
+        self.candidates > 0 && self.faulted * 100 >= self.candidates * WORTH_PERCENT
     }
 }
 
-/// What is known of an address space's neighbours.
+/// The fault-around statistics of one address space, part of its readahead state.
 #[derive(Debug)]
 pub struct FaultAround {
     probes: [Probe; PROBES],
     shares: [Share; RINGS],
+    /// Faults so far.
     faults: u64,
+    /// Faults until the next probe.
     until_probe: u32,
+    /// Probes that ended.
     ended: u32,
     random: u64,
 }
@@ -84,8 +87,8 @@ impl Default for FaultAround {
 }
 
 impl FaultAround {
-    /// What to bring in at a fault on `page`; it is always in the range. `swapped` says which pages
-    /// of a block are swapped out, as bits.
+    /// The range to bring in at a fault on `page`, which it contains. `swapped` returns a bitmap of the
+    /// swapped-out pages of a block.
     pub fn advise(
         &mut self,
         page: VirtualPage,
@@ -105,7 +108,7 @@ impl FaultAround {
         }
         let probe = &mut self.probes[block as usize % PROBES];
         if probe.active && probe.block == block {
-            probe.asked |= 1 << origin;
+            probe.faulted |= 1 << origin;
             return alone;
         }
         self.until_probe = self.until_probe.saturating_sub(1);
@@ -115,7 +118,7 @@ impl FaultAround {
                 began: self.faults,
                 origin,
                 candidates: swapped(PageRange::around(page, BLOCK)) & !(1 << origin),
-                asked: 0,
+                faulted: 0,
                 active: true,
             };
             self.until_probe = self.interval();
@@ -128,8 +131,7 @@ impl FaultAround {
         }
     }
 
-    /// Faults until the next probe: irregular, so that no pattern of the program's is always met
-    /// at the same place.
+    /// Faults until the next probe: random, so that probes do not lock onto a periodic access pattern.
     fn interval(&mut self) -> u32 {
         let mean = if self.ended < ENOUGH {
             INTERVAL_AT_FIRST
@@ -152,7 +154,7 @@ impl FaultAround {
             let only = pages & !inner;
             inner = pages;
             share.add(
-                (probe.asked & probe.candidates & only).count_ones(),
+                (probe.faulted & probe.candidates & only).count_ones(),
                 (probe.candidates & only).count_ones(),
             );
         }
@@ -172,7 +174,7 @@ mod tests {
     }
 
     impl Model {
-        /// Touches a page; says how many pages came in.
+        /// Touches a page. Returns the number of pages brought in.
         fn touch(&mut self, page: u64) -> u64 {
             if self.resident.contains(&page) {
                 return 0;
@@ -190,7 +192,7 @@ mod tests {
         }
     }
 
-    /// Page numbers below `below` in no order.
+    /// Pseudo-random page numbers below `below`.
     fn scattered(below: u64) -> impl Iterator<Item = u64> {
         (1..20_000u64).map(move |step| step.wrapping_mul(0x9e37_79b9_7f4a_7c15) % below)
     }
@@ -203,7 +205,7 @@ mod tests {
         }
     }
 
-    /// Visits groups of `size` pages in no order, the pages of each in a row.
+    /// Visits groups of `size` pages in random order, the pages of each sequentially.
     fn last_window_of_groups(size: u64) -> u64 {
         let mut model = Model::default();
         let mut last = 0;
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_cannot_be_asked_for_do_not_count_against_a_window() {
+    fn pages_that_cannot_fault_do_not_count_against_a_window() {
         let mut around = FaultAround::default();
         // Only the first four pages of each block are ever swapped out.
         for block in 0..5_000u64 {

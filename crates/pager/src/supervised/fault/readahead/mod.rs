@@ -1,4 +1,4 @@
-//! Which neighbours of a faulting page are brought in with it.
+//! Readahead: which neighbours of a faulting page are brought in with it.
 
 pub mod fault_around;
 pub mod sequential;

@@ -1,23 +1,27 @@
-//! How many pages to bring in at a fault: windows that follow the access pattern.
+//! Sequential readahead: windows that follow the access pattern.
 //!
-//! A few streams are remembered. A fault just behind (or a little inside) what a stream brought
-//! in last continues it and doubles its window; any other fault starts a new stream with a window
-//! of one page. So random access pays for no page it does not want, and several sequential
-//! readers do not disturb each other. Pages that are used together but in no order are found by
-//! fault-around (`around.rs`).
+//! A fault within one window of the end of a stream's last window continues the stream and doubles its window.
+//! Any other fault starts a new stream with a window of one page. So random access brings in no extra pages, and
+//! several sequential readers do not disturb each other. Pages that are used together in no order are found by
+//! fault-around (`fault_around.rs`). The embedded engine has its own detector with different rules
+//! (`embedded/streams.rs`).
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::fault::readahead::fault_around::FaultAround;
 
+/// Number of concurrent streams per address space. More serves more interleaved readers and takes longer per
+/// fault.
 const STREAMS: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Stream {
+    /// The page after the last window.
     next: VirtualPage,
+    /// Size of the last window, in pages.
     window: u32,
 }
 
-/// Sequential readers that are remembered.
+/// A ring of sequential streams; a new one replaces the oldest.
 #[derive(Debug, Default)]
 struct Streams {
     streams: [Stream; STREAMS],
@@ -47,23 +51,23 @@ impl Streams {
     }
 }
 
-/// The windows of one address space.
+/// Readahead state of one address space, guarded by a mutex of it; used by the threads that serve its faults.
 #[derive(Debug, Default)]
 pub struct Windows {
-    /// First touches have streams of their own, which no scattered swap-in drives out.
+    /// Separate streams for first touches, so that scattered swap-ins do not evict them.
     first_touches: Streams,
     swap_ins: Streams,
     around: FaultAround,
 }
 
 impl Windows {
-    /// The number of pages of zeros to bring in from `page` on, at most `largest`.
+    /// The number of zero-filled pages to bring in from `page` on, at most `largest`.
     pub fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
         self.first_touches.advise(page, largest)
     }
 
-    /// What to bring in at a fault on a page that is swapped out: `largest` pages at most, the page
-    /// among them. `swapped` says which pages of a block of sixteen are swapped out, as bits.
+    /// The window of a swap-in of `page`, which it contains: at most `largest` pages. `swapped` returns a bitmap
+    /// of the swapped-out pages of a block of 16 pages.
     pub fn swap_in(
         &mut self,
         page: VirtualPage,
