@@ -1,8 +1,7 @@
-//! What the program does to its mappings, applied to the page states.
+//! Applying events to the page states.
 //!
-//! All of this runs while the gate is held exclusively, from the reading of the message on: no
-//! page is copied in or moved out meanwhile, and a batch that is planned but not executed finds
-//! its event count stale.
+//! The gate is held exclusively from reading the messages until all events are applied. So no page is copied
+//! in or moved out meanwhile, and the helper finds the event count of a planned batch stale.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
@@ -14,23 +13,25 @@ use memfold_swap::{Slot, SlotRanges};
 use std::sync::atomic::Ordering;
 
 impl AddressSpace {
-    /// To be called once before the events of one read are applied.
+    /// Prepares for applying the events of one read.
     pub fn begin_events(&self, gate: &Exclusive<'_>) {
-        // A batch that was executed before the event is staged by now; one that was not will not
-        // be any more.
+        debug_assert!(gate.is_of(self));
+        // A batch executed before the event is settled; one not executed yet becomes stale.
         Batch::settle(self, gate);
         self.channel.bump_event_count();
     }
 
-    /// `munmap`, a mapping over it, a shrinking heap: nothing of the range is left.
+    /// Applies munmap, a mapping over the range, or a shrinking heap.
     pub fn apply_unmap(&self, gate: &Exclusive<'_>, range: PageRange) {
         lock(&self.managed).remove(range);
         self.forget(gate, range, PageState::Hole);
     }
 
-    /// `madvise` drops the range's pages: they read as zero from now on. It does so after this event
-    /// was read, so zeros must not be brought in ahead of another thread until then: they would count
-    /// as resident and be dropped. Holes ahead are filled up to the first page that is none.
+    /// Applies a `madvise` that drops pages, which read as zeros afterwards.
+    ///
+    /// The kernel drops them after this event was read. Zeros filled in before, by readahead for another thread,
+    /// would count as resident and be dropped. So the first page becomes `Removed` even if it was a hole:
+    /// a readahead window ends at the first page that is not a hole.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removed.count.fetch_add(1, Ordering::Relaxed);
         let removal = Removal::new(self.resources.seconds(), count);
@@ -43,14 +44,15 @@ impl AddressSpace {
         lock(&self.removed.unmanaged).note(&unmanaged, removal);
     }
 
-    /// Gives up what is kept of a range; every page but holes becomes `after`.
+    /// Releases the slots and places of a range. Every page that is not a hole becomes `after`.
     fn forget(&self, gate: &Exclusive<'_>, range: PageRange, after: PageState) {
+        debug_assert!(gate.is_of(self));
         let mut slots = SlotRanges::new();
         let mut stage = lock(&self.stage);
         gate.table().visit(range, |_, entry| {
             match entry.load() {
                 PageState::Hole => return true,
-                // The fault that claimed a page finds its claim gone and releases the slot.
+                // A fault that claimed the page finds the claim gone and releases the slot.
                 PageState::Resident { .. }
                 | PageState::Moving(_)
                 | PageState::Removed(_)
@@ -66,8 +68,8 @@ impl AddressSpace {
         self.resources.release(slots);
     }
 
-    /// `mremap` moved a range: its pages have other addresses now. Where the mapping `stays` behind, it is
-    /// registered and empty, and as managed as before.
+    /// Applies an mremap. If the mapping `stays` behind (`MREMAP_DONTUNMAP`), it is empty, registered, and as
+    /// managed as before.
     pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage, stays: bool) {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
@@ -86,9 +88,9 @@ impl AddressSpace {
                     stage.rename(place, page);
                     PageState::Staged(place)
                 }
-                // Planned, and stale since this event: it stays in the program.
+                // The batch is stale since this event, so the page stays in the program.
                 PageState::Moving(_) => PageState::RESIDENT,
-                // The claim is void; the fault releases its own count of the slot.
+                // The claim is void; the fault releases its own reference of the slot.
                 PageState::Filling(slot, _) => {
                     self.must_duplicate(slot);
                     PageState::Swapped(slot)
@@ -99,7 +101,7 @@ impl AddressSpace {
         }
         drop(stage);
         let mut regions = lock(&self.managed);
-        // The rest may be registered, too, but what is in memory there was not looked for.
+        // Other parts may be registered, too, but their resident pages are not known.
         let managed = regions.covered(from);
         if !stays {
             regions.remove(from);
@@ -107,20 +109,20 @@ impl AddressSpace {
         for part in managed {
             regions.add(part.moved(from.start, to));
         }
-        // A mapping that grew while it moved is larger than the event says.
+        // A mapping that grew in the move is larger than the range of the event.
         self.sampling.rescan.store(true, Ordering::Relaxed);
     }
 
-    /// A range that was wiped by the fork: nothing of it was inherited, but it is managed.
+    /// Applies `MADV_WIPEONFORK`: no page of the range was inherited, but the range is managed.
     pub fn apply_wipe(&self, gate: &Exclusive<'_>, range: PageRange) {
         self.forget(gate, range, PageState::Hole);
     }
 
-    /// Adds an owner to a slot that has one.
+    /// Takes another reference of a slot that has one.
     pub fn must_duplicate(&self, slot: Slot) {
         self.resources
             .swap
             .duplicate(slot)
-            .expect("a live slot can have another owner");
+            .expect("a slot in use can take another reference");
     }
 }

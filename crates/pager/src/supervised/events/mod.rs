@@ -1,4 +1,4 @@
-//! Changes of mappings that userfaultfd reports: unmap, remap, madvise.
+//! Userfaultfd events of munmap, mremap and madvise.
 
 pub mod apply;
 pub mod recent_remove;

@@ -1,18 +1,19 @@
-//! What `madvise` dropped of memory that is not managed yet.
+//! Recent `madvise` events on registered memory that is not managed yet.
 //!
-//! The event comes before the pages go, and its thread may be held up in between. Of managed memory the
-//! page states tell which pages these are (`Removed`). Of memory that is registered and not managed,
-//! which pages it has is looked for only as it becomes managed: those found may be about to go, and must
-//! neither count as resident nor be carried off by reclaim, or the old contents could come back.
+//! The event is read before the kernel drops the pages. In managed memory, state `Removed` marks them. Unmanaged
+//! memory has no page states: its resident pages are looked up when it becomes managed. Pages that are about to
+//! be dropped must not become `Resident` then, or reclaim could preserve their old contents.
 
 use crate::page::PageRange;
 use crate::page_state::Removal;
 use crate::range_set::RangeSet;
 
-/// More ranges than these count as one.
+/// Number of ranges above which they are merged into one. More takes more memory; fewer marks more pages as
+/// `Removed` that are not.
 const MOST_RANGES: usize = 256;
 
-/// See the module.
+/// Ranges dropped by `madvise` recently. Guarded by a mutex of the address space; events add to it, the governor
+/// reads it.
 #[derive(Default)]
 pub struct RecentRemovals {
     ranges: RangeSet,
@@ -20,9 +21,9 @@ pub struct RecentRemovals {
 }
 
 impl RecentRemovals {
-    /// Notes what was dropped just now.
+    /// Adds the ranges of an event.
     pub fn note(&mut self, ranges: &[PageRange], removal: Removal) {
-        self.forget_what_is_over(removal.seconds);
+        self.expire(removal.seconds);
         if ranges.is_empty() {
             return;
         }
@@ -39,13 +40,14 @@ impl RecentRemovals {
         }
     }
 
-    /// What may be about to go at `now`, in seconds, with the last of the removals.
-    pub fn lately(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
-        self.forget_what_is_over(now);
+    /// The ranges whose pages the kernel may still drop at `now` (seconds since the supervisor's start), with the
+    /// last removal.
+    pub fn pending(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
+        self.expire(now);
         Some((&self.ranges, self.last?))
     }
 
-    fn forget_what_is_over(&mut self, now: u32) {
+    fn expire(&mut self, now: u32) {
         if self.last.is_some_and(|removal| removal.is_over(now)) {
             *self = RecentRemovals::default();
         }
@@ -58,18 +60,18 @@ mod tests {
     use crate::page::range;
 
     #[test]
-    fn what_was_dropped_is_known_for_a_while() {
+    fn dropped_ranges_are_known_for_a_while() {
         let mut dropped = RecentRemovals::default();
-        assert!(dropped.lately(0).is_none());
+        assert!(dropped.pending(0).is_none());
         dropped.note(&[range(10, 20)], Removal::new(100, 1));
         dropped.note(&[range(30, 40)], Removal::new(105, 2));
         dropped.note(&[], Removal::new(110, 3));
-        let (ranges, last) = dropped.lately(115).unwrap();
+        let (ranges, last) = dropped.pending(115).unwrap();
         assert_eq!(ranges.ranges(), [range(10, 20), range(30, 40)]);
         assert_eq!(last, Removal::new(105, 2));
-        assert!(dropped.lately(116).is_none());
+        assert!(dropped.pending(116).is_none());
         dropped.note(&[range(50, 60)], Removal::new(120, 4));
-        let (ranges, _) = dropped.lately(120).unwrap();
+        let (ranges, _) = dropped.pending(120).unwrap();
         assert_eq!(ranges.ranges(), [range(50, 60)]);
     }
 
@@ -80,7 +82,7 @@ mod tests {
             let part = range(start * 10, start * 10 + 1);
             dropped.note(&[part], Removal::new(1, 0));
         }
-        let (ranges, _) = dropped.lately(1).unwrap();
+        let (ranges, _) = dropped.pending(1).unwrap();
         assert_eq!(ranges.ranges(), [range(0, MOST_RANGES as u64 * 10 + 1)]);
     }
 }

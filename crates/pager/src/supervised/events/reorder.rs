@@ -1,34 +1,37 @@
-//! The order of events.
+//! Reordering of events.
 //!
-//! A system call that changes mappings gives up its locks before it queues its event. So with
-//! several threads the events can be read in another order than that in which the mappings
-//! changed, and the page states of one mapping would be taken for those of another at the same
-//! address. Two things set it right:
+//! A system call drops the mmap lock before it queues its event. So events of several threads may be read in an
+//! order other than that of the changes, and page states of one mapping would be taken for those of another at
+//! the same address. Two rules prevent that:
 //!
-//! * events are collected until the kernel says that no change is under way, so that nothing is
-//!   missing (until then it refuses to change pages anyway);
-//! * they are applied in an order in which each was possible: a range can only be moved *to* where
-//!   nothing is managed any more.
+//! * Events are collected until the kernel reports that no change is in progress, so that none is missing. Until
+//!   then the kernel refuses to change pages anyway.
+//! * They are applied in an order in which each was possible: a range can only move *to* an unmanaged range.
 //!
-//! `mremap` reports its move first and then the unmapping of where it came from; the second, the
-//! **echo**, says nothing new, and by then something else may lie there.
+//! mremap raises a remap event and then an unmap event of its source range. The latter, the **echo**, carries no
+//! information, and something else may be mapped there by then.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 
-/// A change of mappings.
+/// A change of mappings, as an event reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
+    /// munmap and everything else that unmaps.
     Unmap(PageRange),
+    /// `madvise` drops the pages of the range.
     Remove(PageRange),
+    /// mremap.
     Remap {
+        /// Source range.
         from: PageRange,
+        /// First page of the target range.
         to: VirtualPage,
-        /// No echo was read: if all was, the mapping stayed behind, empty (`MREMAP_DONTUNMAP`). (If one
-        /// was, it may as well have been unmapped since.)
+        /// No echo was read. If all events were read, the source mapping stayed behind, empty
+        /// (`MREMAP_DONTUNMAP`).
         stays: bool,
     },
-    /// The number of the fork among those of the address space.
+    /// A fork, by its number among those of the address space.
     Fork(u64),
 }
 
@@ -39,16 +42,17 @@ impl Change {
     }
 }
 
-/// Changes that were read and wait to be applied.
+/// Changes that were read and wait to be applied. Part of `Changes`, used inside the exclusive gate.
 #[derive(Debug, Default)]
 pub struct Order {
+    /// In the order in which they were read.
     pending: Vec<Change>,
+    /// Source ranges of moves whose echo was not read yet.
     echoes: Vec<PageRange>,
 }
 
 impl Order {
-    /// Adds a change as it is read. A thread's own events come in their order, so an echo comes
-    /// behind its move.
+    /// Adds a change that was read. The events of one thread arrive in order, so an echo follows its move.
     pub fn push(&mut self, change: Change) {
         match change {
             Change::Unmap(range) => {
@@ -74,9 +78,8 @@ impl Order {
         self.pending.push(change);
     }
 
-    /// Whether a move that was reported of `reported` was of `left` alone: one that shrinks what it
-    /// moves is reported in full length before Linux 6.15, and the unmapping of the rest before the
-    /// echo.
+    /// Whether the move reported for `reported` moved only `left`. Before Linux 6.15, a shrinking mremap reports
+    /// the old length, then the unmapping of the rest, then an echo of the range that moved.
     fn shrank(&self, reported: PageRange, left: PageRange) -> bool {
         let rest = PageRange {
             start: left.end,
@@ -101,7 +104,7 @@ impl Order {
         }
     }
 
-    /// From where, and whether the mapping stays behind, of the moves that wait to be applied.
+    /// The source range and `stays` of each pending move.
     fn moves(&mut self) -> impl Iterator<Item = (&mut PageRange, &mut bool)> {
         self.pending.iter_mut().filter_map(|change| match change {
             Change::Remap { from, stays, .. } => Some((from, stays)),
@@ -119,21 +122,21 @@ impl Order {
         self.has_fork_before(self.pending.len())
     }
 
-    /// The next change to apply, given what is managed by now. `quiet` says that nothing more is
-    /// to come; echoes that have not come by then never will.
+    /// The next change to apply, given the managed ranges. If `quiet`, no more events will come, so missing echoes
+    /// never will.
     pub fn next(&mut self, regions: &RangeSet, quiet: bool) -> Option<Change> {
         if !self.pending.is_empty() {
             let index = self.next_index(regions);
             return Some(self.pending.remove(index));
         }
         if quiet {
-            // All echoes have been read; a move that left its mapping behind has none.
+            // All echoes were read; a move whose mapping stays behind has none.
             self.echoes.clear();
         }
         None
     }
 
-    /// The first of the pending changes that is possible.
+    /// The index of the first pending change that is possible.
     fn next_index(&self, regions: &RangeSet) -> usize {
         let mut awaited = Vec::new();
         for (index, change) in self.pending.iter().enumerate() {
@@ -143,16 +146,15 @@ impl Order {
                     awaited.push(target);
                     regions.uncovered(target) == [target]
                 }
-                // It may be what a move waits for.
+                // A move may wait for the unmapping.
                 Change::Unmap(_) => true,
-                // Whoever drops pages where a move goes to means what was moved there: what lay
-                // there before left earlier, and its event is yet to come. Nor does a child see
-                // what was dropped behind its fork.
+                // A `madvise` on the target of a pending move drops the moved pages: the previous mapping left
+                // earlier, and its event comes later. A `madvise` after a fork does not affect the child.
                 Change::Remove(range) => {
                     let free = |target: &PageRange| target.intersection(range).is_empty();
                     awaited.iter().all(free) && !self.has_fork_before(index)
                 }
-                // The child has what was there before: nothing read earlier may be left out.
+                // The child inherits the result of all changes that were read earlier.
                 Change::Fork(_) => index == 0,
             };
             if possible {
@@ -168,15 +170,15 @@ impl Order {
     }
 }
 
-/// Events as they may be read, whatever a program does to its mappings.
+/// Fuzz target: arbitrary sequences of events.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     use super::{Change, Order};
     use crate::page::{PageRange, VirtualPage};
     use crate::range_set::RangeSet;
 
-    /// Each four bytes are an event that is read, or have the next ones applied. None is lost or comes
-    /// twice but for echoes, forks come in their order, and before them all that was read before.
+    /// Every four bytes of the input read an event or apply pending ones. Checks that every event except echoes is
+    /// applied once, forks in order, and each fork after all events that were read before it.
     pub fn events(input: &[u8]) {
         let mut order = Order::default();
         let mut regions = RangeSet::default();
@@ -213,7 +215,7 @@ pub mod fuzzing {
         );
     }
 
-    /// Short ranges at few places, so that they meet.
+    /// Short ranges at few addresses, so that they overlap.
     fn range(start: u8, length: u8) -> PageRange {
         let start = VirtualPage(u64::from(start));
         PageRange {
@@ -236,7 +238,7 @@ pub mod fuzzing {
             if is_echo {
                 assert!(
                     matches!(change, Change::Unmap(_)),
-                    "only an unmapping can be one"
+                    "only an unmapping can be an echo"
                 );
             }
             self.waiting = order.pending.len();
@@ -298,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Applies all changes as the pager does, to `(place, contents)` pairs.
+    /// Applies all changes as the pager does, to pairs of start page and contents.
     fn apply(mut places: Vec<(u64, char)>, changes: &[Change]) -> Vec<(u64, char)> {
         let mut order = Order::default();
         let mut regions = RangeSet::default();
@@ -432,7 +434,7 @@ mod tests {
         assert_eq!(order.next(&regions, false), None);
         order.push(Change::Unmap(range(100, 110)));
         assert_eq!(order.next(&regions, true), None);
-        // By now all echoes were read: this one is a real one.
+        // All echoes were read, so this is an unmapping.
         order.push(Change::Unmap(range(100, 110)));
         assert_eq!(
             order.next(&regions, true),
@@ -457,7 +459,7 @@ mod tests {
 
     #[test]
     fn a_move_that_shrinks_is_as_long_as_its_echo() {
-        // a shrinks and moves; behind its target there is b. Reported in full, and as it was.
+        // a shrinks and moves; b lies after its target. The event has the old length or the new one.
         for reported in [range(100, 120), range(100, 110)] {
             let mut regions = RangeSet::default();
             regions.add(range(100, 120));
@@ -477,7 +479,7 @@ mod tests {
             assert_eq!(order.next(&regions, true), rest);
             assert_eq!(order.next(&regions, true), None);
         }
-        // A part of where something moved from, unmapped for another reason.
+        // An unmapping of a part of the source range that is not an echo.
         let mut order = Order::default();
         order.push(remap(100, 300));
         order.push(Change::Unmap(range(100, 105)));
@@ -486,7 +488,7 @@ mod tests {
         assert_eq!(order, [Some(remap(100, 300)), Some(other)]);
     }
 
-    /// Every order in which two threads' events can be read gives what happened.
+    /// Every order in which two threads' events can be read has the same result.
     #[test]
     fn all_interleavings_of_a_swap_agree() {
         let a = [remap(100, 300), Change::Unmap(range(100, 110))];

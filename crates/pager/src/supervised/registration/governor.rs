@@ -314,7 +314,7 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
     };
     let present = present.covered(piece);
     if let Some((ranges, removal)) =
-        lock(&space.removed.unmanaged).lately(space.resources.seconds())
+        lock(&space.removed.unmanaged).pending(space.resources.seconds())
     {
         let about_to_go = present.iter().flat_map(|range| ranges.covered(*range));
         about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
