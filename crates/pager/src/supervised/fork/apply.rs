@@ -1,10 +1,9 @@
-//! Forks: what a child inherits.
+//! Applying fork events: the page states that a child inherits.
 //!
-//! The event of a fork is read after the mappings were copied, and other threads' changes of the
-//! mappings may be reported on either side of it. So a child inherits the page states as of the
-//! event, with a note of every change that was applied in the same breath, before or after; and
-//! before its first fault is served, its own mappings say which of these it saw. Until then it
-//! stands still, as it has one thread, and that one waits.
+//! The fork event is read after the mappings were copied, and changes by other threads may be reported before or
+//! after it. So a child inherits the page states as of the event, with a record of every change that was applied
+//! from the same read. Before its first fault is served, its mappings show which of these it contains
+//! (`reconcile.rs`). Until then its page states do not change, because its only thread waits for that fault.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
@@ -13,7 +12,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::{AppliedBefore, Inheritance};
 use crate::supervised::fork::reconcile::known_resident;
-use crate::supervised::fork::snapshot::Noted;
+use crate::supervised::fork::snapshot::RecordedChange;
 use crate::supervised::group::Group;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::AddressSpace;
@@ -30,19 +29,19 @@ const SHARED: PageState = PageState::Resident {
     shared: true,
 };
 
-/// The changes that were applied beside the forks of one reading.
+/// Changes applied from the same read as a fork. The thread that applies the events owns it.
 #[derive(Default)]
 pub struct ConcurrentChanges {
     before: Vec<AppliedBefore>,
-    /// The children so far, each with how many of `after` came before it.
+    /// The children so far, each with the length of `after` at its fork.
     children: Vec<(Arc<AddressSpace>, usize)>,
-    after: Vec<Noted>,
-    /// Something that a child may have is lost.
+    after: Vec<RecordedChange>,
+    /// A page that a child may have inherited is lost.
     lost: bool,
 }
 
 impl ConcurrentChanges {
-    /// Notes a change that is about to be applied, before a fork or after one.
+    /// Records a change that is about to be applied, before a fork or after one.
     pub fn note(
         &mut self,
         space: &AddressSpace,
@@ -51,8 +50,8 @@ impl ConcurrentChanges {
         before_a_fork: bool,
     ) {
         let parts = match change {
-            // Which child saw it is told by what is registered there. Of other memory, the end of a
-            // mapping that may not be touched, say, nothing is known.
+            // The registered ranges of the child show whether it contains the unmapping. Unmanaged memory has no
+            // page states to reconcile.
             Change::Unmap(range) => {
                 let parts = lock(&space.managed).covered(range);
                 parts.into_iter().map(Change::Unmap).collect()
@@ -70,36 +69,41 @@ impl ConcurrentChanges {
                 }
                 Change::Remove(_) | Change::Fork(_) => RangeSet::default(),
             };
-            let noted = Noted { change, resident };
+            let recorded = RecordedChange { change, resident };
             if before_a_fork {
-                self.before_a_fork(space, gate, noted.clone());
+                self.before_a_fork(space, gate, recorded.clone());
             }
             if !self.children.is_empty() {
-                self.after.push(noted);
+                self.after.push(recorded);
             }
         }
     }
 
-    fn before_a_fork(&mut self, space: &AddressSpace, gate: &Exclusive<'_>, noted: Noted) {
+    fn before_a_fork(
+        &mut self,
+        space: &AddressSpace,
+        gate: &Exclusive<'_>,
+        recorded: RecordedChange,
+    ) {
         let mut states = Vec::new();
-        if let Change::Unmap(range) = noted.change {
+        if let Change::Unmap(range) = recorded.change {
             gate.table().visit(range, |page, entry| {
                 match entry.load() {
-                    // Of a parent that is gone already: nobody has it any more.
+                    // The parent is gone, so the stage could not be read.
                     PageState::Staged(_) | PageState::Returning(_) => self.lost = true,
                     state => states.extend(inherited(space, state).map(|state| (page, state))),
                 }
                 true
             });
         }
-        self.before.push(AppliedBefore { noted, states });
+        self.before.push(AppliedBefore { recorded, states });
     }
 
-    /// Notes a child as it is made.
+    /// Adds a new child.
     pub fn add_child(&mut self, child: &Arc<AddressSpace>) {
-        let copies = self.before.iter().map(|beside| AppliedBefore {
-            noted: beside.noted.clone(),
-            states: copied(beside, child),
+        let copies = self.before.iter().map(|applied| AppliedBefore {
+            recorded: applied.recorded.clone(),
+            states: copied(applied, child),
         });
         if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
             inheritance.before = copies.collect();
@@ -108,7 +112,7 @@ impl ConcurrentChanges {
         self.children.push((child.clone(), self.after.len()));
     }
 
-    /// All is applied: the children learn what came after them.
+    /// Hands each child the changes applied after its fork.
     pub fn finish(self, space: &AddressSpace) {
         for (child, from) in self.children {
             if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
@@ -120,7 +124,7 @@ impl ConcurrentChanges {
     }
 }
 
-/// The page states of a change, with counts of their own.
+/// A copy of the page states of a change, with slot references of its own.
 fn copied(applied: &AppliedBefore, space: &AddressSpace) -> Vec<(VirtualPage, PageState)> {
     for slot in applied.slots() {
         space.must_duplicate(slot);
@@ -128,17 +132,16 @@ fn copied(applied: &AppliedBefore, space: &AddressSpace) -> Vec<(VirtualPage, Pa
     applied.states.clone()
 }
 
-/// The state in which another owner has a page, with a count of its own; `None` where there is
-/// nothing to have.
+/// The state of a page in a child, with a slot reference of its own; `None` for a hole.
 fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
     match state {
         PageState::Hole => None,
-        // As old as the parent's, so that both go out together.
+        // The same `skips` as the parent's, so that both copies are paged out together.
         PageState::Resident { skips, .. } => Some(PageState::Resident {
             skips,
             shared: true,
         }),
-        // Of a batch, the pages are still in the parent's memory: it is stale.
+        // The batch is stale, so its pages stay in the parent's memory.
         PageState::Moving(_) => Some(SHARED),
         PageState::Swapped(slot) | PageState::Filling(slot, _) => {
             space.must_duplicate(slot);
@@ -153,17 +156,18 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 }
 
 impl AddressSpace {
-    /// The child sees every page as it was at the fork. No page was copied in or moved out since
-    /// (the kernel refused, or the gate was held), so the states here are the child's. If staged
-    /// pages are lost, as the parent is gone already, the child is stopped at its first fault.
+    /// Creates the address space of a child. The kernel refused page changes since the fork, and the gate is held,
+    /// so the parent's states are those of the child. If staged pages are lost, because the parent is gone, the child
+    /// is killed at its first fault.
     pub fn apply_fork(
         self: &Arc<Self>,
         group: &Group,
         gate: &Exclusive<'_>,
         (uffd, port): (OwnedFd, HelperPort),
-        beside: &mut ConcurrentChanges,
+        concurrent: &mut ConcurrentChanges,
     ) -> Arc<AddressSpace> {
-        // The parent runs already.
+        debug_assert!(gate.is_of(self));
+        // The parent runs already, so protect its pages first.
         self.fork.forked.store(true, Ordering::Relaxed);
         self.cow.write_protected.store(false, Ordering::Relaxed);
         self.protect_if_near();
@@ -202,13 +206,13 @@ impl AddressSpace {
             .fork
             .inherited_stored
             .store(any_stored, Ordering::Relaxed);
-        // Its own are to be told from those it inherits.
+        // Later removals of the child must have numbers other than those it inherits.
         let removals = self.removed.count.load(Ordering::Relaxed);
         child.removed.count.store(removals, Ordering::Relaxed);
-        // Both owners' copies of a page are to go out together.
+        // Both copies of a page should be paged out together.
         let hand = self.clock.hand.load(Ordering::Relaxed);
         child.clock.hand.store(hand, Ordering::Relaxed);
-        // Of a parent that is gone by now, nothing is resident.
+        // A parent that is gone has no resident pages left.
         let resident = present.max(self.resident_pages().max(0) as u64);
         child.set_resident_pages(resident);
         group.resources.shared.add_space(resident);
@@ -217,7 +221,7 @@ impl AddressSpace {
         self.fork.family.join(&child);
         child.protect_if_near();
         group.add_space(child.clone());
-        beside.add_child(&child);
+        concurrent.add_child(&child);
         child
     }
 }

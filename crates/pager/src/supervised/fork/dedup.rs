@@ -1,7 +1,7 @@
 //! Deduplication between relatives.
 //!
-//! A page that both sides of a fork page out is stored once: the second page-out finds the slot of a
-//! relative at the same address, and takes a count of it if the contents are the same.
+//! A page that both sides of a fork page out is stored once: the second page-out takes a reference of the relative's
+//! slot at the same address if the contents are equal.
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
@@ -12,18 +12,19 @@ use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Slots of relatives that a page is compared with, at most.
+/// Maximum number of slots that a page is compared with. More finds more duplicates and loads more pages.
 const CANDIDATES: usize = 3;
-/// How long storing waits for a relative's gate before it does without.
+/// Longest wait for a relative's gate. Longer finds more duplicates and delays reclaim.
 const PATIENCE: Duration = Duration::from_micros(500);
 
-/// Slots in which relatives keep what may be the same pages; a count of each is held.
+/// Slots of relatives at the same addresses, with one reference each. The reclaimer owns it.
 pub struct DedupCandidates {
+    /// For each page.
     candidates: Vec<Vec<Slot>>,
 }
 
 impl DedupCandidates {
-    /// Looks at the same addresses in the relatives of `space`. No gate may be held.
+    /// Finds the slots at the same addresses in the relatives of `space`. The caller holds no gate.
     pub fn find(space: &AddressSpace, pages: impl Iterator<Item = VirtualPage>) -> DedupCandidates {
         let pages: Vec<VirtualPage> = pages.collect();
         let mut candidates = vec![Vec::new(); pages.len()];
@@ -38,7 +39,7 @@ impl DedupCandidates {
             if !any {
                 continue;
             }
-            // While the gate is held alone, a slot that a page state names stays that page's.
+            // Under the exclusive gate, a slot in a page state cannot be released.
             let Ok(gate) = relative.exclusive_within(PATIENCE) else {
                 continue;
             };
@@ -55,8 +56,7 @@ impl DedupCandidates {
         DedupCandidates { candidates }
     }
 
-    /// The slot that holds the same as `contents`, for the page of that index; its count is the
-    /// caller's now.
+    /// A slot with the same contents for the page at `index`. The caller owns its reference.
     pub fn take(
         &mut self,
         index: usize,
@@ -66,7 +66,7 @@ impl DedupCandidates {
     ) -> Option<Slot> {
         let mut buffer = [0; PAGE_SIZE];
         let candidates = &mut self.candidates[index];
-        // What cannot be read is stored anew; the swap space counts the error.
+        // A page whose candidate cannot be loaded is stored anew; the swap space counts the error.
         let same = candidates.iter().position(|slot| {
             group
                 .resources
@@ -78,9 +78,9 @@ impl DedupCandidates {
         Some(candidates.swap_remove(same))
     }
 
-    /// Gives back what was not taken.
+    /// Releases the references that were not taken.
     pub fn release(self, group: &Group) {
-        let spare: Vec<Slot> = self.candidates.into_iter().flatten().collect();
-        group.resources.swap.release_bulk(&spare);
+        let unused: Vec<Slot> = self.candidates.into_iter().flatten().collect();
+        group.resources.swap.release_bulk(&unused);
     }
 }

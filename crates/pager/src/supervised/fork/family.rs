@@ -1,19 +1,20 @@
-//! Address spaces that came from one by forks.
+//! Families: address spaces with a common ancestor by fork.
 
 use crate::sync::lock;
 use std::sync::{Arc, Mutex, Weak};
 
-/// What a family asks of its members.
+/// A member of a family.
 pub trait Member {
-    /// Its ID.
+    /// The ID of the address space.
     fn id(&self) -> u64;
-    /// Whether its process exited or executed another program.
+    /// Whether the program exited or executed another one.
     fn has_left(&self) -> bool;
     /// Whether the kernel has released the address space.
     fn is_dead(&self) -> bool;
 }
 
-/// Address spaces that came from one by forks.
+/// Address spaces that descend from one by fork, and so may share pages. The members share it; it has its own
+/// lock.
 pub struct Family<M> {
     members: Mutex<Vec<Weak<M>>>,
 }
@@ -27,7 +28,7 @@ impl<M> Default for Family<M> {
 }
 
 impl<M: Member> Family<M> {
-    /// Adds an address space.
+    /// Adds an address space, once.
     pub fn join(&self, space: &Arc<M>) {
         let mut members = lock(&self.members);
         members.retain(|member| member.strong_count() > 0);
@@ -39,14 +40,14 @@ impl<M: Member> Family<M> {
         }
     }
 
-    /// Whether others live.
+    /// Whether another member's program runs.
     pub fn has_others(&self, than: &M) -> bool {
         let members = lock(&self.members);
         let mut living = members.iter().filter_map(Weak::upgrade);
         living.any(|member| member.id() != than.id() && !member.has_left())
     }
 
-    /// The others that live, the youngest first: the nearest relatives, as a rule.
+    /// The other members that are not dead, the youngest first: mostly the closest relatives.
     pub fn others(&self, than: &M) -> Vec<Arc<M>> {
         let members = lock(&self.members);
         let living = members.iter().rev().filter_map(Weak::upgrade);

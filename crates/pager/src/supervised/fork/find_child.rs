@@ -1,10 +1,9 @@
-//! Which process a forked child is.
+//! Finding the process of a forked child.
 //!
-//! The event of a fork brings a descriptor, and the child's first fault the number by which its
-//! thread calls itself. In pid namespaces two processes can have the same, and the mappings of the
-//! wrong one would make the child forget what it inherited. So the number of the child's address
-//! space is put into its beacon with a secret, and the process is the one in which both can be read.
-//! (Where a page is missing, reading fails at once: it does not wait for this very thread to bring it.)
+//! A fork event carries a userfaultfd, and the child's first fault its TID in its PID namespace. Processes in
+//! different namespaces may have the same TID, and reconciling with the mappings of the wrong process would discard
+//! inherited pages. So the child's ID and a secret are written to its beacon, and the process whose beacon contains
+//! both is the child. (Reading a missing page of a candidate fails at once; it raises no userfaultfd fault.)
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
@@ -20,17 +19,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// While other processes end, the kernel may leave one out of those it lists.
+/// Number of searches: listing `/proc` may miss a process while others exit. More delays the first fault of a child
+/// that cannot be found.
 const SEARCHES: u32 = 3;
 
-/// How long the beacon of what may be the child's process is waited for. An anonymous page takes
-/// microseconds; a longer time lets one that maps a file there hold up its CPU's handler for longer.
+/// Longest wait for reading the beacon of a candidate process. An anonymous page takes microseconds; longer lets
+/// a process that maps a file there block the handler of its CPU for longer.
 const BEACON_PATIENCE: Duration = Duration::from_millis(50);
 
 impl AddressSpace {
-    /// Before the first fault of a forked child is served: finds its process, by the number its
-    /// thread calls itself, and makes its page states those of its mappings. `false` if nothing but its
-    /// beacon may be served: part of its memory is lost, and its process was not found, to be stopped.
+    /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and reconciles its
+    /// page states with its mappings. `false` if only its beacon may be served, because some of its pages are lost
+    /// and its process was not found to be killed.
     pub fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
         if lock(&self.fork.inheritance).is_none() {
             return true;
@@ -39,14 +39,15 @@ impl AddressSpace {
             && let (Some(thread), Some(beacon)) = (thread, self.fork.beacon())
         {
             let _one_at_a_time = lock(&group.child_search);
-            // With no descriptor to look with, nobody would be found.
+            // The search needs descriptors, and would find nothing during a shortage.
             let _ = patiently(|| self.uffd_descriptor().try_clone());
             let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
             if let Some(inspector) = found {
                 self.set_child_process(inspector);
             }
         }
-        const WHY: &str = "its parent ended while it forked, and part of its memory went with it";
+        const WHY: &str =
+            "its parent exited during the fork, before memfold could copy pages in transit";
         if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
             return false;
         }
@@ -54,7 +55,7 @@ impl AddressSpace {
         true
     }
 
-    /// What a child reads in its beacon.
+    /// The contents of a child's beacon: its ID, or [`LOST`], and the secret.
     pub fn beacon_page(&self) -> [u8; PAGE_SIZE] {
         let number = if self.fork.lost.load(Ordering::Relaxed) {
             LOST
@@ -63,14 +64,13 @@ impl AddressSpace {
         };
         let mut page = [0; PAGE_SIZE];
         page[..8].copy_from_slice(&number.to_le_bytes());
-        // Nobody reads it: it is looked for.
+        // The child does not read the secret; it identifies the child's process.
         page[8..24].copy_from_slice(&self.fork.secret);
         page
     }
 
-    /// Whether what this address space has in its beacon is what a process has there: then it is its own.
-    ///
-    /// Nothing is known of the process yet, so the read must not wait for what it maps there.
+    /// Whether the beacon of a process has the contents of this address space's beacon, which shows that it is the
+    /// same process. The process has proved nothing yet, so the read must not wait for what it maps there.
     pub fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
         let found = inspector.read_page_within(beacon.address(), BEACON_PATIENCE);
         found.is_some_and(|found| *found == self.beacon_page())
@@ -88,12 +88,12 @@ fn find_process(
         && partial.errno != Errno::EEXIST
     {
         log::debug!(
-            "a forked child's beacon cannot be filled: {}",
+            "cannot fill the beacon of a forked child: {}",
             partial.errno
         );
         return None;
     }
-    // What the kernel made a child of may have lost its user's right to look at it.
+    // The child may have become undumpable, which needs a capability to inspect.
     let _raised = privilege::raised();
     processes_by_own_number(thread.into())
         .filter(|process| !is_known(group, process.pid()))
@@ -103,7 +103,7 @@ fn find_process(
         })
         .filter_map(|process| {
             let process = Arc::new(process);
-            // The main thread may have ended before others.
+            // The main thread may have exited before others.
             let by_other = || {
                 let other = process.thread_by_own_number(thread.into())?;
                 Inspector::open_child(&process, other).ok()
@@ -114,7 +114,7 @@ fn find_process(
         .find(|inspector| space.is_shown_by(inspector, beacon))
 }
 
-/// Whether a process has an address space that is known to be its own.
+/// Whether a process already belongs to another live address space.
 fn is_known(group: &Group, pid: i32) -> bool {
     group.spaces().iter().any(|space| {
         let known = space.inspector().map(|known| known.pid());

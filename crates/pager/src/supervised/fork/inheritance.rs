@@ -1,19 +1,20 @@
-//! What a forked child has yet to compare with its own mappings: data alone.
+//! Changes that a forked child has yet to be reconciled with. Data only.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
-use crate::supervised::fork::snapshot::Noted;
+use crate::supervised::fork::snapshot::RecordedChange;
 use memfold_swap::Slot;
 
-/// A change that was applied before a fork, with the page states that it discarded.
+/// A change applied before a fork, with the page states that it discarded.
 pub struct AppliedBefore {
-    pub noted: Noted,
-    /// Each slot among them has one count that belongs to this list.
+    /// The change.
+    pub recorded: RecordedChange,
+    /// The discarded page states. The list owns one reference of each slot.
     pub states: Vec<(VirtualPage, PageState)>,
 }
 
 impl AppliedBefore {
-    /// The slots among the page states.
+    /// The slots in the page states.
     pub fn slots(&self) -> impl Iterator<Item = Slot> {
         self.states.iter().filter_map(|(_, state)| match state {
             PageState::Swapped(slot) => Some(*slot),
@@ -22,17 +23,18 @@ impl AppliedBefore {
     }
 }
 
-/// Changes that the child's mappings may contain or not: its own mappings decide.
+/// Changes that the child may contain or not, to be decided by its mappings. Guarded by a mutex of the child's
+/// address space.
 #[derive(Default)]
 pub struct Inheritance {
-    /// Applied before the fork.
+    /// Changes applied before the fork.
     pub before: Vec<AppliedBefore>,
-    /// Applied after it.
-    pub after: Vec<Noted>,
+    /// Changes applied after the fork.
+    pub after: Vec<RecordedChange>,
 }
 
 impl Inheritance {
-    /// The slots to release where the child ended before it was compared.
+    /// The slots to release if the child exits before it is reconciled.
     pub fn into_slots(self) -> Vec<Slot> {
         self.before.iter().flat_map(AppliedBefore::slots).collect()
     }

@@ -1,4 +1,4 @@
-//! Forks: the child's page states, its process, and what both sides share.
+//! Forks: the child's page states, its PID, and pages that both sides share.
 
 pub mod apply;
 pub mod dedup;

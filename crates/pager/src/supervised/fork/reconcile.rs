@@ -1,4 +1,4 @@
-//! Comparing what a forked child inherited with its own mappings, before its first fault is served.
+//! Reconciling the page states of a forked child with its mappings, before its first fault is served.
 
 use crate::page::{PageRange, bytes};
 use crate::page_state::PageState;
@@ -6,7 +6,7 @@ use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
-use crate::supervised::fork::snapshot::{Mapped, Noted, Own, seen};
+use crate::supervised::fork::snapshot::{ChildMappings, Mapped, RecordedChange, contained};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
@@ -15,14 +15,13 @@ use memfold_swap::Slot;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long the comparison waits for the child's gate, which no other thread uses while the child
-/// waits for its first fault.
+/// Longest wait for the child's gate, which is free while the child waits for its first fault. Longer blocks the
+/// handler for longer before it kills the child.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl AddressSpace {
-    /// Whether all that counts as managed is registered: a child lacks what was kept from it
-    /// (`MADV_DONTFORK`), and what it maps there itself later is not registered. Also `false` where
-    /// a managed range is more than one mapping.
+    /// Whether every managed range is one registered mapping. A range with `MADV_DONTFORK` is not in the child, and
+    /// memory that the child maps there later is not registered.
     fn has_all_that_is_managed(&self) -> bool {
         let ranges = lock(&self.managed).ranges().to_vec();
         ranges.iter().all(|range| {
@@ -31,13 +30,13 @@ impl AddressSpace {
         })
     }
 
-    /// Compares what a child inherited with its own mappings; once, while it stands still.
+    /// Reconciles the page states of a child with its mappings, once, while the child waits.
     pub fn reconcile(&self) {
-        let mut place = lock(&self.fork.inheritance);
+        let mut inheritance = lock(&self.fork.inheritance);
         let Some(inspector) = self.inspector() else {
             return;
         };
-        let Some(inheritance) = place.take() else {
+        let Some(inheritance) = inheritance.take() else {
             return;
         };
         let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
@@ -54,25 +53,25 @@ impl AddressSpace {
         ) else {
             let slots = inheritance.into_slots();
             self.resources.swap.release_bulk(&slots);
-            // Of a process that is gone; of another's, whatever the reason, nothing can be known.
+            // The mappings of an exiting child cannot be read; a child that lives must not run without them.
             if !self.is_gone() {
-                self.kill_program("the mappings of a forked child cannot be read");
+                self.kill_program("its mappings cannot be read after a fork");
             }
             return;
         };
-        let mut own = Own::default();
+        let mut mappings = ChildMappings::default();
         for area in &ranges {
             let range = PageRange::of_addresses(area.start, area.end);
-            own.registered.add(range);
+            mappings.registered.add(range);
             if area.movable {
-                own.usable.add(range);
+                mappings.usable.add(range);
             }
             if area.wiped {
-                own.wiped.add(range);
+                mappings.wiped.add(range);
             }
         }
-        let (registered, wiped) = (own.registered.clone(), own.wiped.clone());
-        apply_seen(inheritance, self, &gate, own);
+        let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
+        apply_contained(inheritance, self, &gate, mappings);
         for gone in registered.uncovered(PageTable::everything()) {
             self.apply_unmap(&gate, gone);
         }
@@ -83,36 +82,43 @@ impl AddressSpace {
     }
 }
 
-/// Changes the page states of a child to those that belong to its own mappings.
-fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'_>, mut own: Own) {
-    let before = inheritance.before.iter().map(|beside| &beside.noted);
-    let history: Vec<Noted> = before.chain(&inheritance.after).cloned().collect();
+/// Undoes changes that a child does not contain, and applies changes that it contains.
+fn apply_contained(
+    inheritance: Inheritance,
+    child: &AddressSpace,
+    gate: &Exclusive<'_>,
+    mut mappings: ChildMappings,
+) {
+    let before = inheritance.before.iter().map(|applied| &applied.recorded);
+    let history: Vec<RecordedChange> = before.chain(&inheritance.after).cloned().collect();
     let forked_at = inheritance.before.len();
     let mut at_fork = Mapped {
         registered: lock(&child.managed).clone(),
         present: RangeSet::default(),
     };
-    for range in history.iter().flat_map(Noted::ranges) {
+    for range in history.iter().flat_map(RecordedChange::ranges) {
         at_fork.present.add_all(&known_resident(gate, range));
-        // Of a process that is gone nothing is.
+        // An exiting process has no resident pages.
         let present = child.present(range).unwrap_or_default();
-        for registered in own.registered.covered(range) {
+        for registered in mappings.registered.covered(range) {
             let parts = present.covered(registered);
-            parts.into_iter().for_each(|part| own.present.add(part));
+            parts
+                .into_iter()
+                .for_each(|part| mappings.present.add(part));
         }
     }
-    let seen = seen(&history, forked_at, &at_fork, &own);
-    for (beside, seen) in inheritance.before.into_iter().zip(&seen).rev() {
-        if *seen {
-            let slots: Vec<Slot> = beside.slots().collect();
+    let contained = contained(&history, forked_at, &at_fork, &mappings);
+    for (applied, contained) in inheritance.before.into_iter().zip(&contained).rev() {
+        if *contained {
+            let slots: Vec<Slot> = applied.slots().collect();
             child.resources.swap.release_bulk(&slots);
             continue;
         }
-        match beside.noted.change {
+        match applied.recorded.change {
             Change::Unmap(range) => {
                 child.apply_unmap(gate, range);
                 lock(&child.managed).add(range);
-                for (page, state) in beside.states {
+                for (page, state) in applied.states {
                     gate.table().entry(page).set(state);
                 }
             }
@@ -123,9 +129,9 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
             Change::Remove(_) | Change::Fork(_) => {}
         }
     }
-    let after = inheritance.after.iter().zip(&seen[forked_at..]);
-    for (noted, _) in after.filter(|(_, seen)| **seen) {
-        match noted.change {
+    let after = inheritance.after.iter().zip(&contained[forked_at..]);
+    for (recorded, _) in after.filter(|(_, contained)| **contained) {
+        match recorded.change {
             Change::Unmap(range) => child.apply_unmap(gate, range),
             Change::Remap { from, to, stays } => child.apply_remap(gate, from, to, stays),
             Change::Remove(_) | Change::Fork(_) => {}
@@ -133,7 +139,7 @@ fn apply_seen(inheritance: Inheritance, child: &AddressSpace, gate: &Exclusive<'
     }
 }
 
-/// What of a range is in memory, as far as is known.
+/// The pages of a range that are resident according to the page states.
 pub fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
     let mut resident = RangeSet::default();
     gate.table().visit(range, |page, entry| {

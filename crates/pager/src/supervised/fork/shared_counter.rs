@@ -1,11 +1,9 @@
-//! How many pages forks share: kept up by the governor, counted by a thread of its own.
+//! Counting the pages that forks share.
 //!
-//! Two processes share a page after a fork until one of them writes to it, and nobody is told when
-//! that happens. So it is counted now and then (the kernel walks the page tables for it, which takes
-//! milliseconds: too long for the governor, who must be in time). In between the estimate is lowered
-//! by what is known (pages taken out of sharing to go out, writes that were let in), and by what may
-//! be: a page that stops being shared costs its process a minor fault, so as many faults as nobody
-//! here knows the reason of, at most as many pages are shared no more.
+//! The kernel raises no event when COW is broken. So a thread of its own counts shared pages from time to time: the
+//! kernel walks page tables for that, which takes too long for the governor. In between, the governor lowers the
+//! estimate by COW breaks that are known (victims, admitted writes) and by those that are possible: every COW break
+//! is a minor fault, so unexplained minor faults bound the number of COW breaks.
 
 use crate::page::bytes;
 use crate::supervised::fork::family::Family;
@@ -17,30 +15,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A count is followed by a pause of so many times what it took.
+/// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves the estimate
+/// inaccurate for longer.
 const PAUSE_FACTOR: u32 = 12;
-/// The same for a count that did not hold, or is in doubt.
+/// The same after a count that was invalidated, or whose uncertainty is large.
 const RETRY_FACTOR: u32 = 3;
+/// Bounds of the pause between two counts.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// Faults of a program that were counted before they came, at most.
+/// Maximum number of a program's faults that are counted in advance. A larger value lets faults that never come
+/// hide more COW breaks.
 const TO_COME_MOST: u64 = 1024;
-/// How often the thread looks whether the group stops.
+/// Interval at which the idle thread checks whether the group stops.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// The address spaces that may share pages.
 fn sharers(group: &Group) -> Vec<Arc<AddressSpace>> {
     let mut spaces = group.spaces();
     spaces.retain(|space| {
-        // Whoever leaves is counted until nothing is charged to it any more.
+        // An exiting program counts until nothing is charged to it.
         let counted = !space.has_left() || space.resident_pages() > 0;
         space.fork.forked.load(Ordering::Relaxed) && counted
     });
     spaces
 }
 
-/// How many pages these can share at most: what is resident of a family is no less than what is
-/// resident of its largest member. (A count may take in one more, on whose exit the kernel works.)
+/// Upper bound of the pages that these address spaces share: a family's resident pages, shared ones counted once, are
+/// at least those of its largest member. (A count may include one more address space that is exiting.)
 fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
     let mut families: HashMap<*const Family<AddressSpace>, (u64, u64)> = HashMap::new();
     for space in sharers {
@@ -52,18 +53,17 @@ fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
     families.values().map(|(sum, largest)| sum - largest).sum()
 }
 
-/// Keeps the estimate up between counts; the governor's.
+/// Lowers the estimate between counts. The governor owns it.
 #[derive(Default)]
 pub struct SharingWatch {
-    /// Minor faults of each address space when last looked at.
+    /// Minor faults of each address space at the last sample.
     faults: HashMap<u64, u64>,
 }
 
 impl SharingWatch {
-    /// Lowers the group's estimate by what may have happened, and calls for a count where anything
-    /// has.
+    /// Lowers the group's estimate by possible COW breaks, and requests a count if any program faulted.
     pub fn update(&mut self, group: &Group) {
-        let begun = group.resources.shared.begin();
+        let begun = group.resources.shared.begin_count();
         let sharers = sharers(group);
         if sharers.len() < 2 {
             self.faults.clear();
@@ -85,7 +85,7 @@ impl SharingWatch {
             if let Some(then) = then {
                 let faulted = now.saturating_sub(then);
                 unknown += faulted.saturating_sub(counted);
-                // Some are counted before they come, some never come.
+                // Faults may be counted in advance, and some never come.
                 let to_come = counted.saturating_sub(faulted).min(TO_COME_MOST);
                 space
                     .sampling
@@ -106,14 +106,16 @@ impl SharingWatch {
     }
 }
 
-/// Counts what is shared; a thread.
+/// The thread that counts shared pages.
 pub struct SharingCount {
     group: Arc<Group>,
+    /// End of the last count.
     counted: Instant,
     pause: Duration,
 }
 
 impl SharingCount {
+    /// The counter of a group.
     pub fn new(group: Arc<Group>) -> SharingCount {
         SharingCount {
             group,
@@ -142,42 +144,42 @@ impl SharingCount {
         }
     }
 
-    /// Until the next count: shorter where the estimate may be too low by more than reclaim leaves
-    /// room for.
+    /// Pause until the next count: shorter if the estimate's uncertainty exceeds the distance between the limit and
+    /// the watermark at which reclaim stops.
     fn pause_now(&self) -> Duration {
         let limit = self.group.resources.resident_limit_bytes();
         let room = limit - Watermarks::of(limit).stop;
-        if bytes(self.group.resources.shared.doubt()) > room {
+        if bytes(self.group.resources.shared.uncertainty()) > room {
             self.pause * RETRY_FACTOR / PAUSE_FACTOR
         } else {
             self.pause
         }
     }
 
-    /// `false` if it does not hold.
+    /// Counts shared pages. `false` if the count was invalidated by a fork, an exit or an exec.
     fn count(&self) -> bool {
         let group = &self.group;
-        let Some(begun) = group.resources.shared.begin() else {
+        let Some(begun) = group.resources.shared.begin_count() else {
             return false;
         };
         let sharers = sharers(group);
         let mut shared = 0;
         for space in &sharers {
             let Some(inspector) = space.inspector() else {
-                // Made just now: what it has is its parent's, too.
+                // A new child, whose process is not known yet, shares everything with its parent.
                 shared += space.resident_pages() as u64 / 2;
                 continue;
             };
-            // The one right behind the other, so that both speak of the same moment.
+            // Read PSS and RSS in close succession, so that they match.
             shared += match (inspector.proportional_bytes(), inspector.sizes()) {
                 (Ok(bytes), Ok(sizes)) if sizes.resident_pages > 0 => sizes
                     .resident_pages
                     .saturating_sub(bytes / PAGE_SIZE as u64),
-                // It is gone, and what is still counted as its is another's or nobody's.
+                // The program is gone, so none of the pages charged to it are its own.
                 _ => space.resident_pages() as u64,
             };
         }
-        // A child of which nothing was read yet shares, too.
+        // A child whose fork event was not read yet shares pages, too.
         let forking = sharers.iter().any(|space| space.is_changing());
         !forking
             && group

@@ -1,44 +1,43 @@
-//! How many pages are counted in more than one process because a fork shares them: the estimate.
+//! Estimate of the pages that are charged to more than one program because a fork shares them.
 //!
-//! A count of the kernel's takes a while, and speaks of processes that may not be known here yet:
-//! a child whose fork nobody has read halves what its parent seems to own. Taken for true, it would
-//! let the group outgrow its limit by as much. So a count holds only if no fork was under way and
-//! nobody came or left while it was made; what is not counted is kept up by what each of these
-//! changes at most.
+//! A count takes time, and the kernel includes processes that are not known here yet: a child whose fork event was not
+//! read halves its parent's PSS. Such a count would let the group outgrow its limit. So a count is valid only if no
+//! fork was pending and no address space was added or removed during it. Between counts, forks, exits and COW breaks
+//! adjust the estimate by their bounds.
 
 use crate::sync::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// See the module.
+/// The estimate. Any thread uses it. All atomics are Relaxed: `members` orders counts against forks and exits.
 #[derive(Default)]
 pub struct SharedPages {
-    /// Written under the lock, read by everybody at every fault.
+    /// The estimate, read at every fault. Counts set it under the lock; COW breaks lower it without.
     pages: AtomicU64,
-    /// By how many pages it may be too low by now.
-    doubt: AtomicU64,
-    /// By how many it was lowered, ever.
+    /// Number of pages by which the estimate may be too low.
+    uncertainty: AtomicU64,
+    /// Sum of all pages by which the estimate was lowered.
     lowered: AtomicU64,
     members: Mutex<Members>,
 }
 
-/// What a count must not overlap.
+/// State that must not change during a count.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Members {
-    /// Forks that were read and are not applied yet.
+    /// Fork events read and not applied yet.
     forking: u64,
-    /// How often somebody came or left.
+    /// Number of address spaces added or removed so far.
     changes: u64,
 }
 
-/// What was known when a count was begun.
+/// The state at the start of a count.
 #[derive(Debug, Clone, Copy)]
-pub struct Begun {
+pub struct CountStart {
     members: Members,
     lowered: u64,
 }
 
-/// A fork that was read and is not applied yet.
+/// A fork event that was read and is not applied yet. Counts are invalid until it is dropped.
 pub struct PendingFork(Arc<SharedPages>);
 
 impl Drop for PendingFork {
@@ -50,78 +49,79 @@ impl Drop for PendingFork {
 }
 
 impl SharedPages {
+    /// The estimate in pages.
     pub fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// To be called as soon as a fork's event was read; until it is dropped, counts do not hold.
+    /// Notes that a fork event was read.
     pub fn begin_fork(self: &Arc<Self>) -> PendingFork {
         lock(&self.members).forking += 1;
         PendingFork(self.clone())
     }
 
-    /// An address space came that shares all its pages with one other.
+    /// Notes a child that shares all its `pages` with its parent.
     pub fn add_space(&self, pages: u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
         self.pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// An address space leaves that shared some of its pages: at most as many as `uncharge`, which
-    /// takes it out of the sum, returns. Others see neither without the other.
+    /// Notes an exit or exec. `uncharge` removes the address space's charge and returns the most pages that it shared.
+    /// The lock makes both one step for counts.
     pub fn remove_space(&self, uncharge: impl FnOnce() -> u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
         self.lower_at_most(uncharge());
     }
 
-    /// Pages stopped being shared, so many at most.
+    /// Lowers the estimate by `pages`, the most that may have stopped being shared.
     pub fn lower_at_most(&self, pages: u64) {
-        self.doubt.fetch_add(pages, Ordering::Relaxed);
+        self.uncertainty.fetch_add(pages, Ordering::Relaxed);
         self.lower(pages);
     }
 
-    /// By how many pages the estimate may be too low.
-    pub fn doubt(&self) -> u64 {
-        self.doubt.load(Ordering::Relaxed)
+    /// Number of pages by which the estimate may be too low.
+    pub fn uncertainty(&self) -> u64 {
+        self.uncertainty.load(Ordering::Relaxed)
     }
 
-    /// So many pages stopped being shared.
+    /// Lowers the estimate by `pages` that stopped being shared.
     pub fn lower(&self, pages: u64) {
         self.lowered.fetch_add(pages, Ordering::Relaxed);
         let lower = |shared: u64| Some(shared.saturating_sub(pages));
-        // Never fails, as the closure always answers.
+        // The closure always returns `Some`, so the update succeeds.
         let _ = self
             .pages
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
-    /// No more than so many pages were shared by those who were there.
-    pub fn bound(&self, pages: u64, begun: Begun) {
-        if *lock(&self.members) == begun.members {
+    /// Lowers the estimate to an upper bound computed since `start`, if that is still valid.
+    pub fn bound(&self, pages: u64, start: CountStart) {
+        if *lock(&self.members) == start.members {
             self.pages.fetch_min(pages, Ordering::Relaxed);
         }
     }
 
-    /// Before a count: `None` while it would not hold.
-    pub fn begin(&self) -> Option<Begun> {
+    /// Starts a count. `None` while a fork is pending.
+    pub fn begin_count(&self) -> Option<CountStart> {
         let members = *lock(&self.members);
         let lowered = self.lowered.load(Ordering::Relaxed);
-        (members.forking == 0).then_some(Begun { members, lowered })
+        (members.forking == 0).then_some(CountStart { members, lowered })
     }
 
-    /// Takes a count, if it holds. `false` if not.
-    pub fn set(&self, pages: u64, begun: Begun) -> bool {
+    /// Sets the estimate to a count begun at `start`. `false` if the count is not valid any more.
+    pub fn set(&self, pages: u64, start: CountStart) -> bool {
         let members = lock(&self.members);
-        let holds = *members == begun.members;
-        if holds {
-            // Of what stopped being shared meanwhile, it is not known what was counted.
-            let meanwhile = self.lowered.load(Ordering::Relaxed) - begun.lowered;
+        let is_valid = *members == start.members;
+        if is_valid {
+            // The count may or may not include COW breaks that happened during it.
+            let meanwhile = self.lowered.load(Ordering::Relaxed) - start.lowered;
             let pages = pages.saturating_sub(meanwhile);
             self.pages.store(pages, Ordering::Relaxed);
-            self.doubt.store(meanwhile, Ordering::Relaxed);
+            self.uncertainty.store(meanwhile, Ordering::Relaxed);
         }
-        holds
+        is_valid
     }
 }
 
@@ -130,29 +130,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_beside_a_fork_does_not_hold() {
+    fn a_count_during_a_fork_is_invalid() {
         let shared = Arc::new(SharedPages::default());
-        let before = shared.begin().unwrap();
+        let before = shared.begin_count().unwrap();
         let fork = shared.begin_fork();
-        assert!(shared.begin().is_none());
+        assert!(shared.begin_count().is_none());
         assert!(!shared.set(50, before), "the child is not known");
         shared.add_space(100);
         assert!(!shared.set(50, before));
         drop(fork);
-        assert!(!shared.set(50, before), "it came during the count");
+        assert!(
+            !shared.set(50, before),
+            "the child was added during the count"
+        );
         assert_eq!(shared.pages(), 100);
-        let after = shared.begin().unwrap();
+        let after = shared.begin_count().unwrap();
         assert!(shared.set(90, after));
         assert_eq!(shared.pages(), 90);
     }
 
     #[test]
-    fn a_count_beside_a_departure_does_not_hold() {
+    fn a_count_during_an_exit_is_invalid() {
         let shared = SharedPages::default();
         shared.add_space(100);
-        let before = shared.begin().unwrap();
+        let before = shared.begin_count().unwrap();
         shared.remove_space(|| 60);
-        assert!(!shared.set(100, before), "it counts who left");
+        assert!(!shared.set(100, before), "it includes the exited program");
         assert_eq!(shared.pages(), 40);
         shared.remove_space(|| 60);
         assert_eq!(shared.pages(), 0);
@@ -161,19 +164,22 @@ mod tests {
     #[test]
     fn faults_lower_what_was_counted() {
         let shared = SharedPages::default();
-        assert!(shared.set(30, shared.begin().unwrap()));
-        let begun = shared.begin().unwrap();
+        assert!(shared.set(30, shared.begin_count().unwrap()));
+        let begun = shared.begin_count().unwrap();
         shared.lower_at_most(10);
-        assert_eq!((shared.pages(), shared.doubt()), (20, 10));
+        assert_eq!((shared.pages(), shared.uncertainty()), (20, 10));
         shared.lower(5);
-        assert_eq!((shared.pages(), shared.doubt()), (15, 10));
-        assert!(shared.set(25, begun), "no one came or left");
+        assert_eq!((shared.pages(), shared.uncertainty()), (15, 10));
+        assert!(
+            shared.set(25, begun),
+            "no address space was added or removed"
+        );
         assert_eq!(
-            (shared.pages(), shared.doubt()),
+            (shared.pages(), shared.uncertainty()),
             (10, 15),
             "of 25, or of 10"
         );
-        assert!(shared.set(12, shared.begin().unwrap()));
-        assert_eq!((shared.pages(), shared.doubt()), (12, 0));
+        assert!(shared.set(12, shared.begin_count().unwrap()));
+        assert_eq!((shared.pages(), shared.uncertainty()), (12, 0));
     }
 }

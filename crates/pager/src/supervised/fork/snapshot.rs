@@ -1,56 +1,56 @@
-//! Which of its parent's changes of the mappings a forked child saw.
+//! Which of its parent's mapping changes a forked child contains.
 //!
-//! The kernel makes changes one after the other, and a fork is at one place among them; but the events
-//! of several threads may be read in another order. Changes that have nothing to do with each other
-//! may even be read on both sides of the fork though the child saw none, or both. Of those that touch
-//! one another's ranges the order is known (`order.rs`), and the child saw all up to one of them. So
-//! for each such group, what would be mapped, and what of that in memory, after none of them, after one,
-//! two and so on, is compared with what is mapped and in memory in the child.
+//! The kernel serializes changes and forks, but the events of several threads may be read in another order.
+//! Changes of disjoint ranges may even be read on both sides of a fork although the child contains both, or
+//! neither. The order of changes with overlapping ranges is known (`events/reorder.rs`), and the child contains
+//! a prefix of them. So for each group of such changes, the mappings and resident pages after every prefix are
+//! compared with those of the child.
 //!
-//! What is in memory tells most: of pages that are not known about there are as many too many or too few
-//! in each case. What is mapped is compared with what may be read and written first, as what was given up
-//! may be registered still, or again.
+//! Residency is the strongest evidence: an untracked page adds the same error to every candidate, so it cancels
+//! out. Next are the readable and writable mappings, because a range that was unmapped may still be registered, or
+//! registered again.
 //!
-//! Often several agree: of memory that is all out, whether it has moved between two mappings that both
-//! stay (`MREMAP_DONTUNMAP`) cannot be seen. Then the order in which the events were read decides, which
-//! is that of the changes unless a thread is interrupted right between the two.
+//! Several prefixes may match: if no page is resident, a move between two mappings that both stay
+//! (`MREMAP_DONTUNMAP`) cannot be detected. Then the order in which the events were read decides. It is that of the
+//! changes unless a thread was preempted between its change and its event.
 
 use crate::page::PageRange;
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 
-/// A change that was applied beside a fork.
+/// A change applied concurrently with a fork.
 #[derive(Clone)]
-pub struct Noted {
+pub struct RecordedChange {
+    /// The change.
     pub change: Change,
-    /// What of its range was in memory before, as far as was known.
+    /// Pages of its range that were resident before, as far as was known.
     pub resident: RangeSet,
 }
 
-/// What is mapped at a moment, as far as is known.
+/// The parent's mappings at one point of the history, as far as they are known.
 #[derive(Clone, Default)]
 pub struct Mapped {
-    /// What is registered.
+    /// Registered ranges.
     pub registered: RangeSet,
-    /// What is in memory.
+    /// Resident pages.
     pub present: RangeSet,
 }
 
-/// What is mapped in the child.
+/// The child's mappings.
 #[derive(Default)]
-pub struct Own {
-    /// What is registered.
+pub struct ChildMappings {
+    /// Registered ranges.
     pub registered: RangeSet,
-    /// What of that can be read and written.
+    /// Registered ranges that are readable and writable.
     pub usable: RangeSet,
-    /// What of that was emptied by the fork, whatever was there.
+    /// Registered ranges with `MADV_WIPEONFORK`.
     pub wiped: RangeSet,
-    /// What of that is in memory.
+    /// Resident pages of registered ranges.
     pub present: RangeSet,
 }
 
-impl Noted {
-    /// The ranges that it changes.
+impl RecordedChange {
+    /// The ranges that the change affects.
     pub fn ranges(&self) -> Vec<PageRange> {
         match self.change {
             Change::Unmap(range) => vec![range],
@@ -60,42 +60,47 @@ impl Noted {
     }
 }
 
-/// Whether the child saw each change of a history, of which the first so many were applied before the
-/// fork. `at_fork` is what was known of the parent then, `own` what the child has, each of the ranges of
-/// all changes at least.
-pub fn seen(history: &[Noted], forked_at: usize, at_fork: &Mapped, own: &Own) -> Vec<bool> {
-    let mut seen = vec![false; history.len()];
+/// Whether the child contains each change of a history, of which the first `forked_at` were applied before the fork.
+/// `at_fork` are the parent's mappings at the fork, `child` those of the child; both cover at least the ranges of all
+/// changes.
+pub fn contained(
+    history: &[RecordedChange],
+    forked_at: usize,
+    at_fork: &Mapped,
+    child: &ChildMappings,
+) -> Vec<bool> {
+    let mut contained = vec![false; history.len()];
     for (footprint, members) in groups(history) {
-        let changes: Vec<&Noted> = members.iter().map(|index| &history[*index]).collect();
+        let changes: Vec<&RecordedChange> = members.iter().map(|index| &history[*index]).collect();
         let before = members.partition_point(|index| *index < forked_at);
         let group = Group {
             at_fork: Mapped {
                 registered: within(&footprint, &at_fork.registered),
                 present: within(&footprint, &at_fork.present),
             },
-            own: Own {
-                registered: within(&footprint, &own.registered),
-                usable: within(&footprint, &own.usable),
-                wiped: within(&footprint, &own.wiped),
-                present: within(&footprint, &own.present),
+            child: ChildMappings {
+                registered: within(&footprint, &child.registered),
+                usable: within(&footprint, &child.usable),
+                wiped: within(&footprint, &child.wiped),
+                present: within(&footprint, &child.present),
             },
             changes,
             before,
         };
-        let count = group.seen();
+        let count = group.contained();
         for index in &members[..count] {
-            seen[*index] = true;
+            contained[*index] = true;
         }
     }
-    seen
+    contained
 }
 
-/// The changes that touch one another's ranges, by their places in the history, with all these ranges.
-fn groups(history: &[Noted]) -> Vec<(RangeSet, Vec<usize>)> {
+/// Groups of changes with overlapping ranges: the union of the ranges, and the indices in the history.
+fn groups(history: &[RecordedChange]) -> Vec<(RangeSet, Vec<usize>)> {
     let mut groups: Vec<(RangeSet, Vec<usize>)> = Vec::new();
-    for (index, noted) in history.iter().enumerate() {
+    for (index, recorded) in history.iter().enumerate() {
         let (mut footprint, mut members) = (RangeSet::default(), vec![index]);
-        let ranges = noted.ranges();
+        let ranges = recorded.ranges();
         groups.retain(|(other, others)| {
             let touches = ranges.iter().any(|range| !other.covered(*range).is_empty());
             if touches {
@@ -112,14 +117,14 @@ fn groups(history: &[Noted]) -> Vec<(RangeSet, Vec<usize>)> {
 }
 
 struct Group<'a> {
-    changes: Vec<&'a Noted>,
-    /// So many of them were applied before the fork.
+    changes: Vec<&'a RecordedChange>,
+    /// Number of changes applied before the fork.
     before: usize,
     at_fork: Mapped,
-    own: Own,
+    child: ChildMappings,
 }
 
-/// In how many pages the child differs from what would be mapped. The first counts most.
+/// Number of pages in which the child differs from a candidate. Compared in the order of the fields.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Difference {
     present: u64,
@@ -128,8 +133,8 @@ struct Difference {
 }
 
 impl Group<'_> {
-    /// How many of the changes the child saw.
-    fn seen(&self) -> usize {
+    /// The number of changes that the child contains.
+    fn contained(&self) -> usize {
         let mut mapped = self.at_fork.clone();
         let mut differences = vec![Difference::default(); self.changes.len() + 1];
         for count in (0..=self.before).rev() {
@@ -144,8 +149,8 @@ impl Group<'_> {
             differences[count + 1] = self.difference(&mapped, count + 1);
         }
         let counts = 0..=self.changes.len();
-        // An `mremap` over another mapping is two events, of which the end of the other comes first:
-        // between them there was no moment. So of two as far away, it is the later.
+        // mremap over another mapping raises two events, the unmapping first, and no fork can come between them. So
+        // of two candidates at the same distance, the later one is more likely.
         let by_likelihood = |count: &usize| {
             let distance = count.abs_diff(self.before);
             (differences[*count], distance, *count < self.before)
@@ -153,34 +158,34 @@ impl Group<'_> {
         counts.min_by_key(by_likelihood).unwrap_or(self.before)
     }
 
-    /// Between the child and what would be mapped after so many changes.
+    /// The difference between the child and `mapped`, the mappings after `count` changes.
     fn difference(&self, mapped: &Mapped, count: usize) -> Difference {
-        // What a move left may be there still, and empty.
+        // The source mapping of a move may still exist, empty.
         let mut left = RangeSet::default();
-        for noted in &self.changes[..count] {
-            if let Change::Remap { from, to, .. } = noted.change {
+        for recorded in &self.changes[..count] {
+            if let Change::Remap { from, to, .. } = recorded.change {
                 left.remove(from.moved(from.start, to));
                 left.add(from);
             }
         }
-        let of = |own: &RangeSet| {
-            let unexpected = outside(own, &mapped.registered);
-            pages(&outside(&unexpected, &left)) + pages(&outside(&mapped.registered, own))
+        let of = |child: &RangeSet| {
+            let unexpected = outside(child, &mapped.registered);
+            pages(&outside(&unexpected, &left)) + pages(&outside(&mapped.registered, child))
         };
-        let own = &self.own;
-        let missing = outside(&mapped.present, &own.present);
+        let child = &self.child;
+        let missing = outside(&mapped.present, &child.present);
         Difference {
-            present: pages(&outside(&own.present, &mapped.present))
-                + pages(&outside(&missing, &own.wiped)),
-            usable: of(&own.usable),
-            registered: of(&own.registered),
+            present: pages(&outside(&child.present, &mapped.present))
+                + pages(&outside(&missing, &child.wiped)),
+            usable: of(&child.usable),
+            registered: of(&child.registered),
         }
     }
 }
 
 impl Mapped {
-    fn apply(&mut self, noted: &Noted) {
-        match noted.change {
+    fn apply(&mut self, recorded: &RecordedChange) {
+        match recorded.change {
             Change::Unmap(range) => {
                 self.registered.remove(range);
                 self.present.remove(range);
@@ -193,7 +198,7 @@ impl Mapped {
                 self.registered.add(target);
                 self.present.remove(from);
                 self.present.remove(target);
-                for range in noted.resident.ranges() {
+                for range in recorded.resident.ranges() {
                     self.present.add(range.moved(from.start, to));
                 }
             }
@@ -201,8 +206,8 @@ impl Mapped {
         }
     }
 
-    fn undo(&mut self, noted: &Noted) {
-        match noted.change {
+    fn undo(&mut self, recorded: &RecordedChange) {
+        match recorded.change {
             Change::Unmap(range) => {
                 self.registered.add(range);
                 self.present.remove(range);
@@ -216,19 +221,19 @@ impl Mapped {
             }
             Change::Remove(_) | Change::Fork(_) => {}
         }
-        for range in noted.resident.ranges() {
+        for range in recorded.resident.ranges() {
             self.present.add(*range);
         }
     }
 }
 
-/// What of some regions lies in a footprint.
+/// The intersection of both sets.
 fn within(footprint: &RangeSet, regions: &RangeSet) -> RangeSet {
     let parts = footprint.ranges().iter();
     collect(parts.flat_map(|range| regions.covered(*range)))
 }
 
-/// What of some regions is not in the others.
+/// The pages of `regions` that are not in `others`.
 fn outside(regions: &RangeSet, others: &RangeSet) -> RangeSet {
     let parts = regions.ranges().iter();
     collect(parts.flat_map(|range| others.uncovered(*range)))
@@ -264,31 +269,36 @@ mod tests {
         }
     }
 
-    fn unmap(start: u64, end: u64, resident: &[(u64, u64)]) -> Noted {
-        Noted {
+    fn unmap(start: u64, end: u64, resident: &[(u64, u64)]) -> RecordedChange {
+        RecordedChange {
             change: Change::Unmap(range(start, end)),
             resident: regions(resident),
         }
     }
 
-    /// Where all that the child has can be used.
-    fn saw(history: &[Noted], forked_at: usize, at_fork: &Mapped, own: &Mapped) -> Vec<bool> {
+    /// Calls `contained` for a child whose mappings are all readable and writable.
+    fn saw(
+        history: &[RecordedChange],
+        forked_at: usize,
+        at_fork: &Mapped,
+        child: &Mapped,
+    ) -> Vec<bool> {
         let Mapped {
             registered,
             present,
-        } = own.clone();
-        let own = Own {
+        } = child.clone();
+        let child = ChildMappings {
             usable: registered.clone(),
             registered,
             present,
             wiped: RangeSet::default(),
         };
-        seen(history, forked_at, at_fork, &own)
+        contained(history, forked_at, at_fork, &child)
     }
 
-    /// Of ten pages.
-    fn remap(from: u64, to: u64, stays: bool, resident: &[(u64, u64)]) -> Noted {
-        Noted {
+    /// A move of ten pages.
+    fn remap(from: u64, to: u64, stays: bool, resident: &[(u64, u64)]) -> RecordedChange {
+        RecordedChange {
             change: Change::Remap {
                 from: range(from, from + 10),
                 to: VirtualPage(to),
@@ -303,10 +313,10 @@ mod tests {
         let history = [unmap(0, 10, &[]), unmap(50, 60, &[]), unmap(100, 110, &[])];
         let at_fork = mapped(&[(50, 60), (100, 110)], &[]);
         let saw_the_second = mapped(&[(0, 10), (100, 110)], &[]);
-        let seen = |own| saw(&history, 1, &at_fork, &own);
-        assert_eq!(seen(saw_the_second), [false, true, false]);
-        assert_eq!(seen(at_fork.clone()), [true, false, false]);
-        assert_eq!(seen(mapped(&[], &[])), [true; 3]);
+        let contained = |child| saw(&history, 1, &at_fork, &child);
+        assert_eq!(contained(saw_the_second), [false, true, false]);
+        assert_eq!(contained(at_fork.clone()), [true, false, false]);
+        assert_eq!(contained(mapped(&[], &[])), [true; 3]);
     }
 
     #[test]
@@ -318,19 +328,19 @@ mod tests {
             remap(60, 0, false, &[]),
         ];
         let at_fork = mapped(&[(0, 10), (60, 70)], &[]);
-        for (own, count) in [(0, 0), (20, 1), (40, 2)] {
-            let own = mapped(&[(own, own + 10), (60, 70)], &[]);
+        for (child, count) in [(0, 0), (20, 1), (40, 2)] {
+            let child = mapped(&[(child, child + 10), (60, 70)], &[]);
             let mut expected = [true; 3];
             expected[count..].fill(false);
-            assert_eq!(saw(&history, 0, &at_fork, &own), expected);
+            assert_eq!(saw(&history, 0, &at_fork, &child), expected);
         }
-        let own = mapped(&[(40, 50), (0, 10)], &[]);
-        assert_eq!(saw(&history, 0, &at_fork, &own), [true; 3]);
+        let child = mapped(&[(40, 50), (0, 10)], &[]);
+        assert_eq!(saw(&history, 0, &at_fork, &child), [true; 3]);
     }
 
     #[test]
     fn what_was_in_memory_tells_whether_it_moved_to_where_another_was() {
-        // Over a mapping with the page at 20; of what moves, that at 3 is in memory, or nothing is.
+        // The target mapping has page 20 resident; the source has page 3 or none.
         let over = |moving: &[(u64, u64)]| [unmap(20, 30, &[(20, 21)]), remap(0, 20, true, moving)];
         let both = [(0, 10), (20, 30)];
         for forked_at in 0..=2 {
@@ -343,7 +353,7 @@ mod tests {
                 let before = at_fork.clone();
                 history[..forked_at]
                     .iter()
-                    .for_each(|noted| at_fork.apply(noted));
+                    .for_each(|recorded| at_fork.apply(recorded));
                 assert_eq!(saw(&history, forked_at, &at_fork, &before), [false; 2]);
                 let moved: Vec<_> = moving.iter().map(|(s, e)| (s + 20, e + 20)).collect();
                 let after = mapped(&both, &moved);
@@ -356,25 +366,25 @@ mod tests {
     fn where_nothing_tells_the_order_does() {
         let history = [unmap(20, 30, &[]), remap(0, 20, true, &[])];
         let both = [(0, 10), (20, 30)];
-        let own = mapped(&both, &[]);
-        assert_eq!(saw(&history, 0, &own, &own), [false; 2]);
+        let child = mapped(&both, &[]);
+        assert_eq!(saw(&history, 0, &child, &child), [false; 2]);
         let between = mapped(&[(0, 10)], &[]);
-        assert_eq!(saw(&history, 1, &between, &own), [true; 2]);
-        assert_eq!(saw(&history, 2, &own, &own), [true; 2]);
+        assert_eq!(saw(&history, 1, &between, &child), [true; 2]);
+        assert_eq!(saw(&history, 2, &child, &child), [true; 2]);
     }
 
     #[test]
     fn an_end_that_was_taken_for_an_echo_is_seen_or_not() {
-        // Left behind by the move, and unmapped right after: the child is of the moment between.
+        // The mapping stays behind and is unmapped right after; the fork came in between.
         let history = [remap(0, 20, false, &[(0, 10)])];
         let at_fork = mapped(&[(0, 10)], &[(0, 10)]);
-        let own = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
-        assert_eq!(saw(&history, 0, &at_fork, &own), [true]);
+        let child = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
+        assert_eq!(saw(&history, 0, &at_fork, &child), [true]);
     }
 
     #[test]
     fn back_and_forth_is_told_by_where_it_is() {
-        // Away and back, and what another moved to where it was; all read after the fork.
+        // A move and back, then another to the place in between; all read after the fork.
         let history = [
             remap(0, 20, true, &[(0, 10)]),
             remap(20, 0, false, &[(20, 30)]),
@@ -383,39 +393,42 @@ mod tests {
         ];
         let at_fork = mapped(&[(0, 10), (70, 80)], &[(0, 10)]);
         let away = mapped(&[(0, 10), (20, 30), (70, 80)], &[(20, 30)]);
-        let seen = |own: &Mapped| saw(&history, 0, &at_fork, own);
-        assert_eq!(seen(&away), [true, false, false, false]);
-        assert_eq!(seen(&at_fork), [false; 4]);
+        let contained = |child: &Mapped| saw(&history, 0, &at_fork, child);
+        assert_eq!(contained(&away), [true, false, false, false]);
+        assert_eq!(contained(&at_fork), [false; 4]);
     }
 
     #[test]
     fn what_cannot_be_used_any_more_is_not_what_moved() {
-        // The target is registered again already, as something else was there when it was looked at.
+        // The target is registered although not usable: something else was mapped there.
         for resident in [&[(0, 10)][..], &[]] {
             let history = [remap(0, 20, false, resident)];
             let at_fork = mapped(&[(0, 10)], resident);
-            let own = Own {
+            let child = ChildMappings {
                 registered: regions(&[(0, 10), (20, 30)]),
                 usable: regions(&[(0, 10)]),
                 present: regions(resident),
                 wiped: RangeSet::default(),
             };
-            assert_eq!(seen(&history, 0, &at_fork, &own), [false]);
-            assert_eq!(seen(&history, 1, &mapped(&[(20, 30)], &[]), &own), [false]);
+            assert_eq!(contained(&history, 0, &at_fork, &child), [false]);
+            assert_eq!(
+                contained(&history, 1, &mapped(&[(20, 30)], &[]), &child),
+                [false]
+            );
         }
     }
 
     #[test]
     fn what_the_fork_wiped_tells_nothing() {
-        // At 20 is what is wiped, with all of it in memory; what moves over it is all out.
+        // The range at 20 is wiped on fork and resident in the parent; the range that moves over it is swapped out.
         let history = [unmap(20, 30, &[(20, 30)]), remap(0, 20, false, &[])];
-        let own = Own {
+        let child = ChildMappings {
             registered: regions(&[(0, 10), (20, 30)]),
             usable: regions(&[(0, 10), (20, 30)]),
             wiped: regions(&[(20, 30)]),
             present: RangeSet::default(),
         };
         let before_both = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
-        assert_eq!(seen(&history, 0, &before_both, &own), [false; 2]);
+        assert_eq!(contained(&history, 0, &before_both, &child), [false; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! Staged pages at a fork: they are copied out and stored, so that both sides can own them.
+//! Staged pages at a fork: they are stored, so that parent and child can own a reference of each.
 
 use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
@@ -12,18 +12,18 @@ use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// What was in the stage, copied out before the event of a fork was read: from then on the parent
-/// runs, and may be gone before its memory can be read.
+/// Contents of the stage, copied before a fork event is read: reading it lets the parent run, and the parent may be
+/// gone before its memory can be read.
 pub type Stash = HashMap<StageIndex, Page>;
 
 impl AddressSpace {
-    /// Before events are read among which a fork may be: copies the stage. The gate is held
-    /// exclusively, so nothing is staged or returned until they are applied.
+    /// Copies the stage, before events are read that may include a fork. The gate is held exclusively, so no page is
+    /// staged or returned until the events are applied.
     pub fn stash(&self, gate: &Exclusive<'_>) -> Stash {
         let Some(attached) = self.attached() else {
             return Stash::new();
         };
-        // What the helper moved already is staged.
+        // Pages that the helper has moved become staged.
         Batch::settle(self, gate);
         let staged = self.staged_pages(gate);
         let places: Vec<StageIndex> = staged.iter().map(|(_, place)| *place).collect();
@@ -32,7 +32,7 @@ impl AddressSpace {
             .map(|place| self.stage_address(*place))
             .collect();
         let mut buffer = vec![[0u8; PAGE_SIZE]; places.len()];
-        // What cannot be read is missed, and said, where it is needed.
+        // `store_staged` retries pages that cannot be read; `apply_fork` finds those that stay staged.
         let read = attached
             .inspector
             .read_pages(&addresses, buffer.as_flattened_mut())
@@ -57,8 +57,8 @@ impl AddressSpace {
         staged
     }
 
-    /// Puts every staged page into the swap space, so that it can have two owners. What the stash
-    /// lacks is read now.
+    /// Stores every staged page in the swap space, so that its slot can have two owners. Pages that the stash lacks
+    /// are read now.
     pub fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
         let mut contents = stash.unwrap_or_default();
         let staged = self.staged_pages(gate);
@@ -76,7 +76,7 @@ impl AddressSpace {
         }
     }
 
-    /// Whether pages are still staged though a fork is applied: those of a parent that is gone.
+    /// Whether pages are staged. When a fork is applied, these could not be stored.
     pub fn has_staged(&self, gate: &Exclusive<'_>) -> bool {
         !self.staged_pages(gate).is_empty()
     }
@@ -92,8 +92,10 @@ impl AddressSpace {
         let slot = match self.store(contents, scratch) {
             Ok(slot) => slot,
             Err(error) => {
-                // It stays in the stage: the parent has it, the child counts as having lost it.
-                log::error!("a forking program's page cannot be stored: {error}");
+                // The page stays in the stage, so the child has lost it.
+                log::error!(
+                    "cannot store a page of a forking program ({error}); its child will be killed"
+                );
                 return;
             }
         };
