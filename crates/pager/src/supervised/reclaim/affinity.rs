@@ -1,72 +1,72 @@
-//! Keeps the governor and the reclaimer off the CPUs where programs fault.
+//! CPU affinity of the governor and the reclaimer: away from the CPUs where programs fault.
 //!
-//! A thread that waits for its fault gives its CPU away for some microseconds. The handler takes it,
-//! and then whoever is queued there, for a whole turn: many times what the fault took. Where CPUs
-//! are to spare, the scheduler does not always see that, as a program that sleeps at each fault
-//! looks as if it left its CPU half idle.
+//! A thread that waits for a fault leaves its CPU for some microseconds. The handler runs there, and after it any queued
+//! thread, for a whole time slice: many times the duration of the fault. The scheduler does not always use other idle
+//! CPUs, because a program that sleeps at each fault makes its CPU look half idle.
 
 use crate::supervised::group::Group;
 use crate::sync::lock;
 use memfold_sys::thread;
 use std::time::{Duration, Instant};
 
-/// How often the CPUs are chosen anew.
+/// Interval at which the CPUs are chosen. Longer costs less and follows migrating programs later.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Where one thread may run.
+/// The affinity of one thread, which owns it.
 #[derive(Debug)]
 pub struct AffinityFollower {
-    /// All it is allowed to, in the order of the handlers.
+    /// All allowed CPUs, in the order of the handlers.
     allowed: Vec<usize>,
+    /// The current affinity.
     chosen: Vec<usize>,
-    looked: Instant,
+    /// Time of the last choice.
+    updated: Instant,
 }
 
 impl AffinityFollower {
-    /// Of the calling thread.
+    /// The affinity of the calling thread.
     pub fn new() -> AffinityFollower {
         let allowed = thread::allowed_cpus();
         AffinityFollower {
             chosen: allowed.clone(),
             allowed,
-            looked: Instant::now(),
+            updated: Instant::now(),
         }
     }
 
-    /// Moves the calling thread, which must be the one it was made for, to CPUs where no handler
-    /// listens, if there are any. Where faults wait for room, the thread is what programs wait for,
-    /// and may run anywhere.
+    /// Moves the calling thread, for which this was created, to CPUs without a listening handler, if there are any. While
+    /// faults wait for room, programs wait for this thread, and it may run on any CPU.
     pub fn follow(&mut self, group: &Group) {
-        if self.looked.elapsed() < INTERVAL {
+        if self.updated.elapsed() < INTERVAL {
             return;
         }
-        self.looked = Instant::now();
-        let chosen = self.choose(&handlers_at_work(group), !group.deferred.is_empty());
+        self.updated = Instant::now();
+        let chosen = self.choose(&listening_handlers(group), !group.deferred.is_empty());
         if chosen != self.chosen {
-            // Best effort: elsewhere it is a nuisance, not wrong.
+            // Failure costs latency only.
             let _ = thread::run_on(&chosen);
             self.chosen = chosen;
         }
     }
 
-    fn choose(&self, at_work: &[usize], is_waited_for: bool) -> Vec<usize> {
-        let spare = |(number, _): &(usize, &usize)| !at_work.contains(number);
-        let spare: Vec<usize> = self
+    fn choose(&self, listening: &[usize], faults_wait: bool) -> Vec<usize> {
+        let is_free = |(number, _): &(usize, &usize)| !listening.contains(number);
+        let free: Vec<usize> = self
             .allowed
             .iter()
             .enumerate()
-            .filter(spare)
+            .filter(is_free)
             .map(|(_, cpu)| *cpu)
             .collect();
-        if is_waited_for || spare.is_empty() {
+        if faults_wait || free.is_empty() {
             return self.allowed.clone();
         }
-        spare
+        free
     }
 }
 
 /// The numbers of the handlers that listen to programs.
-fn handlers_at_work(group: &Group) -> Vec<usize> {
+fn listening_handlers(group: &Group) -> Vec<usize> {
     let mut numbers = Vec::new();
     for space in group.spaces() {
         for number in lock(&space.listeners).listeners() {
@@ -83,11 +83,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_kept_off_the_cpus_of_faults_while_others_are_to_spare() {
+    fn threads_avoid_cpus_with_faults_while_others_are_free() {
         let affinity = AffinityFollower {
             allowed: vec![2, 3, 8],
             chosen: vec![2, 3, 8],
-            looked: Instant::now(),
+            updated: Instant::now(),
         };
         assert_eq!(affinity.choose(&[], false), [2, 3, 8]);
         assert_eq!(affinity.choose(&[1], false), [2, 8]);

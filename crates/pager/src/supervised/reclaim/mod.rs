@@ -1,4 +1,4 @@
-//! Page-out: victims, batches through the stage, and the thread that drives them.
+//! Page-out: victims, batches through the stage, and the reclaimer thread.
 
 pub mod affinity;
 pub mod batch;

@@ -1,25 +1,29 @@
-//! How the reclaimer stands among the other threads of its CPU.
+//! Scheduling priority of the reclaimer.
 //!
-//! It goes before the programs, as the handlers do, wherever it may hold what they wait for: a gate,
-//! a lock. Most of its time it only reads and compresses pages. That is nobody's hurry while there is
-//! room, and it makes way: a program that lacks nothing is not to wait for it. Where there is little
-//! room, it takes its share.
+//! Like the handlers, the reclaimer runs at higher priority than programs where it may hold a gate or lock that a fault
+//! needs. Most of its time it only reads and compresses pages: then it runs at lower priority than programs while
+//! there is room, and at the same priority while room is short.
 
 use memfold_sys::thread::{self, Standing};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// See the module. All of it is best effort: without the privilege to rise again, the reclaimer
-/// stands as any other thread.
+/// The reclaimer's priority. The reclaimer changes it; any thread calls [`ReclaimerPriority::note_pressure`]. Without
+/// the privilege to raise it again (CAP_SYS_NICE), the priority is never changed.
+///
+/// `pressed` and `yielding` are SeqCst: `note_pressure` and `apply` each write one flag and then read the other, and at
+/// least one of them must see the other's write. `thread` is Relaxed, as it is set once.
 #[derive(Debug, Default)]
 pub struct ReclaimerPriority {
-    /// The reclaimer's thread; 0 before it runs, and where it may not rise again.
+    /// TID of the reclaimer; 0 before it runs, and if it may not raise its priority.
     thread: AtomicU32,
+    /// Room is short.
     pressed: AtomicBool,
+    /// The reclaimer yields to programs.
     yielding: AtomicBool,
 }
 
 impl ReclaimerPriority {
-    /// Makes the calling thread the one whose standing this is.
+    /// Makes the calling thread the reclaimer and raises its priority.
     pub fn begin(&self) {
         let thread = thread::current_id();
         if thread::set_standing(thread, Standing::Before) {
@@ -29,13 +33,13 @@ impl ReclaimerPriority {
         }
     }
 
-    /// The thread, if it may rise again.
+    /// The reclaimer, if it may raise its priority.
     fn thread(&self) -> Option<u32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
     }
 
-    /// There is little room: the reclaimer takes its share. From any thread. (Should it end making way
-    /// at this very moment, it may be left at its share where it is to go before: until the next time.)
+    /// Notes that room is short: a yielding reclaimer gets the priority of programs. If it stops yielding at the same
+    /// moment, it may keep that priority, instead of a higher one, until it yields again.
     pub fn note_pressure(&self) {
         if let Some(thread) = self.thread()
             && !self.pressed.swap(true, Ordering::SeqCst)
@@ -45,23 +49,22 @@ impl ReclaimerPriority {
         }
     }
 
-    /// There is room: it makes way. To be called by the reclaimer.
+    /// Notes that there is room. Called by the reclaimer.
     pub fn note_room(&self) {
         self.pressed.store(false, Ordering::SeqCst);
     }
 
-    /// Lets the reclaimer, who calls this and holds nothing that others wait for, make way until the
-    /// guard is dropped.
+    /// Yields to programs until the guard is dropped. Called by the reclaimer, which holds no lock that a fault needs.
     pub fn yield_to_programs(&self) -> Yielding<'_> {
         if let Some(thread) = self.thread() {
             self.yielding.store(true, Ordering::SeqCst);
-            self.settle(thread);
+            self.apply(thread);
         }
         Yielding(self)
     }
 
-    /// Lets the reclaimer, who calls this, make way or not.
-    fn settle(&self, thread: u32) {
+    /// Sets the priority of a yielding reclaimer. Called by the reclaimer.
+    fn apply(&self, thread: u32) {
         loop {
             let pressed = self.pressed.load(Ordering::SeqCst);
             if pressed {
@@ -69,8 +72,8 @@ impl ReclaimerPriority {
             } else {
                 thread::step_behind();
             }
-            // Whoever pressed before this look may have done so before that call, which undid it;
-            // whoever does afterwards has the last word.
+            // Pressure noted before this load may have set the priority before the call above, which overwrote it;
+            // pressure noted later sets it after the call.
             if self.pressed.load(Ordering::SeqCst) == pressed {
                 return;
             }
@@ -78,8 +81,8 @@ impl ReclaimerPriority {
     }
 }
 
-/// See [`ReclaimerPriority::yield_to_programs`].
-#[must_use = "the thread makes way until this is dropped"]
+/// Guard of [`ReclaimerPriority::yield_to_programs`]; raises the reclaimer's priority again on drop.
+#[must_use = "the thread yields until this is dropped"]
 pub struct Yielding<'a>(&'a ReclaimerPriority);
 
 impl Drop for Yielding<'_> {
@@ -105,24 +108,24 @@ mod tests {
         nice.parse().expect("it is a number")
     }
 
-    /// `false` where a thread may not rise.
+    /// `false` if a thread may not raise its priority.
     fn begin(standing: &ReclaimerPriority) -> bool {
         standing.begin();
         if nice() == 0 {
-            skip("the privilege to rise (CAP_SYS_NICE)");
+            skip("the privilege to raise a priority (CAP_SYS_NICE)");
             standing.note_pressure();
             drop(standing.yield_to_programs());
             assert_eq!(
                 nice(),
                 0,
-                "a reclaimer that cannot rise again does not make way"
+                "a reclaimer that cannot raise its priority does not lower it"
             );
         }
         nice() != 0
     }
 
     #[test]
-    fn the_reclaimer_makes_way_unless_it_is_pressed() {
+    fn the_reclaimer_yields_unless_room_is_short() {
         let standing = ReclaimerPriority::default();
         if !begin(&standing) {
             return;
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn who_presses_while_it_begins_to_make_way_is_heard() {
+    fn pressure_while_the_reclaimer_starts_to_yield_is_not_lost() {
         const ROUNDS: usize = 2000;
         let standing = ReclaimerPriority::default();
         if !begin(&standing) {

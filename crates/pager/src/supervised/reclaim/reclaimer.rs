@@ -1,15 +1,14 @@
 //! The reclaimer: keeps a group under its limit.
 //!
-//! Work goes in rounds over one address space at a time, so that the helper moves the next batch
-//! into the stage while this thread compresses an earlier one:
+//! Each round works on one address space, and the helper moves the next batch to the stage while this thread compresses
+//! an earlier one:
 //!
-//! 1. settle what the helper has done;
-//! 2. post the next command: drop the places that are dead, move the next victims in;
-//! 3. compress the oldest staged pages (those in the batch just posted are not among them);
+//! 1. settle the batch in flight;
+//! 2. post the next batch: free dead places, move the next victims;
+//! 3. compress the oldest staged pages, which are not in the posted batch;
 //! 4. wait for the helper.
 //!
-//! Victims are taken in address order by a clock hand. A page that is asked for again soon after it
-//! left, from the stage or from the pool, is passed over seven times.
+//! A clock hand takes victims in address order. A page that refaults early is marked hot and skipped seven times.
 
 use crate::backoff::NoProgress;
 use crate::page::{PageRange, VirtualPage, bytes};
@@ -32,50 +31,53 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Pages moved and compressed in one round, at most.
+/// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays deferred faults.
 pub const BATCH: usize = 64;
-/// Pages of a program that are kept staged, however small its part of the whole is.
+/// Minimum number of pages of a program that stay staged. More keeps more pages as swap cache and fewer resident.
 const STAGED_AT_LEAST: u64 = 16;
-/// Of so many turns, one is in turn, however much there is to follow.
-const TURNS_TO_FOLLOW: u32 = 8;
-/// After so many laps of the hand each page that can be moved was a victim.
-const LAPS: usize = 1 + MOST_SKIPS as usize;
-/// Milliseconds without new mappings, after which what programs map is taken to be known.
-const SETTLED: u64 = 500;
-/// How long a round waits for the helper before it turns to another address space.
+/// At least one in this many rounds goes to the proportional choice, even while `sibling_ranges` are not empty. More
+/// frees copies of shared pages faster and reclaims less from other programs.
+const SIBLING_ROUNDS: u32 = 8;
+/// Revolutions of the hand after which every movable page was a victim.
+const REVOLUTIONS: usize = 1 + MOST_SKIPS as usize;
+/// Milliseconds without new mappings after which all mappings are taken to be registered. More relaxes the limit later.
+const MAPPINGS_QUIET: u64 = 500;
+/// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 /// How long a round waits for a program's gate before it turns to another address space: events are read with
 /// the gate held until the program leaves its mappings alone.
 const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// What the reclaimer's thread keeps.
+/// The reclaimer thread.
 pub struct Reclaimer {
     group: Arc<Group>,
     scratch: Scratch,
     buffer: Vec<Page>,
     oldest: Vec<(StageIndex, VirtualPage)>,
+    /// Serves deferred faults and puts pages back.
     server: Server,
-    /// Turns out of turn since the last that was in turn.
-    out_of_turn: u32,
+    /// Rounds that went to `sibling_ranges` since the last proportional choice.
+    sibling_rounds: u32,
     no_progress: NoProgress,
 }
 
-/// A page, where it is staged, and its slot.
+/// A staged page's place, its owner, and the slot in which it was stored.
 type StoredPage = (StageIndex, VirtualPage, Slot);
 
-/// What one round did.
+/// Page counts of one round.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
     moved: usize,
     stored: usize,
     dropped: usize,
     cow_broken: usize,
-    /// Pages that were put back, as nothing is gained by storing them.
+    /// Pages put back, because storing them frees too little memory.
     refused: usize,
 }
 
 impl Progress {
-    /// What was only asked for, and may be refused again and again, is no progress.
+    /// Whether memory was freed. Broken COW does not count, because the kernel may refuse to move these pages again and
+    /// again.
     fn any(self) -> bool {
         self.moved + self.stored + self.dropped > 0
     }
@@ -89,6 +91,7 @@ impl Progress {
 }
 
 impl Reclaimer {
+    /// The reclaimer of a group.
     pub fn new(group: Arc<Group>) -> Reclaimer {
         Reclaimer {
             server: Server::new(group.clone()),
@@ -96,7 +99,7 @@ impl Reclaimer {
             scratch: Scratch::new(),
             buffer: vec![[0; PAGE_SIZE]; BATCH],
             oldest: Vec::new(),
-            out_of_turn: 0,
+            sibling_rounds: 0,
             no_progress: NoProgress::default(),
         }
     }
@@ -157,8 +160,8 @@ impl Reclaimer {
                 continue;
             }
             idle_rounds += 1;
-            let rounds = LAPS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
-            // Each needs up to three turns before pages that a fork shares are on their way.
+            let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
+            // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.spaces().len();
             if futile || idle_rounds > 20 + rounds + turns {
                 self.give_up(futile, idle_since.elapsed());
@@ -170,8 +173,8 @@ impl Reclaimer {
         }
     }
 
-    /// Nothing more can be moved out, or nothing is gained by it: the limit is exceeded rather than a
-    /// program stopped.
+    /// Serves deferred faults although no room could be made. If `futile` (pages are incompressible), or if no page could
+    /// be moved for long, raises the limit for a while.
     fn give_up(&mut self, futile: bool, searched: Duration) {
         self.group.note_over_limit();
         if self.is_stuck(searched) || futile {
@@ -181,26 +184,26 @@ impl Reclaimer {
         std::thread::sleep(Duration::from_millis(1));
     }
 
-    /// Whether nothing can be moved, and that is not to change soon: not where new mappings were found
-    /// just now, and there may be more, nor while a program is stopped.
+    /// Whether no page can be moved and that is not transient. It is transient while new mappings are found, or a
+    /// program is stopped.
     fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.resources.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
-        let is_halted = |space: &Arc<AddressSpace>| space.is_stopped();
+        let is_stopped = |space: &Arc<AddressSpace>| space.is_stopped();
         self.no_progress.note(searched.as_millis() as u64, now)
-            && now.saturating_sub(found) > SETTLED
-            && !self.group.spaces().iter().any(is_halted)
+            && now.saturating_sub(found) > MAPPINGS_QUIET
+            && !self.group.spaces().iter().any(is_stopped)
     }
 
-    /// Whether programs may soon lack room. Of what forks share more may be copied at any time,
-    /// without a fault of ours.
+    /// Whether programs may soon lack room. Pages that forks share may be copied at any time, without a userfaultfd
+    /// fault.
     fn is_under_pressure(&self, marks: &Watermarks, resident: u64) -> bool {
         resident > marks.pressing
             || !self.group.deferred.is_empty()
             || resident + bytes(self.group.resources.shared.pages()) > marks.hard
     }
 
-    /// Serves faults that waited for room.
+    /// Serves the deferred faults.
     fn serve_deferred(&mut self) {
         for DeferredFault { space, fault } in self.group.deferred.take() {
             // A handler serves it, for which another thread stands in where it has to wait.
@@ -211,22 +214,22 @@ impl Reclaimer {
         }
     }
 
-    /// The address space whose turn it is: each gets turns in proportion to what it has resident.
+    /// Chooses the address space of the next round, in proportion to resident size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
-        // Pages that were copied to go out come first: until they have, there is more and not less.
+        // Pages whose COW was broken come first: their copies use more memory until they are paged out.
         let next = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
-            // Then those of which others' copies went out: until all have, little is gained.
-            self.out_of_turn = (self.out_of_turn + 1) % TURNS_TO_FOLLOW;
-            let follows = self.out_of_turn != 0;
-            most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| follows)
+            // Next are pages whose relatives' copies were paged out: these copies saved no memory yet.
+            self.sibling_rounds = (self.sibling_rounds + 1) % SIBLING_ROUNDS;
+            let siblings_first = self.sibling_rounds != 0;
+            most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
         });
         if next.is_some() {
             return next;
         }
         let mut total = 0;
         let mut best: Option<(i64, Arc<AddressSpace>)> = None;
-        // Those whose helpers are silent have no turn, unless there are no others.
+        // Programs with silent helpers are chosen only if there are no others.
         let (silent, others): (Vec<_>, Vec<_>) = spaces
             .into_iter()
             .filter(|space| can_be_commanded(space))
@@ -251,8 +254,8 @@ impl Reclaimer {
         let surplus = lock(&space.stage).live().saturating_sub(target);
         (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));
         let (busy, posted) = {
-            let mover = lock(&space.helper_port);
-            (mover.is_busy(), mover.posted())
+            let port = lock(&space.helper_port);
+            (port.is_busy(), port.posted())
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.check_stopped();
@@ -262,8 +265,7 @@ impl Reclaimer {
         progress
     }
 
-    /// Settles what the helper has done and posts the next command. Returns how many pages are to be
-    /// kept staged.
+    /// Settles the batch in flight and posts the next one. Returns the number of pages to keep staged.
     fn command(
         &self,
         space: &Arc<AddressSpace>,
@@ -282,22 +284,20 @@ impl Reclaimer {
         let staged = lock(&space.stage).live();
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
         let batch = Batch::plan(space, &gate, wanted, self.group.resources.seconds());
-        let nothing_to_be_had = wanted > 0 && batch.moves.is_empty();
+        let no_victims = wanted > 0 && batch.moves.is_empty();
         if !batch.is_empty() {
             space.unprotect_for_cow_break(&batch.moves);
             batch.post(space, &gate);
         }
-        if nothing_to_be_had {
-            // In what is managed: maybe there is more by now. Nor must pages that were staged long
-            // ago hold up the ring of places.
+        if no_victims {
+            // There may be new mappings to register. Storing all staged pages frees the ring of places.
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return 0;
         }
         target
     }
 
-    /// Stores up to `count` of the pages that have been staged longest. Returns how many, and how
-    /// many are not worth it.
+    /// Stores up to `count` of the oldest staged pages. Returns the numbers of stored and of put-back pages.
     fn store_staged(&mut self, space: &AddressSpace, count: usize) -> (usize, usize) {
         let Some(attached) = space.attached() else {
             return (0, 0);
@@ -306,13 +306,14 @@ impl Reclaimer {
         if self.oldest.is_empty() {
             return (0, 0);
         }
-        let mut kin = DedupCandidates::find(space, self.oldest.iter().map(|(_, page)| *page));
+        let pages = self.oldest.iter().map(|(_, page)| *page);
+        let mut candidates = DedupCandidates::find(space, pages);
         let group = self.group.clone();
         let yielding = group.resources.priority.yield_to_programs();
         group.resources.free_pending();
-        let stored = self.read_and_store(space, attached, &mut kin);
+        let stored = self.read_and_store(space, attached, &mut candidates);
         drop(yielding);
-        kin.release(&self.group);
+        candidates.release(&self.group);
         let (stored, refused) = self.split_incompressible(space, stored);
         for (place, page) in &refused {
             self.server.putback(space, *page, *place);
@@ -320,8 +321,8 @@ impl Reclaimer {
         (self.commit(space, &stored), refused.len())
     }
 
-    /// Tells apart what is worth to be kept, and gives the slots of the rest up. What forks share is:
-    /// it has been copied to go out, and is stored once.
+    /// Separates pages that compress too little, and releases their slots. Pages of programs that forked are always kept:
+    /// their COW was broken for page-out, and they are stored once for all relatives.
     fn split_incompressible(
         &self,
         space: &AddressSpace,
@@ -339,17 +340,17 @@ impl Reclaimer {
         (stored, places.collect())
     }
 
-    /// Stores what `oldest` names, as far as that can be done.
+    /// Reads and stores the pages in `oldest`, up to the first failure.
     fn read_and_store(
         &mut self,
         space: &AddressSpace,
         attached: &Attached,
-        kin: &mut DedupCandidates,
+        candidates: &mut DedupCandidates,
     ) -> Vec<StoredPage> {
         let place_of = |(place, _): &(StageIndex, VirtualPage)| space.stage_address(*place);
         let places: Vec<u64> = self.oldest.iter().map(place_of).collect();
         let buffer = &mut self.buffer[..places.len()];
-        // A page that came back meanwhile may be gone from the stage: read what can be read.
+        // A page that was returned meanwhile may be missing from the stage; reading stops there.
         let read = attached
             .inspector
             .read_pages(&places, buffer.as_flattened_mut())
@@ -357,14 +358,14 @@ impl Reclaimer {
         let mut stored = Vec::with_capacity(read);
         for (index, (place, page)) in self.oldest[..read].iter().enumerate() {
             let contents = &self.buffer[index];
-            if let Some(slot) = kin.take(index, contents, &self.group, &mut self.scratch) {
+            if let Some(slot) = candidates.take(index, contents, &self.group, &mut self.scratch) {
                 stored.push((*place, *page, slot));
                 continue;
             }
             match space.store(contents, &mut self.scratch) {
                 Ok(slot) => stored.push((*place, *page, slot)),
                 Err(_) => {
-                    // The page stays in the stage; the swap space counted why.
+                    // The page stays in the stage; the swap space counts the cause.
                     self.group.resources.errors.fetch_add(1, Ordering::Relaxed);
                     break;
                 }
@@ -373,8 +374,7 @@ impl Reclaimer {
         stored
     }
 
-    /// Lets the stored pages' entries name their slots. A page that was touched or moved to
-    /// another address in the meantime keeps its state.
+    /// Changes stored pages from `Staged` to `Swapped`. A page that was touched or moved meanwhile keeps its state.
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
@@ -401,8 +401,8 @@ impl Reclaimer {
     }
 }
 
-/// Pages of a program that are kept staged: their second chance. All programs together keep a small
-/// part of the limit.
+/// Number of pages of a program to keep staged as swap cache, where a touch finds them: a small part of the limit for
+/// all programs together.
 fn stage_target(space: &AddressSpace) -> usize {
     let group = &space.resources;
     let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;
@@ -412,7 +412,7 @@ fn stage_target(space: &AddressSpace) -> usize {
     (of_all * own / resident).max(STAGED_AT_LEAST) as usize
 }
 
-/// Whether there is a helper to do what is asked, and it is to.
+/// Whether a batch can be posted to the program's helper, and may be.
 fn can_be_commanded(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
@@ -422,7 +422,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
         && !space.is_spared()
 }
 
-/// The address space with the most pages in such a list that can be given a command.
+/// The address space with the most pages in `list`, among those that can take a batch now.
 fn most_of(
     spaces: &[Arc<AddressSpace>],
     list: impl Fn(&AddressSpace) -> &Mutex<Vec<PageRange>>,

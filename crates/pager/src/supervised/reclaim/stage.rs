@@ -1,9 +1,8 @@
-//! The stage's places: who is where, in order of arrival.
+//! Bookkeeping of the stage's places.
 //!
-//! The stage lies in the program's address space; here is only its bookkeeping. Places are handed
-//! out in a ring, so that pages staged together lie together and are dropped together. A place is
-//! **empty**, **reserved** (a page is on its way), **live** (its page belongs to the owner written
-//! beside it) or **dead** (its page is of no use any more and waits to be dropped).
+//! The stage itself is memory of the program. Places are allocated in a ring, so that pages staged together are
+//! contiguous and freed together. A place is **empty**, **reserved** (for a page in flight), **live** (holds the
+//! page of its owner) or **dead** (holds a page that is to be freed).
 
 use crate::page::VirtualPage;
 use crate::page_state::StageIndex;
@@ -13,17 +12,22 @@ use std::collections::VecDeque;
 enum Place {
     Empty,
     Reserved,
+    /// With the owner's page.
     Live(VirtualPage),
     Dead,
 }
 
-/// Bookkeeping of one stage.
+/// The places of one stage, guarded by a mutex of the address space.
 #[derive(Debug)]
 pub struct Stage {
     places: Vec<Place>,
+    /// Where the search for an empty place starts.
     next: usize,
+    /// Live places in order of arrival, and places that died since.
     arrivals: VecDeque<StageIndex>,
+    /// Dead places that are in no command.
     dead: Vec<StageIndex>,
+    /// Number of live places.
     live: usize,
 }
 
@@ -39,8 +43,8 @@ impl Stage {
         }
     }
 
-    /// Reserves the next empty place of the ring; `None` when there is none. What cannot be dropped for
-    /// a while, as something else holds it, is passed over.
+    /// Reserves the next empty place of the ring; `None` if there is none. Skips places that cannot be freed for a
+    /// while, for example because they are pinned.
     pub fn reserve(&mut self) -> Option<StageIndex> {
         let ring = (self.next..self.places.len()).chain(0..self.next);
         let index = ring
@@ -55,19 +59,19 @@ impl Stage {
         &mut self.places[index.0 as usize]
     }
 
-    /// A reserved place got its page.
+    /// The page of `owner` arrived at a reserved place.
     pub fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
         *self.place(index) = Place::Live(owner);
         self.live += 1;
         self.arrivals.push_back(index);
         if self.arrivals.len() > 2 * self.places.len() {
-            self.forget_past_arrivals();
+            self.prune_arrivals();
         }
     }
 
-    /// Keeps one arrival for each live place, the last. Places that died are left in the queue
-    /// until somebody looks, and nobody may for long.
-    fn forget_past_arrivals(&mut self) {
+    /// Keeps the last arrival of each live place. `oldest` removes dead places from the queue, but may not be called for
+    /// a long time.
+    fn prune_arrivals(&mut self) {
         let mut wanted: Vec<bool> = self
             .places
             .iter()
@@ -82,24 +86,24 @@ impl Stage {
         self.arrivals = kept;
     }
 
-    /// A reserved place got none.
+    /// No page arrived at a reserved place.
     pub fn unused(&mut self, index: StageIndex) {
         *self.place(index) = Place::Empty;
     }
 
-    /// A reserved place got a page that nobody wants any more.
+    /// A page that is not needed any more arrived at a reserved place.
     pub fn arrived_dead(&mut self, index: StageIndex) {
         *self.place(index) = Place::Dead;
         self.dead.push(index);
     }
 
-    /// How many places from this one on are empty, at most `most`.
+    /// The number of consecutive empty places from `index` on, at most `most`.
     pub fn empty_from(&self, index: StageIndex, most: u32) -> u32 {
         let places = self.places[index.0 as usize..].iter().take(most as usize);
         places.take_while(|place| **place == Place::Empty).count() as u32
     }
 
-    /// Somebody else put something at empty places: it is to be dropped.
+    /// Pages were faulted in at empty places (`mlockall`): they are to be freed.
     pub fn filled(&mut self, first: StageIndex, pages: u32) {
         for index in first.0..first.0 + pages {
             if *self.place(StageIndex(index)) == Place::Empty {
@@ -108,7 +112,7 @@ impl Stage {
         }
     }
 
-    /// The page of a live place is of no more use.
+    /// The page of a live place is not needed any more.
     pub fn retire(&mut self, index: StageIndex) {
         let place = self.place(index);
         if matches!(place, Place::Live(_)) {
@@ -118,7 +122,7 @@ impl Stage {
         }
     }
 
-    /// A live page is known under another address now.
+    /// The owner of a live page moved to another address.
     pub fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
         let place = self.place(index);
         if matches!(place, Place::Live(_)) {
@@ -126,12 +130,12 @@ impl Stage {
         }
     }
 
-    /// Live places.
+    /// Number of live places.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// Up to `count` of the oldest live pages, which stay where they are.
+    /// Collects up to `count` of the oldest live pages into `out`. They stay live.
     pub fn oldest(&mut self, count: usize, out: &mut Vec<(StageIndex, VirtualPage)>) {
         out.clear();
         while out.len() < count {
@@ -142,13 +146,13 @@ impl Stage {
                 out.push((index, owner));
             }
         }
-        // They are looked at in this order again until they are retired.
+        // They stay the oldest until they are retired.
         for (index, _) in out.iter().rev() {
             self.arrivals.push_front(*index);
         }
     }
 
-    /// Takes up to `runs` runs of dead places to be dropped, as (first, pages).
+    /// Takes up to `runs` runs of dead places to be freed, as (first, pages).
     pub fn take_dead(&mut self, runs: usize) -> Vec<(StageIndex, u32)> {
         self.dead.sort_unstable();
         let mut taken: Vec<(StageIndex, u32)> = Vec::new();
@@ -166,14 +170,14 @@ impl Stage {
         taken
     }
 
-    /// A run taken by [`Stage::take_dead`] was dropped.
+    /// A run taken by [`Stage::take_dead`] was freed.
     pub fn dropped(&mut self, first: StageIndex, pages: u32) {
         for index in first.0..first.0 + pages {
             self.places[index as usize] = Place::Empty;
         }
     }
 
-    /// A run taken by [`Stage::take_dead`] could not be dropped (all of it) and waits again.
+    /// A run taken by [`Stage::take_dead`] was not freed completely, and waits again.
     pub fn not_dropped(&mut self, first: StageIndex, pages: u32) {
         self.dead.extend((first.0..first.0 + pages).map(StageIndex));
     }
@@ -249,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_dropped_is_passed_over() {
+    fn a_place_that_cannot_be_freed_is_skipped() {
         let mut stage = Stage::new(4);
         reserve_all(&mut stage);
         for place in 0..4 {
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_at_empty_places_is_dropped() {
+    fn pages_faulted_in_at_empty_places_are_freed() {
         let mut stage = Stage::new(8);
         assert_eq!(stage.reserve(), Some(StageIndex(0)));
         assert_eq!(stage.reserve(), Some(StageIndex(1)));

@@ -1,7 +1,6 @@
-//! Batches of pages on their way to the stage, and staged pages on their way out.
+//! Batches: victims to move to the stage, and dead places of the stage to free.
 //!
-//! At most one batch of an address space is with its helper. The outcome is applied ("settled") by
-//! whichever thread needs it first.
+//! At most one batch per address space is in flight. The thread that needs its outcome first settles it.
 
 pub mod plan;
 pub mod post;
@@ -16,79 +15,92 @@ use memfold_sys::uffd::is_unseen;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A run of pages of a command.
+/// A run of contiguous pages of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
+    /// The first page.
     pub page: VirtualPage,
+    /// Number of pages.
     pub pages: u32,
-    /// The first of the neighbouring places of the stage to move to, the pages being `Moving`;
-    /// `None` to break the sharing that a fork left, the pages staying `Resident`.
+    /// First of the contiguous places to which the `Moving` pages are moved; `None` to break COW of pages that stay
+    /// `Resident`.
     pub place: Option<StageIndex>,
 }
 
 impl Run {
-    /// Adds to a result the pages that lie at their places though it was not told that they were moved.
-    /// `EAGAIN`, and `ENOENT` where a mapping left, come without a look at the pages, which an earlier try
-    /// may have moved and forgotten; see [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
-    fn count_forgotten(&self, result: &mut MoveRun, mut is_staged: impl FnMut(StageIndex) -> bool) {
+    /// Adds pages to a result that arrived in the stage without being reported. For EAGAIN, and for ENOENT of a missing
+    /// mapping, the kernel returns before it looks at the pages, and an earlier try may have moved some of them; see
+    /// [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
+    fn count_unreported(
+        &self,
+        result: &mut MoveRun,
+        mut is_staged: impl FnMut(StageIndex) -> bool,
+    ) {
         let (Some(first), true) = (self.place, is_unseen(Errno(result.errno))) else {
             return;
         };
         let rest = result.moved..self.pages;
-        let forgotten = rest.take_while(|step| is_staged(StageIndex(first.0 + step)));
-        let forgotten = forgotten.count() as u32;
-        if forgotten > 0 {
-            result.moved += forgotten;
-            // The error was that of the first of these: nothing is known of the page behind them.
+        let unreported = rest.take_while(|step| is_staged(StageIndex(first.0 + step)));
+        let unreported = unreported.count() as u32;
+        if unreported > 0 {
+            result.moved += unreported;
+            // The error was of the first of these pages; the next page has none yet.
             result.errno = Errno::EAGAIN.0;
         }
     }
 }
 
-/// Pages to move to the stage and places of the stage to drop: what one command asks of the helper.
+/// The work of one command to the helper: pages to move to the stage or to break COW of, and places to free.
 ///
 /// | step | file | by |
 /// |---|---|---|
 /// | `Batch::plan` | `plan` | the reclaimer |
 /// | `Batch::post` | `post` | the reclaimer |
-/// | `Batch::settle` | `settle` | whichever thread needs the outcome first: the reclaimer, a fault on a page of the batch, an event or a fork over it |
+/// | `Batch::settle` | `settle` | the thread that needs the outcome first: the reclaimer, a fault on a page of the batch, an event or a fork |
 /// | `Batch::settle_with` | `settle` | the handler that takes the gate over from a stopped helper |
 #[derive(Debug, Default)]
 pub struct Batch {
+    /// Pages to move, or to break COW of.
     pub moves: Vec<Run>,
+    /// Runs of dead places to free, as (first, pages).
     pub drops: Vec<(StageIndex, u32)>,
 }
 
 impl Batch {
-    /// Whether there is nothing to ask for.
+    /// Whether the batch has no work.
     pub fn is_empty(&self) -> bool {
         self.moves.is_empty() && self.drops.is_empty()
     }
 }
 
-/// The supervisor's end of a helper's channel, with the batch that was posted and is not settled yet.
+/// The supervisor's end of a helper's channel, with the batch in flight. Guarded by a mutex of the address space.
 pub struct HelperPort {
+    /// Posts commands and reads outcomes.
     pub port: Port,
     /// The channel's descriptor, until it is handed to the program.
     file: Option<OwnedFd>,
+    /// The batch in flight.
     pub batch: Option<Batch>,
-    /// The gate was taken over from the helper, which was stopped in it. What the helper still does of
-    /// its command has no effect, and it takes no other command until it has done this one.
+    /// The gate was taken over from the helper, which was stopped inside. The rest of its command has no effect, and it
+    /// gets no other command until it is done with this one.
     pub taken_over: bool,
-    /// The stage is not registered, so that nothing can be moved there.
+    /// The stage is not registered, so that the kernel refuses to move pages there.
     pub stage_closed: bool,
 }
 
-/// How many pages of a settled batch changed state.
+/// Number of pages of a settled batch, by their new state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Settled {
+    /// Pages moved to the stage.
     pub staged: usize,
+    /// Pages freed from the stage.
     pub dropped: usize,
-    /// Pages whose COW was broken; they stay where they are.
+    /// Pages whose COW was broken, and that stay resident.
     pub cow_broken: usize,
 }
 
 impl HelperPort {
+    /// The port of a new channel.
     pub fn new(port: Port, file: OwnedFd) -> HelperPort {
         HelperPort {
             port,
@@ -99,21 +111,22 @@ impl HelperPort {
         }
     }
 
-    /// The descriptor to hand to the program; once.
+    /// Takes the channel's descriptor, to hand it to the program.
     pub fn take_file(&mut self) -> Option<OwnedFd> {
         self.file.take()
     }
 
+    /// The memory shared with the helper.
     pub fn channel(&self) -> &Arc<SharedChannel> {
         self.port.shared()
     }
 
-    /// Whether no command can be posted now.
+    /// Whether no command may be posted now.
     pub fn is_busy(&self) -> bool {
         self.batch.is_some() || self.taken_over || self.stage_closed
     }
 
-    /// Whether the helper has a command that is not done.
+    /// Whether a command is in flight and the helper is not done with it.
     pub fn waits_for_helper(&self) -> bool {
         (self.batch.is_some() || self.taken_over) && !self.port.is_done()
     }
@@ -124,7 +137,7 @@ impl HelperPort {
     }
 }
 
-/// What a helper says of a move, whatever it says.
+/// Fuzz target: arbitrary results of a helper.
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing {
     use super::Run;
@@ -133,7 +146,7 @@ pub mod fuzzing {
     use memfold_sys::Errno;
     use memfold_sys::channel::MoveRun;
 
-    /// A run, the result of it, and which pages lie in the stage, a bit each.
+    /// The input encodes a run, its result, and a bitmap of the pages in the stage.
     pub fn outcome(input: &[u8]) {
         let mut words = input.chunks_exact(4).map(|word| {
             let word = word.try_into().expect("four bytes");
@@ -147,23 +160,23 @@ pub mod fuzzing {
             pages,
             place: next().is_multiple_of(2).then_some(StageIndex(first)),
         };
-        let said = MoveRun {
+        let reported = MoveRun {
             moved: next(),
             errno: next().cast_signed(),
             ..MoveRun::default()
         };
         let staged = next();
         let mut looked = 0;
-        let mut result = said;
-        run.count_forgotten(&mut result, |place| {
+        let mut result = reported;
+        run.count_unreported(&mut result, |place| {
             looked += 1;
-            let step = place.0.checked_sub(first).expect("a place of the run's");
-            assert!(step < pages, "a place of the run's");
+            let step = place.0.checked_sub(first).expect("a place of the run");
+            assert!(step < pages, "a place of the run");
             staged >> (step % 32) & 1 == 1
         });
         assert!(looked <= pages);
-        assert!(result.moved >= said.moved, "what was moved stays so");
-        if result.moved != said.moved {
+        assert!(result.moved >= reported.moved, "moved pages stay moved");
+        if result.moved != reported.moved {
             assert!(result.moved <= pages && result.errno == Errno::EAGAIN.0);
         }
     }
@@ -173,7 +186,7 @@ pub mod fuzzing {
 mod tests {
     use super::*;
 
-    /// What is made of a result for a run of 8 pages, of which these are in the stage.
+    /// The corrected result for a run of 8 pages, of which `staged` are in the stage.
     fn counted(moved: u32, errno: Errno, staged: [u32; 3]) -> (u32, Errno) {
         let run = Run {
             page: VirtualPage(7),
@@ -185,16 +198,16 @@ mod tests {
             errno: errno.0,
             ..MoveRun::default()
         };
-        run.count_forgotten(&mut result, |place| staged.contains(&(place.0 - 100)));
+        run.count_unreported(&mut result, |place| staged.contains(&(place.0 - 100)));
         (result.moved, Errno(result.errno))
     }
 
     #[test]
-    fn what_arrived_unseen_is_counted() {
+    fn unreported_arrivals_are_counted() {
         for errno in [Errno::EAGAIN, Errno::ENOENT] {
             assert_eq!(counted(0, errno, [0, 1, 5]), (2, Errno::EAGAIN));
             assert_eq!(counted(5, errno, [5, 6, 7]), (8, Errno::EAGAIN));
-            // What lies behind a gap is somebody else's, and what is known already is not looked at.
+            // Pages after a gap do not count, and reported pages are not looked up.
             assert_eq!(counted(0, errno, [1, 2, 3]), (0, errno));
             assert_eq!(counted(4, errno, [0, 1, 2]), (4, errno));
             assert_eq!(counted(u32::MAX, errno, [0, 1, 2]), (u32::MAX, errno));
@@ -202,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_saw_is_as_it_says() {
+    fn errors_after_a_look_at_the_page_are_final() {
         for errno in [Errno::EEXIST, Errno::EBUSY, Errno(0)] {
             assert_eq!(counted(3, errno, [3, 4, 5]), (3, errno));
         }

@@ -1,7 +1,7 @@
-//! Choosing the pages that are to go out next.
+//! Choosing the next victims.
 //!
-//! Pages that were copied for it come first, or those of which relatives' copies went out; else those
-//! behind the clock hand, in address order.
+//! Pages whose COW was broken for page-out come first, then pages whose relatives' copies were paged out; otherwise the
+//! clock hand takes pages in address order.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
@@ -13,18 +13,18 @@ use memfold_sys::channel::RUNS_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Page states looked at for one command, at most.
+/// Maximum number of page states that the hand visits per batch. More finds more victims and holds the gate for longer.
 pub const LOOKED_AT: usize = 1 << 15;
-/// Runs of such pages that are looked for in one round, at most.
+/// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds the gate for longer.
 const REMOVED_RUNS: usize = 64;
-/// The part of a lap of the hand within which a page that comes back is hot.
-const LATELY: u64 = 8;
+/// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks fewer pages hot.
+const RECENT_DIVISOR: u64 = 8;
 
 impl Batch {
-    /// Chooses the next victims from the clock hand on, marks them `Moving` and reserves places for them,
-    /// and takes the dead places of the stage that are to be dropped. `wanted` is in pages, `now` in
-    /// seconds since the supervisor started.
+    /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead places to free.
+    /// `now` is in seconds since the supervisor's start.
     pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Batch {
+        debug_assert!(gate.is_of(space));
         let mut planner = Planner {
             space,
             gate,
@@ -47,7 +47,7 @@ impl Batch {
     }
 }
 
-/// Finds out what became of pages that were dropped: they were touched since, or are holes.
+/// Resolves `Removed` pages: they are resident if they were touched since, otherwise holes.
 fn resolve_removed(space: &AddressSpace, gate: &Shared<'_>, ranges: &[PageRange]) {
     for range in ranges {
         let Ok(present) = space.present(*range) else {
@@ -78,19 +78,19 @@ struct Planner<'a> {
     looked: usize,
     runs: Vec<Run>,
     pages: usize,
-    /// Pages that were dropped long enough ago, in runs.
+    /// Runs of `Removed` pages that the kernel has dropped by now.
     removed: Vec<PageRange>,
 }
 
 impl Planner<'_> {
-    /// Takes victims from the clock hand on, or first where some are due.
+    /// Takes victims whose COW was broken, or else from the clock hand on.
     fn choose(&mut self) {
         let space = self.space;
         let wanted = self.wanted;
         let ranges = lock(&space.managed).ranges().to_vec();
         for list in [&space.clock.cow_broken, &space.clock.sibling_ranges] {
             let due = std::mem::take(&mut *lock(list));
-            // What is not managed any more is nothing to move.
+            // Ranges that are not managed any more must not be moved.
             let parts = due.iter().flat_map(|range| {
                 let inside = ranges.iter().map(|region| region.intersection(*range));
                 inside.filter(|part| !part.is_empty())
@@ -106,7 +106,8 @@ impl Planner<'_> {
                 }
             }
             if self.pages > 0 {
-                // Nothing else beside it: this one would have copies to move out without an end.
+                // Do not add ordinary victims to this batch: breaking their COW would produce new copies and keep this
+                // address space first in line forever.
                 return;
             }
         }
@@ -114,7 +115,7 @@ impl Planner<'_> {
         space
             .clock
             .recent
-            .store(managed / LATELY, Ordering::Relaxed);
+            .store(managed / RECENT_DIVISOR, Ordering::Relaxed);
         let hand = VirtualPage(space.clock.hand.load(Ordering::Relaxed));
         let behind = ranges.iter().map(|range| PageRange {
             start: range.start.max(hand),
@@ -133,7 +134,7 @@ impl Planner<'_> {
         space.clock.hand.store(hand.0, Ordering::Relaxed);
     }
 
-    /// Takes victims of a range; `Some(page)` where the hand stops.
+    /// Takes victims from a range. Returns the page at which the hand stopped, if it did before the end.
     fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
         let mut stopped = None;
         let gate = self.gate;
@@ -183,7 +184,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Adds a page to be taken out of sharing. `false` if there is no more room.
+    /// Adds a page whose COW is to be broken. `false` if the batch is full.
     fn add_cow_break(&mut self, page: VirtualPage) -> bool {
         if self.pages == self.wanted {
             return false;
@@ -202,7 +203,7 @@ impl Planner<'_> {
         true
     }
 
-    /// Adds a page to be moved. `false` if there is no more room.
+    /// Adds a page to be moved to the stage. `false` if the batch or the stage is full.
     fn add_move(&mut self, page: VirtualPage, entry: &Entry) -> bool {
         if self.pages == self.wanted {
             return false;
@@ -236,7 +237,7 @@ impl Planner<'_> {
     }
 }
 
-/// The page behind a run.
+/// The page after a run.
 fn behind(run: &Run) -> VirtualPage {
     run.page.plus(u64::from(run.pages))
 }

@@ -2,25 +2,26 @@
 
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::Shared;
+use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
 use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
 
 impl Batch {
-    /// Posts the batch as a command. `_held` shows that the gate is held since [`Batch::plan`], so that
-    /// the event count belongs to the states the moves were planned from.
+    /// Posts the batch as a command. The gate is held since [`Batch::plan`], so that the event count belongs to the states
+    /// that the moves were planned from.
     ///
     /// # Panics
     ///
-    /// Where the batch before is not settled.
-    pub fn post(self, space: &AddressSpace, _held: &Shared<'_>) {
+    /// If the previous batch is not settled.
+    pub fn post(self, space: &AddressSpace, gate: &Shared<'_>) {
+        debug_assert!(gate.is_of(space));
         let Batch { moves, drops } = self;
         assert!(
             moves.len() <= RUNS_MAX && drops.len() <= RUNS_MAX,
             "too many runs"
         );
         let mut port = lock(&space.helper_port);
-        assert!(port.batch.is_none(), "the batch before is settled");
+        assert!(port.batch.is_none(), "the previous batch is not settled");
         let drop_runs: Vec<DropRun> = drops
             .iter()
             .map(|(place, pages)| DropRun {

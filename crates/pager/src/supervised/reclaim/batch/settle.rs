@@ -1,4 +1,4 @@
-//! Applying what the helper did of a batch.
+//! Settling a batch: applying its outcome to the page states.
 
 use crate::page::PageRange;
 use crate::page_state::{PageState, StageIndex};
@@ -12,15 +12,16 @@ use memfold_sys::channel::MoveRun;
 use memfold_sys::port::Outcome;
 use std::sync::atomic::Ordering;
 
-/// Ranges that a relative is asked to move out, too, at most: it is a hint.
-const TO_FOLLOW_MOST: usize = 256;
+/// Maximum length of `sibling_ranges`, which are hints. More frees more copies and takes more memory.
+const SIBLING_RANGES_MAX: usize = 256;
 
 impl Batch {
-    /// Applies the outcome of the batch that is with the helper, if the helper is done with it.
+    /// Settles the batch in flight, if the helper is done with it.
     pub fn settle(space: &AddressSpace, gate: &impl Inside) -> Option<Settled> {
+        debug_assert!(gate.is_of(space));
         let mut port = lock(&space.helper_port);
         if port.taken_over && port.port.outcome(0, 0).is_some() {
-            // It has gone on, and done its command.
+            // The helper continued and is done with its command.
             port.taken_over = false;
         }
         if port.stage_closed && !port.taken_over {
@@ -30,7 +31,7 @@ impl Batch {
         let (drops, moves) = (batch.drops.len(), batch.moves.len());
         let mut outcome = port.port.outcome(drops, moves)?;
         let batch = port.batch.take()?;
-        batch.count_forgotten(space, &mut outcome);
+        batch.count_unreported(space, &mut outcome);
         Some(batch.settle_with(space, gate, &outcome))
     }
 
@@ -41,24 +42,25 @@ impl Batch {
         gate: &impl Inside,
         outcome: &Outcome,
     ) -> Settled {
+        debug_assert!(gate.is_of(space));
         let mut settled = Settled::default();
-        self.settle_drops(space, outcome, &mut settled);
+        self.apply_drops(space, outcome, &mut settled);
         for (index, run) in self.moves.iter().enumerate() {
             let result = outcome.moves.get(index);
             match run.place {
                 Some(place) => {
                     let result = result.filter(|_| !outcome.stale);
-                    settle_move((space, gate), run, place, result, &mut settled);
+                    apply_move((space, gate), run, place, result, &mut settled);
                 }
-                None => settled.cow_broken += settle_cow_break(space, gate, run, result),
+                None => settled.cow_broken += apply_cow_break(space, gate, run, result),
             }
         }
         space.add_resident_pages(-(settled.dropped as i64));
         settled
     }
 
-    /// Adds the pages that the helper moved and was not told of, where it could not look.
-    fn count_forgotten(&self, space: &AddressSpace, outcome: &mut Outcome) {
+    /// Adds the pages that were moved without being reported to the helper.
+    fn count_unreported(&self, space: &AddressSpace, outcome: &mut Outcome) {
         if outcome.stale {
             return;
         }
@@ -66,33 +68,35 @@ impl Batch {
         let mut is_staged = |place| {
             let in_stage = in_stage.get_or_insert_with(|| {
                 space.in_stage().unwrap_or_else(|error| {
-                    log::debug!("what was moved is as the helper says, unseen: {error}");
+                    log::debug!(
+                        "cannot check which pages were moved, trusting the helper: {error}"
+                    );
                     RangeSet::default()
                 })
             });
             in_stage.containing(space.stage_page(place)).is_some()
         };
         for (run, result) in self.moves.iter().zip(&mut outcome.moves) {
-            run.count_forgotten(result, &mut is_staged);
+            run.count_unreported(result, &mut is_staged);
         }
     }
 
-    fn settle_drops(&self, space: &AddressSpace, outcome: &Outcome, settled: &mut Settled) {
+    fn apply_drops(&self, space: &AddressSpace, outcome: &Outcome, settled: &mut Settled) {
         let mut stage = lock(&space.stage);
         for ((place, pages), result) in self.drops.iter().zip(&outcome.drops) {
             if result.errno == 0 {
                 stage.dropped(*place, *pages);
                 settled.dropped += *pages as usize;
             } else {
-                // Pages of the run that are gone already do not stop the next try.
+                // Some pages of the run may be freed; the next try skips them.
                 stage.not_dropped(*place, *pages);
             }
         }
     }
 }
 
-/// Returns how many pages are not shared any more.
-fn settle_cow_break(
+/// Applies the result of breaking COW. Returns the number of pages that are not shared any more.
+fn apply_cow_break(
     space: &AddressSpace,
     gate: &impl Inside,
     run: &Run,
@@ -104,7 +108,7 @@ fn settle_cow_break(
         end: run.page.plus(u64::from(run.pages)),
     };
     if done {
-        // They were copied for this: they go out with the next command.
+        // The copies were made for page-out: they are the next victims.
         lock(&space.clock.cow_broken).push(range);
         note_cow_broken(space, range);
     }
@@ -115,7 +119,7 @@ fn settle_cow_break(
             shared: true,
         } = entry.load()
         {
-            // Where it failed, the hand looks again when it comes round twice.
+            // After a failure, the hand retries at its second next revolution.
             let next = PageState::Resident {
                 skips: if done { skips } else { skips.max(1) },
                 shared: !done,
@@ -126,12 +130,13 @@ fn settle_cow_break(
     if done { run.pages as usize } else { 0 }
 }
 
-/// Lets the others' pages of a range go out, too: until they have, nothing is gained.
+/// Adds a range to the `sibling_ranges` of relatives, as only paging out their copies, too, frees memory, and lowers the
+/// estimate of shared pages.
 fn note_cow_broken(space: &AddressSpace, range: PageRange) {
     let mut copied = vec![false; range.pages() as usize];
     for relative in space.fork.family.others(space) {
         let mut any = false;
-        // Two gates are held for a moment, the second without waiting for it.
+        // A second gate is entered here, without waiting for it.
         if let Some(gate) = relative.try_shared() {
             gate.table().visit(range, |page, entry| {
                 if matches!(entry.load(), PageState::Resident { shared: true, .. }) {
@@ -141,16 +146,16 @@ fn note_cow_broken(space: &AddressSpace, range: PageRange) {
                 true
             });
         } else {
-            // Taken for copied: more counts as resident, until the kernel is asked again.
+            // Assume that all pages were shared. The estimate is too low until the next count.
             copied.fill(true);
             any = true;
         }
-        let mut follow = lock(&relative.clock.sibling_ranges);
-        if any && follow.len() < TO_FOLLOW_MOST && !follow.contains(&range) {
-            follow.push(range);
+        let mut siblings = lock(&relative.clock.sibling_ranges);
+        if any && siblings.len() < SIBLING_RANGES_MAX && !siblings.contains(&range) {
+            siblings.push(range);
         }
     }
-    // What nobody else has was not copied, and a fault of the kernel's all the same.
+    // A page that no relative shares was not copied, but its write was a minor fault, too.
     let copies = copied.iter().filter(|copied| **copied).count() as u64;
     space
         .sampling
@@ -159,7 +164,8 @@ fn note_cow_broken(space: &AddressSpace, range: PageRange) {
     space.resources.shared.lower(copies);
 }
 
-fn settle_move(
+/// Applies the result of moving a run to the stage.
+fn apply_move(
     (space, gate): (&AddressSpace, &impl Inside),
     run: &Run,
     first: StageIndex,
@@ -179,27 +185,27 @@ fn settle_move(
             if entry.replace(moving, PageState::Staged(place)) {
                 stage.arrived(place, page);
             } else {
-                // Unmapped since: what was moved is of no more use.
+                // The page was unmapped meanwhile, so the staged copy is not needed.
                 stage.arrived_dead(place);
             }
             continue;
         }
         if step == moved && errno == Errno::EEXIST {
-            // Only the program can have put something there.
+            // The place is occupied: the program touched it (`mlockall`).
             stage.arrived_dead(place);
         } else {
             stage.unused(place);
         }
         let stays = match (step == moved, errno) {
-            // Not there: dropped by the program before its event was seen.
+            // The program dropped the page, and the event is not read yet.
             (true, Errno::ENOENT) => PageState::Hole,
             (true, Errno::EBUSY) => PageState::Resident {
                 skips: 0,
                 shared: true,
             },
-            // Cannot be moved now: look again when the hand comes round twice.
+            // The page cannot be moved now; the hand retries at its second next revolution.
             (true, _) => PageState::FRESH,
-            // So will its neighbours be, as a rule: a fork shares whole ranges.
+            // A fork shares whole ranges, so the neighbours are mostly shared, too.
             (false, Errno::EBUSY) => PageState::Resident {
                 skips: 0,
                 shared: true,
