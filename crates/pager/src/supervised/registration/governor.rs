@@ -1,5 +1,5 @@
-//! The governor: watches how large the programs are, and takes their memory under management
-//! only when the group comes near its limit. Below that they run at native speed.
+//! The governor: samples the programs' sizes, and registers their mappings once the group comes near its limit. Below
+//! that, programs run at native speed.
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
@@ -26,46 +26,51 @@ mod recall;
 mod traced;
 mod unregister;
 
-/// How often it is looked for programs of which only the helper is left: the look at a program takes
-/// longer than that at its size.
-const ENDS: Duration = Duration::from_millis(100);
-/// New mappings of so many pages are worth a look.
-const REMAPPED_TO_LOOK_PAGES: u64 = 16;
-/// Programs smaller than this are left alone.
+/// Interval of checks for programs of which only the helper is left, and for dropped privileges. These read more of
+/// `/proc` than a sample of sizes; a longer interval delays the exit of such programs.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
+const REMAPPED_TO_SCAN_PAGES: u64 = 16;
+/// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
-/// Memory that a program is taken to touch at most, in bytes a second.
+/// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near the limit.
 const FASTEST_GROWTH: u64 = 8 << 30;
-/// A forked child that has no helper by now is taken to have none for good.
+/// Age at which a forked child without a helper is taken never to get one. Longer leaves it unguarded for longer.
 const HELPERLESS: Duration = Duration::from_millis(250);
-/// A program whose helper ended and that is still there by now has another process in its memory.
+/// Time after its helper exited at which a program that still exists is taken to share its memory with another process.
+/// Longer leaves that process unguarded for longer.
 const OUTLIVED: Duration = Duration::from_millis(50);
+/// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
-/// Resident memory that nobody here filled in and that makes it worth to look at the mappings again.
-const GROWTH_TO_LOOK_PAGES: i64 = 256;
-/// How long taking over waits for a gate before another turn.
+/// Growth of resident pages by the kernel's own faults that triggers a scan. More scans less often and finds new
+/// mappings later.
+const GROWTH_TO_SCAN_PAGES: i64 = 256;
+/// Longest wait for a gate before the program is left to another tick. Longer delays samples of the others.
 const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// The governor's thread.
+/// The governor thread.
 pub struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
+    /// Serves faults read along with events, and recalls.
     server: Server,
     sharing: SharingWatch,
-    /// When it was last looked for programs that only their helper keeps.
-    looked_for_ends: Instant,
+    /// Time of the last check for exits and dropped privileges.
+    last_exit_check: Instant,
     unregistering: Unregistering,
     tracing: Tracing,
 }
 
 impl Governor {
+    /// The governor of a group.
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
             server: Server::new(group.clone()),
             group,
             handlers,
             sharing: SharingWatch::default(),
-            looked_for_ends: Instant::now(),
+            last_exit_check: Instant::now(),
             unregistering: Unregistering::default(),
             tracing: Tracing::default(),
         }
@@ -74,30 +79,30 @@ impl Governor {
     /// Runs until the group stops.
     pub fn run(&mut self) {
         thread::set_timer_slack(50_000);
-        // Late, it lets programs outgrow the limit before they are managed.
+        // A late sample lets programs outgrow the limit before they are managed.
         thread::set_standing(thread::current_id(), Standing::Before);
         let mut affinity = AffinityFollower::new();
-        let mut looked = Instant::now();
+        let mut last = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
             affinity.follow(&self.group);
             let nap = self.tick();
             std::thread::sleep(nap);
-            let pause = looked.elapsed().saturating_sub(nap).as_nanos() as u64;
+            let pause = last.elapsed().saturating_sub(nap).as_nanos() as u64;
             let longest = &self.group.resources.counters.longest_pause_ns;
             longest.fetch_max(pause, Ordering::Relaxed);
-            looked = Instant::now();
+            last = Instant::now();
         }
     }
 
-    /// Samples, registers what is due, and says how long to sleep.
+    /// Samples all programs and registers mappings if needed. Returns the time until the next sample.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
-        if self.looked_for_ends.elapsed() >= ENDS {
-            self.looked_for_ends = Instant::now();
+        if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
+            self.last_exit_check = Instant::now();
             for space in &spaces {
                 space.end_helper_after_threads();
                 space.follow_privileges();
-                // Its end is not told where somebody else holds its helper's socket.
+                // The socket does not hang up if another process holds a duplicate.
                 if space.is_gone() {
                     space.life.detach();
                 }
@@ -126,7 +131,7 @@ impl Governor {
                 space.note_listening();
             } else if space.may_retry_listening() {
                 space.unlistened.store(false, Ordering::Relaxed);
-                // Where that fails it is tried again soon.
+                // A failure is retried at a later tick.
                 let _ = self.handlers.listen(space);
             }
         }
@@ -138,12 +143,12 @@ impl Governor {
         let marks = Watermarks::of(self.group.resources.resident_limit_bytes());
         let resident = self.group.resources.resident_bytes();
         let manage_from = manage_from(marks.hard);
-        // What forks share may be copied faster than it is taken under management.
+        // Shared pages may be copied faster than they are registered.
         let copied = resident + bytes(self.group.resources.shared.pages());
         if copied >= manage_from {
             for space in &spaces {
-                if worth_a_look(space) && !self.unregistering.is_pending(space) {
-                    self.take_over(space);
+                if needs_scan(space) && !self.unregistering.is_pending(space) {
+                    self.register_mappings(space);
                 }
             }
             for space in &spaces {
@@ -167,19 +172,19 @@ impl Governor {
         Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
     }
 
-    /// An address space without a helper tells nobody when it goes: ask the kernel.
+    /// Asks the kernel whether an address space without a helper is gone, which no socket or event reports.
     fn probe(&self, space: &Arc<AddressSpace>) {
         if space.is_gone() {
             space.life.die();
-            // Whoever told may not have come to it, and others may hold it for a while.
+            // Uncharge now, because other threads may keep references for a while.
             space.leave();
             self.handlers.forget(space);
             self.group.remove_space(space.id);
         }
     }
 
-    /// Registers the mappings of a program that are not yet, whole, and notes what is resident.
-    fn take_over(&mut self, space: &Arc<AddressSpace>) {
+    /// Scans the mappings of a program, and registers new ones as a whole.
+    fn register_mappings(&mut self, space: &Arc<AddressSpace>) {
         let Some(attached) = space.attached() else {
             return;
         };
@@ -189,14 +194,14 @@ impl Governor {
             space.sampling.mapped.load(Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        let Ok(survey) = VmaScan::of(space, attached) else {
+        let Ok(scan) = VmaScan::of(space, attached) else {
             return;
         };
-        *lock(&space.thread_ends) = survey.thread_ends.as_slice().into();
-        if survey.fresh.is_empty() {
+        *lock(&space.thread_ends) = scan.thread_ends.as_slice().into();
+        if scan.unmanaged.is_empty() {
             return;
         }
-        if lock(&space.refused).is_any_new(&survey.fresh) {
+        if lock(&space.refused).is_any_new(&scan.unmanaged) {
             let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
@@ -204,19 +209,19 @@ impl Governor {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
-        // Events that are on their way must not be applied to what is registered now.
+        // Apply pending events first: they must not be applied to mappings registered now.
         let messages = self.handlers.read_messages(space, &mut gate);
-        if !self.register(space, &gate, attached, &survey) {
+        if !self.register(space, &gate, attached, &scan) {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
-        self.take_in(space, messages);
+        self.serve_messages(space, messages);
     }
 
-    /// Does what was read along with events, after the gate was left.
-    fn take_in(&mut self, space: &Arc<AddressSpace>, messages: Messages) {
+    /// Serves faults that were read along with events, and listens to forked children, after leaving the gate.
+    fn serve_messages(&mut self, space: &Arc<AddressSpace>, messages: Messages) {
         for child in &messages.children {
-            // Reported by the handler's next read otherwise; here it is this thread's to do.
+            // On failure, a later tick retries.
             let _ = self.handlers.listen(child);
         }
         for (fault, thread) in messages.faults {
@@ -227,28 +232,27 @@ impl Governor {
         }
     }
 
-    /// Registers mappings; the gate is held exclusively. `false` if they are to be looked at again.
+    /// Registers mappings. `false` if they must be scanned again.
     ///
-    /// Only what is registered, and has been since before its pages were looked for, may count as
-    /// managed: a page that is moved out of memory that is not registered is a page lost, as the
-    /// kernel itself fills the hole that it leaves. The kernel registers what there is of a range,
-    /// and gaps fill without an event: the survey may be of another time. So afterwards it is asked
-    /// whether all of the range is one registered mapping. Only events could have made and unmade
-    /// that in between, so no change may be under way then.
+    /// A range may count as managed only if it was registered before its resident pages were looked up: a page moved out
+    /// of unregistered memory is lost, because the kernel fills the hole with zeros. The scan may be outdated, and the
+    /// kernel registers whatever is mapped in a range; gaps may be mapped without an event. So the range is checked
+    /// afterwards to be one registered mapping. Only a change with an event could have altered it in between, so no
+    /// change may be in progress then.
     ///
-    /// Nor may one be before: a fork that has copied the mappings already, but whose event is not
-    /// there to be read yet, would make a child of which the page states say that it is managed and
-    /// the kernel that it is not.
+    /// Nor may a change be in progress before: a fork that has copied the mappings, but not queued its event, would
+    /// create a child whose page states say managed although its mappings are not registered.
     ///
-    /// What was registered and does not count stays so, as something else may have moved there by
-    /// now; what is not in `regions` is never moved out, and its faults are served like any other.
+    /// Ranges that were registered and do not count stay registered, because other memory may have moved there.
+    /// Unmanaged memory is never paged out, and its faults are served.
     fn register(
         &self,
         space: &AddressSpace,
         gate: &Exclusive<'_>,
         attached: &Attached,
-        survey: &VmaScan,
+        scan: &VmaScan,
     ) -> bool {
+        debug_assert!(gate.is_of(space));
         if space.is_changing() {
             return false;
         }
@@ -262,14 +266,14 @@ impl Governor {
         }
         let mut found = Vec::new();
         let mut complete = true;
-        for range in &survey.fresh {
+        for range in &scan.unmanaged {
             if !is_still_mapped(attached, *range) {
                 complete = false;
                 continue;
             }
             for part in lock(&space.managed).uncovered(*range) {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
-                // The mapping may be gone or be another by now: then it is looked at again later.
+                // A mapping that is gone or was replaced is scanned again later.
                 if uffd.register_protectable(start, length).is_err() {
                     lock(&space.refused).note(part);
                     continue;
@@ -284,7 +288,7 @@ impl Governor {
             return false;
         }
         for (part, present) in found {
-            for piece in survey.guards.uncovered(part) {
+            for piece in scan.guards.uncovered(part) {
                 note_present(space, gate, piece, &present);
                 lock(&space.managed).add(piece);
                 space.protect_new(piece);
@@ -294,8 +298,8 @@ impl Governor {
     }
 }
 
-/// Whether a range is all in one mapping yet, as far as the kernel tells. To register a part of another
-/// would divide that one for a moment, in which the program cannot move it as one (`mremap`).
+/// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a mapping splits it,
+/// and mremap fails on a split mapping.
 fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
     match attached.inspector.mapping_at(range.start.address()) {
         Ok(Some((start, end))) => start <= range.start.address() && range.end.address() <= end,
@@ -304,7 +308,7 @@ fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
     }
 }
 
-/// Notes which pages of a range are there already.
+/// Sets the page states of resident pages of a range that becomes managed.
 fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &RangeSet) {
     let note = |range: PageRange, state: PageState| {
         for page in range.start.0..range.end.0 {
@@ -316,8 +320,8 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
     if let Some((ranges, removal)) =
         lock(&space.removed.unmanaged).pending(space.resources.seconds())
     {
-        let about_to_go = present.iter().flat_map(|range| ranges.covered(*range));
-        about_to_go.for_each(|range| note(range, PageState::Removed(removal)));
+        let removed = present.iter().flat_map(|range| ranges.covered(*range));
+        removed.for_each(|range| note(range, PageState::Removed(removal)));
     }
     let state = PageState::Resident {
         skips: 0,
@@ -326,8 +330,8 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
     present.into_iter().for_each(|range| note(range, state));
 }
 
-/// Whether nobody would tell a program that the supervisor is gone: it never had a helper, or lost it
-/// and is still there, as another process shares its memory.
+/// Whether no helper would kill the program when the supervisor dies: it never had a helper, or its helper exited while
+/// another process shares its memory.
 fn is_without_helper(space: &AddressSpace) -> bool {
     if space.attached().is_none() {
         return space.orphan.born.elapsed() > HELPERLESS;
@@ -342,8 +346,8 @@ fn is_without_helper(space: &AddressSpace) -> bool {
             > OUTLIVED
 }
 
-/// From how many resident bytes on programs are managed: three quarters of the limit, or less where
-/// the rest would be touched before the governor looks again.
+/// Resident bytes of the group from which programs are managed: three quarters of the limit, or less if the rest could be
+/// touched before the next sample.
 fn manage_from(limit: u64) -> u64 {
     const HEADROOM: u64 = 16 << 20;
     (limit / 4 * 3)
@@ -351,15 +355,16 @@ fn manage_from(limit: u64) -> u64 {
         .max(limit / 4)
 }
 
-fn worth_a_look(space: &AddressSpace) -> bool {
-    // At the limit a program is as large as ever, however much of it lies in new mappings.
+/// Whether a program's mappings should be scanned.
+fn needs_scan(space: &AddressSpace) -> bool {
+    // Under the limit the resident size does not grow, so new mappings show in the mapped size only.
     let mapped = space.sampling.mapped.load(Ordering::Relaxed);
     let remapped = mapped.abs_diff(space.sampling.mapped_at_scan.load(Ordering::Relaxed));
     space.attached().is_some()
         && !space.is_dead()
         && !space.is_detached()
         && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
-        && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_LOOK_PAGES
-            || remapped >= REMAPPED_TO_LOOK_PAGES
+        && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
+            || remapped >= REMAPPED_TO_SCAN_PAGES
             || space.sampling.rescan.load(Ordering::Relaxed))
 }

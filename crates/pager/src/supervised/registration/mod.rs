@@ -1,4 +1,4 @@
-//! Which mappings are registered, and the thread that decides it.
+//! Registration: which mappings are registered with a userfaultfd, and the governor, which decides that.
 
 pub mod governor;
 pub mod refused;

@@ -1,52 +1,55 @@
-//! Mappings that cannot be registered: those with a userfaultfd of the program's own, and kinds that
-//! the kernel keeps from any (`MAP_DROPPABLE`).
+//! Mappings that the kernel refuses to register: those with a userfaultfd of the program, and kinds that no userfaultfd
+//! may have (`MAP_DROPPABLE`).
 //!
-//! Nothing tells when that ends, so they are tried again now and then. Between, they are no news: where
-//! nothing but such memory is left, the limit is exceeded, and nobody is to wait for it.
+//! The kernel does not report when a refusal ends, so registration is retried at intervals. In between, these mappings
+//! do not count as new: if only such memory is left, reclaim makes no progress, and faults must not wait for it.
 
 use crate::page::PageRange;
 use crate::range_set::RangeSet;
 use std::time::{Duration, Instant};
 
-/// After how long they are tried again.
+/// Interval at which registration is retried. Longer costs less and keeps memory unmanaged for longer.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// Refused ranges of one program. The governor uses it; guarded by a mutex of the address space.
 #[derive(Debug, Default)]
 pub struct Refused {
-    lately: RangeSet,
-    before: RangeSet,
+    /// Refused in the current interval.
+    current: RangeSet,
+    /// Refused in the previous interval.
+    previous: RangeSet,
+    /// Start of the current interval, at its first refusal.
     since: Option<Instant>,
 }
 
 impl Refused {
-    /// Notes what the kernel refused to register.
+    /// Notes a range that the kernel refused to register.
     pub fn note(&mut self, range: PageRange) {
         self.since.get_or_insert_with(Instant::now);
-        self.lately.add(range);
+        self.current.add(range);
     }
 
-    /// What was refused lately.
+    /// The ranges refused in the current interval.
     pub fn ranges(&self) -> &[PageRange] {
-        self.lately.ranges()
+        self.current.ranges()
     }
 
-    /// Forgets what is to be tried again.
+    /// Starts a new interval, in which all ranges are retried, if it is due.
     pub fn age(&mut self) {
         if self.since.is_some_and(|since| since.elapsed() >= AGAIN) {
-            self.before = std::mem::take(&mut self.lately);
+            self.previous = std::mem::take(&mut self.current);
             self.since = None;
         }
     }
 
-    /// Whether all of a range was refused lately.
+    /// Whether all of a range was refused in the current interval.
     pub fn covers(&self, range: PageRange) -> bool {
-        self.lately.uncovered(range).is_empty()
+        self.current.uncovered(range).is_empty()
     }
 
-    /// Whether some of these were not refused when they were tried before.
+    /// Whether any part of `ranges` was not refused in the previous interval.
     pub fn is_any_new(&self, ranges: &[PageRange]) -> bool {
-        let is_new = |range: &PageRange| !self.before.uncovered(*range).is_empty();
+        let is_new = |range: &PageRange| !self.previous.uncovered(*range).is_empty();
         ranges.iter().any(is_new)
     }
 }
@@ -57,7 +60,7 @@ mod tests {
     use crate::page::range;
 
     #[test]
-    fn what_is_refused_is_no_news_when_it_is_tried_again() {
+    fn a_refused_range_is_not_new_when_it_is_retried() {
         let mut refused = Refused::default();
         assert!(!refused.covers(range(10, 20)));
         assert!(refused.is_any_new(&[range(10, 20)]));

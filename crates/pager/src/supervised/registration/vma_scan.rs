@@ -1,19 +1,17 @@
-//! What of a program's mappings is to be managed, and which pages must stay in memory.
+//! Scanning a program's VMAs for ranges to manage, and for pages that must stay resident.
 //!
-//! The kernel does not wait for a userfaultfd at the very end of a thread, when it writes the word
-//! that says that the thread is gone, and reads the list of its robust mutexes. Were the page out,
-//! the word would stay as it is, and whoever joins the thread would wait for ever. The C library
-//! keeps both in the last page of the thread's stack, which is known by the guard at its other end:
-//! a mapping without access, or a guard region (`MADV_GUARD_INSTALL`, glibc from 2.42 on) inside the
-//! mapping of the stack. Stacks of the second kind that lie side by side are one mapping.
+//! At thread exit the kernel clears the TID word and reads the robust list without waiting for a userfaultfd. If their
+//! page were swapped out, the word would not be cleared, and a thread that joins would wait forever. The C library keeps
+//! both in the last page of the thread's stack. Stacks are recognised by the guard at their other end: a `PROT_NONE`
+//! mapping, or a guard region (`MADV_GUARD_INSTALL`, glibc 2.42 and later) inside the VMA. Adjacent stacks of the second
+//! kind form one VMA.
 //!
-//! Guard regions themselves are never managed: `UFFDIO_MOVE` refuses them, and `UFFDIO_COPY` would
-//! put a page in their place.
+//! Guard regions are never managed: `UFFDIO_MOVE` refuses them, and `UFFDIO_COPY` would replace them.
 //!
-//! The kernel never merges a mapping that was registered after it was touched with its neighbour: each
-//! has an `anon_vma` of its own. Were all registered as soon as it is seen, a heap that grows bit by
-//! bit would become as many mappings, up to `vm.max_map_count`. So what grew beside a managed range is
-//! left alone, to grow on as one, until it is a part of that range or of the limit that matters.
+//! The kernel never merges a VMA that was registered after its first touch with its neighbour, because their `anon_vma`s
+//! differ. If new memory were registered at once, a heap that grows in small steps would be split into as many VMAs, up
+//! to `vm.max_map_count`. So memory that grew next to a managed range stays unmanaged until it is a considerable part of
+//! that range or of the limit.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
@@ -24,43 +22,42 @@ use memfold_sys::process::proc_text;
 use std::io;
 use std::sync::atomic::Ordering;
 
-/// Mappings smaller than this are left alone: they would not be worth their fault.
+/// Smallest mapping to manage, in pages. A smaller value saves little memory and splits more VMAs.
 const SMALLEST_MAPPING_PAGES: u64 = 16;
-/// What grew is left alone below this part of the range that it lies at; a smaller part means more
-/// mappings.
+/// Divisor of the adjacent managed range: memory that grew stays unmanaged below this part. A larger divisor manages
+/// memory earlier and creates more VMAs.
 const PART_OF_RANGE: u64 = 16;
-/// All that is left alone of a program is at most this part of its share of the limit, as nothing of it
-/// can be moved out.
+/// Divisor of a program's share of the limit: at most this part stays unmanaged, and so unreclaimable.
 const PART_OF_LIMIT: u64 = 8;
-/// With fewer mappings than this nobody can have come near `vm.max_map_count` by being managed.
+/// Number of mappings below which `vm.max_map_count` is not read. It is well below any usual value of the sysctl.
 const FEW_MAPPINGS: usize = 1 << 12;
 
-/// See the module.
+/// Result of one scan of a program's VMAs. The governor owns it.
 #[derive(Debug, Default)]
 pub struct VmaScan {
-    /// Mappings of which some is not managed yet and should be.
-    pub fresh: Vec<PageRange>,
-    /// What is never to be managed of them.
+    /// Mappings to manage, of which some part is not managed yet.
+    pub unmanaged: Vec<PageRange>,
+    /// Guard regions in them, which are never managed.
     pub guards: RangeSet,
-    /// The last pages of threads' stacks, in order.
+    /// The last pages of thread stacks, in order.
     pub thread_ends: Vec<VirtualPage>,
-    /// Those of `fresh` that grew beside a managed range and are a small part of it.
+    /// Mappings of `unmanaged` that grew next to a managed range and are a small part of it.
     tails: Vec<PageRange>,
 }
 
 impl VmaScan {
-    /// Looks at the mappings of a program.
+    /// Scans the VMAs of a program.
     pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
         let areas = attached.inspector.areas()?;
-        let mut survey = VmaScan::default();
+        let mut scan = VmaScan::default();
         lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
             let range = PageRange::of_addresses(area.start, area.end);
-            let own = &attached.arena;
+            let arena = &attached.arena;
             if !area.movable
                 || range.pages() < SMALLEST_MAPPING_PAGES
-                || !range.intersection(own.whole).is_empty()
-                || (range.start..range.end).contains(&own.beacon)
+                || !range.intersection(arena.whole).is_empty()
+                || (range.start..range.end).contains(&arena.beacon)
                 || lock(&space.refused).covers(range)
             {
                 continue;
@@ -74,10 +71,10 @@ impl VmaScan {
                 guards.extend(found.iter().map(|&(s, e)| PageRange::of_addresses(s, e)));
             }
             if parts == [range] && is_small_tail(&lock(&space.managed), range) {
-                survey.tails.push(range);
+                scan.tails.push(range);
             }
             let below = index.checked_sub(1).map(|index| &areas[index]);
-            survey.add(
+            scan.add(
                 below.is_some_and(|below| below.guards(area)),
                 range,
                 &parts,
@@ -85,15 +82,15 @@ impl VmaScan {
             );
         }
         if has_many_mappings(areas.len()) {
-            survey.leave_all(space);
+            scan.skip_all(space);
         } else {
-            survey.leave_tails(left_alone_at_most(space));
+            scan.skip_tails(unmanaged_at_most(space));
         }
-        Ok(survey)
+        Ok(scan)
     }
 
-    /// Leaves the smallest tails alone, of so many pages together.
-    fn leave_tails(&mut self, at_most: u64) {
+    /// Leaves the smallest tails unmanaged, at most `at_most` pages together.
+    fn skip_tails(&mut self, at_most: u64) {
         self.tails.sort_by_key(|tail| tail.pages());
         let mut left = at_most;
         for tail in std::mem::take(&mut self.tails) {
@@ -101,24 +98,26 @@ impl VmaScan {
                 break;
             }
             left -= tail.pages();
-            self.fresh.retain(|range| *range != tail);
+            self.unmanaged.retain(|range| *range != tail);
         }
     }
 
-    /// The program needs the mappings that it may yet have.
-    fn leave_all(&mut self, space: &AddressSpace) {
+    /// Leaves everything unmanaged, as the program needs the VMAs that `vm.max_map_count` still allows.
+    fn skip_all(&mut self, space: &AddressSpace) {
         let warned = &space.resources.warned_mappings;
-        if !self.fresh.is_empty() && !warned.swap(true, Ordering::Relaxed) {
+        if !self.unmanaged.is_empty() && !warned.swap(true, Ordering::Relaxed) {
+            let pid = space.inspector().map_or(0, |inspector| inspector.pid());
             log::warn!(
-                "a program has more than three quarters of the mappings that vm.max_map_count allows: \
-                 what it maps from now on stays in memory, and the limit may be exceeded by that; raise \
-                 vm.max_map_count (this is said once)"
+                "process {pid} has more than three quarters of the mappings that vm.max_map_count allows: \
+                 memory that it maps from now on cannot be paged out, and may exceed the limit; raise \
+                 vm.max_map_count (reported once)"
             );
         }
-        self.fresh.clear();
+        self.unmanaged.clear();
     }
 
-    /// Adds a mapping: of which `parts` are not managed, with the guard regions in these.
+    /// Adds a mapping, of which `parts` are not managed, with the guard regions in these parts. `guarded`: a `PROT_NONE`
+    /// mapping lies below.
     fn add(&mut self, guarded: bool, range: PageRange, parts: &[PageRange], guards: &[PageRange]) {
         for guard in guards {
             self.guards.add(*guard);
@@ -131,23 +130,23 @@ impl VmaScan {
         }
         let guards = &self.guards;
         if parts.iter().any(|part| !guards.uncovered(*part).is_empty()) {
-            self.fresh.push(range);
+            self.unmanaged.push(range);
         }
     }
 }
 
-/// Whether a range that is not managed is a small part of one beside it that is.
+/// Whether an unmanaged range is small compared with an adjacent managed range.
 fn is_small_tail(managed: &RangeSet, range: PageRange) -> bool {
     let before = range.start.0.checked_sub(1).map(VirtualPage);
-    let beside = before.into_iter().chain([range.end]);
-    let largest = beside
+    let adjacent = before.into_iter().chain([range.end]);
+    let largest = adjacent
         .filter_map(|page| managed.containing(page))
         .max_by_key(|range| range.pages());
     largest.is_some_and(|largest| range.pages() < largest.pages() / PART_OF_RANGE)
 }
 
-/// Pages of a program that may be left alone though they could be managed.
-fn left_alone_at_most(space: &AddressSpace) -> u64 {
+/// Number of manageable pages of a program that may stay unmanaged.
+fn unmanaged_at_most(space: &AddressSpace) -> u64 {
     let resources = &space.resources;
     let limit = resources.resident_limit_bytes() / PAGE_SIZE as u64;
     let own = space.resident_pages().max(0) as u64;
@@ -155,7 +154,7 @@ fn left_alone_at_most(space: &AddressSpace) -> u64 {
     (u128::from(limit / PART_OF_LIMIT) * u128::from(own) / u128::from(all)) as u64
 }
 
-/// Whether a program is near the number of mappings that it may have.
+/// Whether `count` mappings are near `vm.max_map_count`.
 fn has_many_mappings(count: usize) -> bool {
     let most = || {
         proc_text("/proc/sys/vm/max_map_count")
@@ -172,31 +171,31 @@ mod tests {
     use super::*;
     use crate::page::range;
 
-    fn survey(guarded: bool, parts: &[PageRange], guards: &[PageRange]) -> (Vec<u64>, bool) {
-        let mut survey = VmaScan::default();
-        survey.add(guarded, range(100, 200), parts, guards);
-        let ends = survey.thread_ends.iter().map(|page| page.0).collect();
-        (ends, survey.fresh == [range(100, 200)])
+    fn scan(guarded: bool, parts: &[PageRange], guards: &[PageRange]) -> (Vec<u64>, bool) {
+        let mut scan = VmaScan::default();
+        scan.add(guarded, range(100, 200), parts, guards);
+        let ends = scan.thread_ends.iter().map(|page| page.0).collect();
+        (ends, scan.unmanaged == [range(100, 200)])
     }
 
     #[test]
     fn a_mapping_without_a_guard_has_no_threads_end() {
-        assert_eq!(survey(false, &[range(100, 200)], &[]), (vec![], true));
-        assert_eq!(survey(false, &[], &[]), (vec![], false));
+        assert_eq!(scan(false, &[range(100, 200)], &[]), (vec![], true));
+        assert_eq!(scan(false, &[], &[]), (vec![], false));
     }
 
     #[test]
     fn stacks_end_where_the_mapping_or_the_next_guard_is() {
-        assert_eq!(survey(true, &[range(150, 200)], &[]), (vec![199], true));
+        assert_eq!(scan(true, &[range(150, 200)], &[]), (vec![199], true));
         let one = range(100, 101);
-        assert_eq!(survey(false, &[range(100, 200)], &[one]), (vec![199], true));
+        assert_eq!(scan(false, &[range(100, 200)], &[one]), (vec![199], true));
         let two = [one, range(160, 161)];
-        let (ends, fresh) = survey(false, &[range(100, 200)], &two);
-        assert_eq!((ends, fresh), (vec![159, 199], true));
+        let (ends, unmanaged) = scan(false, &[range(100, 200)], &two);
+        assert_eq!((ends, unmanaged), (vec![159, 199], true));
     }
 
     #[test]
-    fn what_grew_is_left_until_it_is_a_part_that_matters() {
+    fn growth_stays_unmanaged_until_it_is_a_considerable_part() {
         let mut managed = RangeSet::default();
         managed.add(range(1000, 2600));
         for (tail, small) in [
@@ -209,20 +208,20 @@ mod tests {
         }
         let tails = [range(0, 30), range(100, 110), range(200, 220)];
         let left = |at_most| {
-            let mut survey = VmaScan {
-                fresh: [range(500, 900)].iter().chain(&tails).copied().collect(),
+            let mut scan = VmaScan {
+                unmanaged: [range(500, 900)].iter().chain(&tails).copied().collect(),
                 tails: tails.to_vec(),
                 ..VmaScan::default()
             };
-            survey.leave_tails(at_most);
-            survey.fresh.len() - 1
+            scan.skip_tails(at_most);
+            scan.unmanaged.len() - 1
         };
-        // The largest are taken first.
+        // The largest tails are managed first.
         assert_eq!([60, 59, 30, 29, 9].map(left), [0, 1, 1, 2, 3]);
     }
 
     #[test]
-    fn few_mappings_are_not_near_what_a_program_may_have() {
+    fn few_mappings_are_not_near_the_maximum() {
         assert!(!has_many_mappings(FEW_MAPPINGS));
         assert!(has_many_mappings(usize::MAX));
     }
@@ -230,6 +229,6 @@ mod tests {
     #[test]
     fn guards_alone_are_not_worth_managing() {
         let guards = [range(100, 101), range(160, 161)];
-        assert_eq!(survey(false, &guards, &guards), (vec![159, 199], false));
+        assert_eq!(scan(false, &guards, &guards), (vec![159, 199], false));
     }
 }

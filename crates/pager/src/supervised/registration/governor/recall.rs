@@ -1,4 +1,4 @@
-//! Recall: bringing pages back that no fault asks for.
+//! Recall: bringing back pages without a fault.
 
 use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
@@ -10,35 +10,37 @@ use crate::supervised::space::gate::Inside;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the governor does this before it looks at the programs' sizes again.
+/// Time after which a recall pauses for the governor's next sample. Longer recalls faster and delays samples.
 pub const SLICE: Duration = Duration::from_millis(4);
-/// A page that does not come back by then, as its mapping changes, is left to a later pass.
+/// Number of tries for a page whose mapping changes, before it is left to a later pass.
 const TRIES: u32 = 4;
-/// Page states looked at before the clock is.
+/// Page states visited between two checks of the deadline. More holds the gate for longer.
 const LOOKED_AT: usize = 1 << 15;
 
-/// Where a recall has come to.
+/// Progress of a recall.
 #[derive(Debug, Default)]
 pub struct Recalled {
-    /// Where to go on; `None` at the end.
+    /// Where to continue; `None` at the end.
     pub next: Option<VirtualPage>,
-    /// Some were left out, which others have or whose mapping changes.
+    /// Some pages were skipped: other threads have claimed them, or their mapping changes.
     pub is_incomplete: bool,
 }
 
+/// The first page of a range that is not resident.
 enum Next {
-    /// Nothing is out before this page, nor was it looked any further.
+    /// No page before this one is out; later pages were not visited.
     Looked(VirtualPage),
-    /// In the swap space, and claimed.
+    /// Swapped out, and claimed now.
     Claimed(VirtualPage, Claim),
+    /// In the stage.
     Staged(VirtualPage, StageIndex),
-    /// A handler brings it in.
+    /// Claimed by another thread, which brings it in.
     Awaited(VirtualPage),
 }
 
 impl Governor {
-    /// Brings the pages of a range back until the deadline, and tells how many before they come. What is
-    /// on its way to the stage is left to who calls.
+    /// Brings the pages of a range back until the deadline. Calls `about_to_come` with the number of pages before they are
+    /// swapped in. The caller handles pages of the batch in flight.
     pub(super) fn recall(
         &mut self,
         space: &Arc<AddressSpace>,
@@ -66,7 +68,7 @@ impl Governor {
                     page
                 }
                 Some(Next::Staged(page, place)) => {
-                    // It was counted as resident while it was staged.
+                    // A staged page counts as resident already.
                     self.server.putback(space, page, place);
                     page
                 }
@@ -78,7 +80,7 @@ impl Governor {
             tries = if page == start { tries + 1 } else { 1 };
             start = page;
             if tries > 1 {
-                // Nothing is copied in before the events that are there have been read.
+                // The kernel refuses to copy pages in until pending events are read.
                 self.read_events(space);
             }
             if tries > TRIES {
@@ -90,19 +92,19 @@ impl Governor {
         recalled
     }
 
-    /// Reads and applies what events there are; `false` if the gate cannot be had.
+    /// Reads and applies pending events. `false` if the gate is not available.
     pub(super) fn read_events(&mut self, space: &Arc<AddressSpace>) -> bool {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.take_over_gate();
         };
         let messages = self.handlers.read_messages(space, &mut gate);
         drop(gate);
-        self.take_in(space, messages);
+        self.serve_messages(space, messages);
         true
     }
 }
 
-/// The first of a range that is out. `None` if the gate cannot be had, as the program is gone.
+/// Finds the first page of a range that is not resident, and claims it. `None` if the program is gone.
 fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
     let gate = space.shared().ok()?;
     let mut found = Next::Looked(range.end);

@@ -1,9 +1,9 @@
-//! Programs that a tracer holds.
+//! Programs held by a tracer.
 //!
-//! A tracer reads memory by `/proc/PID/mem` or `PTRACE_PEEKDATA`. There the kernel does not wait for a
-//! userfaultfd: a page that is out cannot be read (`EIO`). So what is out of a program comes back once a
-//! tracer has its main thread stopped for longer than a moment, as a debugger does, and stays as long as
-//! that does. One that lets the program go on at once (`strace`) changes nothing.
+//! A tracer reads memory by `/proc/PID/mem` or `PTRACE_PEEKDATA`, for which the kernel does not wait for a userfaultfd:
+//! reading a page that is out fails with EIO. So if a tracer keeps the main thread stopped for some time, as a debugger
+//! does, all pages are brought back and stay until the program continues. A tracer that continues the program at once
+//! (`strace`) has no such effect.
 
 use super::Governor;
 use super::recall::SLICE;
@@ -18,48 +18,53 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often it is looked for tracers.
-const LOOK: Duration = Duration::from_millis(10);
-/// How long a program is stopped before its memory is brought back.
-const MOMENT: Duration = Duration::from_millis(15);
-/// The same where the tracer is under the same limit: it may wait for a page of its own.
-const MOMENT_OF_OWN_TRACER: Duration = Duration::from_millis(500);
+/// Interval of checks for tracers. Longer costs less and delays the recall.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Duration of a stop after which memory is brought back. Longer spares short stops, and makes a debugger's early reads
+/// fail.
+const HELD_AFTER: Duration = Duration::from_millis(15);
+/// The same if the tracer is under the same limit, and so may be waiting for a page of its own.
+const HELD_AFTER_BY_MANAGED_TRACER: Duration = Duration::from_millis(500);
 
-/// What is known of programs that are stopped, by address space.
+/// The stops of traced programs. The governor owns it.
 pub struct Tracing {
+    /// By ID of the address space.
     stops: HashMap<u64, Stop>,
-    looked: Instant,
+    /// Time of the last check.
+    checked: Instant,
 }
 
 impl Default for Tracing {
     fn default() -> Self {
         Tracing {
             stops: HashMap::new(),
-            looked: Instant::now(),
+            checked: Instant::now(),
         }
     }
 }
 
-/// One stop, as long as the program does not run in between.
+/// One stop, during which the program does not run.
 struct Stop {
+    /// Context switches of the main thread, which tell two stops apart.
     switches: u64,
     since: Instant,
-    moment: Duration,
+    /// Duration from which the program counts as held.
+    held_after: Duration,
     /// Pages brought back.
     pages: u64,
-    /// Where to go on; `None` when all is back.
+    /// Where to continue; `None` when all pages are back.
     next: Option<VirtualPage>,
-    /// A pass left something out.
+    /// A pass skipped some pages.
     is_incomplete: bool,
-    was_said: bool,
+    was_reported: bool,
 }
 
 impl Governor {
-    /// Brings back the memory of programs that tracers hold; whether there is more to be brought.
+    /// Brings back the memory of programs that tracers hold. Returns whether more is left.
     pub(super) fn recall_for_tracers(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
-        if self.tracing.looked.elapsed() >= LOOK {
-            self.tracing.looked = Instant::now();
-            self.look_for_tracers(spaces);
+        if self.tracing.checked.elapsed() >= CHECK_INTERVAL {
+            self.tracing.checked = Instant::now();
+            self.check_tracers(spaces);
         }
         let mut more = false;
         for space in spaces.iter().filter(|space| space.is_held()) {
@@ -71,12 +76,12 @@ impl Governor {
         more
     }
 
-    fn look_for_tracers(&mut self, spaces: &[Arc<AddressSpace>]) {
+    fn check_tracers(&mut self, spaces: &[Arc<AddressSpace>]) {
         let mut stops = std::mem::take(&mut self.tracing.stops);
         for space in spaces {
             let known = stops.remove(&space.id);
             if space.has_left() || lock(&space.managed).ranges().is_empty() {
-                self.let_go(space, known);
+                self.end_stop(space, known);
                 continue;
             }
             let stopped = space
@@ -84,52 +89,58 @@ impl Governor {
                 .and_then(|inspector| inspector.trace_stop());
             let stop = match (stopped, known) {
                 (None, known) => {
-                    self.let_go(space, known);
+                    self.end_stop(space, known);
                     continue;
                 }
                 (Some(stopped), Some(known)) if known.switches == stopped.switches => known,
                 (Some(stopped), known) => {
-                    self.let_go(space, known);
-                    let is_own = spaces.iter().any(|space| {
+                    self.end_stop(space, known);
+                    let is_managed = spaces.iter().any(|space| {
                         let pid = space.inspector().map(|inspector| inspector.pid());
                         pid == Some(stopped.tracer)
                     });
                     Stop {
                         switches: stopped.switches,
                         since: Instant::now(),
-                        moment: if is_own { MOMENT_OF_OWN_TRACER } else { MOMENT },
+                        held_after: if is_managed {
+                            HELD_AFTER_BY_MANAGED_TRACER
+                        } else {
+                            HELD_AFTER
+                        },
                         pages: 0,
                         next: Some(VirtualPage(0)),
                         is_incomplete: false,
-                        was_said: false,
+                        was_reported: false,
                     }
                 }
             };
-            if stop.since.elapsed() >= stop.moment {
+            if stop.since.elapsed() >= stop.held_after {
                 space.stop.held.store(true, Ordering::Relaxed);
             }
             self.tracing.stops.insert(space.id, stop);
         }
-        // Of programs that are gone.
-        stops.into_values().for_each(|stop| self.forget(&stop));
+        // The remaining stops are of programs that are gone.
+        stops.into_values().for_each(|stop| self.uncount(&stop));
     }
 
-    fn let_go(&self, space: &AddressSpace, stop: Option<Stop>) {
+    /// Ends a stop: the program may be paged out again.
+    fn end_stop(&self, space: &AddressSpace, stop: Option<Stop>) {
         space.stop.held.store(false, Ordering::Relaxed);
         if let Some(stop) = stop {
-            self.forget(&stop);
+            self.uncount(&stop);
         }
     }
 
-    fn forget(&self, stop: &Stop) {
+    /// Takes the pages of a stop off the allowance above the limit.
+    fn uncount(&self, stop: &Stop) {
         let held = &self.group.held_pages;
         held.fetch_sub(stop.pages, Ordering::Relaxed);
     }
 
-    /// One step; whether others are to follow.
+    /// One slice of a recall. Returns whether more is left.
     fn recall_for_tracer(&mut self, space: &Arc<AddressSpace>, stop: &mut Stop) -> bool {
         let Some(start) = stop.next else {
-            // What a command had begun to move is known once the helper went on.
+            // Pages of a batch in flight can be recalled once the batch is settled.
             if stop.is_incomplete && !is_moving(space) {
                 stop.next = Some(VirtualPage(0));
                 stop.is_incomplete = false;
@@ -151,13 +162,13 @@ impl Governor {
         }
         let was_moving = is_moving(space);
         if was_moving && space.take_over_gate() {
-            // What it had moved is staged.
+            // The pages of the batch are settled: staged or resident.
             stop.next = Some(VirtualPage(0));
             return true;
         }
         stop.is_incomplete |= was_moving;
-        if stop.pages > 0 && !stop.was_said {
-            stop.was_said = true;
+        if stop.pages > 0 && !stop.was_reported {
+            stop.was_reported = true;
             let pid = space.inspector().map_or(0, |inspector| inspector.pid());
             self.group.note_held(pid, stop.pages);
         }
@@ -165,7 +176,7 @@ impl Governor {
     }
 }
 
-/// Whether a command is with the helper.
+/// Whether a batch is in flight.
 fn is_moving(space: &AddressSpace) -> bool {
     if let Ok(gate) = space.shared() {
         Batch::settle(space, &gate);

@@ -1,14 +1,14 @@
 //! Memory that a program registers with a userfaultfd of its own.
 //!
-//! The kernel lets one userfaultfd have a mapping. Where memfold has it, the preload library asks for it
-//! in the program's stead (`ioctl.rs` of the agent), and tries again once it was answered:
+//! A VMA can be registered with one userfaultfd only. If memfold has registered it, the preload library requests the range
+//! on behalf of the program (`ioctl.rs` of the agent), and retries once the request is answered:
 //!
-//! 1. The range is managed no more, so that nothing of it is planned to go out.
-//! 2. What is out of it comes back, in slices.
-//! 3. With the gate held exclusively and no change under way, it is unregistered. What was planned
-//!    before is stale; faults that were told before are not served any more.
-//! 4. Until the program has registered the range, no mappings of it are taken over. From then on the
-//!    kernel refuses memfold that memory (`refused.rs`), for as long as the program keeps it.
+//! 1. The range becomes unmanaged, so that no more victims are taken from it.
+//! 2. Pages that are out are brought back, in slices.
+//! 3. Under the exclusive gate, with no change in progress, the range is unregistered. Batches planned before are stale;
+//!    faults read before are not served any more.
+//! 4. Until the program has registered the range, none of its mappings are registered. From then on the kernel refuses to
+//!    register the range (`refused.rs`).
 
 use super::recall::SLICE;
 use super::{GATE_PATIENCE, Governor};
@@ -26,34 +26,38 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// For how long a program that was answered may take to register the range.
+/// Time after the answer in which the program may register the range. Longer leaves new mappings unmanaged for longer.
 const ANSWERED: Duration = Duration::from_secs(1);
-/// A range that is not back by then stays managed, and the program is refused it.
+/// Time after which a request fails: the range becomes managed again, and the program's ioctl is refused. Longer blocks the
+/// program for longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How often memory is counted that memfold is kept from.
-const COUNT: Duration = Duration::from_millis(250);
+/// Interval at which resident pages of refused ranges are counted. Longer costs less and adjusts the limit later.
+const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Requests that are being served.
+/// Requests in progress. The governor owns it.
 #[derive(Default)]
 pub struct Unregistering {
-    /// By address space.
+    /// By ID of the address space.
     requests: HashMap<u64, Request>,
+    /// Time of the last count of refused pages.
     counted: Option<Instant>,
 }
 
 struct Request {
+    /// Number of the request in the channel.
     number: u32,
     range: PageRange,
-    /// What of it was managed.
+    /// The parts that were managed.
     managed: RangeSet,
+    /// Where the recall continues.
     next: VirtualPage,
     since: Instant,
     answered: Option<Instant>,
 }
 
 impl Unregistering {
-    /// Whether mappings of this program must be left alone for the moment.
+    /// Whether mappings of this program must not be registered for the moment.
     pub fn is_pending(&self, space: &AddressSpace) -> bool {
         self.requests.get(&space.id).is_some_and(|request| {
             let is_over = |at: Instant| at.elapsed() > ANSWERED;
@@ -63,7 +67,7 @@ impl Unregistering {
 }
 
 impl Governor {
-    /// Serves what programs ask for; whether one waits.
+    /// Serves the programs' requests. Returns whether a program still waits.
     pub(super) fn unregister_for_programs(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         let gone = |id: &u64| !spaces.iter().any(|space| space.id == *id);
         let requests = &mut self.unregistering.requests;
@@ -83,7 +87,7 @@ impl Governor {
         is_awaited
     }
 
-    /// One step of serving a request; whether others are to follow.
+    /// One slice of a request. Returns whether more is left.
     fn unregister(&mut self, space: &Arc<AddressSpace>, wanted: UnregisterWanted) -> bool {
         let Some(range) = range_of(space, wanted) else {
             space.channel.answer_unregister(wanted.number);
@@ -109,7 +113,7 @@ impl Governor {
         let is_over = is_done || request.since.elapsed() > PATIENCE || space.is_dead();
         if is_over {
             request.answered = Some(Instant::now());
-            // What could not be unregistered is managed again.
+            // If the range was not unregistered, it becomes managed again.
             space.sampling.rescan.store(true, Ordering::Relaxed);
             space.channel.answer_unregister(request.number);
         }
@@ -117,11 +121,10 @@ impl Governor {
         !is_over
     }
 
-    /// Counts what is in memory of that from which memfold is kept: it cannot go out to make room for
-    /// the rest.
+    /// Counts the resident pages of ranges that cannot be registered, and so cannot be reclaimed.
     pub(super) fn count_refused(&mut self, spaces: &[Arc<AddressSpace>]) {
         let counted = &mut self.unregistering.counted;
-        if counted.is_some_and(|at| at.elapsed() < COUNT) {
+        if counted.is_some_and(|at| at.elapsed() < COUNT_INTERVAL) {
             return;
         }
         *counted = Some(Instant::now());
@@ -131,7 +134,7 @@ impl Governor {
                 return 0;
             }
             let present = ranges.iter().map(|range| space.present(*range));
-            // Of a program that is gone there is nothing.
+            // A program that is gone has no resident pages.
             present.flatten().map(|present| present.pages()).sum()
         };
         let refused = spaces.iter().map(pages).sum();
@@ -153,7 +156,7 @@ impl Governor {
         regions.remove(range);
         drop(regions);
         drop(gate);
-        self.take_in(space, messages);
+        self.serve_messages(space, messages);
         Some(Request {
             number,
             range,
@@ -164,29 +167,28 @@ impl Governor {
         })
     }
 
-    /// Unregisters the range if all of it is in memory.
+    /// Unregisters the range if no page of it is out.
     fn finish(&mut self, space: &Arc<AddressSpace>, request: &Request) -> bool {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };
         let messages = self.handlers.read_messages(space, &mut gate);
-        // What the helper has not begun to move is stale from now on.
+        // A batch that the helper has not begun is stale from now on.
         space.begin_events(&gate);
         let is_ready = !space.is_changing()
             && !is_any_out(&gate, request.range)
-            && !is_unsharing(space, request.range);
+            && !is_breaking_cow(space, request.range);
         if is_ready {
-            release(space, &mut gate, request);
+            unregister_range(space, &mut gate, request);
             self.unregistering.counted = None;
         }
         drop(gate);
-        self.take_in(space, messages);
+        self.serve_messages(space, messages);
         is_ready
     }
 }
 
-/// The pages of a request, which the program may have written as it likes. `None` if it is none that can
-/// be served.
+/// The pages of a request, which the program may have forged. `None` if they cannot be unregistered.
 fn range_of(space: &AddressSpace, wanted: UnregisterWanted) -> Option<PageRange> {
     let end = wanted.start.checked_add(wanted.length)?;
     let page = PAGE_SIZE as u64;
@@ -201,8 +203,7 @@ fn range_of(space: &AddressSpace, wanted: UnregisterWanted) -> Option<PageRange>
     (!is_own).then_some(range)
 }
 
-/// Whether something of a range is neither in memory nor a hole. What is on its way to the stage, the
-/// batch being stale, is in memory.
+/// Whether a page of the range is neither resident nor a hole. A `Moving` page is resident, because its batch is stale.
 fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     let mut any = false;
     gate.table().visit(range, |_, entry| {
@@ -219,10 +220,10 @@ fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     any
 }
 
-/// Whether the helper may be about to write to pages of the range, which it does outside the gate.
-fn is_unsharing(space: &AddressSpace, range: PageRange) -> bool {
-    let mover = lock(&space.helper_port);
-    let mut runs = mover.batch.iter().flat_map(|batch| &batch.moves);
+/// Whether the helper may be about to write to pages of the range to break COW, which it does outside the gate.
+fn is_breaking_cow(space: &AddressSpace, range: PageRange) -> bool {
+    let port = lock(&space.helper_port);
+    let mut runs = port.batch.iter().flat_map(|batch| &batch.moves);
     runs.any(|run| {
         let end = run.page.plus(u64::from(run.pages));
         let start = run.page;
@@ -230,9 +231,9 @@ fn is_unsharing(space: &AddressSpace, range: PageRange) -> bool {
     })
 }
 
-/// Lets go of a range. What the kernel may refuse to unregister counts as unmanaged all the same: its
-/// faults are served as those of any page that nothing is known of.
-fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
+/// Unregisters a range and makes it unmanaged. A part that the kernel refuses to unregister is unmanaged, too; its faults
+/// are served like those of any unknown page.
+fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     let mut ours = request.managed.clone();
     let arrived = lock(&space.managed).covered(request.range);
     arrived.into_iter().for_each(|part| ours.add(part));
@@ -247,8 +248,8 @@ fn release(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     lock(&space.refused).note(request.range);
 }
 
-/// Adds what of a range is registered and was never counted as managed. Which that is, is told by the
-/// kernel: it lets memfold register what is its own, and what is nobody's, once more.
+/// Adds the parts of a range that are registered with memfold's userfaultfd but were never managed. To find them, it
+/// registers each part again, which succeeds unless another userfaultfd has it.
 fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     let areas = space
         .attached()
