@@ -1,4 +1,4 @@
-//! The swap space of the supervised engine: background work and the swap file.
+//! Tiers of the supervised engine's swap space: background migration and the swap file.
 
 pub mod swap_file;
 pub mod tiers;

@@ -1,17 +1,12 @@
-//! The swap file: unlinked, the user's own, written past the page cache.
+//! The swap file: unlinked, private to the user, written past the page cache.
 //!
-//! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the
-//! page's copy in the pool go. (A page in the page cache would be lost by an error that comes later,
-//! and would be memory that nobody counts.) Not every file system means it: some take the flag and
-//! write through the page cache all the same, always or now and then (ext4 that journals data, btrfs
-//! with checksums). So where `statx` does not say that the file is transferred directly, `O_DSYNC` is
-//! asked for as well, which makes a write wait for the device either way; and alone where `O_DIRECT`
-//! is refused.
+//! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the pool's copy of the page be
+//! freed. A write-back error of the page cache would come too late, and the page cache is not counted towards the limit.
+//! Some file systems accept the flag and still use the page cache, always or in some cases (ext4 with data journalling,
+//! btrfs with checksums). So `O_DSYNC` is added unless `statx` reports direct I/O, and used alone if `O_DIRECT` is refused.
 //!
-//! Measured on an ext4 file of a virtual disk, a batch of 112 KiB (64 pages): 0.09–0.11 ms with
-//! `O_DIRECT`, 0.22–0.24 ms with `O_DSYNC`. Compressing and encrypting the batch takes over 1 ms, and
-//! nobody waits for it but the thread that does both, so keeping several writes under way (io_uring)
-//! would gain a tenth at most. A page is read in 0.04–0.05 ms.
+//! Writes are synchronous, because compressing and encrypting a batch takes much longer than writing it, and no other
+//! thread waits for the write.
 
 use memfold_swap::{FileBackend, FileTier};
 use memfold_sys::PAGE_SIZE;
@@ -25,10 +20,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::lock;
 
-/// Buffers that are kept for the next transfers.
+/// Maximum number of buffers kept for reuse. More saves allocations under concurrent loads and takes more memory.
 const BUFFERS: usize = 8;
 
-/// A file that has no name any more. All methods may be called from many threads at once.
+/// An unlinked swap file. Any thread reads and writes it; `buffers` has its own lock.
 #[derive(Debug)]
 pub struct SwapFile {
     file: File,
@@ -36,10 +31,10 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Makes a file of `bytes` bytes in `directory`. It takes room there only for what is written.
+    /// Creates a sparse file of `bytes` bytes in `directory`.
     ///
     /// # Errors
-    /// If the directory cannot hold such a file.
+    /// If the file system refuses such a file, or refuses to read and write it.
     pub fn create(directory: &Path, bytes: u64) -> io::Result<SwapFile> {
         if let Ok(file) = Self::with_flags(directory, bytes, libc::O_DIRECT)
             && is_direct(&file.file)
@@ -52,13 +47,13 @@ impl SwapFile {
 
     fn with_flags(directory: &Path, bytes: u64, flags: i32) -> io::Result<SwapFile> {
         let file = open_unnamed(directory, flags)?;
-        // Nothing that is read ahead lies beyond the end.
+        // Readahead must not read beyond the end.
         file.set_len(bytes)?;
         let file = SwapFile {
             file,
             buffers: Mutex::default(),
         };
-        // Some file systems take the flag and refuse the transfer, or one of a sector.
+        // Some file systems accept `O_DIRECT` and then refuse transfers, or transfers of one sector.
         let mut sector = [0; FileTier::SECTOR];
         let second = FileTier::SECTOR as u64;
         file.write_at(second, &sector)?;
@@ -66,7 +61,7 @@ impl SwapFile {
         Ok(file)
     }
 
-    /// Lets `transfer` use a buffer of `length` bytes whose address suits the device.
+    /// Calls `transfer` with a page-aligned buffer of `length` bytes.
     fn with_buffer<R>(&self, length: usize, transfer: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
         let result = transfer(buffer.slice(length));
@@ -95,14 +90,14 @@ impl FileBackend for SwapFile {
     }
 }
 
-/// Whether the file system says that transfers with `O_DIRECT` go past the page cache.
+/// Whether statx reports direct I/O for the file (`STATX_DIOALIGN`).
 fn is_direct(file: &File) -> bool {
     let asked = StatxFlags::DIOALIGN;
     statx(file, c"", AtFlags::EMPTY_PATH, asked)
         .is_ok_and(|found| found.stx_mask & asked.bits() != 0 && found.stx_dio_offset_align != 0)
 }
 
-/// Memory that begins at a multiple of a page.
+/// A page-aligned buffer.
 #[derive(Debug, Default)]
 struct AlignedBuffer(Vec<u8>);
 

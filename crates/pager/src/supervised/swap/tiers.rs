@@ -1,13 +1,11 @@
-//! The tiers of a group's swap space: the pool's share of the limit, the swap file, and the thread
-//! that moves what is cold.
+//! The pool's share of the limit, the swap file, and the background thread that migrates cold pages.
 //!
-//! The pool is part of what `--limit` covers. Where there is a swap file, the pool may take half of
-//! the limit; what is stored beyond that drives those pages to the file that were stored longest
-//! ago. The thread here does that ahead of the reclaimer, who does it himself if the thread does not
-//! keep up ([`Group::shrink_pool`]). Without a file, or when it is full, the pool takes what it
-//! needs, and leaves less to the resident pages; what does not compress stays among those.
+//! The pool counts towards `--limit`. With a swap file it may take half of the limit; beyond that, the pages stored longest
+//! ago are written back to the file. The background thread does that ahead of the reclaimer, which writes back itself if the
+//! thread does not keep up ([`Group::shrink_pool`]). Without a file, or when it is full, a growing pool leaves less room for
+//! resident pages, and incompressible pages stay resident.
 //!
-//! Beside that, pages that stay cold for long are compressed again, then written to the file.
+//! Independently, pages that stay cold are recompressed, and later written to the file.
 
 use crate::supervised::group::Group;
 use crate::sync::lock;
@@ -24,45 +22,47 @@ use std::time::{Duration, Instant};
 use crate::options::{Options, SwapFileOptions};
 use crate::supervised::swap::swap_file::SwapFile;
 
-/// Bytes of the pool that are written to the file at a time: the time for which another may have to
-/// wait.
+/// Bytes of the pool written to the file per step. More makes fewer steps and blocks other threads for longer.
 const WRITE_BACK_BYTES: u64 = 256 << 10;
-/// Slots looked at in one scan: the same.
+/// Slots visited per step of a scan. More makes fewer steps and blocks other threads for longer.
 const SCAN_SLOTS: usize = 512;
-/// Zstandard's level in the file.
+/// Zstandard level in the file. Higher compresses better and takes more CPU time.
 const FILE_LEVEL: i32 = 1;
+/// Bounds of the background thread's interval.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_TICK: Duration = Duration::from_millis(500);
-/// The pool is packed at most so often.
+/// Minimum time between two compactions of the pool. More takes less CPU time and leaves more waste.
 const COMPACT_INTERVAL: Duration = Duration::from_millis(250);
-/// Waste that is not worth packing the pool for.
+/// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more waste.
 const WASTE_FLOOR: u64 = 4 << 20;
-/// How long the file is left alone when it took nothing.
+/// Pause of write-back after the file took no page. Longer saves futile writes and leaves the pool over its share for
+/// longer.
 const FILE_PAUSE: Duration = Duration::from_millis(200);
-/// Slots that one who needs memory releases at a time.
+/// Slots of the gather's backlog released per step by a thread that needs memory. More makes fewer steps and checks the
+/// pool's size less often.
 const HELP_SLOTS: u64 = 4096;
 
-/// A swap file could not be made.
+/// A swap file could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwapFileError {
-    /// The file could not be made, or has no key.
-    #[error("cannot make a swap file in {path}: {source}")]
+    /// The file could not be created, or no encryption key could be generated.
+    #[error("cannot create a swap file in {path}: {source}")]
     Create {
         /// The directory.
         path: PathBuf,
         /// Why.
         source: std::io::Error,
     },
-    /// The file may not be as long as it was to be.
+    /// The file would exceed the maximum file size.
     #[error(
-        "a swap file of {bytes} bytes in {path} is longer than files may be there; raise the limit on \
-         them (ulimit -f) or give a smaller --swap-size"
+        "cannot create a swap file of {bytes} bytes in {path}: it exceeds the maximum file size; raise \
+         `ulimit -f`, use another file system, or give a smaller --swap-size"
     )]
     TooLong {
         /// The directory.
         path: PathBuf,
-        /// How long it was to be.
+        /// The requested size.
         bytes: u64,
     },
     /// The tier could not be set up.
@@ -70,7 +70,7 @@ pub enum SwapFileError {
     Tier(#[from] NewSwapSpaceError),
 }
 
-/// Makes the swap file of a run, with a key that nobody else has.
+/// Creates the swap file of a run, encrypted with a random key that exists in this process only.
 pub fn open_swap_file(options: &SwapFileOptions) -> Result<FileTier, SwapFileError> {
     let failed = |source| SwapFileError::Create {
         path: options.directory.clone(),
@@ -94,19 +94,19 @@ pub fn open_swap_file(options: &SwapFileOptions) -> Result<FileTier, SwapFileErr
     )?)
 }
 
-/// How much of a limit the pool may take before pages go to the swap file.
+/// Watermarks of the pool in bytes, above which pages are written back to the swap file.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolShare {
-    /// The thread writes back above this.
+    /// The background thread writes back above this.
     start: u64,
-    /// It stops below this.
+    /// The background thread stops below this.
     stop: u64,
     /// The reclaimer writes back itself above this.
     hard: u64,
 }
 
 impl PoolShare {
-    /// Half of the limit.
+    /// The watermarks for half of the limit.
     pub fn of(limit: u64) -> PoolShare {
         let share = limit / 2;
         let distance = (share / 32).min(32 << 20);
@@ -119,7 +119,7 @@ impl PoolShare {
 }
 
 impl Group {
-    /// What the pool may take, if there is somewhere else to go.
+    /// The pool's watermarks, if the swap file has room.
     fn pool_share(&self) -> Option<PoolShare> {
         let file = self.file.as_ref().filter(|file| !file.is_closed())?;
         let usage = file.usage();
@@ -129,21 +129,21 @@ impl Group {
         self.limit.total_bytes.map(PoolShare::of)
     }
 
-    /// For the reclaimer, before it stores more: keeps the pool within its share.
+    /// Keeps the pool within its share. Called by the reclaimer before it stores pages.
     pub fn hold_pool_limit(&self, scratch: &mut Scratch) {
         let share = self.pool_share();
         self.compression.note_outlet(share.is_some());
         let Some(share) = share else {
             return;
         };
-        let _making_way = self.resources.priority.yield_to_programs();
+        let _yielding = self.resources.priority.yield_to_programs();
         if self.resources.swap.pool_bytes() > share.start {
             self.background.notify();
         }
         self.shrink_pool(share.hard, scratch);
     }
 
-    /// Makes the pool smaller than `target`, as far as that can be done.
+    /// Shrinks the pool to `target` bytes, as far as the swap file takes pages.
     fn shrink_pool(&self, target: u64, scratch: &mut Scratch) {
         while self.resources.swap.pool_bytes() > target {
             if self.resources.gather.help(HELP_SLOTS) > 0 {
@@ -159,7 +159,7 @@ impl Group {
                 .swap
                 .write_back(excess.min(WRITE_BACK_BYTES), scratch);
             self.note_trouble(&report);
-            // What left the pool is to be seen in its size.
+            // Free the memory, so that the pool's size reflects the write-back.
             self.resources.swap.trim_spare();
             if report.moved == 0 {
                 let until = now + FILE_PAUSE.as_millis() as u64;
@@ -169,7 +169,7 @@ impl Group {
         }
     }
 
-    /// Warns once if the file does not take what it should.
+    /// Warns once if a write to the file failed.
     fn note_trouble(&self, report: &MigrateReport) {
         let Some(StoreError::Tier {
             tier: TierKind::File,
@@ -181,18 +181,18 @@ impl Group {
         let closed = self.file.as_ref().is_some_and(|file| file.is_closed());
         if !closed && !self.warned_file.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "the swap file takes no more pages for now: {reason}; they stay in memory (this is \
-                 said once)"
+                "the swap file takes no more pages for now ({reason}); they stay in memory; free space \
+                 on its file system, or give a larger --swap-size (reported once)"
             );
         }
     }
 
-    /// Brings all pages back from the swap file and uses it no more. Returns how many came back,
-    /// or those that are still there if they do not fit into the limit: the file then stays in use.
+    /// Moves all pages from the swap file to the pool and stops using the file. Returns their number. If they do not fit
+    /// under the limit, the error has the number of pages left, and the file stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         let file = self.file.as_ref().ok_or(SwapOffError::NoFile)?;
-        // One that comes to nothing uses the file again, whatever another was told meanwhile.
-        let _alone = lock(&self.swapping_off);
+        // A failed swapoff reopens the file, which would undo a concurrent one.
+        let _guard = lock(&self.swapping_off);
         let before = self.resources.swap.pages_in(TierKind::File);
         file.set_closed(true);
         let mut scratch = Scratch::new();
@@ -206,7 +206,7 @@ impl Group {
             if left == 0 {
                 return Ok(before);
             }
-            // Pages that were on their way there while it was closed may be left behind.
+            // Writes in flight when the file was closed may leave pages behind: try again while that helps.
             if !report.finished || left >= more {
                 file.set_closed(false);
                 return Err(match report.failed {
@@ -218,7 +218,7 @@ impl Group {
         }
     }
 
-    /// Whether the pool can grow without pressing the resident pages to the wall.
+    /// Whether the pool can grow and leave at least 1/8 of the limit to resident pages.
     fn has_room(&self) -> bool {
         let taken = self.resources.swap.pool_bytes() + self.metadata_bytes();
         self.limit
@@ -231,35 +231,38 @@ impl Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwapOffError {
-    /// There is none.
+    /// The run has no swap file.
     #[error("this run has no swap file")]
     NoFile,
     /// The pages do not fit into the limit.
-    #[error("{pages} pages of the swap file do not fit under the limit; it stays in use")]
+    #[error("{pages} pages of the swap file do not fit under the limit; the file stays in use")]
     NoRoom {
         /// Pages that are still in the file.
         pages: u64,
     },
     /// Some pages cannot be read or stored now.
-    #[error("{pages} pages of the swap file cannot be brought back now; it stays in use")]
+    #[error("{pages} pages of the swap file cannot be read or stored now; the file stays in use")]
     Unreadable {
         /// Pages that are still in the file.
         pages: u64,
     },
 }
 
-/// The background thread.
+/// The background thread: writes back, scans for cold pages, compacts the pool.
 pub struct Background {
     group: Arc<Group>,
     scratch: Scratch,
     plan: ScanPlan,
-    /// Slots that should have been looked at by now.
+    /// Slots that are due to be scanned.
     owed: f64,
+    /// Time of the last scan.
     scanned: Instant,
+    /// Time of the last compaction.
     compacted: Instant,
 }
 
 impl Background {
+    /// The background thread of a group.
     pub fn new(group: Arc<Group>, options: &Options) -> Background {
         let write_back = options
             .writeback_after
@@ -276,7 +279,7 @@ impl Background {
 
     /// Runs until the group stops.
     pub fn run(&mut self) {
-        // Programs and their faults go first.
+        // Programs and their faults have priority.
         memfold_sys::thread::set_nice(10);
         while !self.group.stopping.load(Ordering::Relaxed) {
             self.group.background.wait(self.plan.tick());
@@ -290,7 +293,7 @@ impl Background {
         }
     }
 
-    /// Looks at the pages whose turn it is.
+    /// Scans the slots that are due.
     fn scan(&mut self) {
         let elapsed = self.scanned.elapsed();
         self.scanned = Instant::now();
@@ -298,7 +301,7 @@ impl Background {
             return;
         };
         let swap = &self.group.resources.swap;
-        // The end of the space takes a step too.
+        // Wrapping around at the end takes one step.
         let length = (swap.scan_length() + SCAN_SLOTS) as f64;
         let part = elapsed.as_secs_f64() / period.as_secs_f64();
         self.owed = (self.owed + part * length).min(length);
@@ -309,7 +312,7 @@ impl Background {
         }
     }
 
-    /// Packs the pool where much of it is waste.
+    /// Compacts the pool if more than a quarter of it is waste.
     fn compact(&mut self) {
         if self.compacted.elapsed() < COMPACT_INTERVAL {
             return;
@@ -330,21 +333,21 @@ impl Background {
     }
 }
 
-/// How often the space is gone through, and at what age pages move.
+/// The period of scans, and the ages at which pages migrate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct ScanPlan {
-    /// Once through the space; `None` if nothing is to be looked for.
+    /// Duration of one scan of all slots; `None` if no page migrates by age.
     period: Option<Duration>,
     policy: ScanPolicy,
 }
 
 impl ScanPlan {
-    /// For the times for which a page must have stayed out at least.
+    /// The plan for the minimum times without an access before recompression and write-back.
     fn new(recompress: Option<Duration>, write_back: Option<Duration>) -> ScanPlan {
         let both = || recompress.iter().chain(&write_back);
         let period = both().min().map(|shortest| {
             let longest = both().max().unwrap_or(shortest);
-            // Ages are told apart only so far.
+            // Ages saturate at `MAX_AGE`.
             (*shortest)
                 .max(*longest / u32::from(MAX_AGE))
                 .max(SHORTEST_TICK)
