@@ -1,101 +1,70 @@
-//! Waiting for many descriptors.
+//! Waiting for input on many descriptors.
 
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// An epoll instance. Each descriptor carries a number of the caller's.
+/// An epoll instance. Each descriptor carries a token of the caller's.
 #[derive(Debug)]
 pub struct Epoll(OwnedFd);
 
 impl Epoll {
-    /// A new instance.
+    /// Creates an instance, close-on-exec.
     pub fn new() -> io::Result<Epoll> {
-        // SAFETY: flags only; the descriptor is fresh.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: nobody else owns it.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Epoll(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Watches a descriptor for input: each wait reports it while there is some.
+    /// Watches a descriptor for input, level-triggered: each wait reports it while there is some.
     pub fn add(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, descriptor, libc::EPOLLIN, token)
+        let token = EventData::new_u64(token);
+        Ok(epoll::add(&self.0, descriptor, token, EventFlags::IN)?)
     }
 
-    /// Watches a descriptor for input that arrives: what there is now is reported once, and what comes
-    /// after that. Whoever leaves some of it unread is not told again, unless by [`Epoll::remind`].
+    /// Watches a descriptor for input, edge-triggered: input that is left unread is reported again only
+    /// when more arrives, or after [`Epoll::remind`].
     pub fn add_arrivals(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let events = libc::EPOLLIN | libc::EPOLLET;
-        self.control(libc::EPOLL_CTL_ADD, descriptor, events, token)
+        let token = EventData::new_u64(token);
+        Ok(epoll::add(&self.0, descriptor, token, ARRIVALS)?)
     }
 
-    /// Reports once more what there is to be read of a descriptor whose arrivals are watched.
+    /// Rearms an edge-triggered descriptor: input that is still unread is reported once more.
     pub fn remind(&self, descriptor: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        let events = libc::EPOLLIN | libc::EPOLLET;
-        self.control(libc::EPOLL_CTL_MOD, descriptor, events, token)
+        let token = EventData::new_u64(token);
+        Ok(epoll::modify(&self.0, descriptor, token, ARRIVALS)?)
     }
 
     /// Stops watching a descriptor.
     pub fn remove(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0)
+        Ok(epoll::delete(&self.0, descriptor)?)
     }
 
-    fn control(
-        &self,
-        operation: i32,
-        descriptor: BorrowedFd<'_>,
-        events: i32,
-        token: u64,
-    ) -> io::Result<()> {
-        let mut event = libc::epoll_event {
-            events: events as u32,
-            u64: token,
-        };
-        // SAFETY: live descriptors and a live event.
-        let result = unsafe {
-            libc::epoll_ctl(
-                self.0.as_raw_fd(),
-                operation,
-                descriptor.as_raw_fd(),
-                &mut event,
-            )
-        };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
-    }
-
-    /// Waits for descriptors to be ready (or the other end gone), at most `timeout`, and fills in the
-    /// numbers they were added with; interrupted counts as none.
+    /// Waits at most `timeout` (rounded down to milliseconds) for input or a hangup, and fills in the tokens
+    /// of the ready descriptors. A signal ends the wait with none.
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
-        const EVENTS: usize = 16;
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        let milliseconds = timeout.map_or(-1, |t| t.as_millis().min(i32::MAX as u128) as i32);
+        let mut events = [const { MaybeUninit::uninit() }; 16];
         ready.clear();
-        // SAFETY: room for as many events as told.
-        let count = unsafe {
-            libc::epoll_wait(
-                self.0.as_raw_fd(),
-                events.as_mut_ptr(),
-                EVENTS as i32,
-                milliseconds,
-            )
-        };
-        if count < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted {
-                Ok(())
-            } else {
-                Err(error)
-            };
+        match epoll::wait(&self.0, &mut events, timeout.map(milliseconds).as_ref()) {
+            Ok((events, _)) => ready.extend(events.iter().map(|event| event.data.u64())),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        ready.extend(events[..count as usize].iter().map(|event| event.u64));
         Ok(())
+    }
+}
+
+const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::ET);
+
+/// A timeout that epoll_pwait can take: whole milliseconds, at most `i32::MAX`. (With others rustix rounds up,
+/// or calls epoll_pwait2, which seccomp filters may not know.)
+fn milliseconds(timeout: Duration) -> Timespec {
+    let whole = timeout.as_millis().min(i32::MAX as u128) as i64;
+    Timespec {
+        tv_sec: whole / 1000,
+        tv_nsec: whole % 1000 * 1_000_000,
     }
 }
 
@@ -119,14 +88,14 @@ mod tests {
             ready.clone()
         };
         assert_eq!(reported(), [7], "what was there before");
-        assert_eq!(reported(), [0; 0], "left unread, and not told again");
+        assert_eq!(reported(), [0; 0], "left unread: not reported again");
         epoll.remind(reader.as_fd(), 7).expect("it is watched");
         assert_eq!(reported(), [7]);
         writer.write_all(b"b").expect("room in the pipe");
-        assert_eq!(reported(), [7], "what came on top");
+        assert_eq!(reported(), [7], "new input on top of the old");
         reader.read_exact(&mut [0; 2]).expect("two bytes");
         epoll.remind(reader.as_fd(), 7).expect("it is watched");
-        assert_eq!(reported(), [0; 0], "nothing is there");
+        assert_eq!(reported(), [0; 0], "nothing is unread");
     }
 
     #[test]
@@ -146,6 +115,6 @@ mod tests {
         epoll
             .wait(&mut ready, Some(Duration::ZERO))
             .expect("it waits");
-        assert_eq!(ready, [8], "also when nobody can write any more");
+        assert_eq!(ready, [8], "a hangup is reported, too");
     }
 }
