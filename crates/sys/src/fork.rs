@@ -1,6 +1,7 @@
 //! Telling a forked child from its parent without asking the kernel: a page that forks wipe.
 
 use crate::PAGE_SIZE;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,20 +14,15 @@ pub struct Owner(u64);
 fn mark() -> &'static AtomicU64 {
     static MARK: OnceLock<&'static AtomicU64> = OnceLock::new();
     MARK.get_or_init(|| {
-        // SAFETY: a new private mapping of the kernel's choice, never unmapped, advised to be
-        // wiped in children (Linux 4.14).
+        let flags = MapFlags::PRIVATE;
+        // SAFETY: a new mapping of the kernel's choice, never unmapped; the advice (Linux 4.14) acts in
+        // forked children alone.
         let page = unsafe {
-            let page = libc::mmap(
-                std::ptr::null_mut(),
-                PAGE_SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            assert!(page != libc::MAP_FAILED, "no memory for a page");
-            let wiped = libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK);
-            assert_eq!(wiped, 0, "the kernel cannot wipe a page on fork");
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let page = rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, access, flags)
+                .expect("memory for one page");
+            rustix::mm::madvise(page, PAGE_SIZE, Advice::LinuxWipeOnFork)
+                .expect("a kernel that can wipe a page on fork");
             page
         };
         // SAFETY: the page is mapped for good, aligned, and used as this atomic alone.

@@ -1,9 +1,13 @@
 //! Mappings of the supervisor's own memory.
 
 use crate::PAGE_SIZE;
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Resource;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// A private anonymous mapping, unmapped on drop. Pages take memory when first touched.
@@ -22,11 +26,16 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `length` bytes without reserving swap or memory for them.
     pub fn anonymous(length: usize) -> io::Result<Mapping> {
-        Self::map(
-            length,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-        )
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, READ_WRITE, flags)? };
+        Mapping::at(start, length)
+    }
+
+    fn at(start: *mut std::ffi::c_void, length: usize) -> io::Result<Mapping> {
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, length })
     }
 
     /// Like [`Mapping::anonymous`], of whole pages, and beginning at a multiple of `alignment`, which
@@ -41,57 +50,33 @@ impl Mapping {
         unsafe {
             let start = mapping.start.add(before);
             if before > 0 {
-                libc::munmap(mapping.start.as_ptr().cast(), before);
+                unmap(mapping.start, before);
             }
-            libc::munmap(start.add(length).as_ptr().cast(), alignment - before);
+            unmap(start.add(length), alignment - before);
             Ok(Mapping { start, length })
         }
     }
 
     /// Maps `length` bytes of a descriptor shared.
     pub fn shared(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
-        let descriptor = descriptor.as_fd().as_raw_fd();
-        Self::map(length, libc::MAP_SHARED, descriptor)
+        let (anywhere, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let start =
+            unsafe { rustix::mm::mmap(anywhere, length, READ_WRITE, flags, descriptor, 0)? };
+        Mapping::at(start, length)
     }
 
-    /// Maps `length` bytes of a descriptor shared, right behind a page of this process's own: what
-    /// the other side must not reach goes there.
+    /// Maps `length` bytes of a descriptor shared, right behind a private page: what the other side of the
+    /// descriptor must not reach goes into that page.
     pub fn shared_behind_own_page(descriptor: &impl AsFd, length: usize) -> io::Result<Mapping> {
         let mapping = Self::anonymous(PAGE_SIZE + length)?;
-        // SAFETY: replaces part of a mapping that was made just now and that nobody uses yet.
-        let shared = unsafe {
-            libc::mmap(
-                mapping.start.as_ptr().add(PAGE_SIZE).cast(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                descriptor.as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if shared == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: replaces part of the mapping made just now, to which there is no reference yet.
+        unsafe {
+            let behind = mapping.start.as_ptr().add(PAGE_SIZE).cast();
+            rustix::mm::mmap(behind, length, READ_WRITE, flags, descriptor, 0)?;
         }
         Ok(mapping)
-    }
-
-    fn map(length: usize, flags: i32, fd: i32) -> io::Result<Mapping> {
-        // SAFETY: a new mapping at an address of the kernel's choice harms nobody.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                flags,
-                fd,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { start, length })
     }
 
     /// The first byte.
@@ -107,9 +92,21 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this value's own; nobody uses it after the value is gone.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+        // SAFETY: the value owns the range, and references into it do not outlive the value.
+        unsafe { unmap(self.start, self.length) };
     }
+}
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Unmaps a range. That fails only where the process has too many mappings to split one; then the addresses
+/// stay taken.
+///
+/// # Safety
+/// The page-aligned range is the caller's, and there is no reference into it.
+unsafe fn unmap(start: NonNull<u8>, length: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), length) };
 }
 
 /// Gives the memory of a range back to the system, also where it is locked; it reads as zero
@@ -193,50 +190,23 @@ pub(crate) unsafe fn advise(start: NonNull<u8>, length: usize, advice: i32) -> i
     }
 }
 
-/// How large the process may make files (`ulimit -f`), in bytes.
-fn largest_file() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: a live structure. It fails for no such limit; then there is none.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    limit.rlim_cur
-}
-
-/// An anonymous file of fixed size for sharing memory with a program, which cannot shrink it
-/// under its reader.
+/// A memfd of fixed size (sealed) for sharing memory with a program, which cannot shrink it under its
+/// reader.
+///
+/// # Errors
+/// `EFBIG` if it would be longer than `ulimit -f` allows; what the kernel refuses.
 pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
-    if length as u64 > largest_file() {
-        // Tried, it would end the process by a signal (SIGXFSZ).
-        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    let limit = rustix::process::getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| length as u64 > limit) {
+        // ftruncate would raise SIGXFSZ, which ends the process.
+        return Err(Errno::FBIG.into());
     }
-    // SAFETY: a terminated name and flags.
-    let fd = unsafe {
-        libc::memfd_create(
-            c"memfold".as_ptr(),
-            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: numbers only, on our own descriptor.
-    let sized = unsafe {
-        libc::ftruncate(fd, length as i64) == 0
-            && libc::fcntl(
-                fd,
-                libc::F_ADD_SEALS,
-                libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL,
-            ) == 0
-    };
-    if sized {
-        Ok(file)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"memfold", flags)?;
+    rustix::fs::ftruncate(&file, length as u64)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file)
 }
 
 #[cfg(test)]

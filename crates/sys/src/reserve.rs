@@ -3,6 +3,10 @@
 
 use crate::PAGE_SIZE;
 use crate::memory::Mapping;
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -25,14 +29,6 @@ unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
 
-fn check(result: i32) -> io::Result<()> {
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
 impl Reservation {
     /// Reserves `length` bytes (whole pages) at a multiple of `alignment`, a power of two. Nothing
     /// may be accessed before [`Reservation::make_anonymous`] or [`Reservation::make_view`].
@@ -50,37 +46,30 @@ impl Reservation {
             .checked_next_multiple_of(alignment)
             .ok_or_else(too_long)?;
         let asked = reserved.checked_add(alignment).ok_or_else(too_long)?;
-        // SAFETY: a new mapping at an address of the kernel's choice harms nobody.
-        let found = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                asked,
-                libc::PROT_NONE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if found == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let first = found as usize;
-        let start = first.next_multiple_of(alignment);
-        let before = start - first;
+        let (anywhere, flags) = (
+            std::ptr::null_mut(),
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let found = unsafe { mmap_anonymous(anywhere, asked, ProtFlags::empty(), flags)? };
+        let before = found.align_offset(alignment);
         let behind = asked - before - reserved;
-        // SAFETY: both ends lie in the mapping made above, outside what is kept of it. (Unmapping
-        // them splits nothing but that mapping, so failure only leaves addresses reserved.)
-        unsafe {
+        // SAFETY: both ends lie in the mapping made above, outside what is kept of it. (Unmapping them
+        // splits nothing but that mapping, so failure only leaves addresses reserved; a kernel without
+        // the advice lets children inherit addresses that they do not touch.)
+        let start = unsafe {
+            let start = found.byte_add(before);
             if before > 0 {
-                libc::munmap(found, before);
+                let _ = munmap(found, before);
             }
             if behind > 0 {
-                libc::munmap((start + reserved) as *mut libc::c_void, behind);
+                let _ = munmap(start.byte_add(reserved), behind);
             }
-            libc::madvise(start as *mut libc::c_void, reserved, libc::MADV_DONTFORK);
-        }
+            let _ = madvise(start, reserved, Advice::LinuxDontFork);
+            start
+        };
         Ok(Reservation {
-            start: NonNull::new(start as *mut u8).ok_or_else(too_long)?,
+            start: NonNull::new(start.cast()).ok_or_else(too_long)?,
             reserved,
             length,
             owner: crate::fork::Owner::this(),
@@ -97,7 +86,7 @@ impl Reservation {
         self.length
     }
 
-    fn address(&self) -> *mut libc::c_void {
+    fn address(&self) -> *mut c_void {
         self.start.as_ptr().cast()
     }
 
@@ -117,13 +106,9 @@ impl Reservation {
         // SAFETY: the range is this value's own.
         unsafe {
             let address = self.address().add(guard);
-            check(libc::mprotect(
-                address,
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-            ))?;
-            // A kernel without huge pages refuses the advice, and has no need of it.
-            libc::madvise(address, length, libc::MADV_NOHUGEPAGE);
+            mprotect(address, length, MprotectFlags::READ | MprotectFlags::WRITE)?;
+            // A kernel without huge pages refuses the advice, and does not need it.
+            let _ = madvise(address, length, Advice::LinuxNoHugepage);
         }
         Ok(())
     }
@@ -133,30 +118,27 @@ impl Reservation {
     /// # Errors
     /// If the system refuses.
     pub fn make_view(&self, file: &OwnedFd) -> io::Result<()> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: replaces this value's own range.
-        let found = unsafe {
-            libc::mmap(
+        unsafe {
+            mmap(
                 self.address(),
                 self.length,
-                libc::PROT_NONE,
-                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
-                file.as_raw_fd(),
+                ProtFlags::empty(),
+                flags,
+                file,
                 0,
-            )
-        };
-        if found == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            )?;
+            Ok(madvise(self.address(), self.length, Advice::LinuxDontFork)?)
         }
-        // SAFETY: as above.
-        check(unsafe { libc::madvise(self.address(), self.length, libc::MADV_DONTFORK) })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            // SAFETY: the range is this value's own; nobody uses it after the value is gone.
-            unsafe { libc::munmap(self.address(), self.reserved) };
+            // SAFETY: the value owns the range, and references into it do not outlive the value.
+            let _ = unsafe { munmap(self.address(), self.reserved) };
         }
     }
 }
@@ -170,12 +152,13 @@ impl Drop for Reservation {
 /// The page-aligned range lies in one [`Reservation`], and whoever loses access can bear it.
 pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io::Result<()> {
     let access = if accessible {
-        libc::PROT_READ | libc::PROT_WRITE
+        MprotectFlags::READ | MprotectFlags::WRITE
     } else {
-        libc::PROT_NONE
+        MprotectFlags::empty()
     };
     // SAFETY: the caller's promise.
-    check(unsafe { libc::mprotect(start.as_ptr().cast(), length, access) })
+    unsafe { mprotect(start.as_ptr().cast(), length, access)? };
+    Ok(())
 }
 
 /// Frees the memory of a part of an anonymous file; it reads as zero afterwards.
@@ -196,7 +179,10 @@ pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()
             length as i64,
         )
     };
-    check(result as i32)
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Keeps a mapping out of forked children.
@@ -204,12 +190,8 @@ pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()
 /// # Errors
 /// If the system refuses.
 pub fn dont_fork(mapping: &Mapping) -> io::Result<()> {
-    // SAFETY: an advice on a live mapping; forked children know not to touch it.
-    check(unsafe {
-        libc::madvise(
-            mapping.start().as_ptr().cast(),
-            mapping.length(),
-            libc::MADV_DONTFORK,
-        )
-    })
+    let address = mapping.start().as_ptr().cast();
+    // SAFETY: advice on a live mapping; forked children do not touch it.
+    unsafe { madvise(address, mapping.length(), Advice::LinuxDontFork)? };
+    Ok(())
 }
