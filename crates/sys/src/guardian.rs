@@ -17,6 +17,7 @@
 
 use crate::PAGE_SIZE;
 use crate::memory::Mapping;
+use crate::process::{own_id, pidfd_of};
 use crate::raw::{self, nr, syscall};
 use crate::uffd::Uffd;
 use std::io;
@@ -129,11 +130,8 @@ impl Drop for Guarded {
 impl Running {
     fn start() -> io::Result<Running> {
         let list = List::new(STACK)?;
-        // SAFETY: numbers only.
-        let own = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as i32;
-        if own < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // Never closed, as the guardian needs it as long as it runs.
+        let own = pidfd_of(own_id())?.into_raw_fd();
         list.supervisor.store(own, Ordering::Relaxed);
         let stack_top = std::ptr::from_ref(list) as usize + LIST + STACK;
         let flags = CLONE_VM | CLONE_FS | CLONE_FILES;

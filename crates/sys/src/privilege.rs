@@ -5,6 +5,7 @@
 //! capabilities, and those the caller of memfold had (ambient ones), are the user's own: both
 //! functions leave them alone.
 
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::io;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,55 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Capabilities came with the file, and are not effective but where [`raised`] says so.
 static LOWERED: AtomicBool = AtomicBool::new(false);
 
-const VERSION_3: u32 = 0x2008_0522;
-
-#[repr(C)]
-struct Header {
-    version: u32,
-    thread: i32,
+fn get() -> io::Result<CapabilitySets> {
+    Ok(capabilities(None)?)
 }
 
-/// One half of the sets of a thread: capabilities 0 to 31, or 32 to 63.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Half {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
-type Sets = [Half; 2];
-
-const CLEAR_ALL: u64 = libc::PR_CAP_AMBIENT_CLEAR_ALL as u64;
-
-/// The calling thread, as capget and capset name it.
-fn this_thread() -> Header {
-    Header {
-        version: VERSION_3,
-        thread: 0,
-    }
-}
-
-fn get() -> io::Result<Sets> {
-    let (mut header, mut sets) = (this_thread(), Sets::default());
-    // SAFETY: both live here, and of this version the kernel fills two halves.
-    let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, &raw mut sets) };
-    if result == 0 {
-        Ok(sets)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set(sets: &Sets) -> io::Result<()> {
-    let mut header = this_thread();
-    // SAFETY: both are live, and of this version the kernel reads two halves.
-    let result = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, &raw const *sets) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+fn set(sets: CapabilitySets) -> io::Result<()> {
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// Whether this process was started in secure mode: with rights that its caller had not.
@@ -79,30 +37,21 @@ pub fn is_secure() -> bool {
 /// # Errors
 /// If the kernel refuses: the process must not go on then.
 pub fn lower() -> io::Result<()> {
-    // SAFETY: takes nothing.
-    let is_root = unsafe { libc::geteuid() == 0 };
-    if is_root || !is_secure() {
+    if rustix::process::geteuid().is_root() || !is_secure() {
         return Ok(());
     }
     let sets = get()?;
-    if sets.iter().all(|half| half.permitted == 0) {
+    if sets.permitted.is_empty() {
         return Ok(());
     }
-    // SAFETY: numbers only.
-    let cleared = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, CLEAR_ALL, 0_u64, 0_u64, 0_u64) };
-    if cleared != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    set(&with_effective(sets, |_| 0))?;
+    rustix::thread::clear_ambient_capability_set()?;
+    set(with_effective(sets, CapabilitySet::empty()))?;
     LOWERED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-fn with_effective(sets: Sets, effective: impl Fn(Half) -> u32) -> Sets {
-    sets.map(|half| Half {
-        effective: effective(half),
-        ..half
-    })
+fn with_effective(sets: CapabilitySets, effective: CapabilitySet) -> CapabilitySets {
+    CapabilitySets { effective, ..sets }
 }
 
 /// The file's capabilities are effective in the thread that made it, until it is dropped. Nothing
@@ -110,7 +59,7 @@ fn with_effective(sets: Sets, effective: impl Fn(Half) -> u32) -> Sets {
 #[derive(Debug)]
 #[must_use = "they are effective until it is dropped"]
 pub struct Raised {
-    before: Option<Sets>,
+    before: Option<CapabilitySets>,
     /// Of one thread.
     _not_send: PhantomData<*const ()>,
 }
@@ -120,7 +69,7 @@ pub struct Raised {
 pub fn raised() -> Raised {
     let raise = || {
         let before = get().ok()?;
-        set(&with_effective(before, |half| half.permitted)).ok()?;
+        set(with_effective(before, before.permitted)).ok()?;
         Some(before)
     };
     Raised {
@@ -132,7 +81,7 @@ pub fn raised() -> Raised {
 
 impl Drop for Raised {
     fn drop(&mut self) {
-        if let Some(before) = &self.before {
+        if let Some(before) = self.before {
             // The kernel takes capabilities away as readily as it did in `lower`.
             let _ = set(before);
         }
@@ -150,11 +99,11 @@ mod tests {
         lower().unwrap();
         drop(raised());
         assert_eq!(get().unwrap(), all, "they are the user's own");
-        let none = with_effective(all, |_| 0);
-        set(&none).unwrap();
+        let none = with_effective(all, CapabilitySet::empty());
+        set(none).unwrap();
         LOWERED.store(true, Ordering::Relaxed);
         let outer = raised();
-        let effective = with_effective(all, |half| half.permitted);
+        let effective = with_effective(all, all.permitted);
         assert_eq!(get().unwrap(), effective);
         drop(raised());
         assert_eq!(get().unwrap(), effective);

@@ -10,12 +10,14 @@
 mod cgroup;
 mod huge;
 
-use crate::process::proc_text;
+use crate::memory::Mapping;
+use crate::process::{own_id, own_user, pidfd_of, proc_text};
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
     FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd, open_device,
 };
 use crate::{Errno, PAGE_SIZE};
+use rustix::process::{Resource, getrlimit};
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -146,9 +148,8 @@ fn version_of(release: &str) -> Option<(u32, u32)> {
 }
 
 fn page_size() -> Check {
-    // SAFETY: takes a number and returns one.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    if bytes == PAGE_SIZE as libc::c_long {
+    let bytes = rustix::param::page_size();
+    if bytes == PAGE_SIZE {
         Check::ok("page-size", format!("{bytes} bytes"))
     } else {
         Check::missing(
@@ -271,36 +272,6 @@ fn fork_events() -> Check {
     }
 }
 
-/// Two fresh pages, unmapped on drop.
-struct TwoPages(*mut libc::c_void);
-
-impl TwoPages {
-    fn map() -> Result<TwoPages, Errno> {
-        // SAFETY: a new private anonymous mapping where the kernel likes.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                2 * PAGE_SIZE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(last_errno());
-        }
-        Ok(TwoPages(address))
-    }
-}
-
-impl Drop for TwoPages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
-        unsafe { libc::munmap(self.0, 2 * PAGE_SIZE) };
-    }
-}
-
 fn move_pages() -> Check {
     const NAME: &str = "userfaultfd-move";
     match try_move() {
@@ -313,13 +284,13 @@ fn move_pages() -> Check {
 /// Moves the first of two pages over the second and looks at it.
 fn try_move() -> Result<bool, Errno> {
     const WORD: u64 = 0x6d65_6d66_6f6c_6431;
-    let pages = TwoPages::map()?;
+    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(errno_of)?;
     let probe = Probe::open()?;
     probe.uffd.api(FEATURE_MOVE)?;
-    let source = pages.0 as u64;
+    let source = pages.start().as_ptr() as u64;
     let target = source + PAGE_SIZE as u64;
     // SAFETY: the first page of a live mapping, written before anything is registered.
-    unsafe { pages.0.cast::<u64>().write_volatile(WORD) };
+    unsafe { pages.start().cast::<u64>().write_volatile(WORD) };
     probe.uffd.register(target, PAGE_SIZE as u64)?;
     let moved = probe.uffd.move_pages(target, source, PAGE_SIZE as u64);
     // Without this a read of the missing page below would wait for a handler that isn't there.
@@ -347,8 +318,8 @@ fn read_memory() -> Check {
         unsafe { libc::process_vm_readv(std::process::id() as i32, &local, 1, &remote, 1, 0) };
     let scope = read_line("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     if read != bytes as isize || copy != word {
-        let errno = last_errno();
-        return Check::missing(NAME, format!("refused: {errno}"), CONTAINER_SECCOMP);
+        let error = std::io::Error::last_os_error();
+        return Check::missing(NAME, format!("refused: {error}"), CONTAINER_SECCOMP);
     }
     if scope == "3" {
         return Check::missing(
@@ -362,18 +333,10 @@ fn read_memory() -> Check {
 
 fn process_descriptors() -> Check {
     const NAME: &str = "pidfd";
-    // SAFETY: takes a process number and flags; returns a new descriptor or an error.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-    if fd < 0 {
-        return Check::missing(
-            NAME,
-            format!("pidfd_open: {}", last_errno()),
-            CONTAINER_SECCOMP,
-        );
+    match pidfd_of(own_id()) {
+        Ok(_) => Check::ok(NAME, "works"),
+        Err(error) => Check::missing(NAME, format!("pidfd_open: {error}"), CONTAINER_SECCOMP),
     }
-    // SAFETY: the descriptor is new and known to nobody else.
-    drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
-    Check::ok(NAME, "works")
 }
 
 /// By these memfold finds what a program leaves running, which it must not leave behind.
@@ -430,16 +393,10 @@ fn seccomp() -> Check {
 }
 
 fn memlock() -> Check {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writes one structure that lives here.
-    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     if may_lock_memory() {
         return Check::note("memlock", "memfold may lock its own memory", None);
     }
-    let bytes = if asked == 0 { limit.rlim_cur } else { 0 };
+    let bytes = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
     Check::note(
         "memlock",
         format!(
@@ -453,12 +410,6 @@ fn memlock() -> Check {
 /// What may leave the pool with fewer addresses than it likes.
 fn addresses() -> Check {
     const NAME: &str = "addresses";
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writes one structure that lives here.
-    let asked = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
     if read_line("/proc/sys/vm/overcommit_memory").as_deref() == Some("2") {
         return Check::note(
             NAME,
@@ -466,10 +417,10 @@ fn addresses() -> Check {
             Some("sudo sysctl -w vm.overcommit_memory=0   (or give a small --limit)"),
         );
     }
-    if asked == 0 && limit.rlim_max != libc::RLIM_INFINITY {
+    if let Some(bytes) = getrlimit(Resource::As).maximum {
         return Check::note(
             NAME,
-            format!("limited to {} MiB for each process", limit.rlim_max >> 20),
+            format!("limited to {} MiB for each process", bytes >> 20),
             Some("ulimit -v unlimited   (or give a small --limit)"),
         );
     }
@@ -479,13 +430,7 @@ fn addresses() -> Check {
 /// Whether this process may lock any amount of memory.
 #[must_use]
 pub fn may_lock_memory() -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: writes one structure that lives here.
-    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    has_capability(CAP_IPC_LOCK) || (asked == 0 && limit.rlim_cur == libc::RLIM_INFINITY)
+    has_capability(CAP_IPC_LOCK) || getrlimit(Resource::Memlock).current.is_none()
 }
 
 fn memory_limit() -> Check {
@@ -536,8 +481,7 @@ fn has_capability(number: u32) -> bool {
 }
 
 fn is_root() -> bool {
-    // SAFETY: no arguments, cannot fail.
-    unsafe { libc::geteuid() == 0 }
+    own_user() == 0
 }
 
 fn status_field(name: &str) -> Option<String> {
@@ -551,8 +495,8 @@ fn read_line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
 }
 
-fn last_errno() -> Errno {
-    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+fn errno_of(error: std::io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
 }
 
 #[cfg(test)]

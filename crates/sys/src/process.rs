@@ -10,9 +10,11 @@ pub use mappings::{InheritedRange, VirtualMemoryArea, kernel_seals};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{parse_line, registered_ranges};
 
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// What a file of `/proc` says. The names of files and threads in it may be of any bytes; those that are
 /// no UTF-8 are shown as if by `�`.
@@ -33,10 +35,17 @@ pub fn own_id() -> i32 {
     std::process::id() as i32
 }
 
+/// A pidfd, close-on-exec, of the process that has a PID now.
+pub(crate) fn pidfd_of(pid: i32) -> io::Result<OwnedFd> {
+    // rustix panics on a negative PID.
+    let pid = (pid > 0).then(|| Pid::from_raw(pid)).flatten();
+    let pid = pid.ok_or(Errno::INVAL)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
 /// This process's effective user.
 pub fn own_user() -> u32 {
-    // SAFETY: takes nothing.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// This process's user namespace, by the number of its inode.

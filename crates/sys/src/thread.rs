@@ -1,16 +1,17 @@
 //! The supervisor's threads: placement, and the robust futexes that outlive them.
 
 use crate::futex::WAITERS;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The calling thread's number.
+/// The calling thread's TID.
 pub fn current_id() -> u32 {
-    // SAFETY: takes nothing.
-    unsafe { libc::gettid() as u32 }
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
 /// A number that no other living thread of the process has, found without a system call.
@@ -27,17 +28,13 @@ pub fn current_cpu() -> usize {
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-/// The CPUs this process may run on.
+/// The CPUs that the calling thread may run on; CPU 0 if the kernel does not say.
 pub fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: the kernel fills a set of the size told.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-            return vec![0];
-        }
-        (0..libc::CPU_SETSIZE as usize)
-            .filter(|cpu| libc::CPU_ISSET(*cpu, &set))
-            .collect()
+    match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU)
+            .filter(|cpu| set.is_set(*cpu))
+            .collect(),
+        Err(_) => vec![0],
     }
 }
 
@@ -69,23 +66,16 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
 
 /// Lets the calling thread run on these CPUs and no others.
 pub fn run_on(cpus: &[usize]) -> io::Result<()> {
-    // SAFETY: a live set of the size told.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for cpu in cpus {
-            libc::CPU_SET(*cpu, &mut set);
-        }
-        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
-            return Err(io::Error::last_os_error());
-        }
+    let mut set = CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu);
     }
-    Ok(())
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Sets the calling thread's nice value (best effort: lowering it needs a privilege).
 pub fn set_nice(nice: i32) {
-    // SAFETY: numbers only.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+    let _ = rustix::process::setpriority_process(None, nice);
 }
 
 /// How a thread stands among the others of its CPU.
@@ -170,10 +160,9 @@ fn schedule(thread: u32, nice: i32, turn: Duration, flags: u64) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) == 0 }
 }
 
-/// The calling thread's nice value.
+/// The calling thread's nice value; 0 if a seccomp filter hides it.
 pub fn nice() -> i32 {
-    // SAFETY: takes numbers and returns one.
-    unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }
+    rustix::process::getpriority_process(None).unwrap_or(0)
 }
 
 /// Sets the nice value of another process's thread (best effort, as above). What it forks does not have it.
@@ -182,10 +171,9 @@ pub fn set_nice_of(thread: i32, nice: i32) {
     schedule(thread as u32, nice, Duration::ZERO, RESET_ON_FORK);
 }
 
-/// Lets short sleeps of the calling thread be short.
+/// Sets the calling thread's timer slack: by this much the kernel may prolong its sleeps (0: the default).
 pub fn set_timer_slack(nanoseconds: u64) {
-    // SAFETY: numbers only.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds, 0, 0, 0) };
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(nanoseconds));
 }
 
 /// Sleeps for about `time`. For signal handlers, too: unlike the C library's, this sleep is no point

@@ -6,7 +6,7 @@ use crate::socket::Peer;
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The longest way up that is followed, in processes.
 const DEEPEST: usize = 64;
@@ -38,15 +38,7 @@ impl Process {
     /// # Errors
     /// If there is none, or descriptors are short.
     pub fn open(pid: i32) -> io::Result<Process> {
-        // SAFETY: numbers only; the descriptor is fresh.
-        let handle = unsafe {
-            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0) as i32;
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        Process::new(handle, pid)
+        Process::new(super::pidfd_of(pid)?, pid)
     }
 
     fn new(handle: OwnedFd, pid: i32) -> io::Result<Process> {
