@@ -35,6 +35,8 @@ pub mod inherited;
 #[cfg(feature = "std")]
 pub mod memory;
 #[cfg(feature = "std")]
+pub mod owned_uffd;
+#[cfg(feature = "std")]
 pub mod port;
 #[cfg(feature = "std")]
 pub mod privilege;

@@ -11,15 +11,15 @@ mod cgroup;
 mod huge;
 
 use crate::memory::Mapping;
+use crate::owned_uffd::{self, borrow};
 use crate::process::{own_id, own_user, pidfd_of, proc_text};
 use crate::uffd::{
     FEATURE_EVENT_FORK, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP,
-    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, Uffd, open_device,
+    FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, open_device,
 };
 use crate::{Errno, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
 use std::fs;
-use std::os::fd::{FromRawFd, OwnedFd};
 
 pub use cgroup::{Allowance, AllowanceSource, Hierarchy, memory_allowance, memory_hierarchies};
 
@@ -106,7 +106,7 @@ const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that a
 #[must_use]
 pub fn requirements() -> Vec<Check> {
     let mut checks = vec![kernel(), page_size(), create()];
-    if Probe::open().is_ok() {
+    if owned_uffd::create().is_ok() {
         checks.extend([features(), move_pages()]);
     }
     checks.extend([fork_events(), read_memory(), process_descriptors()]);
@@ -160,30 +160,11 @@ fn page_size() -> Check {
     }
 }
 
-/// A userfaultfd of this process, closed on drop. Nothing is registered with it outside this
-/// module's functions, so that closing it wakes and changes nothing.
-struct Probe {
-    uffd: Uffd,
-    _descriptor: OwnedFd,
-}
-
-impl Probe {
-    fn open() -> Result<Probe, Errno> {
-        let uffd = Uffd::create()?;
-        // SAFETY: `create` returned a descriptor that nobody else knows.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
-        Ok(Probe {
-            uffd,
-            _descriptor: descriptor,
-        })
-    }
-}
-
 fn create() -> Check {
     const NAME: &str = "userfaultfd";
     let allowed_to_all = read_line("/proc/sys/vm/unprivileged_userfaultfd").as_deref() == Some("1");
     let device = open_device().is_ok();
-    match Probe::open() {
+    match owned_uffd::create() {
         Ok(_) if is_root() || allowed_to_all || device => {
             let by = match allowed_to_all {
                 true => "vm.unprivileged_userfaultfd is 1",
@@ -227,7 +208,7 @@ fn unprivileged_remedy() -> String {
 
 fn features() -> Check {
     const NAME: &str = "userfaultfd-features";
-    match Probe::open().and_then(|probe| probe.uffd.api(0)) {
+    match owned_uffd::create().and_then(|uffd| borrow(&uffd).api(0)) {
         Ok(has) => {
             let lacks: Vec<&str> = FEATURES
                 .iter()
@@ -257,7 +238,7 @@ fn fork_events() -> Check {
              docker run --cap-add SYS_PTRACE …; rootless containers cannot)",
         )
     };
-    let Ok(probe) = Probe::open() else {
+    let Ok(uffd) = owned_uffd::create() else {
         // It cannot be tried: what mends `create` may show this gap only afterwards.
         return match has_capability(CAP_SYS_PTRACE) {
             true => Check::ok(NAME, "CAP_SYS_PTRACE is there"),
@@ -265,7 +246,7 @@ fn fork_events() -> Check {
         };
     };
     let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
-    match probe.uffd.api(wanted) {
+    match borrow(&uffd).api(wanted) {
         Ok(_) => Check::ok(NAME, "permitted (CAP_SYS_PTRACE)"),
         Err(Errno(libc::EPERM)) => lacking(),
         Err(errno) => Check::missing(NAME, format!("the handshake failed: {errno}"), NEWER_KERNEL),
@@ -285,16 +266,17 @@ fn move_pages() -> Check {
 fn try_move() -> Result<bool, Errno> {
     const WORD: u64 = 0x6d65_6d66_6f6c_6431;
     let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(errno_of)?;
-    let probe = Probe::open()?;
-    probe.uffd.api(FEATURE_MOVE)?;
+    let descriptor = owned_uffd::create()?;
+    let uffd = borrow(&descriptor);
+    uffd.api(FEATURE_MOVE)?;
     let source = pages.start().as_ptr() as u64;
     let target = source + PAGE_SIZE as u64;
     // SAFETY: the first page of a live mapping, written before anything is registered.
     unsafe { pages.start().cast::<u64>().write_volatile(WORD) };
-    probe.uffd.register(target, PAGE_SIZE as u64)?;
-    let moved = probe.uffd.move_pages(target, source, PAGE_SIZE as u64);
+    uffd.register(target, PAGE_SIZE as u64)?;
+    let moved = uffd.move_pages(target, source, PAGE_SIZE as u64);
     // Without this a read of the missing page below would wait for a handler that isn't there.
-    probe.uffd.unregister(target, PAGE_SIZE as u64)?;
+    uffd.unregister(target, PAGE_SIZE as u64)?;
     moved.map_err(|partial| partial.errno)?;
     // SAFETY: the second page of a live mapping, no longer registered.
     Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
@@ -357,14 +339,10 @@ fn child_lists() -> Check {
 /// Which of its modes the library chooses here; see the `memfold` crate.
 fn library() -> Check {
     const NAME: &str = "library-mode";
-    let descriptor = Uffd::create_for_user_mode()
-        .or_else(|_| Uffd::create())
-        .and_then(|uffd| {
-            // SAFETY: the descriptor is new and known to nobody else.
-            let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
-            uffd.api(FEATURE_SIGBUS | FEATURE_MOVE).map(|_| descriptor)
-        });
-    match (descriptor, Probe::open()) {
+    let features = owned_uffd::create_for_user_mode()
+        .or_else(|_| owned_uffd::create())
+        .and_then(|uffd| borrow(&uffd).api(FEATURE_SIGBUS | FEATURE_MOVE));
+    match (features, owned_uffd::create()) {
         (Ok(_), Ok(_)) => Check::note(NAME, "signal; thread mode is possible too", None),
         (Ok(_), Err(_)) => Check::note(
             NAME,

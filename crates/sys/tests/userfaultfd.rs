@@ -1,11 +1,12 @@
 //! What the kernel answers about pages and mappings, told as it is.
 #![cfg(feature = "std")]
 
+use memfold_sys::owned_uffd;
 use memfold_sys::uffd::{
     FEATURE_EVENT_REMOVE, FEATURE_MOVE, FEATURE_WRITE_PROTECT, Message, Partial, Uffd,
 };
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -55,9 +56,8 @@ impl Drop for Memory {
 
 /// A userfaultfd with these features, and what closes it; `None`, said aloud, where there is none.
 fn open(features: u64) -> Option<(Uffd, OwnedFd)> {
-    let opened = Uffd::create().and_then(|uffd| {
-        // SAFETY: just made, and nobody else's.
-        let owner = unsafe { OwnedFd::from_raw_fd(uffd.0) };
+    let opened = owned_uffd::create().and_then(|owner| {
+        let uffd = owned_uffd::borrow(&owner);
         uffd.api(features).map(|_| (uffd, owner))
     });
     let Err(errno) = &opened else {

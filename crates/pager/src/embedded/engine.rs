@@ -18,11 +18,12 @@ use crate::pool_memory::MappedSource;
 use memfold_swap::{Slot, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
+use memfold_sys::owned_uffd::{self, borrow};
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
 use memfold_sys::thread;
 use memfold_sys::uffd::{self, Uffd};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -101,8 +102,8 @@ fn swap_config(config: &Config) -> SwapConfig {
 /// userfaultfd or forbids it: another mode does not help where descriptors or memory have run out.
 fn open(mode: Mode) -> Result<OwnedFd, Error> {
     let created = match mode {
-        Mode::Thread => Uffd::create(),
-        _ => Uffd::create_for_user_mode().or_else(|_| Uffd::create()),
+        Mode::Thread => owned_uffd::create(),
+        _ => owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create()),
     };
     let uffd = created.map_err(|errno| match errno.0 {
         libc::EPERM | libc::EACCES | libc::ENOSYS | libc::EINVAL => Error::ModeUnavailable {
@@ -111,18 +112,18 @@ fn open(mode: Mode) -> Result<OwnedFd, Error> {
         },
         _ => Error::system("open a userfaultfd")(errno.into()),
     })?;
-    // SAFETY: `create` returned a descriptor that nothing else closes.
-    let descriptor = unsafe { OwnedFd::from_raw_fd(uffd.0) };
     let features = uffd::FEATURE_MOVE
         | match mode {
             Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
             _ => uffd::FEATURE_SIGBUS,
         };
-    uffd.api(features).map_err(|errno| Error::ModeUnavailable {
-        mode,
-        why: format!("the kernel lacks features of userfaultfd that Linux 6.8 has ({errno})"),
-    })?;
-    Ok(descriptor)
+    borrow(&uffd)
+        .api(features)
+        .map_err(|errno| Error::ModeUnavailable {
+            mode,
+            why: format!("the kernel lacks features of userfaultfd that Linux 6.8 has ({errno})"),
+        })?;
+    Ok(uffd)
 }
 
 impl Engine {
@@ -147,7 +148,7 @@ impl Engine {
             .map_err(Error::system("reserve the stage"))?;
         if let Some(uffd) = &uffd {
             let range = (stage.start().as_ptr() as u64, stage.length() as u64);
-            Uffd(uffd.as_raw_fd())
+            borrow(uffd)
                 .register(range.0, range.1)
                 .map_err(|errno| Error::system("register the stage")(errno.into()))?;
         }
@@ -282,8 +283,7 @@ impl EngineState {
     /// # Panics
     /// In a mode that has none.
     pub(super) fn uffd(&self) -> Uffd {
-        let descriptor = self.uffd.as_ref().expect("areas of this mode have one");
-        Uffd(descriptor.as_raw_fd())
+        borrow(self.uffd.as_ref().expect("areas of this mode have one"))
     }
 
     /// Maps an area of `length` bytes, rounded up to pages.

@@ -25,13 +25,14 @@ use crate::supervised::space::{AddressSpace, Arena, Attached};
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome};
+use memfold_sys::owned_uffd::borrow;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, Inspector, Process};
 use memfold_sys::thread::set_nice_of;
-use memfold_sys::uffd::{self, Uffd};
+use memfold_sys::uffd;
 use memfold_sys::{Errno, socket};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
@@ -245,7 +246,7 @@ impl Attendant {
         {
             // Forks are told of to who may trace.
             let _raised = privilege::raised();
-            Uffd(uffd.as_raw_fd()).api(FEATURES)?;
+            borrow(&uffd).api(FEATURES)?;
         }
         let port = self.sentinel.new_port()?;
         let relative = self.group.space(relative);
@@ -318,7 +319,7 @@ fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(),
 
 /// RecentRemovals pages pass through the trash, which asks for no events.
 fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
-    let trash_uffd = Uffd(trash.as_raw_fd());
+    let trash_uffd = borrow(trash);
     // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
     trash_uffd.api(uffd::FEATURE_SIGBUS)?;
     trash_uffd.register(layout.trash.0, layout.trash.1 - layout.trash.0)?;

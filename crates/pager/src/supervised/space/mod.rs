@@ -40,13 +40,14 @@ use crate::supervised::space::stopped::StopState;
 use crate::supervised::space::table_sweep::Sweep;
 use crate::sync::lock;
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
+use memfold_sys::owned_uffd::borrow;
 use memfold_sys::port::SharedChannel;
 use memfold_sys::process::{Credentials, Inspector};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -210,7 +211,7 @@ impl AddressSpace {
 
     /// The userfaultfd that the stage and managed ranges are registered with.
     pub fn uffd(&self) -> Uffd {
-        Uffd(self.uffd.as_raw_fd())
+        borrow(&self.uffd)
     }
 
     /// The userfaultfd's descriptor, for epoll.

@@ -1,0 +1,36 @@
+//! Userfaultfds as owned descriptors, for processes with the standard library.
+//!
+//! [`Uffd`] is a number, as the preload library has no owned descriptors. What creates one here closes it
+//! on drop, and uses it through [`borrow`].
+
+use crate::Errno;
+use crate::uffd::Uffd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// As [`Uffd::create`].
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_PTRACE`, where neither `vm.unprivileged_userfaultfd` nor the device allows it;
+/// what else the kernel refuses.
+pub fn create() -> Result<OwnedFd, Errno> {
+    Uffd::create().map(own)
+}
+
+/// As [`Uffd::create_for_user_mode`].
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn create_for_user_mode() -> Result<OwnedFd, Errno> {
+    Uffd::create_for_user_mode().map(own)
+}
+
+fn own(created: Uffd) -> OwnedFd {
+    // SAFETY: called on the result of `create` alone, a new descriptor that nothing else owns.
+    unsafe { OwnedFd::from_raw_fd(created.0) }
+}
+
+/// The calls of a userfaultfd. The result must not be used after the descriptor is closed: its number may
+/// be another file's by then.
+pub fn borrow(descriptor: &impl AsFd) -> Uffd {
+    Uffd(descriptor.as_fd().as_raw_fd())
+}
