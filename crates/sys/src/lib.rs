@@ -12,6 +12,8 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("memfold supports Linux on x86-64 only");
 
+#[cfg(all(test, feature = "std"))]
+mod abi;
 pub mod channel;
 mod errno;
 pub mod futex;

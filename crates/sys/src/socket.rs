@@ -98,12 +98,14 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     })
 }
 
+/// `SO_PEERPIDFD`, which libc lacks.
+pub(crate) const SO_PEERPIDFD: i32 = 77;
+
 /// A pidfd of the process that called `connect` for the other end.
 ///
 /// # Errors
 /// If that process is reaped, and before Linux 6.5.
 pub fn peer_handle(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    const SO_PEERPIDFD: i32 = 77;
     let mut handle: i32 = -1;
     // SAFETY: `SO_PEERPIDFD` fills an `i32` with a descriptor made for this call, which nothing else owns.
     unsafe {

@@ -291,3 +291,16 @@ impl RobustList {
         entries.remove(index);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux_raw_sys::general::robust_list_head;
+
+    #[test]
+    fn a_robust_list_has_the_kernels_layout() {
+        crate::abi::same_layout!(RobustHead, robust_list_head, {
+            next => list, offset => futex_offset, pending => list_op_pending,
+        });
+    }
+}

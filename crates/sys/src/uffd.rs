@@ -496,3 +496,7 @@ pub fn is_userfaultfd(descriptor: std::os::fd::BorrowedFd<'_>) -> bool {
     rustix::fs::readlink(link, Vec::new())
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[userfaultfd]")
 }
+
+#[cfg(all(test, feature = "std"))]
+#[path = "uffd_abi.rs"]
+mod abi;

@@ -139,6 +139,13 @@ pub fn kernel_seals() -> bool {
     unsafe { syscall(nr::MSEAL, [0; 6]) == 0 }
 }
 
+const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+/// `PAGE_IS_PRESENT | PAGE_IS_SWAPPED`.
+const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
+/// `PAGE_IS_GUARD` (Linux 6.16).
+const GUARD: u64 = 1 << 8;
+
 impl VirtualMemoryArea {
     /// Whether this is a guard right below `above`, as a thread's stack has one.
     pub fn guards(&self, above: &VirtualMemoryArea) -> bool {
@@ -159,7 +166,6 @@ impl Inspector {
     /// # Errors
     /// Before Linux 6.11, and if the process is gone.
     pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
-        const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
         let mut query = MappingQuery {
             size: size_of::<MappingQuery>() as u64,
             address,
@@ -219,14 +225,12 @@ impl Inspector {
     /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
     /// swap).
     pub fn present(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
         self.scan(start, end, PRESENT_OR_SWAPPED)
     }
 
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
     /// does not tell (before Linux 6.16).
     pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        const GUARD: u64 = 1 << 8;
         match self.scan(start, end, GUARD) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
             guards => guards,
@@ -236,7 +240,6 @@ impl Inspector {
     /// The runs of pages of the range that are in one of the categories.
     fn scan(&self, start: u64, end: u64, categories: u64) -> io::Result<Vec<(u64, u64)>> {
         const ENTRIES: usize = 512;
-        const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
         let mut regions = [PageRegion::default(); ENTRIES];
         let mut found = Vec::new();
         let mut from = start;
@@ -310,7 +313,34 @@ struct ScanArgument {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::{read_write, same_layout};
     use crate::process::own_id;
+    use linux_raw_sys::general::{self, page_region, pm_scan_arg, procmap_query};
+
+    #[test]
+    fn structures_have_the_kernels_layout() {
+        same_layout!(PageRegion, page_region, {
+            start => start, end => end, categories => categories,
+        });
+        same_layout!(MappingQuery, procmap_query, {
+            size => size, flags => query_flags, address => query_addr, start => vma_start,
+            end => vma_end,
+        });
+        same_layout!(ScanArgument, pm_scan_arg, {
+            size => size, flags => flags, start => start, end => end, walk_end => walk_end,
+            vector => vec, vector_length => vec_len, max_pages => max_pages,
+            category_inverted => category_inverted, category_mask => category_mask,
+            category_any_of => category_anyof_mask, return_mask => return_mask,
+        });
+        let there = general::PAGE_IS_PRESENT | general::PAGE_IS_SWAPPED;
+        assert_eq!(PRESENT_OR_SWAPPED, u64::from(there));
+        assert_eq!(GUARD, u64::from(general::PAGE_IS_GUARD));
+        // The numbers of `/proc/PID/maps` and `pagemap` in linux/fs.h.
+        let query = read_write(b'f', 17, size_of::<procmap_query>());
+        let scan = read_write(b'f', 16, size_of::<pm_scan_arg>());
+        assert_eq!(PROCMAP_QUERY as usize, query);
+        assert_eq!(PAGEMAP_SCAN as usize, scan);
+    }
 
     #[test]
     fn maps_lines_are_understood() {
