@@ -1,10 +1,11 @@
 //! Relaxing a group's limit for a while when reclaim makes no progress.
 //!
 //! Otherwise every fault would wait until the reclaimer fails once more, and the few reclaimable pages
-//! would thrash. [`LimitRelief`] raises the limit to the resident size plus a margin. The relief is short,
-//! because incompressible data ([`CompressionPolicy`]) may be replaced, and grows when it is needed
-//! again, because each retry costs CPU time. Failure to move any page may be transient (COW-shared
-//! pages, a helper without a CPU, memory not registered yet), so it must last first ([`NoProgress`]).
+//! would thrash. [`LimitRelief`] raises the limit to the resident size plus a margin. The relief is
+//! short, because incompressible data ([`CompressionPolicy`]) may be replaced, and grows when it is
+//! needed again, because each retry costs CPU time. Failure to move any page may be transient
+//! (COW-shared pages, a helper without a CPU, memory not registered yet), so it must last first
+//! ([`NoProgress`]).
 
 use crate::options::Limit;
 use memfold_sys::PAGE_SIZE;
@@ -22,8 +23,8 @@ const ROOM_PART: u64 = 32;
 
 /// A temporary allowance above the limit. Any thread reads it; the thread whose reclaim failed sets it.
 ///
-/// There is no lock, because the library reads it in a signal handler. All accesses are Relaxed: a reader
-/// may see the size of one relief with the deadline of another, and both are valid allowances.
+/// There is no lock, because the library reads it in a signal handler. All accesses are Relaxed: a
+/// reader may see the size of one relief with the deadline of another, and both are valid allowances.
 #[derive(Debug)]
 pub struct LimitRelief {
     start: Instant,
@@ -46,7 +47,8 @@ impl LimitRelief {
         }
     }
 
-    /// Allows `resident` bytes plus a margin, for twice as long as before if the last relief ended recently.
+    /// Allows `resident` bytes plus a margin, for twice as long as before if the last relief ended
+    /// recently.
     pub fn relax(&self, resident: u64, now: Instant) {
         let now = self.milliseconds(now);
         let last = self.lasts.load(Relaxed);
@@ -79,10 +81,11 @@ impl LimitRelief {
 /// Accumulated futile time decays by the elapsed time divided by this. A larger divisor makes short
 /// failures far apart add up.
 const DECAY_DIVISOR: u64 = 4;
-/// Accumulated futile milliseconds above which the failure is not transient. A larger value keeps faults
-/// waiting for longer before the limit is relaxed.
+/// Accumulated futile milliseconds above which the failure is not transient. A larger value keeps
+/// faults waiting for longer before the limit is relaxed.
 const STUCK: u64 = 500;
-/// Cap of the accumulated futile time, in milliseconds. A larger cap remembers one long failure for longer.
+/// Cap of the accumulated futile time, in milliseconds. A larger cap remembers one long failure for
+/// longer.
 const FUTILE_CAP: u64 = 1000;
 
 /// Measures for how long reclaim found no page that can be moved at all, such as only locked or
@@ -96,7 +99,8 @@ pub struct NoProgress {
 }
 
 impl NoProgress {
-    /// Notes a failure that lasted `lasted` milliseconds and ends `now`. Returns whether failures persist.
+    /// Notes a failure that lasted `lasted` milliseconds and ends `now`. Returns whether failures
+    /// persist.
     pub fn note(&mut self, lasted: u64, now: u64) -> bool {
         let decay = (now - self.last) / DECAY_DIVISOR;
         self.futile = self.futile.saturating_sub(decay) + lasted;
@@ -106,11 +110,11 @@ impl NoProgress {
     }
 }
 
-/// Compressed size in bytes above which a page is put back, where only compression frees memory. A larger
-/// value stores pages for a smaller gain.
+/// Compressed size in bytes above which a page is put back, where only compression frees memory. A
+/// larger value stores pages for a smaller gain.
 const WORTH_STORING_BYTES: u64 = (PAGE_SIZE / 8 * 7) as u64;
-/// Pages that may be put back, and pages more for each stored one, before reclaim gives up. Larger values
-/// spend more CPU time on incompressible data.
+/// Pages that may be put back, and pages more for each stored one, before reclaim gives up. Larger
+/// values spend more CPU time on incompressible data.
 const REFUSED: i64 = 4096;
 const REFUSED_EACH: i64 = 4;
 
@@ -141,8 +145,8 @@ impl CompressionPolicy {
         self.pool_has_outlet.store(exists, Relaxed);
     }
 
-    /// Whether a page is worth storing. `stored` returns its size in the pool, and is called only if the
-    /// size matters.
+    /// Whether a page is worth storing. `stored` returns its size in the pool, and is called only if
+    /// the size matters.
     pub fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
         !self.pool_counts
             || self.pool_has_outlet.load(Relaxed)

@@ -1,8 +1,8 @@
 //! Density-based readahead: dense blocks that are faulted in without a sequential order.
 //!
-//! If more than 1/8 of a block is resident again, the rest will most likely fault too, and one fault costs
-//! more than several pages of readahead. This holds only while readahead evicts nothing, so a program
-//! whose working set exceeds its limit gets single pages.
+//! If more than 1/8 of a block is resident again, the rest will most likely fault too, and one fault
+//! costs more than several pages of readahead. This holds only while readahead evicts nothing, so a
+//! program whose working set exceeds its limit gets single pages.
 
 use crate::page_state::{Entry, PageState};
 
@@ -39,8 +39,8 @@ impl Density {
     }
 }
 
-/// Whether `wanted` fits 1/16 of the limit below the watermark at which reclaim stops, so that it will not
-/// cause evictions soon. All arguments have the same unit.
+/// Whether `wanted` fits 1/16 of the limit below the watermark at which reclaim stops, so that it will
+/// not cause evictions soon. All arguments have the same unit.
 pub fn has_ample_room(resident: u64, wanted: u64, limit: u64, reclaim_stops: u64) -> bool {
     resident + wanted + limit / 16 <= reclaim_stops
 }

@@ -1,7 +1,7 @@
 //! The state of one page, packed into an atomic word.
 //!
-//! Section 4 of `docs/design.md` has the states and all transitions. Under the exclusive gate a state may
-//! be stored; under the shared gate it changes by compare-and-swap from the state that was read.
+//! Section 4 of `docs/design.md` has the states and all transitions. Under the exclusive gate a state
+//! may be stored; under the shared gate it changes by compare-and-swap from the state that was read.
 
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,13 +19,13 @@ pub enum PageState {
     Resident {
         /// Number of times the clock hand still skips the page, at most [`MOST_SKIPS`].
         skips: u8,
-        /// The page may be shared with another process since a fork. `UFFDIO_MOVE` refuses it until COW is
-        /// broken.
+        /// The page may be shared with another process since a fork. `UFFDIO_MOVE` refuses it until COW
+        /// is broken.
         shared: bool,
     },
-    /// The event of a `madvise` was read, but the kernel may still drop the page: a fault is served with
-    /// zeros, and reclaim must not carry the old contents off before the drop. An event sets every page of
-    /// its range that was not a hole to this state, and the first page in any case.
+    /// The event of a `madvise` was read, but the kernel may still drop the page: a fault is served
+    /// with zeros, and reclaim must not carry the old contents off before the drop. An event sets every
+    /// page of its range that was not a hole to this state, and the first page in any case.
     Removed(Removal),
     /// In a batch that the helper is moving to this place of the stage.
     Moving(StageIndex),
@@ -37,8 +37,8 @@ pub enum PageState {
     Swapped(Slot),
     /// In the swap space, being copied in under this claim, which owns the reference.
     Filling(Slot, ClaimNumber),
-    /// Missing, being filled with zeros by a fault. The claim excludes reclaim: a fault read late must not
-    /// install zeros where a page was just moved out.
+    /// Missing, being filled with zeros by a fault. The claim excludes reclaim: a fault read late must
+    /// not install zeros where a page was just moved out.
     Clearing,
 }
 
@@ -64,8 +64,8 @@ impl Removal {
     }
 }
 
-/// Distinguishes a fault's claim of a page from a later claim of the same page and slot, which is possible
-/// if the page moves to another address and back. Numbers repeat after 16 million claims.
+/// Distinguishes a fault's claim of a page from a later claim of the same page and slot, which is
+/// possible if the page moves to another address and back. Numbers repeat after 16 million claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClaimNumber(u32);
 
@@ -86,8 +86,8 @@ const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
 /// Seconds after which the kernel has dropped the pages of a `madvise` whose event was read. A larger
 /// value keeps rewritten pages resident for longer.
 const REMOVED_GRACE: u32 = 10;
-/// Number of times the clock hand skips a page that refaulted early. A larger value protects the working
-/// set better and makes the hand search for longer. It must be a mask of low bits.
+/// Number of times the clock hand skips a page that refaulted early. A larger value protects the
+/// working set better and makes the hand search for longer. It must be a mask of low bits.
 pub const MOST_SKIPS: u8 = 7;
 
 impl PageState {

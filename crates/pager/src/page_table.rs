@@ -1,5 +1,5 @@
-//! The page states of one address space: a radix tree like the hardware's page table. Nodes are allocated
-//! on demand and freed when only holes are left in them.
+//! The page states of one address space: a radix tree like the hardware's page table. Nodes are
+//! allocated on demand and freed when only holes are left in them.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
@@ -132,7 +132,8 @@ impl PageTable {
         middle.0[index(page, 1)].get().map(|leaf| &**leaf)
     }
 
-    /// Visits the entries of a range in order and skips missing nodes. Stops when `visit` returns `false`.
+    /// Visits the entries of a range in order and skips missing nodes. Stops when `visit` returns
+    /// `false`.
     pub fn visit(&self, range: PageRange, mut visit: impl FnMut(VirtualPage, &Entry) -> bool) {
         self.visit_leaves(range, |part, leaf| {
             (part.start.0..part.end.0)
@@ -204,8 +205,8 @@ impl PageTable {
         self.used.bytes.fetch_sub(freed, Ordering::Relaxed);
     }
 
-    /// Prunes the next `leaves` leaves from page `from` on, for pages that became holes without an event.
-    /// Returns where to continue; page 0 at the end of the table.
+    /// Prunes the next `leaves` leaves from page `from` on, for pages that became holes without an
+    /// event. Returns where to continue; page 0 at the end of the table.
     pub fn sweep(&mut self, from: VirtualPage, leaves: usize) -> VirtualPage {
         let all = Self::everything();
         if from == all.start {
@@ -229,8 +230,8 @@ trait Tree {
     /// Pages that the node covers.
     const SPAN: u64;
 
-    /// Frees empty children in the pages `start..end`, counted from the node's first page, and adds their
-    /// bytes to `freed`. Returns whether the node itself is empty.
+    /// Frees empty children in the pages `start..end`, counted from the node's first page, and adds
+    /// their bytes to `freed`. Returns whether the node itself is empty.
     fn prune(&mut self, start: u64, end: u64, freed: &mut u64) -> bool;
 }
 
@@ -314,8 +315,8 @@ mod tests {
         assert_eq!(stopped, 7);
     }
 
-    /// Compares random changes with a `BTreeMap`. The table has exactly the nodes that the map needs, and
-    /// none at the end.
+    /// Compares random changes with a `BTreeMap`. The table has exactly the nodes that the map needs,
+    /// and none at the end.
     #[test]
     fn agrees_with_a_map_and_keeps_no_empty_node() {
         let mut table = PageTable::default();

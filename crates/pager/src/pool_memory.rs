@@ -22,9 +22,8 @@ unsafe impl PageSource for MappedSource {
         let length = pages.checked_mul(PAGE_SIZE).ok_or(refused)?;
         let mapping = Mapping::aligned(length, HUGE_PAGE_SIZE).map_err(|_| refused)?;
         let start = mapping.start();
-        // With THP `always`, the kernel would use huge pages unrequested, which stay allocated when a part
-        // of them is freed. A kernel without THP refuses the call.
-        // SAFETY: the whole mapping.
+        // With THP `always`, the kernel would use huge pages unrequested, which stay allocated when a
+        // part of them is freed. A kernel without THP refuses the call. SAFETY: the whole mapping.
         let _ = unsafe { forbid_huge(start, length) };
         self.mappings
             .lock()

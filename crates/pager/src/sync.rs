@@ -9,8 +9,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
-/// Wakes a thread that polls for work at intervals. Any thread notifies, one thread waits; a notification
-/// stays pending until then.
+/// Wakes a thread that polls for work at intervals. Any thread notifies, one thread waits; a
+/// notification stays pending until then.
 #[derive(Default)]
 pub struct Event {
     notified: Mutex<bool>,

@@ -25,8 +25,8 @@ const MANAGED_DIVISOR: u64 = 2;
 
 /// The programs under one limit. All threads of the supervisor share it.
 ///
-/// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so their
-/// accesses are Relaxed.
+/// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so
+/// their accesses are Relaxed.
 pub struct Group {
     /// What the address spaces use, too.
     pub resources: Arc<Resources>,
@@ -34,7 +34,8 @@ pub struct Group {
     pub limit: Limit,
     /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
-    /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's start.
+    /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's
+    /// start.
     pub found_mappings: AtomicU64,
     spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
@@ -43,9 +44,11 @@ pub struct Group {
     relief: LimitRelief,
     /// Whether storing a page frees memory.
     pub compression: CompressionPolicy,
-    /// Resident pages that the kernel refuses to register, such as those with a userfaultfd of the program.
+    /// Resident pages that the kernel refuses to register, such as those with a userfaultfd of the
+    /// program.
     pub refused_pages: AtomicU64,
-    /// Pages brought back for tracers. They are added to the limit while the tracers hold their programs.
+    /// Pages brought back for tracers. They are added to the limit while the tracers hold their
+    /// programs.
     pub held_pages: AtomicU64,
     /// Faults that wait for room.
     pub deferred: Deferred<AddressSpace>,
@@ -219,8 +222,8 @@ impl Group {
         self.refresh_limit();
     }
 
-    /// Notes that reclaim cannot bring the group under its limit; warns once. Programs are never stopped for
-    /// that.
+    /// Notes that reclaim cannot bring the group under its limit; warns once. Programs are never
+    /// stopped for that.
     pub fn note_over_limit(&self) {
         self.note_peaks();
         let resident = self.resources.resident_bytes();
@@ -228,8 +231,8 @@ impl Group {
         let excess = self.excess(resident, total);
         if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "the limit is exceeded by {} KiB, because no more memory can be paged out (locked, \
-                 executable or incompressible); raise --limit (reported once)",
+                "the limit is exceeded by {} KiB, because no more memory can be paged out (for \
+                 example, it is locked, executable or incompressible); raise --limit (reported once)",
                 excess * PAGE_SIZE as u64 / 1024
             );
         }
@@ -299,7 +302,8 @@ impl Group {
     }
 }
 
-/// Watermarks in resident bytes (not in free pages, as in the kernel): `hard > pressing > start > stop`.
+/// Watermarks in resident bytes (not in free pages, as in the kernel): `hard > pressing > start >
+/// stop`.
 #[derive(Debug, Clone, Copy)]
 pub struct Watermarks {
     /// The limit; faults that need room wait above it.
@@ -313,8 +317,8 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// The watermarks for a resident limit in bytes. A larger distance reclaims in longer bursts and keeps
-    /// less resident.
+    /// The watermarks for a resident limit in bytes. A larger distance reclaims in longer bursts and
+    /// keeps less resident.
     pub fn of(limit: u64) -> Watermarks {
         let distance = (limit / 128).clamp(512 << 10, 32 << 20).min(limit / 4);
         Watermarks {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const STEPS: usize = 16;
 const BUCKETS: usize = 40 * STEPS;
 
-/// A histogram of durations in nanoseconds, with an error of about 6 %. Handlers record, any thread reads; all
-/// accesses are Relaxed, so a summary may miss records in flight.
+/// A histogram of durations in nanoseconds, with an error of about 6 %. Handlers record, any thread
+/// reads; all accesses are Relaxed, so a summary may miss records in flight.
 pub struct Histogram {
     buckets: Vec<AtomicU64>,
     max: AtomicU64,

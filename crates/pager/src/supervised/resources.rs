@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Maximum number of slots whose release is pending. More makes fewer, larger frees and keeps pages in the
-/// pool for longer.
+/// Maximum number of slots whose release is pending. More makes fewer, larger frees and keeps pages in
+/// the pool for longer.
 const PENDING_FREES: usize = 1024;
 
 /// What the address spaces of a group share. Any thread uses it; `pending_frees` has its own lock, and
@@ -47,10 +47,11 @@ pub struct Resources {
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
     pub warned_mappings: AtomicBool,
-    /// Resident limit in bytes, as of the last [`Group::refresh_limit`](super::group::Group::refresh_limit).
+    /// Resident limit in bytes, as of the last
+    /// [`Group::refresh_limit`](super::group::Group::refresh_limit).
     resident_limit: AtomicU64,
-    /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on the CPU
-    /// of the faulting thread and would delay it.
+    /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on
+    /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
     reclaimer: Event,
 }
@@ -65,8 +66,8 @@ fn new_gather(swap: &Arc<SwapSpace<MappedSource>>) -> Gather<MappedSource> {
         ..GatherConfig::default()
     };
     Gather::with_worker_start(swap.clone(), config, move || {
-        // A worker inherits CPU affinity and priority from the handler that starts it, and would compete
-        // with the faulting thread. Failure costs latency only.
+        // A worker inherits CPU affinity and priority from the handler that starts it, and would
+        // compete with the faulting thread. Failure costs latency only.
         let _ = thread::run_on(&cpus);
         thread::set_nice(5);
     })
@@ -115,13 +116,14 @@ impl Resources {
         bytes(self.charged_pages().saturating_sub(self.shared.pages()))
     }
 
-    /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address space.
+    /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address
+    /// space.
     pub fn charged_pages(&self) -> u64 {
         self.swap.root_group().charged(Charge::Resident) / PAGE_SIZE as u64
     }
 
-    /// Drops one reference of each slot. Large numbers are left to worker threads, so that an exit or munmap
-    /// does not wait.
+    /// Drops one reference of each slot. Large numbers are left to worker threads, so that an exit or
+    /// munmap does not wait.
     pub fn release(&self, slots: SlotRanges) {
         self.gather.release(slots);
     }
@@ -131,8 +133,8 @@ impl Resources {
         self.resident_limit.load(Ordering::Relaxed)
     }
 
-    /// Leaves the release of slots to the reclaimer, or releases them at once if too many are pending: their
-    /// pages still occupy the pool.
+    /// Leaves the release of slots to the reclaimer, or releases them at once if too many are pending:
+    /// their pages still occupy the pool.
     pub fn defer_free(&self, slots: &[Slot]) {
         let mut pending = lock(&self.pending_frees);
         if pending.len() + slots.len() <= PENDING_FREES {

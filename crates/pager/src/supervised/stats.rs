@@ -1,7 +1,7 @@
 //! The statistics of a supervisor, each defined once.
 //!
-//! Each line below generates the counter that threads add to, the field of [`Stats`], its JSON name (with
-//! the feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], against which the
+//! Each line below generates the counter that threads add to, the field of [`Stats`], its JSON name
+//! (with the feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], against which the
 //! documentation is checked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,8 +58,8 @@ macro_rules! numbers {
 macro_rules! totals {
     (counted { $(#[doc = $cdoc:literal] $counter:ident,)* } computed { $(#[doc = $vdoc:literal] $value:ident,)* }) => {
         numbers! {
-            /// Statistics since the start of the run, and its limits. Bytes and pages are exact; peaks are the
-            /// largest samples.
+            /// Statistics since the start of the run, and its limits. Bytes and pages are exact; peaks
+            /// are the largest samples.
             Totals { $(#[doc = $cdoc] $counter,)* $(#[doc = $vdoc] $value,)* }
         }
 

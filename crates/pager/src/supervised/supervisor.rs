@@ -158,7 +158,8 @@ impl Supervisor {
         Control(self.group.clone())
     }
 
-    /// PID of the guardian process, if one was needed: a child of this process that exits right after it.
+    /// PID of the guardian process, if one was needed: a child of this process that exits right after
+    /// it.
     pub fn guardian_process(&self) -> Option<i32> {
         self.group.resources.guardian.process()
     }
@@ -172,8 +173,8 @@ impl Supervisor {
             .collect()
     }
 
-    /// Stops and returns the final statistics. Kills programs that are still managed, because part of their
-    /// memory is in the pool.
+    /// Stops and returns the final statistics. Kills programs that are still managed, because part of
+    /// their memory is in the pool.
     pub fn stop(self) -> Stats {
         self.stats()
     }
@@ -311,7 +312,8 @@ fn random_name() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The library's image with the rendezvous (socket path, PID, UID and namespace of this process) patched in.
+/// The library's image with the rendezvous (socket path, PID, UID and namespace of this process)
+/// patched in.
 fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
     let path = control.as_os_str().as_bytes();
     let mut socket_path = [0; SOCKET_PATH_MAX];

@@ -432,7 +432,8 @@ fn a_drainer_is_prepared_in_its_own_thread_before_it_frees() {
 fn handles_hold_what_a_map_holds() {
     let table = table(2);
     let mut random = Random::new(11);
-    let mut oracle: std::collections::BTreeMap<Handle, Vec<u8>> = Default::default();
+    let mut oracle: std::collections::BTreeMap<Handle, Vec<u8>> =
+        std::collections::BTreeMap::default();
     for step in 0..30_000_u64 {
         let victim = oracle
             .keys()

@@ -6,6 +6,6 @@ mod common;
 mod compact;
 mod huge;
 mod misuse;
-mod operations;
 mod oracle;
+mod random_operations;
 mod threads;

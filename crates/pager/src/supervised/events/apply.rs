@@ -1,7 +1,7 @@
 //! Applying events to the page states.
 //!
-//! The gate is held exclusively from reading the messages until all events are applied. So no page is copied
-//! in or moved out meanwhile, and the helper finds the event count of a planned batch stale.
+//! The gate is held exclusively from reading the messages until all events are applied. So no page is
+//! copied in or moved out meanwhile, and the helper finds the event count of a planned batch stale.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
@@ -29,9 +29,9 @@ impl AddressSpace {
 
     /// Applies a `madvise` that drops pages, which read as zeros afterwards.
     ///
-    /// The kernel drops them after this event was read. Zeros filled in before, by readahead for another thread,
-    /// would count as resident and be dropped. So the first page becomes `Removed` even if it was a hole:
-    /// a readahead window ends at the first page that is not a hole.
+    /// The kernel drops them after this event was read. Zeros filled in before, by readahead for
+    /// another thread, would count as resident and be dropped. So the first page becomes `Removed` even
+    /// if it was a hole: a readahead window ends at the first page that is not a hole.
     pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removed.count.fetch_add(1, Ordering::Relaxed);
         let removal = Removal::new(self.resources.seconds(), count);
@@ -68,8 +68,8 @@ impl AddressSpace {
         self.resources.release(slots);
     }
 
-    /// Applies an mremap. If the mapping `stays` behind (`MREMAP_DONTUNMAP`), it is empty, registered, and as
-    /// managed as before.
+    /// Applies an mremap. If the mapping `stays` behind (`MREMAP_DONTUNMAP`), it is empty, registered,
+    /// and as managed as before.
     pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage, stays: bool) {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);

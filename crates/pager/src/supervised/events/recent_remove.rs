@@ -1,19 +1,20 @@
 //! Recent `madvise` events on registered memory that is not managed yet.
 //!
-//! The event is read before the kernel drops the pages. In managed memory, state `Removed` marks them. Unmanaged
-//! memory has no page states: its resident pages are looked up when it becomes managed. Pages that are about to
-//! be dropped must not become `Resident` then, or reclaim could preserve their old contents.
+//! The event is read before the kernel drops the pages. In managed memory, state `Removed` marks them.
+//! Unmanaged memory has no page states: its resident pages are looked up when it becomes managed. Pages
+//! that are about to be dropped must not become `Resident` then, or reclaim could preserve their old
+//! contents.
 
 use crate::page::PageRange;
 use crate::page_state::Removal;
 use crate::range_set::RangeSet;
 
-/// Number of ranges above which they are merged into one. More takes more memory; fewer marks more pages as
-/// `Removed` that are not.
+/// Number of ranges above which they are merged into one. More takes more memory; fewer marks more
+/// pages as `Removed` that are not.
 const MOST_RANGES: usize = 256;
 
-/// Ranges dropped by `madvise` recently. Guarded by a mutex of the address space; events add to it, the governor
-/// reads it.
+/// Ranges dropped by `madvise` recently. Guarded by a mutex of the address space; events add to it, the
+/// governor reads it.
 #[derive(Default)]
 pub struct RecentRemovals {
     ranges: RangeSet,
@@ -40,8 +41,8 @@ impl RecentRemovals {
         }
     }
 
-    /// The ranges whose pages the kernel may still drop at `now` (seconds since the supervisor's start), with the
-    /// last removal.
+    /// The ranges whose pages the kernel may still drop at `now` (seconds since the supervisor's
+    /// start), with the last removal.
     pub fn pending(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
         self.expire(now);
         Some((&self.ranges, self.last?))

@@ -1,15 +1,16 @@
 //! Reordering of events.
 //!
-//! A system call drops the mmap lock before it queues its event. So events of several threads may be read in an
-//! order other than that of the changes, and page states of one mapping would be taken for those of another at
-//! the same address. Two rules prevent that:
+//! A system call drops the mmap lock before it queues its event. So events of several threads may be
+//! read in an order other than that of the changes, and page states of one mapping would be taken for
+//! those of another at the same address. Two rules prevent that:
 //!
-//! * Events are collected until the kernel reports that no change is in progress, so that none is missing. Until
-//!   then the kernel refuses to change pages anyway.
-//! * They are applied in an order in which each was possible: a range can only move *to* an unmanaged range.
+//! * Events are collected until the kernel reports that no change is in progress, so that none is
+//!   missing. Until then the kernel refuses to change pages anyway.
+//! * They are applied in an order in which each was possible: a range can only move *to* an unmanaged
+//!   range.
 //!
-//! mremap raises a remap event and then an unmap event of its source range. The latter, the **echo**, carries no
-//! information, and something else may be mapped there by then.
+//! mremap raises a remap event and then an unmap event of its source range. The latter, the **echo**,
+//! carries no information, and something else may be mapped there by then.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
@@ -52,7 +53,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Adds a change that was read. The events of one thread arrive in order, so an echo follows its move.
+    /// Adds a change that was read. The events of one thread arrive in order, so an echo follows its
+    /// move.
     pub fn push(&mut self, change: Change) {
         match change {
             Change::Unmap(range) => {
@@ -78,8 +80,9 @@ impl Order {
         self.pending.push(change);
     }
 
-    /// Whether the move reported for `reported` moved only `left`. Before Linux 6.15, a shrinking mremap reports
-    /// the old length, then the unmapping of the rest, then an echo of the range that moved.
+    /// Whether the move reported for `reported` moved only `left`. Before Linux 6.15, a shrinking
+    /// mremap reports the old length, then the unmapping of the rest, then an echo of the range that
+    /// moved.
     fn shrank(&self, reported: PageRange, left: PageRange) -> bool {
         let rest = PageRange {
             start: left.end,
@@ -122,8 +125,8 @@ impl Order {
         self.has_fork_before(self.pending.len())
     }
 
-    /// The next change to apply, given the managed ranges. If `quiet`, no more events will come, so missing echoes
-    /// never will.
+    /// The next change to apply, given the managed ranges. If `quiet`, no more events will come, so
+    /// missing echoes never will.
     pub fn next(&mut self, regions: &RangeSet, quiet: bool) -> Option<Change> {
         if !self.pending.is_empty() {
             let index = self.next_index(regions);
@@ -148,8 +151,9 @@ impl Order {
                 }
                 // A move may wait for the unmapping.
                 Change::Unmap(_) => true,
-                // A `madvise` on the target of a pending move drops the moved pages: the previous mapping left
-                // earlier, and its event comes later. A `madvise` after a fork does not affect the child.
+                // A `madvise` on the target of a pending move drops the moved pages: the previous
+                // mapping left earlier, and its event comes later. A `madvise` after a fork does not
+                // affect the child.
                 Change::Remove(range) => {
                     let free = |target: &PageRange| target.intersection(range).is_empty();
                     awaited.iter().all(free) && !self.has_fork_before(index)
@@ -177,8 +181,9 @@ pub mod fuzzing {
     use crate::page::{PageRange, VirtualPage};
     use crate::range_set::RangeSet;
 
-    /// Every four bytes of the input read an event or apply pending ones. Checks that every event except echoes is
-    /// applied once, forks in order, and each fork after all events that were read before it.
+    /// Every four bytes of the input read an event or apply pending ones. Checks that every event
+    /// except echoes is applied once, forks in order, and each fork after all events that were read
+    /// before it.
     pub fn events(input: &[u8]) {
         let mut order = Order::default();
         let mut regions = RangeSet::default();

@@ -1,15 +1,17 @@
 //! Admission of COW copies under the limit.
 //!
-//! After a fork, the kernel copies a page on the first write, without a userfaultfd message and faster than
-//! pages can be reclaimed. So if the copies might exceed the limit, both sides are write-protected at the fork,
-//! or once the group comes near its limit. The first write then raises a fault, which waits for room.
+//! After a fork, the kernel copies a page on the first write, without a userfaultfd message and faster
+//! than pages can be reclaimed. So if the copies might exceed the limit, both sides are write-protected
+//! at the fork, or once the group comes near its limit. The first write then raises a fault, which
+//! waits for room.
 //!
-//! No page state depends on the protection, so a page may be unprotected at any time. Protection that the kernel
-//! loses (`UFFDIO_MOVE`) or refuses (mappings are changing) only lets a copy pass without admission.
+//! No page state depends on the protection, so a page may be unprotected at any time. Protection that
+//! the kernel loses (`UFFDIO_MOVE`) or refuses (mappings are changing) only lets a copy pass without
+//! admission.
 //!
-//! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes there at
-//! thread exit without waiting for a userfaultfd. The helper, which writes to break COW of victims, never waits
-//! for room, because it makes room.
+//! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes
+//! there at thread exit without waiting for a userfaultfd. The helper, which writes to break COW of
+//! victims, never waits for room, because it makes room.
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
@@ -26,15 +28,16 @@ use memfold_sys::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Pages unprotected per fault of a sequential writer. A larger window saves faults and copies more pages without
-/// admission.
+/// Pages unprotected per fault of a sequential writer. A larger window saves faults and copies more
+/// pages without admission.
 const WRITE_WINDOW: u64 = 16;
-/// Pages unprotected per fault if no relative lives, so that nothing is copied. A larger window saves faults.
+/// Pages unprotected per fault if no relative lives, so that nothing is copied. A larger window saves
+/// faults.
 const UNSHARED_WINDOW: u64 = 512;
 
 impl AddressSpace {
-    /// Calls [`AddressSpace::protect_if_near`] if the pages are not protected since the last fork, and a
-    /// relative lives that may share them.
+    /// Calls [`AddressSpace::protect_if_near`] if the pages are not protected since the last fork, and
+    /// a relative lives that may share them.
     pub fn protect_shared(&self) {
         if !self.cow.write_protected.load(Ordering::Relaxed)
             && self.fork.forked.load(Ordering::Relaxed)
@@ -45,7 +48,8 @@ impl AddressSpace {
         }
     }
 
-    /// Write-protects the managed ranges if copying all resident pages would take the group over its limit.
+    /// Write-protects the managed ranges if copying all resident pages would take the group over its
+    /// limit.
     pub fn protect_if_near(&self) {
         let copies = bytes(self.resident_pages().max(0) as u64);
         let resources = &self.resources;
@@ -84,7 +88,8 @@ impl AddressSpace {
         true
     }
 
-    /// Unprotects the pages whose COW the next command breaks, so that the helper's writes raise no faults.
+    /// Unprotects the pages whose COW the next command breaks, so that the helper's writes raise no
+    /// faults.
     pub fn unprotect_for_cow_break(&self, moves: &[Run]) {
         // A child inherits the protection of its parent's pages.
         if !self.fork.forked.load(Ordering::Relaxed) {

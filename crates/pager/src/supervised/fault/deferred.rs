@@ -1,11 +1,13 @@
 //! Faults that wait for room.
 //!
-//! A fault is listed once, however often it is reported. A thread with a pending signal does not sleep in a
-//! fault that the kernel takes on its behalf (for example while it writes a signal frame), but faults again at
-//! once. Such a thread takes CPU time from reclaim, so its fault is served after [`MAX_REPORTS`] reports.
+//! A fault is listed once, however often it is reported. A thread with a pending signal does not sleep
+//! in a fault that the kernel takes on its behalf (for example while it writes a signal frame), but
+//! faults again at once. Such a thread takes CPU time from reclaim, so its fault is served after
+//! [`MAX_REPORTS`] reports.
 //!
-//! No fault waits for ever either. If almost all memory is unreclaimable for the moment (a forked child that
-//! has yet to start its helper), reclaim may cycle the rest through the stage without gaining room.
+//! No fault waits for ever either. If almost all memory is unreclaimable for the moment (a forked child
+//! that has yet to start its helper), reclaim may cycle the rest through the stage without gaining
+//! room.
 
 use crate::page::VirtualPage;
 use crate::supervised::fault::message::Fault;
@@ -15,11 +17,11 @@ use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Number of reports after which a fault is served without room. More wastes CPU time on a spinning thread;
-/// fewer exceeds the limit earlier.
+/// Number of reports after which a fault is served without room. More wastes CPU time on a spinning
+/// thread; fewer exceeds the limit earlier.
 const MAX_REPORTS: u32 = 256;
-/// Longest time that a fault waits for room. Longer stalls programs while reclaim makes no progress; shorter
-/// exceeds the limit earlier.
+/// Longest time that a fault waits for room. Longer stalls programs while reclaim makes no progress;
+/// shorter exceeds the limit earlier.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A fault that waits for room.
@@ -30,15 +32,15 @@ pub struct DeferredFault<S> {
     pub fault: Fault,
 }
 
-/// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list has its
-/// own lock.
+/// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list
+/// has its own lock.
 pub struct Deferred<S>(Mutex<Waiting<S>>);
 
 struct Waiting<S> {
     /// In order of arrival.
     faults: Vec<DeferredFault<S>>,
-    /// For each address space (by its pointer, which a listed fault keeps valid), page and kind of fault: the
-    /// index in `faults`, and the number of reports.
+    /// For each address space (by its pointer, which a listed fault keeps valid), page and kind of
+    /// fault: the index in `faults`, and the number of reports.
     index: HashMap<(usize, VirtualPage, bool), (usize, u32)>,
     /// Time at which the first fault was listed.
     since: Option<Instant>,

@@ -1,8 +1,10 @@
-//! The fault handlers: one thread per CPU, each listening to the address spaces whose threads fault on its CPU.
+//! The fault handlers: one thread per CPU, each listening to the address spaces whose threads fault on
+//! its CPU.
 //!
-//! Waking a thread on another CPU costs an IPI and possibly an idle exit, more than the rest of a fault. So an address
-//! space is registered only with the handlers of the CPUs that its faults come from. A handler samples the CPU of the
-//! faulting thread: often at first and after a sample from another CPU, rarely while samples agree.
+//! Waking a thread on another CPU costs an IPI and possibly an idle exit, more than the rest of a
+//! fault. So an address space is registered only with the handlers of the CPUs that its faults come
+//! from. A handler samples the CPU of the faulting thread: often at first and after a sample from
+//! another CPU, rarely while samples agree.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::events::reorder::Change;
@@ -29,27 +31,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and follows a migrated
-/// thread later.
+/// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and
+/// follows a migrated thread later.
 const SAMPLE_NEAREST: u32 = 2;
 const SAMPLE_FARTHEST: u32 = 512;
-/// Consecutive samples from other CPUs after which a handler stops listening. More tolerates migrations and wakes more
-/// handlers per fault.
+/// Consecutive samples from other CPUs after which a handler stops listening. More tolerates migrations
+/// and wakes more handlers per fault.
 const MISSES_TO_LEAVE: u32 = 4;
 /// The epoll token of the stop pipe, which is no address space's ID.
 const STOP: u64 = u64::MAX;
-/// Longest wait for mapping changes to pause, after which events are applied in an order that may be wrong. Longer
-/// blocks the faults of a program that never pauses; the kernel refuses its page changes meanwhile anyway.
+/// Longest wait for mapping changes to pause, after which events are applied in an order that may be
+/// wrong. Longer blocks the faults of a program that never pauses; the kernel refuses its page changes
+/// meanwhile anyway.
 const QUIET_PATIENCE: Duration = Duration::from_secs(10);
-/// First and longest sleep between two reads while mappings change. Each sleep is twice the previous one, so that the
-/// changing thread can run on this CPU.
+/// First and longest sleep between two reads while mappings change. Each sleep is twice the previous
+/// one, so that the changing thread can run on this CPU.
 const QUIET_NAP: Duration = Duration::from_micros(5);
 const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
-/// Longest wait for a gate. It is far above the time that a running helper is inside; longer delays the other programs
-/// on this CPU when a helper was stopped inside.
+/// Longest wait for a gate. It is far above the time that a running helper is inside; longer delays the
+/// other programs on this CPU when a helper was stopped inside.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
-/// The handlers of a group. Shared by the handler threads, the attendant and the governor; it has no mutable state.
+/// The handlers of a group. Shared by the handler threads, the attendant and the governor; it has no
+/// mutable state.
 pub struct Handlers {
     group: Arc<Group>,
     cpus: Vec<usize>,
@@ -71,7 +75,8 @@ pub struct Messages {
 }
 
 impl Handlers {
-    /// The group's handlers. To stop them, set `stopping` of the group and drop the other end of `stop`.
+    /// The group's handlers. To stop them, set `stopping` of the group and drop the other end of
+    /// `stop`.
     pub fn new(
         group: Arc<Group>,
         sentinel: Arc<Sentinel>,
@@ -141,8 +146,9 @@ impl Handlers {
         Ok(())
     }
 
-    /// Re-arms the edge-triggered epoll, so that unread messages are reported again. A fork event that cannot be read
-    /// (EMFILE) stays unread, and the kernel does not report when a read of several messages stopped there.
+    /// Re-arms the edge-triggered epoll, so that unread messages are reported again. A fork event that
+    /// cannot be read (EMFILE) stays unread, and the kernel does not report when a read of several
+    /// messages stopped there.
     pub fn remind(&self, space: &AddressSpace) {
         for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
@@ -230,7 +236,8 @@ impl Handlers {
                 if !space.identify_child(&self.group, Some(thread))
                     && !space.is_id_request(fault.page)
                 {
-                    // The child is lost and could not be killed: its fault stays unserved, except on the beacon.
+                    // The child is lost and could not be killed: its fault stays unserved, except on
+                    // the beacon.
                     continue;
                 }
                 let admission = space.admission_of(thread);
@@ -381,8 +388,9 @@ impl Handlers {
     }
 }
 
-/// Reads messages until there are none and, if mappings changed, until no change is in progress. `None` if there is
-/// nothing to apply; otherwise whether it is quiet, that is, the events of all completed changes were read.
+/// Reads messages until there are none and, if mappings changed, until no change is in progress. `None`
+/// if there is nothing to apply; otherwise whether it is quiet, that is, the events of all completed
+/// changes were read.
 fn collect(
     space: &AddressSpace,
     gate: &Exclusive<'_>,
@@ -406,8 +414,8 @@ fn collect(
                 return any.then_some(false);
             }
             Err(errno) => {
-                // For example EMFILE for a child's userfaultfd. The event stays unread, events that were read stay
-                // pending, and the kernel refuses page changes until both are handled.
+                // For example EMFILE for a child's userfaultfd. The event stays unread, events that
+                // were read stay pending, and the kernel refuses page changes until both are handled.
                 if !std::mem::replace(&mut changes.unreadable, true) {
                     log::warn!("a program's events cannot be read ({errno}); it waits");
                 }

@@ -31,9 +31,9 @@ impl Fault {
 }
 
 impl Fault {
-    /// Whether memory, possibly the faulting page, was unregistered since the message was read. Unregistering
-    /// woke the thread, so a page that is still missing may belong to another userfaultfd, and must not be
-    /// filled here. The gate is held shared.
+    /// Whether memory, possibly the faulting page, was unregistered since the message was read.
+    /// Unregistering woke the thread, so a page that is still missing may belong to another
+    /// userfaultfd, and must not be filled here. The gate is held shared.
     pub fn is_outdated(&self, space: &AddressSpace) -> bool {
         self.unregistered != space.unregistered.load(Ordering::Relaxed)
     }
@@ -55,7 +55,7 @@ pub enum Admission {
     MayDefer,
     /// Is served at once.
     Now,
-    /// A fault of the helper, which makes room: served at once. Unlike a fault of the program, it does not
-    /// show that a `madvise` of the page has returned.
+    /// A fault of the helper, which makes room: served at once. Unlike a fault of the program, it does
+    /// not show that a `madvise` of the page has returned.
     OfHelper,
 }

@@ -24,8 +24,8 @@ pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
     let _ = space.uffd().wake(page.address(), bytes(pages));
 }
 
-/// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or its thread
-/// is woken to fault again.
+/// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or
+/// its thread is woken to fault again.
 pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
     match errno {
         Errno::EAGAIN => Served::Retry,

@@ -18,8 +18,8 @@ pub fn room_pages(space: &AddressSpace) -> u64 {
         / PAGE_SIZE as u64
 }
 
-/// Whether there is no room for a page; wakes the reclaimer if there is little. Stopped programs and spared
-/// tracers never wait for room (`space/stopped.rs`).
+/// Whether there is no room for a page; wakes the reclaimer if there is little. Stopped programs and
+/// spared tracers never wait for room (`space/stopped.rs`).
 fn is_full(space: &AddressSpace) -> bool {
     let room = room_pages(space);
     if room < LOW_ROOM_PAGES {

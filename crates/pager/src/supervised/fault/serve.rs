@@ -8,8 +8,9 @@
 //! | write-protected since a fork | `cow` |
 //!
 //! A fault waits only for a batch that contains its page. Service ends in one of four ways: the page is
-//! copied in, which wakes the thread; the thread is woken to fault again; the fault is deferred until there
-//! is room; or the kernel answered EAGAIN, and the fault is served again after pending events were read.
+//! copied in, which wakes the thread; the thread is woken to fault again; the fault is deferred until
+//! there is room; or the kernel answered EAGAIN, and the fault is served again after pending events
+//! were read.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
@@ -105,8 +106,8 @@ impl Server {
         Served::Done
     }
 
-    /// Serves faults that do not depend on the page state: on a forked child's beacon, on the stage, and
-    /// writes to write-protected pages. `None` for all others.
+    /// Serves faults that do not depend on the page state: on a forked child's beacon, on the stage,
+    /// and writes to write-protected pages. `None` for all others.
     fn serve_special(
         &self,
         space: &Arc<AddressSpace>,

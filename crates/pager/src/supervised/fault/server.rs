@@ -5,7 +5,8 @@ use memfold_swap::{Page, Scratch};
 use memfold_sys::PAGE_SIZE;
 use std::sync::Arc;
 
-/// Maximum number of pages swapped in by one fault. Larger windows save faults and delay the faulting thread.
+/// Maximum number of pages swapped in by one fault. Larger windows save faults and delay the faulting
+/// thread.
 pub const SWAP_IN_WINDOW: u32 = 16;
 
 /// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.

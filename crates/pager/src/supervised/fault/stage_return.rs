@@ -27,8 +27,8 @@ impl Server {
         }
     }
 
-    /// Copies a staged page, which is `Returning`, back. `UFFDIO_MOVE` would need a switch to the helper's
-    /// thread, which costs more than copying a page.
+    /// Copies a staged page, which is `Returning`, back. `UFFDIO_MOVE` would need a switch to the
+    /// helper's thread, which costs more than copying a page.
     pub fn return_from_stage(
         &mut self,
         gate: &Shared<'_>,

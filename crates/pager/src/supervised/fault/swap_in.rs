@@ -16,8 +16,8 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each slot,
-/// and belongs to the thread that made it.
+/// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each
+/// slot, and belongs to the thread that made it.
 pub struct Claim {
     pages: Vec<(VirtualPage, Slot)>,
     /// Index of the faulting page.
@@ -103,8 +103,8 @@ impl Claim {
     }
 }
 
-/// Whether the block around a page is dense, and all of it fits well below the watermark at which reclaim
-/// stops.
+/// Whether the block around a page is dense, and all of it fits well below the watermark at which
+/// reclaim stops.
 fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> bool {
     let resources = &space.resources;
     let limit = resources.resident_limit_bytes();
@@ -167,8 +167,8 @@ impl Server {
         }
     }
 
-    /// Loads the claimed pages into the buffer. Returns the largest range of loaded pages around the faulting
-    /// page; empty if that page cannot be loaded, which kills the program.
+    /// Loads the claimed pages into the buffer. Returns the largest range of loaded pages around the
+    /// faulting page; empty if that page cannot be loaded, which kills the program.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
         let resources = &space.resources;
         let mut start = 0;
@@ -243,7 +243,8 @@ impl Filling<'_> {
                     wake(self.space, self.claim.page(next), 1);
                     next += 1;
                 }
-                // A partial copy returns EAGAIN whatever stopped it; the next try returns the real error.
+                // A partial copy returns EAGAIN whatever stopped it; the next try returns the real
+                // error.
                 Some(Errno::EAGAIN) if done > 0 => {}
                 Some(errno) => return Some(errno),
             }

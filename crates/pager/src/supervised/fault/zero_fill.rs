@@ -13,8 +13,8 @@ use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::atomic::Ordering;
 
-/// Maximum number of zero-filled pages per fault. Larger windows save faults of sequential writers and waste
-/// more memory of others.
+/// Maximum number of zero-filled pages per fault. Larger windows save faults of sequential writers and
+/// waste more memory of others.
 pub const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
@@ -91,8 +91,8 @@ pub fn fill_zeros(
     })
 }
 
-/// Fills places of the stage with zeros: `mlockall` faults in the stage with all other memory, and must not
-/// block. The next command drops these pages.
+/// Fills places of the stage with zeros: `mlockall` faults in the stage with all other memory, and must
+/// not block. The next command drops these pages.
 pub fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
     let Ok(_gate) = space.shared() else {
         return Served::Done;
@@ -114,8 +114,8 @@ pub fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) ->
     }
 }
 
-/// Whether the page stays `Removed`: the helper's fault does not show that the `madvise` has returned, so the
-/// kernel may still drop the page.
+/// Whether the page stays `Removed`: the helper's fault does not show that the `madvise` has returned,
+/// so the kernel may still drop the page.
 fn stays_removed(state: PageState, admission: Admission) -> bool {
     admission == Admission::OfHelper && matches!(state, PageState::Removed(_))
 }
@@ -177,9 +177,9 @@ fn claim_holes(
     claimed
 }
 
-/// Notes that a page that was known to be resident was missing and is filled with zeros; logs it once. It is no
-/// loss if the kernel freed a `MADV_FREE` page or the page was under a guard region, neither of which raises an
-/// event.
+/// Notes that a page that was known to be resident was missing and is filled with zeros; logs it once.
+/// It is no loss if the kernel freed a `MADV_FREE` page or the page was under a guard region, neither
+/// of which raises an event.
 fn note_zeroed(space: &AddressSpace, page: VirtualPage) {
     space.resources.errors.fetch_add(1, Ordering::Relaxed);
     if !space.resources.warned_zeroed.swap(true, Ordering::Relaxed) {

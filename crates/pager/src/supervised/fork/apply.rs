@@ -1,9 +1,10 @@
 //! Applying fork events: the page states that a child inherits.
 //!
-//! The fork event is read after the mappings were copied, and changes by other threads may be reported before or
-//! after it. So a child inherits the page states as of the event, with a record of every change that was applied
-//! from the same read. Before its first fault is served, its mappings show which of these it contains
-//! (`reconcile.rs`). Until then its page states do not change, because its only thread waits for that fault.
+//! The fork event is read after the mappings were copied, and changes by other threads may be reported
+//! before or after it. So a child inherits the page states as of the event, with a record of every
+//! change that was applied from the same read. Before its first fault is served, its mappings show
+//! which of these it contains (`reconcile.rs`). Until then its page states do not change, because its
+//! only thread waits for that fault.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
@@ -50,8 +51,8 @@ impl ConcurrentChanges {
         before_a_fork: bool,
     ) {
         let parts = match change {
-            // The registered ranges of the child show whether it contains the unmapping. Unmanaged memory has no
-            // page states to reconcile.
+            // The registered ranges of the child show whether it contains the unmapping. Unmanaged
+            // memory has no page states to reconcile.
             Change::Unmap(range) => {
                 let parts = lock(&space.managed).covered(range);
                 parts.into_iter().map(Change::Unmap).collect()
@@ -156,9 +157,9 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
 }
 
 impl AddressSpace {
-    /// Creates the address space of a child. The kernel refused page changes since the fork, and the gate is held,
-    /// so the parent's states are those of the child. If staged pages are lost, because the parent is gone, the child
-    /// is killed at its first fault.
+    /// Creates the address space of a child. The kernel refused page changes since the fork, and the
+    /// gate is held, so the parent's states are those of the child. If staged pages are lost, because
+    /// the parent is gone, the child is killed at its first fault.
     pub fn apply_fork(
         self: &Arc<Self>,
         group: &Group,

@@ -1,7 +1,7 @@
 //! Deduplication between relatives.
 //!
-//! A page that both sides of a fork page out is stored once: the second page-out takes a reference of the relative's
-//! slot at the same address if the contents are equal.
+//! A page that both sides of a fork page out is stored once: the second page-out takes a reference of
+//! the relative's slot at the same address if the contents are equal.
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
@@ -12,7 +12,8 @@ use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Maximum number of slots that a page is compared with. More finds more duplicates and loads more pages.
+/// Maximum number of slots that a page is compared with. More finds more duplicates and loads more
+/// pages.
 const CANDIDATES: usize = 3;
 /// Longest wait for a relative's gate. Longer finds more duplicates and delays reclaim.
 const PATIENCE: Duration = Duration::from_micros(500);

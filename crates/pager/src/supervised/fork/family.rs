@@ -13,8 +13,8 @@ pub trait Member {
     fn is_dead(&self) -> bool;
 }
 
-/// Address spaces that descend from one by fork, and so may share pages. The members share it; it has its own
-/// lock.
+/// Address spaces that descend from one by fork, and so may share pages. The members share it; it has
+/// its own lock.
 pub struct Family<M> {
     members: Mutex<Vec<Weak<M>>>,
 }

@@ -1,9 +1,10 @@
 //! Finding the process of a forked child.
 //!
-//! A fork event carries a userfaultfd, and the child's first fault its TID in its PID namespace. Processes in
-//! different namespaces may have the same TID, and reconciling with the mappings of the wrong process would discard
-//! inherited pages. So the child's ID and a secret are written to its beacon, and the process whose beacon contains
-//! both is the child. (Reading a missing page of a candidate fails at once; it raises no userfaultfd fault.)
+//! A fork event carries a userfaultfd, and the child's first fault its TID in its PID namespace.
+//! Processes in different namespaces may have the same TID, and reconciling with the mappings of the
+//! wrong process would discard inherited pages. So the child's ID and a secret are written to its
+//! beacon, and the process whose beacon contains both is the child. (Reading a missing page of a
+//! candidate fails at once; it raises no userfaultfd fault.)
 
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
@@ -19,8 +20,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Number of searches: listing `/proc` may miss a process while others exit. More delays the first fault of a child
-/// that cannot be found.
+/// Number of searches: listing `/proc` may miss a process while others exit. More delays the first
+/// fault of a child that cannot be found.
 const SEARCHES: u32 = 3;
 
 /// Longest wait for reading the beacon of a candidate process. An anonymous page takes microseconds; longer lets
@@ -28,9 +29,9 @@ const SEARCHES: u32 = 3;
 const BEACON_PATIENCE: Duration = Duration::from_millis(50);
 
 impl AddressSpace {
-    /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and reconciles its
-    /// page states with its mappings. `false` if only its beacon may be served, because some of its pages are lost
-    /// and its process was not found to be killed.
+    /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
+    /// reconciles its page states with its mappings. `false` if only its beacon may be served, because
+    /// some of its pages are lost and its process was not found to be killed.
     pub fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
         if lock(&self.fork.inheritance).is_none() {
             return true;
@@ -46,8 +47,7 @@ impl AddressSpace {
                 self.set_child_process(inspector);
             }
         }
-        const WHY: &str =
-            "its parent exited during the fork, before memfold could copy pages in transit";
+        const WHY: &str = "pages that it inherited were lost, as its parent exited during the fork or they could not be stored";
         if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
             return false;
         }

@@ -23,8 +23,8 @@ impl AppliedBefore {
     }
 }
 
-/// Changes that the child may contain or not, to be decided by its mappings. Guarded by a mutex of the child's
-/// address space.
+/// Changes that the child may contain or not, to be decided by its mappings. Guarded by a mutex of the
+/// child's address space.
 #[derive(Default)]
 pub struct Inheritance {
     /// Changes applied before the fork.

@@ -15,13 +15,13 @@ use memfold_swap::Slot;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Longest wait for the child's gate, which is free while the child waits for its first fault. Longer blocks the
-/// handler for longer before it kills the child.
+/// Longest wait for the child's gate, which is free while the child waits for its first fault. Longer
+/// blocks the handler for longer before it kills the child.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl AddressSpace {
-    /// Whether every managed range is one registered mapping. A range with `MADV_DONTFORK` is not in the child, and
-    /// memory that the child maps there later is not registered.
+    /// Whether every managed range is one registered mapping. A range with `MADV_DONTFORK` is not in
+    /// the child, and memory that the child maps there later is not registered.
     fn has_all_that_is_managed(&self) -> bool {
         let ranges = lock(&self.managed).ranges().to_vec();
         ranges.iter().all(|range| {
@@ -53,7 +53,8 @@ impl AddressSpace {
         ) else {
             let slots = inheritance.into_slots();
             self.resources.swap.release_bulk(&slots);
-            // The mappings of an exiting child cannot be read; a child that lives must not run without them.
+            // The mappings of an exiting child cannot be read; a child that lives must not run without
+            // them.
             if !self.is_gone() {
                 self.kill_program("its mappings cannot be read after a fork");
             }

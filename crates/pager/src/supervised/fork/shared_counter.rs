@@ -1,9 +1,10 @@
 //! Counting the pages that forks share.
 //!
-//! The kernel raises no event when COW is broken. So a thread of its own counts shared pages from time to time: the
-//! kernel walks page tables for that, which takes too long for the governor. In between, the governor lowers the
-//! estimate by COW breaks that are known (victims, admitted writes) and by those that are possible: every COW break
-//! is a minor fault, so unexplained minor faults bound the number of COW breaks.
+//! The kernel raises no event when COW is broken. So a thread of its own counts shared pages from time
+//! to time: the kernel walks page tables for that, which takes too long for the governor. In between,
+//! the governor lowers the estimate by COW breaks that are known (victims, admitted writes) and by
+//! those that are possible: every COW break is a minor fault, so unexplained minor faults bound the
+//! number of COW breaks.
 
 use crate::page::bytes;
 use crate::supervised::fork::family::Family;
@@ -15,16 +16,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves the estimate
-/// inaccurate for longer.
+/// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves
+/// the estimate inaccurate for longer.
 const PAUSE_FACTOR: u32 = 12;
 /// The same after a count that was invalidated, or whose uncertainty is large.
 const RETRY_FACTOR: u32 = 3;
 /// Bounds of the pause between two counts.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of a program's faults that are counted in advance. A larger value lets faults that never come
-/// hide more COW breaks.
+/// Maximum number of a program's faults that are counted in advance. A larger value lets faults that
+/// never come hide more COW breaks.
 const TO_COME_MOST: u64 = 1024;
 /// Interval at which the idle thread checks whether the group stops.
 const IDLE: Duration = Duration::from_millis(200);
@@ -40,8 +41,9 @@ fn sharers(group: &Group) -> Vec<Arc<AddressSpace>> {
     spaces
 }
 
-/// Upper bound of the pages that these address spaces share: a family's resident pages, shared ones counted once, are
-/// at least those of its largest member. (A count may include one more address space that is exiting.)
+/// Upper bound of the pages that these address spaces share: a family's resident pages, shared ones
+/// counted once, are at least those of its largest member. (A count may include one more address space
+/// that is exiting.)
 fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
     let mut families: HashMap<*const Family<AddressSpace>, (u64, u64)> = HashMap::new();
     for space in sharers {
@@ -144,8 +146,8 @@ impl SharingCount {
         }
     }
 
-    /// Pause until the next count: shorter if the estimate's uncertainty exceeds the distance between the limit and
-    /// the watermark at which reclaim stops.
+    /// Pause until the next count: shorter if the estimate's uncertainty exceeds the distance between
+    /// the limit and the watermark at which reclaim stops.
     fn pause_now(&self) -> Duration {
         let limit = self.group.resources.resident_limit_bytes();
         let room = limit - Watermarks::of(limit).stop;

@@ -1,15 +1,16 @@
 //! Estimate of the pages that are charged to more than one program because a fork shares them.
 //!
-//! A count takes time, and the kernel includes processes that are not known here yet: a child whose fork event was not
-//! read halves its parent's PSS. Such a count would let the group outgrow its limit. So a count is valid only if no
-//! fork was pending and no address space was added or removed during it. Between counts, forks, exits and COW breaks
-//! adjust the estimate by their bounds.
+//! A count takes time, and the kernel includes processes that are not known here yet: a child whose
+//! fork event was not read halves its parent's PSS. Such a count would let the group outgrow its limit.
+//! So a count is valid only if no fork was pending and no address space was added or removed during it.
+//! Between counts, forks, exits and COW breaks adjust the estimate by their bounds.
 
 use crate::sync::lock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The estimate. Any thread uses it. All atomics are Relaxed: `members` orders counts against forks and exits.
+/// The estimate. Any thread uses it. All atomics are Relaxed: `members` orders counts against forks and
+/// exits.
 #[derive(Default)]
 pub struct SharedPages {
     /// The estimate, read at every fault. Counts set it under the lock; COW breaks lower it without.
@@ -67,8 +68,8 @@ impl SharedPages {
         self.pages.fetch_add(pages, Ordering::Relaxed);
     }
 
-    /// Notes an exit or exec. `uncharge` removes the address space's charge and returns the most pages that it shared.
-    /// The lock makes both one step for counts.
+    /// Notes an exit or exec. `uncharge` removes the address space's charge and returns the most pages
+    /// that it shared. The lock makes both one step for counts.
     pub fn remove_space(&self, uncharge: impl FnOnce() -> u64) {
         let mut members = lock(&self.members);
         members.changes += 1;

@@ -1,18 +1,18 @@
 //! Which of its parent's mapping changes a forked child contains.
 //!
-//! The kernel serializes changes and forks, but the events of several threads may be read in another order.
-//! Changes of disjoint ranges may even be read on both sides of a fork although the child contains both, or
-//! neither. The order of changes with overlapping ranges is known (`events/reorder.rs`), and the child contains
-//! a prefix of them. So for each group of such changes, the mappings and resident pages after every prefix are
-//! compared with those of the child.
+//! The kernel serializes changes and forks, but the events of several threads may be read in another
+//! order. Changes of disjoint ranges may even be read on both sides of a fork although the child
+//! contains both, or neither. The order of changes with overlapping ranges is known
+//! (`events/reorder.rs`), and the child contains a prefix of them. So for each group of such changes,
+//! the mappings and resident pages after every prefix are compared with those of the child.
 //!
-//! Residency is the strongest evidence: an untracked page adds the same error to every candidate, so it cancels
-//! out. Next are the readable and writable mappings, because a range that was unmapped may still be registered, or
-//! registered again.
+//! Residency is the strongest evidence: an untracked page adds the same error to every candidate, so it
+//! cancels out. Next are the readable and writable mappings, because a range that was unmapped may
+//! still be registered, or registered again.
 //!
 //! Several prefixes may match: if no page is resident, a move between two mappings that both stay
-//! (`MREMAP_DONTUNMAP`) cannot be detected. Then the order in which the events were read decides. It is that of the
-//! changes unless a thread was preempted between its change and its event.
+//! (`MREMAP_DONTUNMAP`) cannot be detected. Then the order in which the events were read decides. It is
+//! that of the changes unless a thread was preempted between its change and its event.
 
 use crate::page::PageRange;
 use crate::range_set::RangeSet;
@@ -60,9 +60,9 @@ impl RecordedChange {
     }
 }
 
-/// Whether the child contains each change of a history, of which the first `forked_at` were applied before the fork.
-/// `at_fork` are the parent's mappings at the fork, `child` those of the child; both cover at least the ranges of all
-/// changes.
+/// Whether the child contains each change of a history, of which the first `forked_at` were applied
+/// before the fork. `at_fork` are the parent's mappings at the fork, `child` those of the child; both
+/// cover at least the ranges of all changes.
 pub fn contained(
     history: &[RecordedChange],
     forked_at: usize,
@@ -149,8 +149,8 @@ impl Group<'_> {
             differences[count + 1] = self.difference(&mapped, count + 1);
         }
         let counts = 0..=self.changes.len();
-        // mremap over another mapping raises two events, the unmapping first, and no fork can come between them. So
-        // of two candidates at the same distance, the later one is more likely.
+        // mremap over another mapping raises two events, the unmapping first, and no fork can come
+        // between them. So of two candidates at the same distance, the later one is more likely.
         let by_likelihood = |count: &usize| {
             let distance = count.abs_diff(self.before);
             (differences[*count], distance, *count < self.before)
@@ -420,7 +420,8 @@ mod tests {
 
     #[test]
     fn what_the_fork_wiped_tells_nothing() {
-        // The range at 20 is wiped on fork and resident in the parent; the range that moves over it is swapped out.
+        // The range at 20 is wiped on fork and resident in the parent; the range that moves over it is
+        // swapped out.
         let history = [unmap(20, 30, &[(20, 30)]), remap(0, 20, false, &[])];
         let child = ChildMappings {
             registered: regions(&[(0, 10), (20, 30)]),

@@ -1,8 +1,9 @@
 //! CPU affinity of the governor and the reclaimer: away from the CPUs where programs fault.
 //!
-//! A thread that waits for a fault leaves its CPU for some microseconds. The handler runs there, and after it any queued
-//! thread, for a whole time slice: many times the duration of the fault. The scheduler does not always use other idle
-//! CPUs, because a program that sleeps at each fault makes its CPU look half idle.
+//! A thread that waits for a fault leaves its CPU for some microseconds. The handler runs there, and
+//! after it any queued thread, for a whole time slice: many times the duration of the fault. The
+//! scheduler does not always use other idle CPUs, because a program that sleeps at each fault makes its
+//! CPU look half idle.
 
 use crate::supervised::group::Group;
 use crate::sync::lock;
@@ -34,8 +35,9 @@ impl AffinityFollower {
         }
     }
 
-    /// Moves the calling thread, for which this was created, to CPUs without a listening handler, if there are any. While
-    /// faults wait for room, programs wait for this thread, and it may run on any CPU.
+    /// Moves the calling thread, for which this was created, to CPUs without a listening handler, if
+    /// there are any. While faults wait for room, programs wait for this thread, and it may run on any
+    /// CPU.
     pub fn follow(&mut self, group: &Group) {
         if self.updated.elapsed() < INTERVAL {
             return;

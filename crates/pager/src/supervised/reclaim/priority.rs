@@ -1,17 +1,19 @@
 //! Scheduling priority of the reclaimer.
 //!
-//! Like the handlers, the reclaimer runs at higher priority than programs where it may hold a gate or lock that a fault
-//! needs. Most of its time it only reads and compresses pages: then it runs at lower priority than programs while
-//! there is room, and at the same priority while room is short.
+//! Like the handlers, the reclaimer runs at higher priority than programs where it may hold a gate or
+//! lock that a fault needs. Most of its time it only reads and compresses pages: then it runs at lower
+//! priority than programs while there is room, and at the same priority while room is short.
 
 use memfold_sys::thread::{self, Standing};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The reclaimer's priority. The reclaimer changes it; any thread calls [`ReclaimerPriority::note_pressure`]. Without
-/// the privilege to raise it again (CAP_SYS_NICE), the priority is never changed.
+/// The reclaimer's priority. The reclaimer changes it; any thread calls
+/// [`ReclaimerPriority::note_pressure`]. Without the privilege to raise it again (CAP_SYS_NICE), the
+/// priority is never changed.
 ///
-/// `pressed` and `yielding` are SeqCst: `note_pressure` and `apply` each write one flag and then read the other, and at
-/// least one of them must see the other's write. `thread` is Relaxed, as it is set once.
+/// `pressed` and `yielding` are SeqCst: `note_pressure` and `yield_to_programs` each write one flag and
+/// then read the other, and at least one of them must see the other's write. `thread` is Relaxed, as it
+/// is set once.
 #[derive(Debug, Default)]
 pub struct ReclaimerPriority {
     /// TID of the reclaimer; 0 before it runs, and if it may not raise its priority.
@@ -38,8 +40,9 @@ impl ReclaimerPriority {
         Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
     }
 
-    /// Notes that room is short: a yielding reclaimer gets the priority of programs. If it stops yielding at the same
-    /// moment, it may keep that priority, instead of a higher one, until it yields again.
+    /// Notes that room is short: a yielding reclaimer gets the priority of programs. If it stops
+    /// yielding at the same moment, it may keep that priority, instead of a higher one, until it yields
+    /// again.
     pub fn note_pressure(&self) {
         if let Some(thread) = self.thread()
             && !self.pressed.swap(true, Ordering::SeqCst)
@@ -54,7 +57,8 @@ impl ReclaimerPriority {
         self.pressed.store(false, Ordering::SeqCst);
     }
 
-    /// Yields to programs until the guard is dropped. Called by the reclaimer, which holds no lock that a fault needs.
+    /// Yields to programs until the guard is dropped. Called by the reclaimer, which holds no lock that
+    /// a fault needs.
     pub fn yield_to_programs(&self) -> Yielding<'_> {
         if let Some(thread) = self.thread() {
             self.yielding.store(true, Ordering::SeqCst);
@@ -72,8 +76,8 @@ impl ReclaimerPriority {
             } else {
                 thread::step_behind();
             }
-            // Pressure noted before this load may have set the priority before the call above, which overwrote it;
-            // pressure noted later sets it after the call.
+            // Pressure noted before this load may have set the priority before the call above, which
+            // overwrote it; pressure noted later sets it after the call.
             if self.pressed.load(Ordering::SeqCst) == pressed {
                 return;
             }

@@ -1,14 +1,15 @@
 //! The reclaimer: keeps a group under its limit.
 //!
-//! Each round works on one address space, and the helper moves the next batch to the stage while this thread compresses
-//! an earlier one:
+//! Each round works on one address space, and the helper moves the next batch to the stage while this
+//! thread compresses an earlier one:
 //!
 //! 1. settle the batch in flight;
 //! 2. post the next batch: free dead places, move the next victims;
 //! 3. compress the oldest staged pages, which are not in the posted batch;
 //! 4. wait for the helper.
 //!
-//! A clock hand takes victims in address order. A page that refaults early is marked hot and skipped seven times.
+//! A clock hand takes victims in address order. A page that refaults early is marked hot and skipped
+//! seven times.
 
 use crate::backoff::NoProgress;
 use crate::page::{PageRange, VirtualPage, bytes};
@@ -31,18 +32,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays deferred faults.
+/// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays
+/// deferred faults.
 pub const BATCH: usize = 64;
-/// Minimum number of pages of a program that stay staged. More keeps more pages as swap cache and fewer resident.
+/// Minimum number of pages of a program that stay staged. More keeps more pages as swap cache and fewer
+/// resident.
 const STAGED_AT_LEAST: u64 = 16;
-/// At least one in this many rounds goes to the proportional choice, even while `sibling_ranges` are not empty. More
-/// frees copies of shared pages faster and reclaims less from other programs.
+/// At least one in this many rounds goes to the proportional choice, even while `sibling_ranges` are
+/// not empty. More frees shared pages faster and reclaims less from other programs.
 const SIBLING_ROUNDS: u32 = 8;
 /// Revolutions of the hand after which every movable page was a victim.
 const REVOLUTIONS: usize = 1 + MOST_SKIPS as usize;
-/// Milliseconds without new mappings after which all mappings are taken to be registered. More relaxes the limit later.
+/// Milliseconds without new mappings after which all mappings are taken to be registered. More relaxes
+/// the limit later.
 const MAPPINGS_QUIET: u64 = 500;
-/// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow helper.
+/// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
+/// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 /// How long a round waits for a program's gate before it turns to another address space: events are read with
 /// the gate held until the program leaves its mappings alone.
@@ -76,8 +81,8 @@ struct Progress {
 }
 
 impl Progress {
-    /// Whether memory was freed. Broken COW does not count, because the kernel may refuse to move these pages again and
-    /// again.
+    /// Whether memory was freed. Broken COW does not count, because the kernel may refuse to move these
+    /// pages again and again.
     fn any(self) -> bool {
         self.moved + self.stored + self.dropped > 0
     }
@@ -173,8 +178,8 @@ impl Reclaimer {
         }
     }
 
-    /// Serves deferred faults although no room could be made. If `futile` (pages are incompressible), or if no page could
-    /// be moved for long, raises the limit for a while.
+    /// Serves deferred faults although no room could be made. If `futile` (pages are incompressible),
+    /// or if no page could be moved for long, raises the limit for a while.
     fn give_up(&mut self, futile: bool, searched: Duration) {
         self.group.note_over_limit();
         if self.is_stuck(searched) || futile {
@@ -184,8 +189,8 @@ impl Reclaimer {
         std::thread::sleep(Duration::from_millis(1));
     }
 
-    /// Whether no page can be moved and that is not transient. It is transient while new mappings are found, or a
-    /// program is stopped.
+    /// Whether no page can be moved and that is not transient. It is transient while new mappings are
+    /// found, or a program is stopped.
     fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.resources.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
@@ -195,8 +200,8 @@ impl Reclaimer {
             && !self.group.spaces().iter().any(is_stopped)
     }
 
-    /// Whether programs may soon lack room. Pages that forks share may be copied at any time, without a userfaultfd
-    /// fault.
+    /// Whether programs may soon lack room. Pages that forks share may be copied at any time, without a
+    /// userfaultfd fault.
     fn is_under_pressure(&self, marks: &Watermarks, resident: u64) -> bool {
         resident > marks.pressing
             || !self.group.deferred.is_empty()
@@ -219,7 +224,8 @@ impl Reclaimer {
         let spaces = self.group.spaces();
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
         let next = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
-            // Next are pages whose relatives' copies were paged out: these copies saved no memory yet.
+            // Next are pages whose copies in relatives were paged out, which saves no memory before
+            // the originals are paged out, too.
             self.sibling_rounds = (self.sibling_rounds + 1) % SIBLING_ROUNDS;
             let siblings_first = self.sibling_rounds != 0;
             most_of(&spaces, |space| &space.clock.sibling_ranges).filter(|_| siblings_first)
@@ -297,7 +303,8 @@ impl Reclaimer {
         target
     }
 
-    /// Stores up to `count` of the oldest staged pages. Returns the numbers of stored and of put-back pages.
+    /// Stores up to `count` of the oldest staged pages. Returns the numbers of stored and of put-back
+    /// pages.
     fn store_staged(&mut self, space: &AddressSpace, count: usize) -> (usize, usize) {
         let Some(attached) = space.attached() else {
             return (0, 0);
@@ -321,8 +328,9 @@ impl Reclaimer {
         (self.commit(space, &stored), refused.len())
     }
 
-    /// Separates pages that compress too little, and releases their slots. Pages of programs that forked are always kept:
-    /// their COW was broken for page-out, and they are stored once for all relatives.
+    /// Separates pages that compress too little, and releases their slots. Pages of programs that
+    /// forked are always kept: their COW was broken for page-out, and they are stored once for all
+    /// relatives.
     fn split_incompressible(
         &self,
         space: &AddressSpace,
@@ -374,7 +382,8 @@ impl Reclaimer {
         stored
     }
 
-    /// Changes stored pages from `Staged` to `Swapped`. A page that was touched or moved meanwhile keeps its state.
+    /// Changes stored pages from `Staged` to `Swapped`. A page that was touched or moved meanwhile
+    /// keeps its state.
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
@@ -401,8 +410,8 @@ impl Reclaimer {
     }
 }
 
-/// Number of pages of a program to keep staged as swap cache, where a touch finds them: a small part of the limit for
-/// all programs together.
+/// Number of pages of a program to keep staged as swap cache, where a touch finds them: a small part of
+/// the limit for all programs together.
 fn stage_target(space: &AddressSpace) -> usize {
     let group = &space.resources;
     let limit = group.resident_limit_bytes() / PAGE_SIZE as u64;

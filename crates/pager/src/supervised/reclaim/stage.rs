@@ -1,8 +1,8 @@
 //! Bookkeeping of the stage's places.
 //!
-//! The stage itself is memory of the program. Places are allocated in a ring, so that pages staged together are
-//! contiguous and freed together. A place is **empty**, **reserved** (for a page in flight), **live** (holds the
-//! page of its owner) or **dead** (holds a page that is to be freed).
+//! The stage itself is memory of the program. Places are allocated in a ring, so that pages staged
+//! together are contiguous and freed together. A place is **empty**, **reserved** (for a page in
+//! flight), **live** (holds the page of its owner) or **dead** (holds a page that is to be freed).
 
 use crate::page::VirtualPage;
 use crate::page_state::StageIndex;
@@ -43,8 +43,8 @@ impl Stage {
         }
     }
 
-    /// Reserves the next empty place of the ring; `None` if there is none. Skips places that cannot be freed for a
-    /// while, for example because they are pinned.
+    /// Reserves the next empty place of the ring; `None` if there is none. Skips places that cannot be
+    /// freed for a while, for example because they are pinned.
     pub fn reserve(&mut self) -> Option<StageIndex> {
         let ring = (self.next..self.places.len()).chain(0..self.next);
         let index = ring
@@ -69,8 +69,8 @@ impl Stage {
         }
     }
 
-    /// Keeps the last arrival of each live place. `oldest` removes dead places from the queue, but may not be called for
-    /// a long time.
+    /// Keeps the last arrival of each live place. `oldest` removes dead places from the queue, but may
+    /// not be called for a long time.
     fn prune_arrivals(&mut self) {
         let mut wanted: Vec<bool> = self
             .places

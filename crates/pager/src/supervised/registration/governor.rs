@@ -1,5 +1,5 @@
-//! The governor: samples the programs' sizes, and registers their mappings once the group comes near its limit. Below
-//! that, programs run at native speed.
+//! The governor: samples the programs' sizes, and registers their mappings once the group comes near
+//! its limit. Below that, programs run at native speed.
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
@@ -26,27 +26,30 @@ mod recall;
 mod traced;
 mod unregister;
 
-/// Interval of checks for programs of which only the helper is left, and for dropped privileges. These read more of
-/// `/proc` than a sample of sizes; a longer interval delays the exit of such programs.
+/// Interval of checks for programs of which only the helper is left, and for dropped privileges. These
+/// read more of `/proc` than a sample of sizes; a longer interval delays the exit of such programs.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
 const REMAPPED_TO_SCAN_PAGES: u64 = 16;
 /// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
 const SMALLEST_PROGRAM_PAGES: i64 = 128;
-/// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near the limit.
+/// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
+/// the limit.
 const FASTEST_GROWTH: u64 = 8 << 30;
-/// Age at which a forked child without a helper is taken never to get one. Longer leaves it unguarded for longer.
+/// Age at which a forked child without a helper is taken never to get one. Longer leaves it unguarded
+/// for longer.
 const HELPERLESS: Duration = Duration::from_millis(250);
-/// Time after its helper exited at which a program that still exists is taken to share its memory with another process.
-/// Longer leaves that process unguarded for longer.
+/// Time after its helper exited at which a program that still exists is taken to share its memory with
+/// another process. Longer leaves that process unguarded for longer.
 const OUTLIVED: Duration = Duration::from_millis(50);
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
-/// Growth of resident pages by the kernel's own faults that triggers a scan. More scans less often and finds new
-/// mappings later.
+/// Growth of resident pages by the kernel's own faults that triggers a scan. More scans less often and
+/// finds new mappings later.
 const GROWTH_TO_SCAN_PAGES: i64 = 256;
-/// Longest wait for a gate before the program is left to another tick. Longer delays samples of the others.
+/// Longest wait for a gate before the program is left to another tick. Longer delays samples of the
+/// others.
 const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// The governor thread.
@@ -172,7 +175,8 @@ impl Governor {
         Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
     }
 
-    /// Asks the kernel whether an address space without a helper is gone, which no socket or event reports.
+    /// Asks the kernel whether an address space without a helper is gone, which no socket or event
+    /// reports.
     fn probe(&self, space: &Arc<AddressSpace>) {
         if space.is_gone() {
             space.life.die();
@@ -218,7 +222,8 @@ impl Governor {
         self.serve_messages(space, messages);
     }
 
-    /// Serves faults that were read along with events, and listens to forked children, after leaving the gate.
+    /// Serves faults that were read along with events, and listens to forked children, after leaving
+    /// the gate.
     fn serve_messages(&mut self, space: &Arc<AddressSpace>, messages: Messages) {
         for child in &messages.children {
             // On failure, a later tick retries.
@@ -234,17 +239,18 @@ impl Governor {
 
     /// Registers mappings. `false` if they must be scanned again.
     ///
-    /// A range may count as managed only if it was registered before its resident pages were looked up: a page moved out
-    /// of unregistered memory is lost, because the kernel fills the hole with zeros. The scan may be outdated, and the
-    /// kernel registers whatever is mapped in a range; gaps may be mapped without an event. So the range is checked
-    /// afterwards to be one registered mapping. Only a change with an event could have altered it in between, so no
-    /// change may be in progress then.
+    /// A range may count as managed only if it was registered before its resident pages were looked up:
+    /// a page moved out of unregistered memory is lost, because the kernel fills the hole with zeros.
+    /// The scan may be outdated, and the kernel registers whatever is mapped in a range; gaps may be
+    /// mapped without an event. So the range is checked afterwards to be one registered mapping. Only a
+    /// change with an event could have altered it in between, so no change may be in progress then.
     ///
-    /// Nor may a change be in progress before: a fork that has copied the mappings, but not queued its event, would
-    /// create a child whose page states say managed although its mappings are not registered.
+    /// Nor may a change be in progress before: a fork that has copied the mappings, but not queued its
+    /// event, would create a child whose page states say managed although its mappings are not
+    /// registered.
     ///
-    /// Ranges that were registered and do not count stay registered, because other memory may have moved there.
-    /// Unmanaged memory is never paged out, and its faults are served.
+    /// Ranges that were registered and do not count stay registered, because other memory may have
+    /// moved there. Unmanaged memory is never paged out, and its faults are served.
     fn register(
         &self,
         space: &AddressSpace,
@@ -298,8 +304,8 @@ impl Governor {
     }
 }
 
-/// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a mapping splits it,
-/// and mremap fails on a split mapping.
+/// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a
+/// mapping splits it, and mremap fails on a split mapping.
 fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
     match attached.inspector.mapping_at(range.start.address()) {
         Ok(Some((start, end))) => start <= range.start.address() && range.end.address() <= end,
@@ -330,8 +336,8 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
     present.into_iter().for_each(|range| note(range, state));
 }
 
-/// Whether no helper would kill the program when the supervisor dies: it never had a helper, or its helper exited while
-/// another process shares its memory.
+/// Whether no helper would kill the program when the supervisor dies: it never had a helper, or its
+/// helper exited while another process shares its memory.
 fn is_without_helper(space: &AddressSpace) -> bool {
     if space.attached().is_none() {
         return space.orphan.born.elapsed() > HELPERLESS;
@@ -346,8 +352,8 @@ fn is_without_helper(space: &AddressSpace) -> bool {
             > OUTLIVED
 }
 
-/// Resident bytes of the group from which programs are managed: three quarters of the limit, or less if the rest could be
-/// touched before the next sample.
+/// Resident bytes of the group from which programs are managed: three quarters of the limit, or less if
+/// the rest could be touched before the next sample.
 fn manage_from(limit: u64) -> u64 {
     const HEADROOM: u64 = 16 << 20;
     (limit / 4 * 3)

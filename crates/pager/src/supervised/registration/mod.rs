@@ -1,4 +1,5 @@
-//! Registration: which mappings are registered with a userfaultfd, and the governor, which decides that.
+//! Registration: which mappings are registered with a userfaultfd, and the governor, which decides
+//! that.
 
 pub mod governor;
 pub mod refused;

@@ -1,8 +1,9 @@
-//! Mappings that the kernel refuses to register: those with a userfaultfd of the program, and kinds that no userfaultfd
-//! may have (`MAP_DROPPABLE`).
+//! Mappings that the kernel refuses to register: those with a userfaultfd of the program, and kinds
+//! that no userfaultfd may have (`MAP_DROPPABLE`).
 //!
-//! The kernel does not report when a refusal ends, so registration is retried at intervals. In between, these mappings
-//! do not count as new: if only such memory is left, reclaim makes no progress, and faults must not wait for it.
+//! The kernel does not report when a refusal ends, so registration is retried at intervals. In between,
+//! these mappings do not count as new: if only such memory is left, reclaim makes no progress, and
+//! faults must not wait for it.
 
 use crate::page::PageRange;
 use crate::range_set::RangeSet;

@@ -1,17 +1,18 @@
 //! Scanning a program's VMAs for ranges to manage, and for pages that must stay resident.
 //!
-//! At thread exit the kernel clears the TID word and reads the robust list without waiting for a userfaultfd. If their
-//! page were swapped out, the word would not be cleared, and a thread that joins would wait forever. The C library keeps
-//! both in the last page of the thread's stack. Stacks are recognised by the guard at their other end: a `PROT_NONE`
-//! mapping, or a guard region (`MADV_GUARD_INSTALL`, glibc 2.42 and later) inside the VMA. Adjacent stacks of the second
-//! kind form one VMA.
+//! At thread exit the kernel clears the TID word and reads the robust list without waiting for a
+//! userfaultfd. If their page were swapped out, the word would not be cleared, and a thread that joins
+//! would wait forever. The C library keeps both in the last page of the thread's stack. Stacks are
+//! recognised by the guard at their other end: a `PROT_NONE` mapping, or a guard region
+//! (`MADV_GUARD_INSTALL`, glibc 2.42 and later) inside the VMA. Adjacent stacks of the second kind form
+//! one VMA.
 //!
 //! Guard regions are never managed: `UFFDIO_MOVE` refuses them, and `UFFDIO_COPY` would replace them.
 //!
-//! The kernel never merges a VMA that was registered after its first touch with its neighbour, because their `anon_vma`s
-//! differ. If new memory were registered at once, a heap that grows in small steps would be split into as many VMAs, up
-//! to `vm.max_map_count`. So memory that grew next to a managed range stays unmanaged until it is a considerable part of
-//! that range or of the limit.
+//! The kernel never merges a VMA that was registered after its first touch with its neighbour, because
+//! their `anon_vma`s differ. If new memory were registered at once, a heap that grows in small steps
+//! would be split into as many VMAs, up to `vm.max_map_count`. So memory that grew next to a managed
+//! range stays unmanaged until it is a considerable part of that range or of the limit.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
@@ -24,12 +25,13 @@ use std::sync::atomic::Ordering;
 
 /// Smallest mapping to manage, in pages. A smaller value saves little memory and splits more VMAs.
 const SMALLEST_MAPPING_PAGES: u64 = 16;
-/// Divisor of the adjacent managed range: memory that grew stays unmanaged below this part. A larger divisor manages
-/// memory earlier and creates more VMAs.
+/// Divisor of the adjacent managed range: memory that grew stays unmanaged below this part. A larger
+/// divisor manages memory earlier and creates more VMAs.
 const PART_OF_RANGE: u64 = 16;
 /// Divisor of a program's share of the limit: at most this part stays unmanaged, and so unreclaimable.
 const PART_OF_LIMIT: u64 = 8;
-/// Number of mappings below which `vm.max_map_count` is not read. It is well below any usual value of the sysctl.
+/// Number of mappings below which `vm.max_map_count` is not read. It is well below any usual value of
+/// the sysctl.
 const FEW_MAPPINGS: usize = 1 << 12;
 
 /// Result of one scan of a program's VMAs. The governor owns it.
@@ -116,8 +118,8 @@ impl VmaScan {
         self.unmanaged.clear();
     }
 
-    /// Adds a mapping, of which `parts` are not managed, with the guard regions in these parts. `guarded`: a `PROT_NONE`
-    /// mapping lies below.
+    /// Adds a mapping, of which `parts` are not managed, with the guard regions in these parts.
+    /// `guarded`: a `PROT_NONE` mapping lies below.
     fn add(&mut self, guarded: bool, range: PageRange, parts: &[PageRange], guards: &[PageRange]) {
         for guard in guards {
             self.guards.add(*guard);

@@ -4,20 +4,21 @@ use crate::page::{PageRange, VirtualPage};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves the
-/// hand; other threads read it as a hint (Relaxed).
+/// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves
+/// the hand; other threads read it as a hint (Relaxed).
 #[derive(Debug, Default)]
 pub struct Clock {
     /// The page under the hand.
     pub hand: AtomicU64,
     /// Distance behind the hand, in pages, within which a page counts as evicted recently.
     pub recent: AtomicU64,
-    /// Credit in the proportional choice of an address space: grows by the resident size, and the chosen
-    /// address space pays the sum.
+    /// Credit in the proportional choice of an address space: grows by the resident size, and the
+    /// chosen address space pays the sum.
     pub credit: AtomicI64,
     /// Ranges whose COW the last command broke; they are the next victims.
     pub cow_broken: Mutex<Vec<PageRange>>,
-    /// Ranges whose COW a relative broke to page them out; paging them out here, too, frees the copies.
+    /// Ranges whose COW a relative broke to page out its copies. The originals stay resident until they
+    /// are paged out here, too.
     pub sibling_ranges: Mutex<Vec<PageRange>>,
 }
 

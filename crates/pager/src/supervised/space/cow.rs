@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-/// The write protection of an address space, which `fault/cow.rs` maintains. Hints: all accesses are Relaxed.
+/// The write protection of an address space, which `fault/cow.rs` maintains. Hints: all accesses are
+/// Relaxed.
 #[derive(Debug, Default)]
 pub struct CowProtection {
     /// The managed ranges were write-protected since the last fork.

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 /// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
 /// Relaxed: the gate, or creation of the child, publishes what they announce.
 pub struct ForkState<M: Member> {
-    /// Changes concurrent with the fork that created this child, until it is compared with its mappings.
-    /// Locked before the gate.
+    /// Changes concurrent with the fork that created this child, until it is compared with its
+    /// mappings. Locked before the gate.
     pub inheritance: Mutex<Option<Inheritance>>,
     /// Some inherited pages are in the swap space.
     pub inherited_stored: AtomicBool,

@@ -32,8 +32,8 @@ pub trait Inside {
     /// The page table.
     fn table(&self) -> &PageTable;
 
-    /// Whether this is a guard of the gate of `space`. For debug assertions where a guard is passed along
-    /// with its address space.
+    /// Whether this is a guard of the gate of `space`. For debug assertions where a guard is passed
+    /// along with its address space.
     fn is_of(&self, space: &AddressSpace) -> bool;
 }
 
@@ -87,7 +87,8 @@ impl Drop for Exclusive<'_> {
 }
 
 impl AddressSpace {
-    /// Enters the shared gate. Waits for threads of the supervisor only. `Err` if the address space is gone.
+    /// Enters the shared gate. Waits for threads of the supervisor only. `Err` if the address space is
+    /// gone.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
         let give_up = || {
             held_up::held_up();
@@ -114,8 +115,8 @@ impl AddressSpace {
         entered.then(|| Shared(self))
     }
 
-    /// Enters the exclusive gate, waiting at most `patience`: a program that is stopped while its helper is
-    /// inside holds the gate until it continues or the gate is taken over.
+    /// Enters the exclusive gate, waiting at most `patience`: a program that is stopped while its
+    /// helper is inside holds the gate until it continues or the gate is taken over.
     pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
         // The gate is free nearly always; then the clock is not read.
         let began = LazyCell::new(Instant::now);

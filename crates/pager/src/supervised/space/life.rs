@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Phase {
-    /// No helper is connected: none connected yet, or its socket closed. The governor probes whether the
-    /// kernel has released the address space.
+    /// No helper is connected: none connected yet, or its socket closed. The governor probes whether
+    /// the kernel has released the address space.
     Detached,
     /// The helper's socket is open.
     Attached,
@@ -94,7 +94,8 @@ impl Life {
         self.phase.fetch_max(Phase::Dead as u8, Ordering::Relaxed);
     }
 
-    /// Notes a kill or a failed attempt. `true` if it is the first of its kind and no kill was sent before.
+    /// Notes a kill or a failed attempt. `true` if it is the first of its kind and no kill was sent
+    /// before.
     pub fn note_kill(&self, kill: Kill) -> bool {
         self.kill.fetch_max(kill as u8, Ordering::Relaxed) < kill as u8
     }

@@ -1,7 +1,7 @@
 //! The handlers that listen to an address space.
 
-/// The handlers that listen to an address space, and the sampling that chooses them. Guarded by a mutex of
-/// the address space.
+/// The handlers that listen to an address space, and the sampling that chooses them. Guarded by a mutex
+/// of the address space.
 #[derive(Debug, Default)]
 pub struct Listeners {
     /// Handler numbers, each with the number of consecutive samples from other CPUs.

@@ -68,8 +68,8 @@ pub struct Attached {
     pub inspector: Arc<Inspector>,
     /// The helper's memory.
     pub arena: Arena,
-    /// The helper's credentials at the first comparison, if they are privileged: the helper exits when the
-    /// program gives up privileges.
+    /// The helper's credentials at the first comparison, if they are privileged: the helper exits when
+    /// the program gives up privileges.
     pub to_follow: OnceLock<Option<Credentials>>,
 }
 
@@ -78,7 +78,8 @@ pub struct Attached {
 pub struct Changes {
     /// The events, in an order in which each was possible.
     pub order: Order,
-    /// Userfaultfds of forked children, by the number in [`Change::Fork`](crate::supervised::events::reorder::Change).
+    /// Userfaultfds of forked children, by the number in
+    /// [`Change::Fork`](crate::supervised::events::reorder::Change).
     pub forks: HashMap<u64, (OwnedFd, PendingFork)>,
     /// The number of the next fork.
     pub next_fork: u64,
@@ -86,11 +87,11 @@ pub struct Changes {
     pub unreadable: bool,
 }
 
-/// One program's memory: its identity, the page states behind the gate, and one part for each file of this
-/// directory. All threads share it.
+/// One program's memory: its identity, the page states behind the gate, and one part for each file of
+/// this directory. All threads share it.
 ///
-/// Atomics of all parts are hints, with Relaxed accesses unless stated otherwise: the data that they announce
-/// is published by the gate or a mutex.
+/// Atomics of all parts are hints, with Relaxed accesses unless stated otherwise: the data that they
+/// announce is published by the gate or a mutex.
 pub struct AddressSpace {
     /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
@@ -99,8 +100,8 @@ pub struct AddressSpace {
     pub channel: Arc<SharedChannel>,
     /// What all address spaces share.
     pub resources: Arc<Resources>,
-    /// Charges of the program, a child of the run's group. Resident pages are those of the governor's last
-    /// sample, corrected by pages brought in and dropped since.
+    /// Charges of the program, a child of the run's group. Resident pages are those of the governor's
+    /// last sample, corrected by pages brought in and dropped since.
     charges: memfold_swap::Group,
     /// Page states, accessible inside the gate.
     pub table: Gated<PageTable>,
@@ -138,7 +139,8 @@ pub struct AddressSpace {
     pub changes: Mutex<Changes>,
     /// `madvise` events.
     pub removed: Removals,
-    /// Number of times memory was unregistered at the program's request. Changes under the exclusive gate.
+    /// Number of times memory was unregistered at the program's request. Changes under the exclusive
+    /// gate.
     pub unregistered: AtomicU32,
     /// Ranges that the kernel refuses to register.
     pub refused: Mutex<Refused>,
@@ -219,7 +221,8 @@ impl AddressSpace {
         &self.uffd
     }
 
-    /// Notes the helper's hello: from now on pages can be moved out. `false` if a helper attached before.
+    /// Notes the helper's hello: from now on pages can be moved out. `false` if a helper attached
+    /// before.
     pub fn attach(&self, attached: Attached) -> bool {
         *lock(&self.stage) = Stage::new(attached.arena.stage.pages() as usize);
         let is_first = self.attached.set(attached).is_ok();
@@ -262,8 +265,8 @@ impl AddressSpace {
     }
 
     /// Makes the helper exit if it is the only thread left of a program whose threads exited one by one
-    /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper exits
-    /// with the main thread's status, the only one that is known.
+    /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper
+    /// exits with the main thread's status, the only one that is known.
     pub fn end_helper_after_threads(&self) {
         if !self.has_left()
             && let Some(attached) = self.attached()
@@ -273,8 +276,8 @@ impl AddressSpace {
         }
     }
 
-    /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program could
-    /// use the helper's.
+    /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program
+    /// could use the helper's.
     pub fn follow_privileges(&self) {
         let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
             return;
@@ -342,8 +345,8 @@ impl AddressSpace {
         probed.is_err_and(|partial| partial.errno == Errno::EAGAIN)
     }
 
-    /// Kills the program, which cannot be served any more, and logs why. `false` if its PID is unknown; its
-    /// next fault may reveal it.
+    /// Kills the program, which cannot be served any more, and logs why. `false` if its PID is unknown;
+    /// its next fault may reveal it.
     pub fn kill_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
             if self.life.note_kill(Kill::NotFound) {
@@ -380,13 +383,14 @@ impl AddressSpace {
         self.resources.swap.store_for(&self.charges, page, scratch)
     }
 
-    /// Sets the resident pages to the kernel's count. Changes since the sample are lost until the next one.
+    /// Sets the resident pages to the kernel's count. Changes since the sample are lost until the next
+    /// one.
     pub fn set_resident_pages(&self, pages: u64) {
         self.charges.set(Charge::Resident, bytes(pages));
     }
 
-    /// Sets the resident pages to the governor's sample, and attributes the difference to faults that the
-    /// kernel served itself.
+    /// Sets the resident pages to the governor's sample, and attributes the difference to faults that
+    /// the kernel served itself.
     pub fn note_resident_pages(&self, pages: u64) {
         let unknown = pages as i64 - self.resident_pages();
         // Only the governor calls this, so load and store need not be one operation.
@@ -446,8 +450,8 @@ impl AddressSpace {
         }
     }
 
-    /// Leaves claims to be released by Drop. For a fault that cannot enter the gate any more, because the
-    /// address space is gone, and so must not change entries that an event may be changing.
+    /// Leaves claims to be released by Drop. For a fault that cannot enter the gate any more, because
+    /// the address space is gone, and so must not change entries that an event may be changing.
     pub fn abandon_claims(&self, pages: &[(VirtualPage, Slot)], number: ClaimNumber) {
         let claimed = pages.iter().map(|(page, slot)| (*page, *slot, number));
         lock(&self.abandoned_claims).extend(claimed);

@@ -34,7 +34,8 @@ impl Default for Orphan {
 }
 
 impl AddressSpace {
-    /// Guards a program that has no helper, or lost it. The governor retries while descriptors are short.
+    /// Guards a program that has no helper, or lost it. The governor retries while descriptors are
+    /// short.
     pub fn guard(&self) {
         let guardian = &self.resources.guardian;
         // If a helper exited, the survivor is another process that shares the memory (CLONE_VM).
@@ -61,7 +62,7 @@ impl AddressSpace {
                 if is_shortage(&error) && self.orphan.born.elapsed() < fd_pressure::PATIENCE => {}
             Err(error) => {
                 self.kill_program(&format!(
-                    "it has no helper, and cannot be guarded against the supervisor's death: {error}"
+                    "it has no helper thread, and cannot be guarded against the death of memfold: {error}"
                 ));
             }
         }

@@ -11,8 +11,8 @@ pub struct Sampling {
     pub mapped_at_scan: AtomicU64,
     /// The mappings are to be scanned, for example after a fault outside the managed ranges.
     pub rescan: AtomicBool,
-    /// Growth of the resident pages since the last scan that the kernel served itself, so that the pages may
-    /// lie in unmanaged mappings.
+    /// Growth of the resident pages since the last scan that the kernel served itself, so that the
+    /// pages may lie in unmanaged mappings.
     pub grown_by_itself: AtomicI64,
     /// Minor faults since the last sample that are known to have broken COW or not.
     pub counted_faults: AtomicU64,

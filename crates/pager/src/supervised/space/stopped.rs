@@ -1,30 +1,32 @@
 //! Programs stopped by a signal or a tracer, and helpers that do not respond.
 //!
-//! A stopped program's helper is stopped, too, so nothing can be paged out until it continues. Its faults do
-//! not wait for room, because a reader of its memory would wait for room that only the program can make.
+//! A stopped program's helper is stopped, too, so nothing can be paged out until it continues. Its
+//! faults do not wait for room, because a reader of its memory would wait for room that only the
+//! program can make.
 //!
-//! A tracer under the same limit (`strace`) continues the program once the tracer's own pages are in. These
-//! would be the only victims, and the tracer's faults would wait for room that the stopped program must
-//! make. So a tracer is spared for a while whenever its program is found stopped: its pages stay, and its
-//! faults are served. The time is bounded, because a debugger stops a program indefinitely.
+//! A tracer under the same limit (`strace`) continues the program once the tracer's own pages are in.
+//! These would be the only victims, and the tracer's faults would wait for room that the stopped
+//! program must make. So a tracer is spared for a while whenever its program is found stopped: its
+//! pages stay, and its faults are served. The time is bounded, because a debugger stops a program
+//! indefinitely.
 //!
-//! A program in a frozen cgroup or without CPU time does not show as stopped. Its helper is *silent* once it
-//! has ignored a command for a while: commands then go to other programs first, and handlers retry a gate
-//! that it holds at growing intervals.
+//! A program in a frozen cgroup or without CPU time does not show as stopped. Its helper is *silent*
+//! once it has ignored a command for a while: commands then go to other programs first, and handlers
+//! retry a gate that it holds at growing intervals.
 
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Time for which a tracer is spared, in milliseconds. Longer exceeds the limit by more while a debugger
-/// holds a program.
+/// Time for which a tracer is spared, in milliseconds. Longer exceeds the limit by more while a
+/// debugger holds a program.
 const SPARED: u64 = 100;
 
-/// Milliseconds after which a helper that has not done its command is silent. A larger value lets a frozen
-/// program delay reclaim for longer; a smaller one passes over programs that only lack CPU time.
+/// Milliseconds after which a helper that has not done its command is silent. A larger value lets a
+/// frozen program delay reclaim for longer; a smaller one passes over programs that only lack CPU time.
 const SILENT: u64 = 30;
-/// First and longest interval in milliseconds at which handlers retry a gate that was not available. Longer
-/// saves CPU time and delays the program's faults once it continues.
+/// First and longest interval in milliseconds at which handlers retry a gate that was not available.
+/// Longer saves CPU time and delays the program's faults once it continues.
 const PAUSES: (u64, u64) = (20, 160);
 
 /// What is known of a program's stops. Hints for all threads: all accesses are Relaxed.
@@ -78,8 +80,8 @@ impl AddressSpace {
         waits && lock(&self.helper_port).waits_for_helper()
     }
 
-    /// Whether handlers should retry the gate of a program that they stopped listening to; less often each
-    /// time. Called by the governor.
+    /// Whether handlers should retry the gate of a program that they stopped listening to; less often
+    /// each time. Called by the governor.
     pub fn may_retry_listening(&self) -> bool {
         let now = self.resources.milliseconds();
         if now < self.stop.pause_ends.load(Ordering::Relaxed) {

@@ -1,8 +1,8 @@
 //! Freeing page-table nodes that became empty without an event.
 //!
 //! An unmap event frees the nodes that it empties (`fault/handler.rs`). But pages dropped by `madvise`
-//! become holes only when the clock hand reaches them, and a late fault may allocate nodes where nothing is
-//! mapped any more. So the governor sweeps a table in steps when it may have empty nodes.
+//! become holes only when the clock hand reaches them, and a late fault may allocate nodes where
+//! nothing is mapped any more. So the governor sweeps a table in steps when it may have empty nodes.
 
 use crate::page::VirtualPage;
 use crate::supervised::space::AddressSpace;

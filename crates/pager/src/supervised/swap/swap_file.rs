@@ -1,12 +1,13 @@
 //! The swap file: unlinked, private to the user, written past the page cache.
 //!
-//! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the pool's copy of the page be
-//! freed. A write-back error of the page cache would come too late, and the page cache is not counted towards the limit.
-//! Some file systems accept the flag and still use the page cache, always or in some cases (ext4 with data journalling,
-//! btrfs with checksums). So `O_DSYNC` is added unless `statx` reports direct I/O, and used alone if `O_DIRECT` is refused.
+//! With `O_DIRECT` a write has reached the device, or failed, when it returns; only then may the pool's
+//! copy of the page be freed. A write-back error of the page cache would come too late, and the page
+//! cache is not counted towards the limit. Some file systems accept the flag and still use the page
+//! cache, always or in some cases (ext4 with data journalling, btrfs with checksums). So `O_DSYNC` is
+//! added unless `statx` reports direct I/O, and used alone if `O_DIRECT` is refused.
 //!
-//! Writes are synchronous, because compressing and encrypting a batch takes much longer than writing it, and no other
-//! thread waits for the write.
+//! Writes are synchronous, because compressing and encrypting a batch takes much longer than writing
+//! it, and no other thread waits for the write.
 
 use memfold_swap::{FileBackend, FileTier};
 use memfold_sys::PAGE_SIZE;
@@ -20,7 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::lock;
 
-/// Maximum number of buffers kept for reuse. More saves allocations under concurrent loads and takes more memory.
+/// Maximum number of buffers kept for reuse. More saves allocations under concurrent loads and takes
+/// more memory.
 const BUFFERS: usize = 8;
 
 /// An unlinked swap file. Any thread reads and writes it; `buffers` has its own lock.

@@ -1,9 +1,10 @@
 //! The pool's share of the limit, the swap file, and the background thread that migrates cold pages.
 //!
-//! The pool counts towards `--limit`. With a swap file it may take half of the limit; beyond that, the pages stored longest
-//! ago are written back to the file. The background thread does that ahead of the reclaimer, which writes back itself if the
-//! thread does not keep up ([`Group::shrink_pool`]). Without a file, or when it is full, a growing pool leaves less room for
-//! resident pages, and incompressible pages stay resident.
+//! The pool counts towards `--limit`. With a swap file it may take half of the limit; beyond that, the
+//! pages stored longest ago are written back to the file. The background thread does that ahead of the
+//! reclaimer, which writes back itself if the thread does not keep up ([`Group::shrink_pool`]). Without
+//! a file, or when it is full, a growing pool leaves less room for resident pages, and incompressible
+//! pages stay resident.
 //!
 //! Independently, pages that stay cold are recompressed, and later written to the file.
 
@@ -22,7 +23,8 @@ use std::time::{Duration, Instant};
 use crate::options::{Options, SwapFileOptions};
 use crate::supervised::swap::swap_file::SwapFile;
 
-/// Bytes of the pool written to the file per step. More makes fewer steps and blocks other threads for longer.
+/// Bytes of the pool written to the file per step. More makes fewer steps and blocks other threads for
+/// longer.
 const WRITE_BACK_BYTES: u64 = 256 << 10;
 /// Slots visited per step of a scan. More makes fewer steps and blocks other threads for longer.
 const SCAN_SLOTS: usize = 512;
@@ -33,13 +35,14 @@ const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_TICK: Duration = Duration::from_millis(500);
 /// Minimum time between two compactions of the pool. More takes less CPU time and leaves more waste.
 const COMPACT_INTERVAL: Duration = Duration::from_millis(250);
-/// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more waste.
+/// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more
+/// waste.
 const WASTE_FLOOR: u64 = 4 << 20;
-/// Pause of write-back after the file took no page. Longer saves futile writes and leaves the pool over its share for
-/// longer.
+/// Pause of write-back after the file took no page. Longer saves futile writes and leaves the pool over
+/// its share for longer.
 const FILE_PAUSE: Duration = Duration::from_millis(200);
-/// Slots of the gather's backlog released per step by a thread that needs memory. More makes fewer steps and checks the
-/// pool's size less often.
+/// Slots of the gather's backlog released per step by a thread that needs memory. More makes fewer
+/// steps and checks the pool's size less often.
 const HELP_SLOTS: u64 = 4096;
 
 /// A swap file could not be created.
@@ -187,8 +190,9 @@ impl Group {
         }
     }
 
-    /// Moves all pages from the swap file to the pool and stops using the file. Returns their number. If they do not fit
-    /// under the limit, the error has the number of pages left, and the file stays in use.
+    /// Moves all pages from the swap file to the pool and stops using the file. Returns their number.
+    /// If they do not fit under the limit, the error has the number of pages left, and the file stays
+    /// in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         let file = self.file.as_ref().ok_or(SwapOffError::NoFile)?;
         // A failed swapoff reopens the file, which would undo a concurrent one.
@@ -206,7 +210,8 @@ impl Group {
             if left == 0 {
                 return Ok(before);
             }
-            // Writes in flight when the file was closed may leave pages behind: try again while that helps.
+            // Writes in flight when the file was closed may leave pages behind: try again while that
+            // helps.
             if !report.finished || left >= more {
                 file.set_closed(false);
                 return Err(match report.failed {

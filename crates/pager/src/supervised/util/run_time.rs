@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Most time that counts between two readings, as this process may have been stopped in between. A larger
-/// value counts more of a stop.
+/// Most time that counts between two readings, as this process may have been stopped in between. A
+/// larger value counts more of a stop.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Elapsed time, in which other processes could make progress, less time in which this process was stopped.
-/// One thread owns it and reads it more often than every 50 ms.
+/// Elapsed time, in which other processes could make progress, less time in which this process was
+/// stopped. One thread owns it and reads it more often than every 50 ms.
 #[derive(Debug)]
 pub struct RunTime {
     last: Cell<Instant>,

@@ -4,8 +4,8 @@ use crate::sync::lock;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// PIDs of spared tracers, each with an end time in milliseconds since the supervisor's start. Any thread
-/// uses it. A reused PID spares the wrong program until the end time, which costs only room.
+/// PIDs of spared tracers, each with an end time in milliseconds since the supervisor's start. Any
+/// thread uses it. A reused PID spares the wrong program until the end time, which costs only room.
 #[derive(Debug, Default)]
 pub struct SparedTracers {
     spared: Mutex<Vec<(i32, u64)>>,

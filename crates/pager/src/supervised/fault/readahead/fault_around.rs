@@ -1,26 +1,28 @@
 //! Fault-around: how many neighbours of a faulting page to bring in with it.
 //!
-//! User space cannot read the accessed bit of pages that were brought in by readahead. So some blocks of pages
-//! are *probed*: for a while, their faults bring in single pages, and the share of the block's other pages that
-//! fault meanwhile is what fault-around would have saved. Separate shares for the aligned 4, 8 and 16 pages around
-//! the fault decide how many to bring in. Under random access no share reaches the threshold.
+//! User space cannot read the accessed bit of pages that were brought in by readahead. So some blocks
+//! of pages are *probed*: for a while, their faults bring in single pages, and the share of the block's
+//! other pages that fault meanwhile is what fault-around would have saved. Separate shares for the
+//! aligned 4, 8 and 16 pages around the fault decide how many to bring in. Under random access no share
+//! reaches the threshold.
 
 use crate::page::{PageRange, VirtualPage};
 
 /// Pages in a block, and the largest window.
 const BLOCK: u64 = 16;
-/// Maximum number of concurrent probes. More measures more faults and takes more memory per address space.
+/// Maximum number of concurrent probes. More measures more faults and takes more memory per address
+/// space.
 const PROBES: usize = 64;
-/// Duration of a probe in faults. It must be well below the faults between two evictions of a page, or every
-/// neighbour would appear to be wanted.
+/// Duration of a probe in faults. It must be well below the faults between two evictions of a page, or
+/// every neighbour would appear to be wanted.
 const PROBE_FAULTS: u64 = 128;
-/// Mean number of faults outside probed blocks between two probes: at first, and after [`ENOUGH`] probes have
-/// ended. A larger interval costs fewer single-page faults and adapts later.
+/// Mean number of faults outside probed blocks between two probes: at first, and after [`ENOUGH`]
+/// probes have ended. A larger interval costs fewer single-page faults and adapts later.
 const INTERVAL_AT_FIRST: u32 = 4;
 const INTERVAL: u32 = 16;
 const ENOUGH: u32 = 32;
-/// Percentage of faulting pages from which a ring of neighbours is brought in. A higher value brings in fewer
-/// pages that are never touched, and saves fewer faults.
+/// Percentage of faulting pages from which a ring of neighbours is brought in. A higher value brings in
+/// fewer pages that are never touched, and saves fewer faults.
 const WORTH_PERCENT: u32 = 40;
 /// The sums decay by 1/`DECAY` per probe. A larger value averages over more probes and adapts later.
 const DECAY: u32 = 16;

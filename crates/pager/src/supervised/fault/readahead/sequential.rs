@@ -1,16 +1,16 @@
 //! Sequential readahead: windows that follow the access pattern.
 //!
-//! A fault within one window of the end of a stream's last window continues the stream and doubles its window.
-//! Any other fault starts a new stream with a window of one page. So random access brings in no extra pages, and
-//! several sequential readers do not disturb each other. Pages that are used together in no order are found by
-//! fault-around (`fault_around.rs`). The embedded engine has its own detector with different rules
-//! (`embedded/streams.rs`).
+//! A fault within one window of the end of a stream's last window continues the stream and doubles its
+//! window. Any other fault starts a new stream with a window of one page. So random access brings in no
+//! extra pages, and several sequential readers do not disturb each other. Pages that are used together
+//! in no order are found by fault-around (`fault_around.rs`). The embedded engine has its own detector
+//! with different rules (`embedded/streams.rs`).
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::fault::readahead::fault_around::FaultAround;
 
-/// Number of concurrent streams per address space. More serves more interleaved readers and takes longer per
-/// fault.
+/// Number of concurrent streams per address space. More serves more interleaved readers and takes
+/// longer per fault.
 const STREAMS: usize = 8;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -51,7 +51,8 @@ impl Streams {
     }
 }
 
-/// Readahead state of one address space, guarded by a mutex of it; used by the threads that serve its faults.
+/// Readahead state of one address space, guarded by a mutex of it; used by the threads that serve its
+/// faults.
 #[derive(Debug, Default)]
 pub struct Windows {
     /// Separate streams for first touches, so that scattered swap-ins do not evict them.
@@ -66,8 +67,8 @@ impl Windows {
         self.first_touches.advise(page, largest)
     }
 
-    /// The window of a swap-in of `page`, which it contains: at most `largest` pages. `swapped` returns a bitmap
-    /// of the swapped-out pages of a block of 16 pages.
+    /// The window of a swap-in of `page`, which it contains: at most `largest` pages. `swapped` returns
+    /// a bitmap of the swapped-out pages of a block of 16 pages.
     pub fn swap_in(
         &mut self,
         page: VirtualPage,

@@ -1,6 +1,7 @@
 //! Batches: victims to move to the stage, and dead places of the stage to free.
 //!
-//! At most one batch per address space is in flight. The thread that needs its outcome first settles it.
+//! At most one batch per address space is in flight. The thread that needs its outcome first settles
+//! it.
 
 pub mod plan;
 pub mod post;
@@ -22,15 +23,15 @@ pub struct Run {
     pub page: VirtualPage,
     /// Number of pages.
     pub pages: u32,
-    /// First of the contiguous places to which the `Moving` pages are moved; `None` to break COW of pages that stay
-    /// `Resident`.
+    /// First of the contiguous places to which the `Moving` pages are moved; `None` to break COW of
+    /// pages that stay `Resident`.
     pub place: Option<StageIndex>,
 }
 
 impl Run {
-    /// Adds pages to a result that arrived in the stage without being reported. For EAGAIN, and for ENOENT of a missing
-    /// mapping, the kernel returns before it looks at the pages, and an earlier try may have moved some of them; see
-    /// [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
+    /// Adds pages to a result that arrived in the stage without being reported. For EAGAIN, and for
+    /// ENOENT of a missing mapping, the kernel returns before it looks at the pages, and an earlier try
+    /// may have moved some of them; see [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
     fn count_unreported(
         &self,
         result: &mut MoveRun,
@@ -50,7 +51,8 @@ impl Run {
     }
 }
 
-/// The work of one command to the helper: pages to move to the stage or to break COW of, and places to free.
+/// The work of one command to the helper: pages to move to the stage or to break COW of, and places to
+/// free.
 ///
 /// | step | file | by |
 /// |---|---|---|
@@ -73,7 +75,8 @@ impl Batch {
     }
 }
 
-/// The supervisor's end of a helper's channel, with the batch in flight. Guarded by a mutex of the address space.
+/// The supervisor's end of a helper's channel, with the batch in flight. Guarded by a mutex of the
+/// address space.
 pub struct HelperPort {
     /// Posts commands and reads outcomes.
     pub port: Port,
@@ -81,8 +84,8 @@ pub struct HelperPort {
     file: Option<OwnedFd>,
     /// The batch in flight.
     pub batch: Option<Batch>,
-    /// The gate was taken over from the helper, which was stopped inside. The rest of its command has no effect, and it
-    /// gets no other command until it is done with this one.
+    /// The gate was taken over from the helper, which was stopped inside. The rest of its command has
+    /// no effect, and it gets no other command until it is done with this one.
     pub taken_over: bool,
     /// The stage is not registered, so that the kernel refuses to move pages there.
     pub stage_closed: bool,

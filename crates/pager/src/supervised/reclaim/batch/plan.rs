@@ -1,7 +1,7 @@
 //! Choosing the next victims.
 //!
-//! Pages whose COW was broken for page-out come first, then pages whose relatives' copies were paged out; otherwise the
-//! clock hand takes pages in address order.
+//! Pages whose COW was broken for page-out come first, then pages whose relatives' copies were paged
+//! out; otherwise the clock hand takes pages in address order.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
@@ -13,16 +13,19 @@ use memfold_sys::channel::RUNS_MAX;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Maximum number of page states that the hand visits per batch. More finds more victims and holds the gate for longer.
+/// Maximum number of page states that the hand visits per batch. More finds more victims and holds the
+/// gate for longer.
 pub const LOOKED_AT: usize = 1 << 15;
-/// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds the gate for longer.
+/// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds
+/// the gate for longer.
 const REMOVED_RUNS: usize = 64;
-/// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks fewer pages hot.
+/// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks
+/// fewer pages hot.
 const RECENT_DIVISOR: u64 = 8;
 
 impl Batch {
-    /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead places to free.
-    /// `now` is in seconds since the supervisor's start.
+    /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead
+    /// places to free. `now` is in seconds since the supervisor's start.
     pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Batch {
         debug_assert!(gate.is_of(space));
         let mut planner = Planner {
@@ -106,8 +109,8 @@ impl Planner<'_> {
                 }
             }
             if self.pages > 0 {
-                // Do not add ordinary victims to this batch: breaking their COW would produce new copies and keep this
-                // address space first in line forever.
+                // Do not add ordinary victims to this batch: breaking their COW would produce new
+                // copies and keep this address space first in line forever.
                 return;
             }
         }
@@ -134,7 +137,8 @@ impl Planner<'_> {
         space.clock.hand.store(hand.0, Ordering::Relaxed);
     }
 
-    /// Takes victims from a range. Returns the page at which the hand stopped, if it did before the end.
+    /// Takes victims from a range. Returns the page at which the hand stopped, if it did before the
+    /// end.
     fn take(&mut self, range: PageRange) -> Option<VirtualPage> {
         let mut stopped = None;
         let gate = self.gate;

@@ -7,8 +7,8 @@ use crate::sync::lock;
 use memfold_sys::channel::{DropRun, MoveRun, RUNS_MAX};
 
 impl Batch {
-    /// Posts the batch as a command. The gate is held since [`Batch::plan`], so that the event count belongs to the states
-    /// that the moves were planned from.
+    /// Posts the batch as a command. The gate is held since [`Batch::plan`], so that the event count
+    /// belongs to the states that the moves were planned from.
     ///
     /// # Panics
     ///

@@ -12,7 +12,8 @@ use memfold_sys::channel::MoveRun;
 use memfold_sys::port::Outcome;
 use std::sync::atomic::Ordering;
 
-/// Maximum length of `sibling_ranges`, which are hints. More frees more copies and takes more memory.
+/// Maximum length of `sibling_ranges`, which are hints. More frees more shared pages and takes more
+/// memory.
 const SIBLING_RANGES_MAX: usize = 256;
 
 impl Batch {
@@ -119,7 +120,7 @@ fn apply_cow_break(
             shared: true,
         } = entry.load()
         {
-            // After a failure, the hand retries at its second next revolution.
+            // After a failure, the hand skips the page once before the next try.
             let next = PageState::Resident {
                 skips: if done { skips } else { skips.max(1) },
                 shared: !done,
@@ -130,8 +131,8 @@ fn apply_cow_break(
     if done { run.pages as usize } else { 0 }
 }
 
-/// Adds a range to the `sibling_ranges` of relatives, as only paging out their copies, too, frees memory, and lowers the
-/// estimate of shared pages.
+/// Adds a range to the `sibling_ranges` of relatives, as only paging out their copies, too, frees
+/// memory, and lowers the estimate of shared pages.
 fn note_cow_broken(space: &AddressSpace, range: PageRange) {
     let mut copied = vec![false; range.pages() as usize];
     for relative in space.fork.family.others(space) {
@@ -203,7 +204,7 @@ fn apply_move(
                 skips: 0,
                 shared: true,
             },
-            // The page cannot be moved now; the hand retries at its second next revolution.
+            // The page cannot be moved now; the hand skips it once before the next try.
             (true, _) => PageState::FRESH,
             // A fork shares whole ranges, so the neighbours are mostly shared, too.
             (false, Errno::EBUSY) => PageState::Resident {

@@ -10,7 +10,8 @@ use crate::supervised::space::gate::Inside;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time after which a recall pauses for the governor's next sample. Longer recalls faster and delays samples.
+/// Time after which a recall pauses for the governor's next sample. Longer recalls faster and delays
+/// samples.
 pub const SLICE: Duration = Duration::from_millis(4);
 /// Number of tries for a page whose mapping changes, before it is left to a later pass.
 const TRIES: u32 = 4;
@@ -39,8 +40,8 @@ enum Next {
 }
 
 impl Governor {
-    /// Brings the pages of a range back until the deadline. Calls `about_to_come` with the number of pages before they are
-    /// swapped in. The caller handles pages of the batch in flight.
+    /// Brings the pages of a range back until the deadline. Calls `about_to_come` with the number of
+    /// pages before they are swapped in. The caller handles pages of the batch in flight.
     pub(super) fn recall(
         &mut self,
         space: &Arc<AddressSpace>,

@@ -1,9 +1,9 @@
 //! Programs held by a tracer.
 //!
-//! A tracer reads memory by `/proc/PID/mem` or `PTRACE_PEEKDATA`, for which the kernel does not wait for a userfaultfd:
-//! reading a page that is out fails with EIO. So if a tracer keeps the main thread stopped for some time, as a debugger
-//! does, all pages are brought back and stay until the program continues. A tracer that continues the program at once
-//! (`strace`) has no such effect.
+//! A tracer reads memory by `/proc/PID/mem` or `PTRACE_PEEKDATA`, for which the kernel does not wait
+//! for a userfaultfd: reading a page that is out fails with EIO. So if a tracer keeps the main thread
+//! stopped for some time, as a debugger does, all pages are brought back and stay until the program
+//! continues. A tracer that continues the program at once (`strace`) has no such effect.
 
 use super::Governor;
 use super::recall::SLICE;
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Interval of checks for tracers. Longer costs less and delays the recall.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// Duration of a stop after which memory is brought back. Longer spares short stops, and makes a debugger's early reads
-/// fail.
+/// Duration of a stop after which memory is brought back. Longer spares short stops, and makes a
+/// debugger's early reads fail.
 const HELD_AFTER: Duration = Duration::from_millis(15);
 /// The same if the tracer is under the same limit, and so may be waiting for a page of its own.
 const HELD_AFTER_BY_MANAGED_TRACER: Duration = Duration::from_millis(500);

@@ -1,14 +1,15 @@
 //! Memory that a program registers with a userfaultfd of its own.
 //!
-//! A VMA can be registered with one userfaultfd only. If memfold has registered it, the preload library requests the range
-//! on behalf of the program (`ioctl.rs` of the agent), and retries once the request is answered:
+//! A VMA can be registered with one userfaultfd only. If memfold has registered it, the preload library
+//! requests the range on behalf of the program (`ioctl.rs` of the agent), and retries once the request
+//! is answered:
 //!
 //! 1. The range becomes unmanaged, so that no more victims are taken from it.
 //! 2. Pages that are out are brought back, in slices.
-//! 3. Under the exclusive gate, with no change in progress, the range is unregistered. Batches planned before are stale;
-//!    faults read before are not served any more.
-//! 4. Until the program has registered the range, none of its mappings are registered. From then on the kernel refuses to
-//!    register the range (`refused.rs`).
+//! 3. Under the exclusive gate, with no change in progress, the range is unregistered. Batches planned
+//!    before are stale; faults read before are not served any more.
+//! 4. Until the program has registered the range, none of its mappings are registered. From then on the
+//!    kernel refuses to register the range (`refused.rs`).
 
 use super::recall::SLICE;
 use super::{GATE_PATIENCE, Governor};
@@ -26,13 +27,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Time after the answer in which the program may register the range. Longer leaves new mappings unmanaged for longer.
+/// Time after the answer in which the program may register the range. Longer leaves new mappings
+/// unmanaged for longer.
 const ANSWERED: Duration = Duration::from_secs(1);
-/// Time after which a request fails: the range becomes managed again, and the program's ioctl is refused. Longer blocks the
-/// program for longer.
+/// Time after which a request fails: the range becomes managed again, and the program's ioctl is
+/// refused. Longer blocks the program for longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Interval at which resident pages of refused ranges are counted. Longer costs less and adjusts the limit later.
+/// Interval at which resident pages of refused ranges are counted. Longer costs less and adjusts the
+/// limit later.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Requests in progress. The governor owns it.
@@ -203,7 +206,8 @@ fn range_of(space: &AddressSpace, wanted: UnregisterWanted) -> Option<PageRange>
     (!is_own).then_some(range)
 }
 
-/// Whether a page of the range is neither resident nor a hole. A `Moving` page is resident, because its batch is stale.
+/// Whether a page of the range is neither resident nor a hole. A `Moving` page is resident, because its
+/// batch is stale.
 fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     let mut any = false;
     gate.table().visit(range, |_, entry| {
@@ -220,7 +224,8 @@ fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     any
 }
 
-/// Whether the helper may be about to write to pages of the range to break COW, which it does outside the gate.
+/// Whether the helper may be about to write to pages of the range to break COW, which it does outside
+/// the gate.
 fn is_breaking_cow(space: &AddressSpace, range: PageRange) -> bool {
     let port = lock(&space.helper_port);
     let mut runs = port.batch.iter().flat_map(|batch| &batch.moves);
@@ -231,8 +236,8 @@ fn is_breaking_cow(space: &AddressSpace, range: PageRange) -> bool {
     })
 }
 
-/// Unregisters a range and makes it unmanaged. A part that the kernel refuses to unregister is unmanaged, too; its faults
-/// are served like those of any unknown page.
+/// Unregisters a range and makes it unmanaged. A part that the kernel refuses to unregister is
+/// unmanaged, too; its faults are served like those of any unknown page.
 fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
     let mut ours = request.managed.clone();
     let arrived = lock(&space.managed).covered(request.range);
@@ -248,8 +253,8 @@ fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Re
     lock(&space.refused).note(request.range);
 }
 
-/// Adds the parts of a range that are registered with memfold's userfaultfd but were never managed. To find them, it
-/// registers each part again, which succeeds unless another userfaultfd has it.
+/// Adds the parts of a range that are registered with memfold's userfaultfd but were never managed. To
+/// find them, it registers each part again, which succeeds unless another userfaultfd has it.
 fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     let areas = space
         .attached()
