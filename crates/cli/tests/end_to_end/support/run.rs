@@ -422,7 +422,7 @@ impl Outcome {
 
     /// Whether memfold noticed that a page was not where it should have been.
     pub fn has_missed_a_page(&self) -> bool {
-        self.errors.contains("reads zeros now")
+        self.errors.contains("now reads as zeros")
     }
 
     /// The sample in which programs and memfold held most.
