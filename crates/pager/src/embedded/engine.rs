@@ -1,62 +1,30 @@
 //! The engine: one account of memory, one swap space, and the threads that work for them.
 
 use super::account::Account;
-use super::area::Area;
-use super::blocks::Blocks;
 use super::config::{Config, Mode};
+use super::engine_state::EngineState;
 use super::error::Error;
-use super::event::{Event, lock};
+use super::event::Event;
 use super::ledger::Ledger;
-use super::limits::{BATCH, DEFERRED_FREES, GRANULE, LEAST_PAGES, WORKERS};
-use super::readahead::Readahead;
-use super::reclaim::Hand;
-use super::stats::{Counters, Gauges, Stats};
+use super::limits::{BATCH, DEFERRED_FREES, LEAST_PAGES, WORKERS};
+use super::span_queue::Readahead;
+use super::stats::{Counters, Stats};
 use super::streams::Streams;
-use super::{listener, registry, signals, worker};
+use super::{listener, signals, worker};
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
-use memfold_swap::{Slot, SwapConfig, SwapSpace};
+use memfold_swap::{SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
 use memfold_sys::owned_uffd::{self, borrow};
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
 use memfold_sys::thread;
-use memfold_sys::uffd::{self, Uffd};
+use memfold_sys::uffd::{self};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
-
-/// The state of an engine that faults, reclaim and advice share.
-pub(crate) struct EngineState {
-    pub(super) mode: Mode,
-    pub(super) ledger: Arc<Ledger>,
-    pub(super) uffd: Option<OwnedFd>,
-    /// Memory that victims are moved to before they are compressed: a batch for each worker.
-    pub(super) stage: Reservation,
-    pub(super) space: SwapSpace<MappedSource>,
-    pub(super) account: Account,
-    pub(super) compression: CompressionPolicy,
-    pub(super) areas: RwLock<Vec<Arc<Area>>>,
-    pub(super) hand: Mutex<Hand>,
-    /// Unmapped areas whose slots are not released yet.
-    pub(super) pending_release: Mutex<Vec<Arc<Area>>>,
-    /// Held by the listener while it serves a fault. The faulting thread may run on, and unmap the
-    /// region, before the listener has copied all pages of the window.
-    pub(super) listening: Mutex<()>,
-    /// A futex: the number of areas that are unmapped and not released, those being released included.
-    /// Waiters are woken when it becomes 0.
-    pub(super) unreleased: AtomicU32,
-    /// Slots of swapped-in pages, to be released in bulk off the fault path.
-    pub(super) deferred_frees: Mutex<Vec<Slot>>,
-    pub(super) reclaim_event: Event,
-    pub(super) readahead: Readahead,
-    pub(super) streams: Streams,
-    pub(super) counters: Counters,
-    pub(super) mapped_bytes: AtomicU64,
-    pub(super) stopping: AtomicBool,
-}
 
 /// An engine: a limit, and regions under it. All methods may be called from any thread.
 pub struct Engine {
@@ -274,126 +242,6 @@ fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), Error> {
         Ok(uffd) => Ok((wanted, Some(uffd))),
         Err(Error::ModeUnavailable { .. }) if mode.is_none() => Ok((Mode::Protection, None)),
         Err(error) => Err(error),
-    }
-}
-
-impl EngineState {
-    /// The userfaultfd.
-    ///
-    /// # Panics
-    /// In a mode that has none.
-    pub(super) fn uffd(&self) -> Uffd {
-        borrow(self.uffd.as_ref().expect("areas of this mode have one"))
-    }
-
-    /// Maps an area of `length` bytes, rounded up to pages.
-    pub(super) fn map(self: &Arc<Self>, length: usize) -> Result<Arc<Area>, Error> {
-        if !self.ledger.owner.is_here() {
-            return Err(Error::Forked);
-        }
-        let _blocked = block_all();
-        let rounded = length
-            .checked_next_multiple_of(PAGE_SIZE)
-            .filter(|length| *length > 0 && *length < 1 << 46)
-            .ok_or(Error::Length(length))?;
-        let cannot_map = || Error::system("map a region");
-        let mapping = Reservation::new(rounded, GRANULE).map_err(cannot_map())?;
-        let blocks = if self.mode == Mode::Protection {
-            Some(Blocks::new(&mapping, self.account.allowed_pages()).map_err(cannot_map())?)
-        } else {
-            mapping.make_anonymous(0).map_err(cannot_map())?;
-            self.uffd()
-                .register(mapping.start().as_ptr() as u64, rounded as u64)
-                .map_err(|errno| Error::system("register a region")(errno.into()))?;
-            None
-        };
-        let area =
-            Area::new(self.clone(), self.ledger.clone(), mapping, blocks).map_err(cannot_map())?;
-        let area = Arc::new(area);
-        self.mapped_bytes
-            .fetch_add(rounded as u64, Ordering::Relaxed);
-        registry::insert(&area);
-        self.areas
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(area.clone());
-        Ok(area)
-    }
-
-    /// Unmaps an area, which frees its resident pages at once, and leaves its slots to the reclaim
-    /// thread.
-    pub(super) fn unmap(&self, area: &Arc<Area>) {
-        if !self.ledger.owner.is_here() {
-            return;
-        }
-        let _blocked = block_all();
-        registry::remove(area);
-        self.areas
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|other| !Arc::ptr_eq(other, area));
-        let mut hand = lock(&self.hand);
-        hand.cold.retain(|(other, _)| !Arc::ptr_eq(other, area));
-        drop(hand);
-        // The area is no longer in `areas`: once the lock was free, the listener is done with it.
-        drop(lock(&self.listening));
-        self.account.release(area.unmap());
-        let length = (area.pages * PAGE_SIZE) as u64;
-        self.mapped_bytes.fetch_sub(length, Ordering::Relaxed);
-        self.unreleased.fetch_add(1, Ordering::Relaxed);
-        lock(&self.pending_release).push(area.clone());
-        self.reclaim_event.set();
-    }
-
-    /// The engine's area that an address belongs to.
-    pub(super) fn area_at(&self, address: usize) -> Option<Arc<Area>> {
-        let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
-        let mut areas = areas.iter();
-        areas.find(|area| area.page_at(address).is_some()).cloned()
-    }
-
-    pub(super) fn refresh_account(&self) {
-        let records = self.ledger.state_bytes();
-        let other = self.space.pool_bytes() + self.space.metadata_bytes() + records;
-        self.account.refresh(other);
-    }
-
-    /// Notes how many pages reclaim moved out, and how many it put back because they do not compress.
-    pub(super) fn note_gain(&self, out: usize, refused: usize) {
-        if self.compression.note(out, refused) {
-            self.relax_limit();
-        }
-    }
-
-    /// Lets the program exceed the limit for a while: nothing more can be moved out, or nothing is gained
-    /// by it.
-    pub(super) fn relax_limit(&self) {
-        self.account.relax_limit();
-        self.refresh_account();
-    }
-
-    pub(super) fn stats(&self) -> Stats {
-        Stats::new(self.mode, &self.counters, self.gauges())
-    }
-
-    fn gauges(&self) -> Gauges {
-        let page = PAGE_SIZE as u64;
-        let usage = self.space.usage();
-        let limit = self.account.limit();
-        Gauges {
-            limit_bytes: limit.total_bytes.unwrap_or(0),
-            resident_limit_bytes: self.account.allowed_pages() * page,
-            resident_bytes: self.account.resident_pages() * page,
-            peak_resident_bytes: self.account.peak_pages() * page,
-            pool_bytes: usage.pool_bytes,
-            metadata_bytes: usage.metadata_bytes + self.ledger.state_bytes(),
-            mapped_bytes: self.mapped_bytes.load(Ordering::Relaxed),
-            pinned_bytes: self.account.pinned_pages() * page,
-            stored_pages: usage.stored_pages,
-            same_filled_pages: usage.same_filled_pages,
-            stored_bytes: usage.stored_bytes,
-            over_limit_pages: self.account.excess_pages(),
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::area::{Area, FaultServer};
 use super::backoff::pause;
-use super::engine::EngineState;
+use super::engine_state::EngineState;
 use super::event::lock;
 use super::limits::{DEFERRED_FREES, WINDOW};
 use super::stats::count;

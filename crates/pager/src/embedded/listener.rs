@@ -4,7 +4,7 @@
 //! faulting CPU. It samples the CPU of a fault: often after each change, rarely while it stays the same.
 
 use super::area::FaultServer;
-use super::engine::EngineState;
+use super::engine_state::EngineState;
 use super::event::lock;
 use super::worker;
 use memfold_sys::PAGE_SIZE;

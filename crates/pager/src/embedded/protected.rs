@@ -3,7 +3,7 @@
 use super::area::Area;
 use super::backoff::pause;
 use super::blocks::{BUSY, Blocks, OLD, OUT, YOUNG};
-use super::engine::EngineState;
+use super::engine_state::EngineState;
 use super::fault::{Cause, unreadable};
 use super::limits::BATCH;
 use super::reclaim::Initiator;

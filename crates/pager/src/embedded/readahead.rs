@@ -6,75 +6,23 @@
 //! the pace. A program that is faster faults on missing pages, and swaps them in on its own CPU.
 
 use super::area::Area;
-use super::engine::EngineState;
-use super::event::{Event, lock};
+use super::engine_state::EngineState;
+use super::event::lock;
 use super::fault::Cause;
+use super::span_queue::WAITING;
 use super::stats::count;
 use super::streams::Advice;
 use super::worker;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Pages that are swapped in at a time, between looks at the room and whether the engine stops. More
 /// makes fewer looks.
 const STEP: u32 = 16;
-/// Spans that wait, at most: the oldest is dropped for a new one. More delays a span behind streams that
-/// are faster than readahead.
-const WAITING: usize = 16;
 /// How long the thread polls for another span before it sleeps. More takes more CPU time, and spares the
 /// faulting thread the wake-up.
 const LINGER: Duration = Duration::from_micros(200);
-
-/// The spans to be read ahead.
-pub struct Readahead {
-    /// Whether the readahead thread is or will be started.
-    enabled: bool,
-    spans: Mutex<VecDeque<(Arc<Area>, Advice)>>,
-    busy: AtomicBool,
-    pub event: Event,
-}
-
-impl Readahead {
-    pub fn new(enabled: bool) -> Readahead {
-        Readahead {
-            enabled,
-            spans: Mutex::default(),
-            busy: AtomicBool::new(false),
-            event: Event::default(),
-        }
-    }
-
-    /// Whether pages may be swapped in that no thread faulted on.
-    pub fn is_enabled(&self) -> bool {
-        self.enabled
-    }
-
-    /// Queues a span, unless another thread holds the queue. Never waits. Returns whether it was queued.
-    pub fn ask(&self, area: &Arc<Area>, span: Advice) -> bool {
-        let Ok(mut spans) = self.spans.try_lock() else {
-            return false;
-        };
-        if spans.capacity() < WAITING {
-            // The thread has not reserved the queue yet, and a signal handler must not allocate.
-            return false;
-        }
-        if spans.len() == WAITING {
-            spans.pop_front();
-        }
-        spans.push_back((area.clone(), span));
-        drop(spans);
-        if !self.busy.load(Ordering::Relaxed) {
-            self.event.set();
-        }
-        true
-    }
-
-    fn take(&self) -> Option<(Arc<Area>, Advice)> {
-        lock(&self.spans).pop_front()
-    }
-}
 
 impl EngineState {
     /// Reads ahead until the engine is dropped.

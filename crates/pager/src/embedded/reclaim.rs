@@ -3,7 +3,7 @@
 use super::area::Area;
 use super::backoff::pause;
 use super::config::Mode;
-use super::engine::EngineState;
+use super::engine_state::EngineState;
 use super::event::lock;
 use super::limits::BATCH;
 use super::stats::count;
@@ -14,20 +14,11 @@ use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
 use memfold_sys::memory::discard;
 use memfold_sys::{Errno, PAGE_SIZE};
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-
-/// Where reclaim continues: the clock hand, and ranges that the program marked cold.
-#[derive(Default)]
-pub(super) struct Hand {
-    area: usize,
-    page: usize,
-    pub(super) cold: VecDeque<(Arc<Area>, Range<usize>)>,
-}
 
 /// On whose behalf pages are moved out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

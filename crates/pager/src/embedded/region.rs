@@ -3,7 +3,8 @@
 use super::area::{Area, FaultServer, Pins};
 use super::backoff::pause;
 use super::config::Mode;
-use super::engine::{Engine, EngineState};
+use super::engine::Engine;
+use super::engine_state::EngineState;
 use super::error::Error;
 use super::fault::Cause;
 use super::limits::WINDOW;

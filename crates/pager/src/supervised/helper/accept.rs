@@ -6,8 +6,8 @@
 
 use crate::supervised::fault::handler::Handlers;
 use crate::supervised::group::Group;
-use crate::supervised::helper::admission::Peer;
 use crate::supervised::helper::discard::Discard;
+use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, Newcomer, Newcomers};
 use crate::supervised::helper::sentinel::Sentinel;
 use crate::supervised::util::fd_pressure::{self, is_shortage};

@@ -20,6 +20,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::helper::accept::Attendant;
+use crate::supervised::helper::peer::Peer;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
 use crate::sync::lock;
@@ -27,7 +28,7 @@ use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome};
 use memfold_sys::owned_uffd::borrow;
 use memfold_sys::privilege;
-use memfold_sys::process::{self, Inspector, Process};
+use memfold_sys::process::{self, Inspector};
 use memfold_sys::thread::set_nice_of;
 use memfold_sys::uffd;
 use memfold_sys::{Errno, socket};
@@ -53,62 +54,8 @@ const PROOF_BYTES: usize = 64;
 /// How often a page is tried to be put where mappings change.
 const TRIES: u32 = 50;
 
-/// One who connected.
-#[derive(Debug)]
-pub struct Peer {
-    pub connection: OwnedFd,
-    pub process: Arc<Process>,
-}
-
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
-}
-
-impl Peer {
-    /// A program that was started here and is another user's by now may do what this process may: it is
-    /// lent the device, once, and says hello again.
-    pub fn lend(&self, refused: u64, is_lent: bool) -> io::Result<()> {
-        let why = io::Error::from_raw_os_error(i32::try_from(refused).unwrap_or(0));
-        if why.kind() == io::ErrorKind::PermissionDenied
-            && !is_lent
-            && let Ok(device) = uffd::open_device()
-        {
-            let welcome = Welcome {
-                magic: MAGIC,
-                ..Welcome::default()
-            };
-            return socket::send_welcome(self.connection.as_fd(), &welcome, &[device.as_fd()]);
-        }
-        Err(io::Error::other(format!(
-            "it may not use userfaultfd ({why})"
-        )))
-    }
-
-    /// Opens the files by which the peer is inspected.
-    ///
-    /// Where this process has a capability of its file and not of its user, it is used for children
-    /// that the kernel told of, and for processes that the user may inspect (but for a general
-    /// prohibition), never for others. What is opened so is nobody's to see before it has proven itself.
-    fn inspect(&self, thread: i32, claimed: Option<&AddressSpace>) -> io::Result<Inspector> {
-        let is_child = claimed.is_some();
-        let is_compared = claimed.is_none_or(|space| lock(&space.fork.inheritance).is_none());
-        let open = || {
-            if !is_compared {
-                Inspector::open_child(&self.process, thread)
-            } else {
-                Inspector::open(&self.process, thread)
-            }
-        };
-        let opened = open();
-        let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
-        if opened.as_ref().is_err_and(is_refused)
-            && (is_child || self.process.owner().ok() == Some(process::own_user()))
-        {
-            let _raised = privilege::raised();
-            return open();
-        }
-        opened
-    }
 }
 
 /// The arena that a hello tells of; the last page of what it calls the stage is that of the proof.

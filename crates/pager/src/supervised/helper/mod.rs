@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod admission;
 pub mod discard;
+pub mod peer;
 pub mod pending;
 pub mod sentinel;
 pub mod takeover;
