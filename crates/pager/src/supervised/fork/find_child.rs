@@ -47,7 +47,8 @@ impl AddressSpace {
                 self.set_child_process(inspector);
             }
         }
-        const WHY: &str = "pages that it inherited were lost, as its parent exited during the fork or they could not be stored";
+        const WHY: &str = "pages that it inherited were lost: its parent exited during the fork, or they \
+                           could not be stored";
         if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
             return false;
         }
