@@ -10,7 +10,6 @@
  *   uninvited exchanged TRUSTED    connects and executes TRUSTED, a copy of this with more rights; its
  *                                 child then says hello by that connection
  *   uninvited trusted ARENA PIPE   what that executes: says whether any page of ARENA was read
- *   uninvited unsealed             says a sound hello without and with a sealed arena
  *
  * All but the first two are run under memfold, and find it by LD_PRELOAD. One line on stdout. */
 #define _GNU_SOURCE
@@ -328,29 +327,6 @@ static int claim(size_t pages)
     return status != 0;
 }
 
-static int unsealed(void)
-{
-    find_memfold();
-    char *arena = map_arena(NULL);
-    struct hello hello = sound_hello(arena);
-    /* Neither without any seal, nor without that of the page by which it proves itself, or of the beacon. */
-    struct { char *start; size_t pages; } parts[] = {
-        {arena + FRONT_PAGES * PAGE, STAGE_PAGES - 1},
-        {arena + (FRONT_PAGES + STAGE_PAGES - 1) * PAGE, 1},
-        {arena + PAGE, 1},
-    };
-    for (unsigned sealed = 0; sealed <= 3; sealed++) {
-        int socket_ = connect_to_memfold(), own = own_userfaultfd(), trash = own_userfaultfd();
-        must(socket_ < 0, "connect");
-        say("%d", is_welcomed(socket_, &hello, sizeof hello, own, trash));
-        close(socket_), close(own), close(trash);
-        if (sealed < 3)
-            seal(parts[sealed].start, parts[sealed].pages);
-    }
-    say("\n");
-    return 0;
-}
-
 static int rubbish(void)
 {
     find_memfold();
@@ -459,8 +435,6 @@ int main(int count, char **arguments)
         return exchanged(arguments[2]);
     if (!strcmp(mode, "trusted") && count == 4)
         return trusted((char *)strtoul(arguments[2], NULL, 16), atoi(arguments[3]));
-    if (!strcmp(mode, "unsealed"))
-        return unsealed();
     if (!strcmp(mode, "rubbish"))
         return rubbish();
     return 2;

@@ -39,7 +39,7 @@ pub struct Inspector {
     statm: File,
     pub(super) pagemap: File,
     pub(super) maps: File,
-    /// For a forked child, until its mappings were compared with what it inherited.
+    /// The flags of its mappings, until they were looked at.
     pub(super) smaps: Mutex<Option<File>>,
     memory: Arc<File>,
 }
@@ -63,11 +63,12 @@ impl Inspector {
         })
     }
 
-    /// As [`Inspector::open`], for a forked child of which [`Inspector::inherited_ranges`] will be asked.
+    /// As [`Inspector::open`], with the flags of mappings, for [`Inspector::inherited_ranges`] and
+    /// [`Inspector::has_sealed`].
     ///
     /// # Errors
     /// As [`Inspector::open`].
-    pub fn open_child(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
+    pub fn open_with_flags(process: &Arc<Process>, thread: i32) -> io::Result<Inspector> {
         let smaps = process.open_file(&format!("task/{thread}/smaps"))?;
         let inspector = Inspector::open(process, thread)?;
         *inspector
@@ -93,11 +94,6 @@ impl Inspector {
     /// If that is gone.
     pub fn credentials(&self) -> io::Result<Credentials> {
         self.process.credentials(self.thread)
-    }
-
-    pub(super) fn open_of_thread(&self, name: &str) -> io::Result<File> {
-        self.process
-            .open_file(&format!("task/{}/{name}", self.thread))
     }
 
     fn thread_text(&self, name: &str) -> io::Result<String> {
@@ -267,7 +263,8 @@ mod tests {
             };
             let start = mapped as u64;
             let inspector =
-                Inspector::open_child(&Arc::new(Process::open(own_id()).unwrap()), thread).unwrap();
+                Inspector::open_with_flags(&Arc::new(Process::open(own_id()).unwrap()), thread)
+                    .unwrap();
             assert!(!inspector.stands_still());
             assert_eq!(inspector.tracer(), None);
             assert!(inspector.last_cpu(thread as u32).is_some());

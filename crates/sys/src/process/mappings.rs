@@ -3,7 +3,7 @@
 use super::{Inspector, text_of};
 use crate::raw::{nr, syscall};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
@@ -48,6 +48,20 @@ fn whole(file: &File) -> io::Result<String> {
         if part == 0 {
             return Ok(text_of(bytes));
         }
+    }
+}
+
+/// Reads a file from its beginning, wherever others are in it.
+struct FromStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.at)?;
+        self.at += read as u64;
+        Ok(read)
     }
 }
 
@@ -201,25 +215,33 @@ impl Inspector {
     }
 
     /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
-    /// kernel walks the page tables. Can be asked once, of an inspector that was opened for a child.
+    /// kernel walks the page tables. Of an inspector that was opened with the
+    /// flags of mappings.
     ///
     /// # Errors
     /// If it was not, and if the address space is gone.
     pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
-        let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let text = whole(file)?;
-        *smaps = None;
-        Ok(registered_ranges(&text))
+        Ok(registered_ranges(&whole(file)?))
     }
 
     /// Whether the ranges `(start, end)` are sealed anonymous memory: then they stay so as long as the
-    /// address space lasts, and reading there waits for no file.
+    /// address space lasts, and reading there waits for no file. Of an inspector that was opened with the
+    /// flags of mappings.
     ///
     /// # Errors
-    /// If the thread by which the process is looked at is gone.
+    /// If it was not, and if the address space is gone.
     pub fn has_sealed(&self, ranges: &[(u64, u64)]) -> io::Result<bool> {
-        shows_sealed(BufReader::new(self.open_of_thread("smaps")?), ranges)
+        let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        shows_sealed(BufReader::new(FromStart { file, at: 0 }), ranges)
+    }
+
+    /// Closes the flags of mappings, which are of no more use.
+    pub fn close_flags(&self) {
+        let mut smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
+        *smaps = None;
     }
 
     /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
@@ -409,7 +431,8 @@ mod tests {
             return;
         }
         let process = crate::process::Process::open(own_id()).unwrap();
-        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
+        let inspector =
+            Inspector::open_with_flags(&std::sync::Arc::new(process), own_id()).unwrap();
         // It stays until this process ends.
         let mapping = std::mem::ManuallyDrop::new(crate::memory::Mapping::anonymous(8192).unwrap());
         let start = mapping.start().as_ptr() as u64;
@@ -419,6 +442,8 @@ mod tests {
         let sealed = unsafe { syscall(nr::MSEAL, [start as usize, 8192, 0, 0, 0, 0]) };
         assert_eq!(sealed, 0);
         assert!(inspector.has_sealed(&range).unwrap());
+        inspector.close_flags();
+        assert!(inspector.has_sealed(&range).is_err());
     }
 
     #[test]

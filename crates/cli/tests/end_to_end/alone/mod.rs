@@ -1,6 +1,5 @@
 //! Tests that judge whether a limit holds, or how long something takes: one at a time.
 
-mod churn_beside;
 mod crash;
 mod departures;
 mod growth;

@@ -36,17 +36,3 @@ fn a_file_mapped_over_the_stage_holds_up_no_program() {
     assert_eq!(lines, [refused, "over: ok", "steady: ok"]);
     assert!(outcome.number("pages_out") > 2000.0, "{}", outcome.errors);
 }
-
-#[test]
-fn a_stage_that_can_be_mapped_over_is_refused() {
-    beside!(&["cc", "sh"]);
-    if !is_supported() {
-        return;
-    }
-    let outcome = Program::new(compiled("uninvited", &["uninvited.c"], &[]))
-        .arg("unsealed")
-        .timeout(Duration::from_secs(60))
-        .run(Limits::Resident(16 * MIB));
-    outcome.assert_success();
-    assert_eq!(outcome.text(), "0001\n", "{}", outcome.errors);
-}

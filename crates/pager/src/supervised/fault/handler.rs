@@ -18,7 +18,6 @@ use crate::supervised::helper::sentinel::Sentinel;
 use crate::supervised::space::gate::Exclusive;
 use crate::supervised::space::{AddressSpace, Changes};
 use crate::supervised::util::fd_pressure::{self, patiently};
-use crate::supervised::util::held_up::{self, Back};
 use crate::supervised::util::run_time::RunTime;
 use crate::sync::lock;
 use memfold_sys::epoll::Epoll;
@@ -28,7 +27,7 @@ use std::cell::LazyCell;
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and
@@ -105,23 +104,9 @@ impl Handlers {
             let handlers = self.clone();
             std::thread::Builder::new()
                 .name(format!("fault-{}", self.cpus[number]))
-                .spawn(move || handlers.run(number, None))?;
+                .spawn(move || handlers.run(number))?;
         }
         Ok(())
-    }
-
-    /// Starts a thread that serves in a handler's place until the handler is back.
-    fn stand_in(self: &Arc<Self>, number: usize, back: Back) {
-        let handlers = self.clone();
-        let started = std::thread::Builder::new()
-            .name(format!("fault-{}+", self.cpus[number]))
-            .spawn(move || handlers.run(number, Some(&back)));
-        if let Err(error) = started {
-            log::warn!(
-                "cannot start a second fault handler ({error}); faults wait until another program's mappings \
-                 stop changing"
-            );
-        }
     }
 
     /// Listens to an address space, first on the CPU on which its main thread ran last. A failure is logged once; the
@@ -175,29 +160,20 @@ impl Handlers {
         self.cpus.iter().position(|candidate| *candidate == cpu)
     }
 
-    /// A handler's loop, or that of its stand-in, which ends once the handler is `back`.
-    fn run(self: &Arc<Self>, number: usize, back: Option<&AtomicBool>) {
+    fn run(&self, number: usize) {
         // Failure costs latency only.
         let _ = thread::pin_to(self.cpus[number]);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
-        let handlers = self.clone();
-        held_up::provide(move |back| handlers.stand_in(number, back));
         let mut server = Server::new(self.group.clone());
         let mut ready = Vec::new();
-        let is_over = || {
-            let is_back = back.is_some_and(|back| back.load(Ordering::Relaxed));
-            is_back || self.group.stopping.load(Ordering::Relaxed)
-        };
-        let longest = back.map(|_| held_up::LISTEN);
-        while !is_over() {
-            if self.epolls[number].wait(&mut ready, longest).is_err() {
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            if self.epolls[number].wait(&mut ready, None).is_err() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             for token in &ready {
                 if let Some(space) = self.group.space(*token) {
                     self.serve_space(number, &space, &mut server);
-                    held_up::is_back();
                 }
             }
         }
@@ -325,7 +301,10 @@ impl Handlers {
         match patiently(|| self.sentinel.new_port()) {
             Ok(port) => Some(space.apply_fork(&self.group, gate, (uffd, port), beside)),
             Err(error) => {
-                log::warn!("a forked program stands still, as there is no channel for it: {error}");
+                log::warn!(
+                    "a forked child hangs at its next fault: no channel could be created ({error}); raise `ulimit -n` and \
+                     kill the child"
+                );
                 // Closing the userfaultfd would let the child read zeros; kept open, it makes its faults wait.
                 if let Err(error) = self.group.resources.guardian.hold_for_good(uffd) {
                     log::error!(
@@ -442,11 +421,7 @@ fn collect(
         if is_all && !space.is_changing() {
             return Some(true);
         }
-        let so_far = waited.so_far();
-        if so_far > held_up::PATIENCE {
-            held_up::held_up();
-        }
-        if so_far > QUIET_PATIENCE {
+        if waited.so_far() > QUIET_PATIENCE {
             log::warn!(
                 "a program has changed its mappings for {} s without a pause; \
                  their order is a guess from now on",

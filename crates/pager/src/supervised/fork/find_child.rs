@@ -107,9 +107,9 @@ fn find_process(
             // The main thread may have exited before others.
             let by_other = || {
                 let other = process.thread_by_own_number(thread.into())?;
-                Inspector::open_child(&process, other).ok()
+                Inspector::open_with_flags(&process, other).ok()
             };
-            let main = Inspector::open_child(&process, process.pid()).ok();
+            let main = Inspector::open_with_flags(&process, process.pid()).ok();
             main.or_else(by_other)
         })
         .find(|inspector| space.is_shown_by(inspector, beacon))

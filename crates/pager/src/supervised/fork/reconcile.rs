@@ -60,6 +60,10 @@ impl AddressSpace {
             }
             return;
         };
+        if self.attached().is_none() {
+            // A helper that comes later is inspected through files of its own.
+            inspector.close_flags();
+        }
         let mut mappings = ChildMappings::default();
         for area in &ranges {
             let range = PageRange::of_addresses(area.start, area.end);

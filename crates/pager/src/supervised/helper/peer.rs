@@ -45,8 +45,8 @@ impl Peer {
         let is_child = claimed.is_some();
         let is_compared = claimed.is_none_or(|space| lock(&space.fork.inheritance).is_none());
         let open = || {
-            if !is_compared {
-                Inspector::open_child(&self.process, thread)
+            if !is_compared || process::kernel_seals() {
+                Inspector::open_with_flags(&self.process, thread)
             } else {
                 Inspector::open(&self.process, thread)
             }

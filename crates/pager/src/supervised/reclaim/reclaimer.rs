@@ -49,9 +49,6 @@ const MAPPINGS_QUIET: u64 = 500;
 /// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
 /// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
-/// How long a round waits for a program's gate before it turns to another address space: events are read with
-/// the gate held until the program leaves its mappings alone.
-const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// The reclaimer thread.
 pub struct Reclaimer {
@@ -211,9 +208,7 @@ impl Reclaimer {
     /// Serves the deferred faults.
     fn serve_deferred(&mut self) {
         for DeferredFault { space, fault } in self.group.deferred.take() {
-            // A handler serves it, for which another thread stands in where it has to wait.
-            let is_held_up = space.shared_within(GATE_PATIENCE).is_err() && !space.is_dead();
-            if is_held_up || self.server.serve(&space, fault, Admission::Now) == Served::Retry {
+            if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
                 wake(&space, fault.page, 1);
             }
         }
@@ -265,7 +260,7 @@ impl Reclaimer {
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.check_stopped();
-        } else if busy && let Ok(gate) = space.shared_within(GATE_PATIENCE) {
+        } else if busy && let Ok(gate) = space.shared() {
             progress.add(Batch::settle(space, &gate));
         }
         progress
@@ -280,7 +275,7 @@ impl Reclaimer {
     ) -> usize {
         let target = stage_target(space);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
-        let Ok(gate) = space.shared_within(GATE_PATIENCE) else {
+        let Ok(gate) = space.shared() else {
             return target;
         };
         progress.add(Batch::settle(space, &gate));
@@ -387,7 +382,7 @@ impl Reclaimer {
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
-        if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
+        if let Ok(gate) = space.shared() {
             for (place, page, slot) in stored {
                 let entry = gate.table().entry(*page);
                 if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
@@ -429,6 +424,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
         && !space.is_held()
         && !space.is_stopped()
         && !space.is_spared()
+        && space.is_sealed()
 }
 
 /// The address space with the most pages in `list`, among those that can take a batch now.

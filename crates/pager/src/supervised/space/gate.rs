@@ -6,7 +6,6 @@
 
 use crate::page_table::PageTable;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::util::held_up;
 use memfold_sys::gate::{Abandoned, NAP_NS};
 use std::cell::{LazyCell, UnsafeCell};
 use std::ptr;
@@ -90,21 +89,8 @@ impl AddressSpace {
     /// Enters the shared gate. Waits for threads of the supervisor only. `Err` if the address space is
     /// gone.
     pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
-        let give_up = || {
-            held_up::held_up();
-            self.is_dead_or_gone()
-        };
-        let nap = held_up::PATIENCE.as_nanos() as u64;
-        self.channel.gate().enter_shared(nap, give_up)?;
-        Ok(Shared(self))
-    }
-
-    /// The same, or gives up: events are read until the program leaves its mappings alone, which it may not.
-    pub fn shared_within(&self, patience: Duration) -> Result<Shared<'_>, Abandoned> {
-        let began = LazyCell::new(Instant::now);
-        let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;
-        let nap = patience.as_nanos() as u64;
-        self.channel.gate().enter_shared(nap, give_up)?;
+        let give_up = || self.is_dead_or_gone();
+        self.channel.gate().enter_shared(NAP_NS, give_up)?;
         Ok(Shared(self))
     }
 

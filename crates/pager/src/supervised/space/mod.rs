@@ -11,6 +11,7 @@ pub mod listeners;
 pub mod orphan;
 pub mod removals;
 pub mod sampling;
+pub mod sealed;
 pub mod staging;
 pub mod stopped;
 pub mod table_sweep;
@@ -121,6 +122,8 @@ pub struct AddressSpace {
     /// TID of the helper in its PID namespace; 0 if there is none.
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
+    /// Whether the stage is sealed; read before the first command.
+    sealed: OnceLock<bool>,
     /// The process of a forked child that has no helper, or none yet.
     child_process: Mutex<Option<Arc<Inspector>>>,
     /// The handlers that listen to the userfaultfd.
@@ -185,6 +188,7 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
+            sealed: OnceLock::new(),
             child_process: Mutex::default(),
             listeners: Mutex::default(),
             unlistened: AtomicBool::new(false),
