@@ -1,8 +1,8 @@
-//! What a free costs: the caller, all processors together, and until the memory is back.
+//! The cost of a free: wall time of the caller, CPU time of all threads, time until it is complete.
 //!
-//! The objects are the compressed pages of the recorded programs, stored in clusters of 64 pages in
-//! random order, as reclaim stores them, and freed in the order of the pages, as an unmap does.
-//! Every thread frees a part of its own ("a process").
+//! Objects have the compressed sizes of recorded pages. They are stored in clusters of 64 pages in
+//! random order, as by reclaim, and freed in page order, as by munmap. Each thread frees its own
+//! part, standing in for a process.
 
 use std::{
     cell::LazyCell,
@@ -21,7 +21,7 @@ use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, PageRun, PageSource, Pool
 
 use crate::{
     Options,
-    before::zsmalloc::{Original, Step},
+    baselines::zsmalloc::{Original, Step},
     clock::{process_cpu, thread_cpu},
     mapping::Mapping,
     random::Random,
@@ -29,33 +29,34 @@ use crate::{
     trace,
 };
 
-/// Reclaim stores so many neighbouring pages together.
+/// Neighbouring pages that are stored together, as by reclaim. A larger cluster puts more
+/// neighbours into the same zspage, which frees in page order empty sooner.
 const CLUSTER: usize = 64;
 
-/// How many objects a caller of the bulk free hands over at once.
+/// Objects per call of the bulk free. More amortise the locks further and take a larger array.
 const BULK: usize = 64 * 1024;
 
-/// How long an experiment may wait for its memory.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a run waits for its memory to be freed before it fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Original(Step),
     Deferred(Drain),
     Bulk(Drain),
-    /// In bulk, with nobody to give the memory back but the caller.
+    /// In bulk, without a drainer: the caller frees the pages itself.
     BulkAlone,
 }
 
-/// How the drainer's threads stand among all others.
+/// Scheduling priority of the drainer's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Drain {
     Normal,
-    /// First of all: [`RAISED`].
+    /// With the nice value [`RAISED`].
     Raised,
 }
 
-/// The nice value of the first of all threads.
+/// Nice value of a raised drainer: the highest priority of SCHED_OTHER.
 const RAISED: i32 = -20;
 
 const VARIANTS: [(&str, Variant); 9] = [
@@ -71,7 +72,7 @@ const VARIANTS: [(&str, Variant); 9] = [
 ];
 
 impl Variant {
-    /// Whether its drainer is to come first of all threads.
+    /// Whether the drainer runs with a raised priority.
     fn raises(self) -> bool {
         matches!(
             self,
@@ -79,7 +80,7 @@ impl Variant {
         )
     }
 
-    /// What the drainer's thread does first.
+    /// Runs on the drainer's thread before it drains.
     fn prepare_drainer(self) {
         if self.raises() {
             set_nice(RAISED);
@@ -87,9 +88,9 @@ impl Variant {
     }
 }
 
-/// Whether this user may have threads that come first.
+/// Whether RLIMIT_NICE or CAP_SYS_NICE allows [`RAISED`].
 fn may_raise() -> bool {
-    // In a thread of its own: what is raised cannot always be lowered again.
+    // In a thread of its own, so that the caller keeps its nice value.
     let raised = thread::spawn(|| {
         set_nice(RAISED);
         nice() == RAISED
@@ -97,10 +98,10 @@ fn may_raise() -> bool {
     raised.join().unwrap_or(false)
 }
 
-/// One experiment's circumstances.
+/// The parameters of one measurement.
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    /// Whether our pools may use huge pages.
+    /// Whether memfold's pools may use huge pages.
     huge_pages: bool,
     megabytes: usize,
     threads: usize,
@@ -108,7 +109,7 @@ struct Case {
     busy: bool,
 }
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
     caller_ns: f64,
@@ -117,6 +118,7 @@ struct Outcome {
     whole_ms: f64,
 }
 
+/// Measures all variants in all cases.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("free");
     let all = VARIANTS.map(|(name, _)| name).join(",");
@@ -128,7 +130,7 @@ pub fn run(options: &Options) -> Result<Report> {
             let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
             found
                 .copied()
-                .with_context(|| format!("there is no variant {wanted:?}"))
+                .with_context(|| format!("unknown variant {wanted:?}; use one of {all}"))
         })
         .collect::<Result<Vec<_>>>()?
         .into_iter()
@@ -136,7 +138,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let runs = options.number("runs", 5)?.max(1);
     let sizes = trace::mixed_lz4();
     for case in cases(options)? {
-        // The variants take turns, so that what changes on the machine meets all of them.
+        // Alternate the variants, so that disturbances of the machine affect all of them.
         let (mut floor, mut shared_floor) = (Samples::default(), Samples::default());
         let mut samples = vec![<[Samples; 4]>::default(); variants.len()];
         for _ in 0..runs {
@@ -175,52 +177,52 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     for (name, _) in refused {
         report.note(format!(
-            "{name} was left out: this user may not give threads the nice value {RAISED} (ulimit -e)."
+            "SKIPPED {name}: not permitted to set the nice value {RAISED} (run as root, or raise ulimit -e)."
         ));
     }
     report.note(format!(
-        "deferred-raised, bulk-raised: with the drainer and its helpers first of all threads (nice \
-         {RAISED}), so that programs that keep all processors busy do not hold them up."
+        "deferred-raised, bulk-raised: the drainer and its helpers run with nice {RAISED}, so that \
+         busy CPUs do not delay them."
     ));
     report.note(
-        "pool-lock-kept: as pool-lock, but freed zspages are kept for the next ones, as the kernel's \
-         go to its page allocator, instead of being given back with a system call each; its \
-         returned_ms is until they could be used again.",
+        "pool-lock-kept: as pool-lock, but freed zspages are kept for reuse, as the kernel's go to \
+         its page allocator, instead of one madvise() each; its returned_ms ends when they can be \
+         reused.",
     );
     report.note(
-        "caller_ns_per_free: what the freeing threads spend; cpu_ns_per_free: what all threads \
-         spend, helpers included and compactor excluded; returned_ms: from the last free to the \
-         moment when all memory is back with the system; whole_ms: the same from the first free \
-         on; floor_ms: what the system itself takes for one madvise() of as many bytes, alone: \
-         whoever is not made to wait for it meets it after the last free; shared_floor_ms: the \
-         same with a part for each processor, at once, and on busy ones where the row's are.",
+        "caller_ns_per_free: wall time of the freeing threads; cpu_ns_per_free: CPU time of all \
+         threads, helpers included, compactor excluded; returned_ms: from the last free until all \
+         memory is freed to the kernel; whole_ms: the same from the first free; floor_ms: one \
+         madvise() of as many bytes by one thread, which a variant that does not make the caller \
+         wait pays in returned_ms; shared_floor_ms: the same split among one thread per CPU, with \
+         busy CPUs where the row has them.",
     );
     report.note(
         "published (munmap of a swapped range): deferred alone 63.1 -> 18.6 ms on RK3588; class \
          index alone 1.05-1.83x (RPi 4B), 1.19-1.40x (i7-12700) at 1-4 processes; both 2.97-3.47x. \
-         Total CPU, busy CPUs and compaction were asked for and not answered there.",
+         CPU time, busy CPUs and compaction were asked for in review and not published.",
     );
     Ok(report)
 }
 
-/// Who gives memory back to find out what that takes at least.
+/// How a bare madvise() is timed, as a lower bound.
 #[derive(Debug, Clone, Copy)]
 enum Floor {
-    /// One thread in one call, with nothing else to do.
+    /// One thread, one call, idle CPUs.
     Alone,
-    /// As many threads as there are processors, which may be busy.
+    /// One thread per CPU at once.
     Shared { busy: bool },
 }
 
-/// How long the system takes, in milliseconds, to take back as much memory as the objects of
-/// `bytes` of pages fill.
+/// Milliseconds that madvise() takes to free as much memory as the objects of `bytes` of pages
+/// fill.
 fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
     let objects = bytes / PAGE_SIZE;
     let stored: usize = (0..objects).map(|number| sizes[number % sizes.len()]).sum();
     let pages = stored.div_ceil(PAGE_SIZE);
     let start = Mapping.reserve(pages)?;
     for page in 0..pages {
-        // SAFETY: the page lies in the mapping, which nobody else knows.
+        // SAFETY: the page lies in the mapping, which no other thread refers to.
         unsafe { start.add(page * PAGE_SIZE).write(1) };
     }
     let cpus = thread::available_parallelism().map_or(1, usize::from);
@@ -237,7 +239,7 @@ fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
             start: NonNull::new(start).context("a mapping at address zero")?,
             pages: end - first,
         };
-        // SAFETY: the run is a part of the reservation, and nobody uses it.
+        // SAFETY: the run is a part of the reservation, which is unused.
         unsafe { Mapping.discard(&[run]) }.map_err(anyhow::Error::from)
     };
     let stop = AtomicBool::new(false);
@@ -270,12 +272,12 @@ fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
         stop.store(true, Ordering::Relaxed);
         outcome.map(|()| elapsed)
     })?;
-    // SAFETY: it was reserved above and nobody uses it any more.
+    // SAFETY: it was reserved above, and no reference to it is left.
     unsafe { Mapping.unreserve(start, pages) };
     Ok(elapsed.as_secs_f64() * 1e3)
 }
 
-/// How many times faster than the original, in a caller's time, the kernel thread found a step.
+/// Published speed-up of a step over the original, in wall time of the caller.
 fn published(variant: Variant) -> serde_json::Value {
     match variant {
         Variant::Original(Step::ClassIndex) => "1.05-1.83x (RPi 4B), 1.19-1.40x (i7-12700)".into(),
@@ -325,10 +327,10 @@ fn cases(options: &Options) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// What all variants can do.
+/// What the experiment needs of a variant.
 trait Allocator: Send + Sync {
     fn store(&self, number: usize, bytes: &[u8]) -> Result<()>;
-    /// Frees a range of objects, the way this variant does it.
+    /// Frees a range of objects in the way of this variant.
     fn free(&self, numbers: std::ops::Range<usize>);
     fn compact(&self, go_on: &dyn Fn() -> bool);
     fn resident_bytes(&self) -> usize;
@@ -352,7 +354,7 @@ impl Allocator for Original {
     }
 }
 
-/// Our pool. Its owner keeps the words in a table, and objects start with their number.
+/// memfold's pool. The owner keeps the object words in a table; each object starts with its number.
 struct Ours {
     pool: Arc<Pool<Mapping>>,
     words: Vec<AtomicU64>,
@@ -388,7 +390,7 @@ impl Ours {
         })
     }
 
-    /// Takes the word of an object out of the table: compaction can no longer change it.
+    /// Takes an object's word out of the table, after which compaction cannot change it.
     fn take(&self, number: usize) -> Option<ObjectWord> {
         ObjectWord::from_raw(self.words[number].swap(0, Ordering::AcqRel))
     }
@@ -471,11 +473,11 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
     let spinners = if case.busy { cpus } else { 0 };
     let start = Barrier::new(case.threads + usize::from(case.compactor) + spinners + 1);
     thread::scope(|scope| {
-        // Threads whose time does not count: they say how much they used.
-        let mut apart = Vec::new();
+        // Threads whose CPU time is subtracted.
+        let mut subtracted = Vec::new();
         if case.compactor {
-            apart.push(scope.spawn(|| {
-                apart_from(&start, || {
+            subtracted.push(scope.spawn(|| {
+                subtracted_time(&start, || {
                     while go_on() {
                         allocator.compact(&go_on)
                     }
@@ -483,8 +485,8 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             }));
         }
         for _ in 0..spinners {
-            apart.push(scope.spawn(|| {
-                apart_from(&start, || {
+            subtracted.push(scope.spawn(|| {
+                subtracted_time(&start, || {
                     while go_on() {
                         std::hint::spin_loop()
                     }
@@ -508,22 +510,26 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let ended = callers.into_iter().map(|caller| caller.join());
         let caller_time: Duration = ended.map(|time| time.unwrap_or(Duration::MAX)).sum();
         let last_free = Instant::now();
-        // Looking whether the memory is back is the experiment's own work.
-        let before_looking = thread_cpu();
-        while allocator.resident_bytes() > 0 && last_free.elapsed() < PATIENCE {
+        // CPU time of the polling below is subtracted too.
+        let before_polling = thread_cpu();
+        while allocator.resident_bytes() > 0 && last_free.elapsed() < TIMEOUT {
             thread::sleep(Duration::from_micros(100));
         }
         let returned = last_free.elapsed();
         let whole = first_free.elapsed();
-        let looking = thread_cpu().saturating_sub(before_looking);
+        let polling = thread_cpu().saturating_sub(before_polling);
         let back = allocator.resident_bytes() == 0;
         stop.store(true, Ordering::Relaxed);
-        let ended = apart.into_iter().map(|thread| thread.join());
+        let ended = subtracted.into_iter().map(|thread| thread.join());
         let not_counted: Duration = ended.map(|time| time.unwrap_or_default()).sum();
         let cpu = process_cpu()
             .saturating_sub(before)
-            .saturating_sub(not_counted + looking);
-        ensure!(back, "the memory did not come back");
+            .saturating_sub(not_counted + polling);
+        ensure!(
+            back,
+            "the pool did not free its memory within {} s",
+            TIMEOUT.as_secs()
+        );
         let frees = (part * case.threads) as f64;
         Ok(Outcome {
             caller_ns: caller_time.as_nanos() as f64 / frees,
@@ -567,8 +573,8 @@ fn fill(
     })
 }
 
-/// Does `work` from the start on, and says what processor time it took.
-fn apart_from(start: &Barrier, work: impl FnOnce()) -> Duration {
+/// Runs `work` after the barrier and returns its CPU time.
+fn subtracted_time(start: &Barrier, work: impl FnOnce()) -> Duration {
     start.wait();
     let before = thread_cpu();
     work();
@@ -580,7 +586,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_gives_all_memory_back() {
+    fn every_variant_frees_all_memory() {
         let sizes = trace::mixed_lz4();
         for (name, variant) in VARIANTS {
             for (compactor, busy) in [(false, false), (true, true)] {

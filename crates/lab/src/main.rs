@@ -1,7 +1,7 @@
-//! `memfold-lab`: experiments on compressed swap. Designs that were published stand beside those
-//! that replace them here, with the published figures, in one run on this machine.
+//! `memfold-lab`: experiments on compressed swap. Each published design runs beside memfold's, with
+//! the published figures, on this machine.
 
-mod before;
+mod baselines;
 mod chain;
 mod clock;
 mod command_line;
@@ -31,7 +31,7 @@ use clap::error::ErrorKind;
 
 use command_line::Options;
 
-/// That of memfold's own failures.
+/// Exit status of the lab's own failures; the same as `memfold`'s.
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         Ok(matches) => command_line::run(&matches),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                // A reader that went away has seen enough of the help.
+                // A closed pipe is not an error: the reader has seen enough of the help.
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             host::wait_if_leaving();
-            // There is nobody to tell if this fails.
+            // If stderr is closed, the error cannot be reported anywhere.
             let _ = writeln!(stderr(), "memfold-lab: {error:#}");
             ExitCode::from(FAILED)
         }

@@ -1,5 +1,5 @@
-//! Slots with a fixed backend beside virtual slots: those of the kernel thread, with each of its
-//! three measures left out, and ours.
+//! Slots with a fixed backend, the mailing-list thread's virtual slots with each of its three
+//! optimisations left out in turn, and memfold's slots.
 
 use std::{
     collections::VecDeque,
@@ -16,10 +16,10 @@ use serde_json::Value;
 
 use crate::{
     Options,
-    before::{
+    baselines::{
         SwapDesign,
         device::Tiers,
-        slots::{Measures, Slots},
+        slots::{Optimisations, Slots},
     },
     clock::thread_cpu,
     contents,
@@ -32,15 +32,15 @@ use crate::{
     },
 };
 
-/// How a design keeps its slots.
+/// The design under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Fixed,
-    Layered(Measures),
+    Layered(Optimisations),
     Ours,
 }
 
-const ALL: Measures = Measures {
+const ALL: Optimisations = Optimisations {
     cache_only_bit: true,
     range_group: true,
     recent_cluster: true,
@@ -52,28 +52,28 @@ const VARIANTS: [(&str, Variant); 7] = [
     ("virtual", Variant::Layered(ALL)),
     (
         "virtual-without-cache-only-bit",
-        Variant::Layered(Measures {
+        Variant::Layered(Optimisations {
             cache_only_bit: false,
             ..ALL
         }),
     ),
     (
         "virtual-without-range-group",
-        Variant::Layered(Measures {
+        Variant::Layered(Optimisations {
             range_group: false,
             ..ALL
         }),
     ),
     (
         "virtual-without-recent-cluster",
-        Variant::Layered(Measures {
+        Variant::Layered(Optimisations {
             recent_cluster: false,
             ..ALL
         }),
     ),
     (
         "virtual-without-any",
-        Variant::Layered(Measures {
+        Variant::Layered(Optimisations {
             cache_only_bit: false,
             range_group: false,
             recent_cluster: false,
@@ -81,22 +81,22 @@ const VARIANTS: [(&str, Variant); 7] = [
     ),
 ];
 
-/// What is run.
+/// The access pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workload {
-    /// Memory is filled and touched again, compressed when it is out.
+    /// Fill memory and touch it again, over compressed pages.
     Usemem,
-    /// Memory is filled and given back, compressed when it is out.
+    /// Fill memory and free it, over compressed pages.
     Memhog,
-    /// As usemem, with a copy in memory for a device, so that slots are most of the cost.
+    /// As usemem, but the device copies pages in memory, so that slots dominate the cost.
     UsememCopy,
-    /// Pages are read back, some are written to, and the device is nearly full.
+    /// Read pages back and write to some, with the device nearly full.
     ReadBack,
-    /// One thing is done with many slots, and there is nothing behind them.
+    /// One operation on many slots, with no device behind them.
     Bare(Step),
 }
 
-/// What is timed of a bare run.
+/// The operation that a bare run times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Store,
@@ -114,6 +114,7 @@ const WORKLOADS: [(&str, Workload); 7] = [
     ("free-bare", Workload::Bare(Step::Free)),
 ];
 
+/// Measures all variants under all workloads, alternated.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("virtual");
     let runs = options.number("runs", 11)?.max(1);
@@ -131,15 +132,15 @@ pub fn run(options: &Options) -> Result<Report> {
     for wanted in options.list("workload", &names) {
         let found = WORKLOADS.iter().find(|(name, _)| *name == wanted);
         let &(name, workload) =
-            found.with_context(|| format!("there is no workload {wanted:?}"))?;
-        // Ours keeps no page in two places, so it has no slots that only a cache uses.
+            found.with_context(|| format!("unknown workload {wanted:?}; use one of {names}"))?;
+        // Ours keeps no page both resident and swapped, so it has no cache-only slots.
         let variants: Vec<_> = wanted_variants
             .iter()
             .filter(|(_, variant)| workload != Workload::ReadBack || *variant != Variant::Ours)
             .collect();
         let mut samples = vec![[const { Samples::new() }; 2]; variants.len()];
         for run in 0..=runs {
-            // In turn, and in the other order every second time.
+            // Reverse the order in every second round.
             let mut order: Vec<usize> = (0..variants.len()).collect();
             if run % 2 == 1 {
                 order.reverse();
@@ -171,27 +172,26 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     report.note(
-        "fixed: a slot is a place of the device. virtual: the kernel thread's, a layer above with \
-         reverse entries and a directory of clusters; ours: one entry has the count and the place, \
-         found by its address, so that there is no second look-up to avoid and no directory to \
-         remember a cluster of; its group is looked up once for a range in a cluster.",
+        "fixed: a slot is a location on the device. virtual: the mailing-list thread's layer above \
+         fixed slots, with reverse entries and a directory of clusters. ours: one entry, found by \
+         index, holds count and location: no second look-up and no directory; the group is looked \
+         up once per range in a cluster.",
     );
     report.note(
-        "usemem, memhog: pages that compress 2.2:1, with lz4 and checksums, the same tiers in all \
-         designs. -copy: a device that copies. -bare: nothing behind the slots, 32 times as many. \
-         read-back: \
-         three of four pages are only read and stay in their slots too; the device is nearly \
-         full. ratio: median of the rounds' ratios; above 1 is slower than fixed.",
+        "usemem, memhog: pages that compress 2.2:1, lz4 and checksums, the same tiers in all \
+         designs. -copy: a device that copies pages in memory. -bare: no device, 32 times as many \
+         slots. read-back: three of four pages are only read and keep their slots; the device is \
+         nearly full. ratio: median of the rounds' ratios; above 1 is slower than fixed.",
     );
     Ok(report)
 }
 
-/// Those that are wanted, and the fixed ones first, which all are compared with.
+/// The variants named, after `fixed`, the reference of the ratios.
 fn variants_of(wanted: &[&str]) -> Result<Vec<(&'static str, Variant)>> {
     let mut variants = vec![VARIANTS[0]];
     for wanted in wanted {
         let found = VARIANTS.iter().find(|(name, _)| name == wanted);
-        let &found = found.with_context(|| format!("there is no variant {wanted:?}"))?;
+        let &found = found.with_context(|| format!("unknown variant {wanted:?}"))?;
         if !variants.contains(&found) {
             variants.push(found);
         }
@@ -211,8 +211,7 @@ fn published(workload: &str, variant: &str) -> Value {
     }
 }
 
-/// Runs a workload with `pages` pages a thread, and says how long it took and with how much
-/// processor time.
+/// Runs a workload with `pages` pages per thread. Returns wall time and CPU time.
 fn measure(
     variant: Variant,
     workload: Workload,
@@ -221,7 +220,7 @@ fn measure(
     contents: &[Page],
 ) -> Result<(Duration, Duration)> {
     let room = match workload {
-        // Each thread's clusters are not full.
+        // Room for the partly used clusters of each thread.
         Workload::ReadBack => threads * (pages * 11 / 10 + 1024),
         _ => threads * pages * 2 + 4096,
     };
@@ -269,10 +268,11 @@ fn measure(
     Ok((outcome.whole, outcome.cpu))
 }
 
-/// A bare run has so many times the pages.
+/// Slots of a bare run per page of the others.
 const BARE: usize = 32;
 
-/// Fills slots, loads from them in random order, and frees them in ranges.
+/// Fills slots, loads from them in random order, frees them in ranges, and returns wall and CPU
+/// time of `step`.
 fn bare(design: &dyn SwapDesign, slots: usize, step: Step) -> Result<(Duration, Duration)> {
     let page = some_page();
     let pages = [&page; 64];
@@ -293,7 +293,7 @@ fn bare(design: &dyn SwapDesign, slots: usize, step: Step) -> Result<(Duration, 
         }
         Ok(())
     })?;
-    // Whole runs of neighbours in random order, as read-ahead meets them.
+    // Runs of neighbours in random order, as readahead loads them.
     let mut out = [0; PAGE_SIZE];
     let mut runs: Vec<&[Slot]> = taken.chunks(16).collect();
     Random::new(1).shuffle(&mut runs);
@@ -310,7 +310,11 @@ fn bare(design: &dyn SwapDesign, slots: usize, step: Step) -> Result<(Duration, 
         }
         Ok(())
     })?;
-    ensure!(design.used() == 0, "slots are left");
+    ensure!(
+        design.used() == 0,
+        "{} slots are still in use",
+        design.used()
+    );
     Ok(spent)
 }
 
@@ -328,25 +332,26 @@ fn copy_tiers(room: usize) -> Result<Tiers> {
 }
 
 fn layered(variant: Variant, threads: usize, room: usize, tiers: Tiers) -> Result<Slots> {
-    let measures = match variant {
+    let optimisations = match variant {
         Variant::Fixed => None,
-        Variant::Layered(measures) => Some(measures),
-        Variant::Ours => anyhow::bail!("ours is no layer above a device"),
+        Variant::Layered(optimisations) => Some(optimisations),
+        Variant::Ours => anyhow::bail!("the variant ours has no layer above a device"),
     };
-    Slots::new(tiers, room, threads, measures)
+    Slots::new(tiers, room, threads, optimisations)
 }
 
-/// How often the memory is read through.
+/// Passes over the memory after the first.
 const PASSES: usize = 4;
-/// One of so many pages is written to.
+/// One touch in `WRITTEN`, chosen at random, writes. More writes keep fewer cache-only slots.
 const WRITTEN: usize = 4;
+/// Pages per reclaim batch.
 const TOGETHER: usize = 32;
 
 /// Where a page of a read-back run is.
 #[derive(Debug, Clone, Copy)]
 enum Place {
     Never,
-    /// In a frame, and maybe in a slot as well.
+    /// In a frame, and possibly still in a slot.
     Resident(usize, Option<Slot>),
     Swapped(Slot),
 }
@@ -374,8 +379,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What a page is known by to the design: no two threads' pages have the same number, or one
-    /// would find the other's in a slot that was taken from it.
+    /// The page's identity in the design. It is unique across threads: otherwise a thread whose
+    /// slot was reused for the same page number of another thread would take over that page.
     fn owner(&self, page: usize) -> usize {
         self.thread * self.pages.len() + page
     }
@@ -407,11 +412,11 @@ impl<'a> Reader<'a> {
         };
         ensure!(
             self.frames[frame][..16] == stamp(page, *version),
-            "page {page} is wrong"
+            "page {page} read back wrong"
         );
         let kept = match kept {
             Some(slot) if write => {
-                // The copy is out of date.
+                // The copy in the slot is stale.
                 if self.design.reuse(self.thread, slot, self.owner(page)) {
                     self.design.release(self.thread, &[SlotRange::new(slot, 1)]);
                 }
@@ -513,7 +518,11 @@ fn read_back(design: &Slots, threads: usize, pages: usize) -> Result<(Duration, 
         }
         anyhow::Ok((begin.elapsed(), cpu))
     })?;
-    ensure!(design.used() == 0, "slots are left");
+    ensure!(
+        design.used() == 0,
+        "{} slots are still in use",
+        design.used()
+    );
     Ok(times)
 }
 
@@ -522,7 +531,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_variant_gives_every_page_back_as_it_was() {
+    fn every_variant_reads_back_what_was_written() {
         let contents = contents::compressible(16);
         for (name, variant) in VARIANTS {
             for (workload_name, workload) in WORKLOADS {
@@ -535,10 +544,10 @@ mod tests {
         }
     }
 
-    /// A slot that only the cache used goes from one thread's page to the page of another thread
-    /// with the same number: which the first then must not take for its own.
+    /// A cache-only slot is reused for another thread's page of the same number: the first thread
+    /// must not mistake that page for its own.
     #[test]
-    fn pages_of_the_same_number_are_told_apart() {
+    fn equal_page_numbers_of_two_threads_are_distinct() {
         const PAGES: usize = 1000;
         for (name, variant) in VARIANTS {
             if variant == Variant::Ours {

@@ -1,5 +1,5 @@
-//! Our swap space as one of the designs, and tiers that cost little, so that it is the designs that
-//! are measured.
+//! memfold's swap space as one of the designs, and cheap tiers, so that the designs dominate the
+//! cost.
 
 use std::{ptr::NonNull, sync::Arc};
 
@@ -10,17 +10,18 @@ use memfold_swap::{
 };
 use zsmalloc::PageSource;
 
-use crate::{before::SwapDesign, mapping::Mapping};
+use crate::{baselines::SwapDesign, mapping::Mapping};
 
-/// Bytes that pages are said to take in the tiers here, so that groups are charged for something.
+/// Stored size that the tiers report for every page, in bytes. Only the charges of groups depend on
+/// it.
 const BYTES: u64 = 2048;
 
-/// A tier that keeps nothing: its locations are what its pages are known by.
+/// A tier that stores nothing: a location is computed from the slot.
 #[derive(Debug)]
 pub struct Nowhere;
 
 impl Nowhere {
-    /// Where it says that the page of a slot is.
+    /// The location it returns for a slot's page.
     pub fn location(slot: Slot) -> Location {
         Location::from_raw(u64::from(slot.into_raw()) ^ 0x5a5a_5a5a)
     }
@@ -46,16 +47,16 @@ impl Tier for Nowhere {
     }
 }
 
-/// A swap device in memory, as the PMEM of the published runs: a page has its place by its slot,
-/// and is copied there and back.
+/// A swap device in memory, as the PMEM of the published runs: pages are copied to and from the
+/// index of their slot.
 #[derive(Debug)]
 pub struct MemoryDevice {
     base: NonNull<Page>,
     pages: usize,
 }
 
-// SAFETY: a page of the device is written by whoever has its slot reserved, and read by holders of
-// a count; the design that hands the slots out keeps the two apart.
+// SAFETY: only the thread that reserved a slot writes its page, and only holders of a count read
+// it; the design that allocates the slots keeps the two apart.
 unsafe impl Send for MemoryDevice {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryDevice {}
@@ -77,7 +78,7 @@ impl MemoryDevice {
 
 impl Drop for MemoryDevice {
     fn drop(&mut self) {
-        // SAFETY: this is what `reserve` gave, and nobody uses the device any more.
+        // SAFETY: `reserve` returned this range, and no reference into it is left.
         unsafe { Mapping.unreserve(self.base.cast(), self.pages) }
     }
 }
@@ -95,7 +96,7 @@ impl Tier for MemoryDevice {
     }
 
     fn load(&self, stored: Stored<'_>, out: &mut Page, _: &mut Scratch) -> Result<(), LoadError> {
-        // SAFETY: the caller has a count of the slot, so that nobody writes to its place.
+        // SAFETY: the caller holds a count of the slot, so no thread writes its page.
         unsafe { self.place(stored.location()).copy_to_nonoverlapping(out, 1) };
         Ok(())
     }
@@ -107,11 +108,11 @@ impl Tier for MemoryDevice {
     }
 }
 
-/// The swap space of this project.
+/// memfold's swap space.
 pub struct Ours(pub SwapSpace<Mapping>);
 
 impl Ours {
-    /// With `tier` in the place of the compressed one.
+    /// A space with `tier` instead of its own tier of that kind.
     pub fn with_tier(slots: usize, threads: usize, tier: &Arc<dyn Tier>) -> Result<Self> {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 16,
@@ -170,7 +171,7 @@ impl SwapDesign for Ours {
     }
 }
 
-/// A page that does not repeat one word.
+/// A page that is not same-filled.
 pub fn some_page() -> Page {
     let mut page = [0; PAGE_SIZE];
     page[0] = 1;

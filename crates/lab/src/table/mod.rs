@@ -1,4 +1,4 @@
-//! The swap table beside what it replaced: a tree for every 64 MB under a lock, with a byte map.
+//! The swap table beside the design it replaced: a locked tree per 64 MB of swap, with a byte map.
 
 pub mod designs;
 mod operations;
@@ -17,17 +17,18 @@ use self::{
 };
 use crate::{
     Options,
-    before::{
+    baselines::{
         SwapDesign,
         tree::{LookUp, TreeSpace},
     },
     report::{Report, Row, Samples, anonymous_bytes, rounded},
 };
 
-/// The designs, by name. The tree as it is in the issue of the lab takes its lock for look-ups
-/// too; the kernel's look-ups do without.
+/// The designs. `tree` takes its lock for look-ups too; `tree-lock-free` does not, as in the
+/// kernel.
 const VARIANTS: [&str; 3] = ["tree", "tree-lock-free", "swap-table"];
 
+/// Measures operations, usemem and memory of all designs.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("table");
     let runs = options.number("runs", 5)?.max(1);
@@ -56,19 +57,19 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     add_memory(&mut report, slots)?;
     report.note(
-        "tree: every operation takes the lock of its 64 MB; tree-lock-free: look-ups take none, as \
-         the kernel's. look-up: random slots of all threads; look-up-in-order: neighbours. All \
-         designs keep counts, charge a group and count pages. ratio: to the tree's.",
+        "tree: every operation takes the tree's lock; tree-lock-free: look-ups take none, as in the \
+         kernel. look-up: random slots of all threads; look-up-in-order: neighbours. All designs \
+         keep counts, charge a group and count pages. ratio: to tree.",
     );
     report.note(
-        "usemem: each thread has --megabytes of memory and half of it in frames, touches all of it \
-         four times, and gives it back (free_ms); the swap device is a copy in memory. \
-         cpu_seconds: all threads together, freeing included.",
+        "usemem: each thread has --megabytes of memory and frames for half of it, touches all of it \
+         four times and frees it (free_ms); the swap device copies pages in memory. cpu_seconds: \
+         CPU time of all threads, freeing included.",
     );
     report.note(
-        "bytes_per_slot: memory taken for slots, as the kernel counts this process's pages, over \
-         all slots of the space; bytes_per_used_slot: over those in use. half-scattered: every \
-         second slot of a full space was freed.",
+        "bytes_per_slot: anonymous memory of the process taken for slots, over all slots of the \
+         space; bytes_per_used_slot: over those in use. half-scattered: every second slot of a full \
+         space was freed.",
     );
     Ok(report)
 }
@@ -88,7 +89,7 @@ fn published(operation: &str, variant: &str) -> Value {
 
 fn add_operations(report: &mut Report, threads: usize, slots: usize, runs: usize) -> Result<()> {
     let mut samples = vec![[const { Samples::new() }; OPERATIONS.len()]; VARIANTS.len()];
-    // The first time round, the machine's memory is touched for the first time.
+    // Round 0 is not counted: it faults in the machine's memory for the first time.
     for run in 0..=runs {
         for (variant, samples) in VARIANTS.iter().zip(&mut samples) {
             let rates = operations_of(variant, threads, slots)?;
@@ -121,7 +122,7 @@ fn add_operations(report: &mut Report, threads: usize, slots: usize, runs: usize
 
 fn operations_of(variant: &str, threads: usize, slots: usize) -> Result<[f64; OPERATIONS.len()]> {
     let tier: Arc<dyn Tier> = Arc::new(Nowhere);
-    // Clusters are taken whole by each thread.
+    // Each thread holds a whole cluster.
     let room = slots + (threads + 1) * 512;
     match tree_of(variant) {
         Some(look_up) => {
@@ -150,7 +151,7 @@ fn add_usemem(
     order: Order,
     runs: usize,
 ) -> Result<()> {
-    // What a fifo of pages leaves in clusters that are not yet empty takes room.
+    // Room for partly freed clusters: pages are freed in FIFO order.
     let room = threads * pages * 2 + 4096;
     let mut samples = vec![[const { Samples::new() }; 4]; VARIANTS.len()];
     for run in 0..=runs {
@@ -199,7 +200,7 @@ fn add_usemem(
     Ok(())
 }
 
-/// How full the space is when its memory is measured.
+/// Fill levels at which a space's memory is measured.
 const FILLS: [&str; 4] = ["empty", "half", "full", "half-scattered"];
 
 fn add_memory(report: &mut Report, slots: usize) -> Result<()> {
@@ -233,7 +234,7 @@ fn add_memory(report: &mut Report, slots: usize) -> Result<()> {
     Ok(())
 }
 
-/// Fills a space, and says what memory it takes and how many slots are used, for each of `FILLS`.
+/// Fills a space. Returns its memory in bytes and the slots in use at each of [`FILLS`].
 fn fill(
     before: usize,
     slots: usize,
@@ -242,7 +243,7 @@ fn fill(
     let page = some_page();
     let pages: [&Page; 64] = [&page; 64];
     let mut scratch = Scratch::new();
-    // What the measurement itself needs is there before, and counted out.
+    // Allocate and touch the harness's own memory first, and subtract it.
     let mut taken = vec![Slot::from_raw(1); slots];
     taken.clear();
     let scattered = |taken: &[Slot]| -> SlotRanges { taken.iter().step_by(2).copied().collect() };
@@ -256,7 +257,11 @@ fn fill(
             let count = pages.len().min(part - taken.len());
             space.store(0, &pages[..count], &mut scratch, &mut taken)?;
         }
-        ensure!(space.used() as usize == part, "not all slots are in use");
+        ensure!(
+            space.used() as usize == part,
+            "{} of {part} slots are in use",
+            space.used()
+        );
         found[place] = (bytes()?, part);
     }
     for slots in taken.chunks(1 << 14) {
@@ -265,7 +270,7 @@ fn fill(
     let left = space.used() as usize;
     ensure!(
         left == slots / 2,
-        "half of the slots were freed, not all but {left}"
+        "{left} slots are in use after half of {slots} were freed"
     );
     found[3] = (bytes()?, left);
     Ok(found)
@@ -285,7 +290,7 @@ mod tests {
         }
     }
 
-    /// A slot costs 8 bytes when it is used and nothing before, and the tree's more at all times.
+    /// A slot of the swap table costs 8 bytes when in use and nothing before; the tree costs more.
     #[test]
     fn slots_cost_what_they_should() {
         const SLOTS: usize = 1 << 18;
@@ -299,7 +304,7 @@ mod tests {
         space
             .store(0, &pages, &mut Scratch::new(), &mut slots)
             .unwrap();
-        // With all that was added to the records beside the tables.
+        // Includes the growth of the records beside the tables.
         let added = space.0.usage().metadata_bytes - empty.metadata_bytes;
         let ours = added as f64 / SLOTS as f64;
         assert!((8.0..8.5).contains(&ours), "{ours} bytes a slot");

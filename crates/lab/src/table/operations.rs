@@ -1,4 +1,4 @@
-//! Insertions, look-ups and deletions, with nothing behind the slots.
+//! Insertions, look-ups and deletions, with no device behind the slots.
 
 use std::{
     sync::{Barrier, Mutex, PoisonError},
@@ -10,21 +10,21 @@ use anyhow::{Context, Result, ensure};
 use memfold_swap::{Page, Scratch, Slot, SlotRanges};
 
 use super::designs::{Nowhere, some_page};
-use crate::{before::SwapDesign, random::Random};
+use crate::{baselines::SwapDesign, random::Random};
 
-/// What is measured, in the order in which it is done.
+/// The operations, in the order measured.
 pub const OPERATIONS: [&str; 4] = ["insert", "look-up", "look-up-in-order", "delete"];
 
-/// Pages that reclaim stores together.
+/// Pages per store, as a reclaim batch.
 const STORED_TOGETHER: usize = 64;
-/// Pages that an unmap visits together: those of one table of pages.
+/// Slots per release: the PTEs of one page table, as munmap visits them.
 const FREED_TOGETHER: usize = 512;
 
-/// How a thread did: when each operation began and ended.
+/// Start and end of each operation in one thread.
 type Times = [(Instant, Instant); OPERATIONS.len()];
 
-/// Does all operations with `slots` slots, shared out among the threads, and returns millions of
-/// each a second, all threads together.
+/// Runs all operations on `slots` slots, divided among the threads. Returns the rate of each, in
+/// millions per second over all threads.
 pub fn measure<D: SwapDesign>(
     design: &D,
     threads: usize,
@@ -45,7 +45,11 @@ pub fn measure<D: SwapDesign>(
             .map(|thread| thread.join().ok().context("a thread panicked")?)
             .collect::<Result<Vec<Times>>>()
     })?;
-    ensure!(design.used() == 0, "slots are left");
+    ensure!(
+        design.used() == 0,
+        "{} slots are still in use",
+        design.used()
+    );
     let rate = |operation: usize| {
         let begin = times.iter().map(|times| times[operation].0).min();
         let end = times.iter().map(|times| times[operation].1).max();
@@ -54,7 +58,7 @@ pub fn measure<D: SwapDesign>(
     };
     let mut rates = [0.0; OPERATIONS.len()];
     for (operation, found) in rates.iter_mut().enumerate() {
-        *found = rate(operation).context("no thread")?;
+        *found = rate(operation).context("no thread was started")?;
     }
     Ok(rates)
 }
@@ -70,7 +74,7 @@ fn work<D: SwapDesign>(
     let pages: [&Page; STORED_TOGETHER] = [&page; STORED_TOGETHER];
     let mut scratch = Scratch::new();
     let mut own = Vec::with_capacity(part + STORED_TOGETHER);
-    // Whatever happens, all threads come to every barrier.
+    // Errors are returned after the last barrier: every thread must reach all of them.
     let timed = |work: &mut dyn FnMut() -> Result<()>| {
         barrier.wait();
         let begin = Instant::now();
@@ -90,21 +94,21 @@ fn work<D: SwapDesign>(
         .unwrap_or_else(PoisonError::into_inner)
         .extend_from_slice(&own);
     barrier.wait();
-    // Each looks up as many as it inserted, from among all.
-    let everyone = all.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // Each thread looks up as many slots as it inserted, chosen among those of all threads.
+    let all_slots = all.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut random = Random::new(thread as u64 + 1);
     let scattered: Vec<Slot> = (0..part)
-        .map(|_| everyone[random.below(everyone.len())])
+        .map(|_| all_slots[random.below(all_slots.len())])
         .collect();
-    let expected = sum_of_places(&scattered);
+    let expected = sum_of_locations(&scattered);
     let mut found = 0;
     let (_, look_up) = timed(&mut || {
         found = look_up_all(design, &scattered);
         Ok(())
     });
-    let others = everyone.iter().cycle().skip(everyone.len() / 2);
+    let others = all_slots.iter().cycle().skip(all_slots.len() / 2);
     let in_order: Vec<Slot> = others.take(part).copied().collect();
-    let expected_in_order = sum_of_places(&in_order);
+    let expected_in_order = sum_of_locations(&in_order);
     let mut found_in_order = 0;
     let (_, look_up_in_order) = timed(&mut || {
         found_in_order = look_up_all(design, &in_order);
@@ -120,12 +124,12 @@ fn work<D: SwapDesign>(
     inserted?;
     ensure!(
         (found, found_in_order) == (expected, expected_in_order),
-        "look-ups found the wrong places"
+        "look-ups returned wrong locations"
     );
     Ok([insert, look_up, look_up_in_order, delete])
 }
 
-/// Looks slots up, and adds up where they are; what is not found counts as everything.
+/// Looks slots up and sums their locations; a missing one counts as `u64::MAX`.
 #[inline(never)]
 fn look_up_all<D: SwapDesign>(design: &D, slots: &[Slot]) -> u64 {
     slots.iter().fold(0, |sum, &slot| {
@@ -137,7 +141,7 @@ fn look_up_all<D: SwapDesign>(design: &D, slots: &[Slot]) -> u64 {
     })
 }
 
-fn sum_of_places(slots: &[Slot]) -> u64 {
+fn sum_of_locations(slots: &[Slot]) -> u64 {
     slots.iter().fold(0, |sum, &slot| {
         sum.wrapping_add(Nowhere::location(slot).into_raw())
     })

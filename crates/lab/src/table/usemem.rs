@@ -1,5 +1,5 @@
-//! Runs as those of usemem: threads with twice the memory that they may use touch all of it, again
-//! and again, over a swap device in memory, and then give it back.
+//! A model of usemem: each thread touches all of its memory repeatedly with frames for half of it,
+//! over a swap device in memory, and frees it at the end.
 
 use std::{
     collections::VecDeque,
@@ -11,52 +11,54 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, SlotRange, SlotRanges};
 
-use crate::{before::SwapDesign, clock, random::Random};
+use crate::{baselines::SwapDesign, clock, random::Random};
 
-/// Pages that reclaim takes at once.
+/// Pages per reclaim batch (the kernel's SWAP_CLUSTER_MAX).
 const RECLAIMED_TOGETHER: usize = 32;
 
-/// In which order pages are touched.
+/// The order in which pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Ascending,
     Random,
 }
 
-/// What each thread does.
+/// The work of each thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Load<'a> {
-    /// Its pages; half of them fit.
+    /// Pages of memory; there are frames for half of them.
     pub pages: usize,
-    /// How often all of them are touched after the first time.
+    /// Passes over the memory after the first.
     pub passes: usize,
+    /// The order of each pass.
     pub order: Order,
-    /// What pages hold at first, one after another.
+    /// Initial contents, used cyclically.
     pub contents: &'a [Page],
 }
 
-/// What a run took.
+/// The result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome {
-    /// Megabytes touched a second, all threads together.
+    /// Memory touched, in MiB per second over all threads.
     pub megabytes_per_second: f64,
-    /// Pages swapped out or in a microsecond, all threads together.
+    /// Pages swapped out or in, per microsecond over all threads.
     pub moved_per_microsecond: f64,
+    /// CPU time of the process from the first touch to the last free.
     pub cpu: Duration,
-    /// From the first touch to the last page given back.
+    /// From the first touch to the last free.
     pub whole: Duration,
-    /// What giving all memory back took, the longest of the threads.
+    /// Time to free all memory, the slowest thread's.
     pub free: Duration,
 }
 
-/// A thread's memory: frames for half its pages.
+/// A thread's memory.
 struct Memory<'a> {
     design: &'a dyn SwapDesign,
     thread: usize,
     contents: &'a [Page],
     pages: Vec<State>,
     frames: Vec<Page>,
-    /// Frames in use, by page, in the order in which they were taken.
+    /// FIFO of (page, frame) in use.
     resident: VecDeque<(usize, usize)>,
     unused: Vec<usize>,
     scratch: Scratch,
@@ -80,7 +82,7 @@ impl<'a> Memory<'a> {
             thread,
             contents: load.contents,
             pages: vec![State::Never; pages],
-            // Not zero, so that the memory is there before time is taken.
+            // Not zero, so that the frames are faulted in before the clock starts.
             frames: vec![[1; PAGE_SIZE]; frames],
             resident: VecDeque::with_capacity(frames),
             unused: (0..frames).collect(),
@@ -90,8 +92,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Brings a page in, and writes to it: how often it was touched, and which one it is. Says
-    /// what was found.
+    /// Swaps a page in if necessary, checks its stamp, and writes the stamp of the next pass.
     fn touch(&mut self, page: usize, pass: u64) -> Result<()> {
         let frame = match self.pages[page] {
             State::Resident(frame) => frame,
@@ -119,7 +120,10 @@ impl<'a> Memory<'a> {
             }
         };
         let frame = &mut self.frames[frame];
-        ensure!(read(frame) == (pass, page as u64), "page {page} is wrong");
+        ensure!(
+            read(frame) == (pass, page as u64),
+            "page {page} read back wrong"
+        );
         write(frame, pass + 1, page);
         Ok(())
     }
@@ -138,7 +142,7 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Gives all memory back, in the order of the pages, as an unmap does.
+    /// Frees all memory in page order, as munmap does.
     fn free(&mut self) {
         for pages in self.pages.chunks(512) {
             let swapped = pages.iter().filter_map(|page| match page {
@@ -199,7 +203,11 @@ pub fn measure(design: &dyn SwapDesign, threads: usize, load: Load<'_>) -> Resul
             free,
         })
     })?;
-    ensure!(design.used() == 0, "slots are left");
+    ensure!(
+        design.used() == 0,
+        "{} slots are still in use",
+        design.used()
+    );
     Ok(outcome)
 }
 
@@ -237,12 +245,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        before::tree::{LookUp, TreeSpace},
+        baselines::tree::{LookUp, TreeSpace},
         table::designs::{MemoryDevice, Ours, some_page},
     };
 
     #[test]
-    fn every_page_comes_back_as_it_was() {
+    fn every_page_is_read_back_as_written() {
         const PAGES: usize = 2000;
         let device = || -> Arc<dyn Tier> { Arc::new(MemoryDevice::new(16 * PAGES).unwrap()) };
         let designs: [Box<dyn SwapDesign>; 3] = [

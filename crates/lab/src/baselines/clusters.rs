@@ -1,5 +1,5 @@
-//! Slots handed out a cluster at a time, as the kernel's swap allocator does: each processor has a
-//! cluster of 512 slots of its own, whose lock guards the slots in it.
+//! A slot allocator as the kernel's: each CPU allocates from its own cluster of 512 slots, whose
+//! lock guards the slots in it.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -8,15 +8,20 @@ use std::sync::{
 
 use super::array::{Held, Padded, SpinLock};
 
+/// Slots per cluster.
 pub const CLUSTER: usize = 512;
 
-/// A cluster is handed out again once at most this many of its slots are used, as in ours.
-const OFFERED_AT: u32 = (CLUSTER - CLUSTER / 4) as u32;
+/// A full cluster goes back to the list once at most this many of its slots are used, as in
+/// memfold's allocator. A larger value reuses fragmented clusters sooner.
+const LISTED_AT: u32 = (CLUSTER - CLUSTER / 4) as u32;
 
-/// Where a cluster is; 0 until it is used for the first time.
+/// Where a cluster is; 0 before its first use.
 mod home {
+    /// A CPU allocates from it.
     pub const HELD: u32 = 1;
+    /// On no list: too few free slots.
     pub const FULL: u32 = 2;
+    /// On [`super::Lists::listed`].
     pub const LISTED: u32 = 3;
 }
 
@@ -25,14 +30,15 @@ mod home {
 struct Cluster {
     lock: SpinLock,
     used: AtomicU32,
-    /// Changed under the lists' lock.
+    /// One of [`home`]; changed under the lock of the lists.
     home: AtomicU32,
 }
 
 #[derive(Debug)]
 struct Lists {
-    /// Clusters with room that no processor holds.
+    /// Clusters with free slots that no CPU holds.
     listed: Vec<usize>,
+    /// The first cluster that was never used.
     next: usize,
 }
 
@@ -42,6 +48,7 @@ struct Cursor {
     next: usize,
 }
 
+/// The clusters of a space, and the cluster that each CPU allocates from.
 #[derive(Debug)]
 pub struct Clusters {
     clusters: Vec<Cluster>,
@@ -54,12 +61,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Clusters {
-    /// For slots up to `slots`; those of the first cluster are never handed out.
-    pub fn new(slots: usize, processors: usize) -> Self {
+    /// Clusters for slots below `slots`; the first cluster is never allocated from.
+    pub fn new(slots: usize, cpus: usize) -> Self {
         let count = slots.div_ceil(CLUSTER);
         Self {
             clusters: (0..count).map(|_| Cluster::default()).collect(),
-            cursors: (0..processors).map(|_| Padded::default()).collect(),
+            cursors: (0..cpus).map(|_| Padded::default()).collect(),
             lists: Mutex::new(Lists {
                 listed: Vec::with_capacity(count),
                 next: 1,
@@ -67,28 +74,28 @@ impl Clusters {
         }
     }
 
-    /// Bytes of the records of clusters.
+    /// Memory of the clusters' records, in bytes.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.clusters.len() * size_of::<Cluster>()
     }
 
+    /// Locks the cluster of a slot.
     pub fn lock(&self, slot: usize) -> Held<'_> {
         self.clusters[slot / CLUSTER].lock.lock()
     }
 
-    /// Looks for up to `wanted` slots in the processor's cluster, under the cluster's lock, and
-    /// goes on to another cluster only if there is none. `take` says whether it took the slot.
-    /// Returns how many were taken; 0 if nothing is left.
+    /// Allocates up to `wanted` slots from the CPU's cluster, under its lock, and tries another
+    /// cluster only if it has none. `take` returns whether it took the slot offered. Returns the
+    /// number of slots taken; 0 if the space is full.
     pub fn allocate(
         &self,
-        processor: usize,
+        cpu: usize,
         wanted: usize,
         mut take: impl FnMut(usize) -> bool,
     ) -> usize {
-        let mut cursor = lock(&self.cursors[processor % self.cursors.len()].0);
-        // A cluster with room may turn out to be searched by nobody else but full of slots that
-        // `take` refuses, so there is an end to it.
+        let mut cursor = lock(&self.cursors[cpu % self.cursors.len()].0);
+        // Bounded: a cluster with free slots may consist of slots that `take` refuses.
         for _ in 0..=2 * self.clusters.len() {
             if let Some(number) = cursor.cluster {
                 let cluster = &self.clusters[number];
@@ -106,9 +113,9 @@ impl Clusters {
                 if taken > 0 {
                     return taken;
                 }
-                self.let_go(number);
+                self.release(number);
             }
-            cursor.cluster = self.another();
+            cursor.cluster = self.next_cluster();
             cursor.next = 0;
             if cursor.cluster.is_none() {
                 break;
@@ -117,7 +124,7 @@ impl Clusters {
         0
     }
 
-    fn another(&self) -> Option<usize> {
+    fn next_cluster(&self) -> Option<usize> {
         let mut lists = lock(&self.lists);
         let number = if let Some(number) = lists.listed.pop() {
             number
@@ -125,7 +132,7 @@ impl Clusters {
             lists.next += 1;
             lists.next - 1
         } else {
-            // Any that has a free slot.
+            // Fall back to any cluster with a free slot.
             (1..self.clusters.len()).find(|&number| {
                 let cluster = &self.clusters[number];
                 cluster.home.load(Relaxed) == home::FULL
@@ -136,28 +143,31 @@ impl Clusters {
         Some(number)
     }
 
-    fn let_go(&self, number: usize) {
+    fn release(&self, number: usize) {
         let mut lists = lock(&self.lists);
         self.clusters[number].home.store(home::FULL, Relaxed);
-        self.reconsider(&mut lists, number);
+        self.list_if_free(&mut lists, number);
     }
 
-    fn reconsider(&self, lists: &mut Lists, number: usize) {
+    fn list_if_free(&self, lists: &mut Lists, number: usize) {
         let cluster = &self.clusters[number];
-        if cluster.home.load(Relaxed) == home::FULL && cluster.used.load(Relaxed) <= OFFERED_AT {
+        if cluster.home.load(Relaxed) == home::FULL && cluster.used.load(Relaxed) <= LISTED_AT {
             cluster.home.store(home::LISTED, Relaxed);
             lists.listed.push(number);
         }
     }
 
-    /// Notes that `count` slots of the cluster of `slot` are free again. The caller changed them
-    /// under the cluster's lock, and may have dropped it.
+    /// Accounts for `count` freed slots in the cluster of `slot`. The caller freed them under the
+    /// cluster's lock, which it may have dropped.
     pub fn freed(&self, slot: usize, count: u32) {
         let number = slot / CLUSTER;
         let before = self.clusters[number].used.fetch_sub(count, AcqRel);
-        assert!(before >= count, "cluster {number} has fewer used slots");
-        if before > OFFERED_AT && before - count <= OFFERED_AT {
-            self.reconsider(&mut lock(&self.lists), number);
+        assert!(
+            before >= count,
+            "freed {count} slots of cluster {number}, which has {before}"
+        );
+        if before > LISTED_AT && before - count <= LISTED_AT {
+            self.list_if_free(&mut lock(&self.lists), number);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The swap cache that the swap table replaced: a radix tree for every 64 MB of swap, a lock for
-//! each, and beside them a byte for every slot's count and two for its group.
+//! The swap cache that the swap table replaced: a radix tree and a lock for every 64 MB of swap,
+//! and beside them one byte per slot for its count and two for its group.
 //!
-//! Rebuilt in user space after the description in K. Song's series of August 2025. What is kinder
-//! to it than the kernel: the top of a tree lies in its record, nodes come from a list of the
-//! tree's own, and a range is taken out of a tree under one lock, a node at a time.
+//! Reimplemented in user space from the description in K. Song's series of August 2025. It is
+//! cheaper than the kernel's in three ways: the root of a tree lies in its record, nodes come from
+//! the tree's own free list, and a range is removed under one lock, a node at a time.
 
 use std::sync::{
     Arc,
@@ -21,23 +21,27 @@ use super::{
     clusters::{CLUSTER, Clusters},
 };
 
-/// Slots of 64 MB.
+/// Slots per tree: 64 MB.
 const SHARD: usize = (64 << 20) / memfold_swap::PAGE_SIZE;
+/// Children of a node.
 const FANOUT: usize = 64;
+/// Root entries of a tree.
 const TOPS: usize = SHARD / (FANOUT * FANOUT);
+/// Nodes that a full tree needs.
 const NODES: usize = TOPS + SHARD / FANOUT;
 
-/// A node: 576 bytes with its count, as the kernel's.
+/// A node: 576 bytes with its count, as the kernel's `xa_node`.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Node {
-    /// Entries, or numbers of the nodes below; 0 for none.
+    /// Entries in a leaf, else numbers of child nodes; 0 for none.
     slots: [AtomicU64; FANOUT],
-    /// Slots that are not 0; in an unused node, the next unused one. Used under the shard's lock.
+    /// Number of slots that are not 0; in a free node, the next free node. Guarded by the shard's
+    /// lock.
     used: AtomicU32,
 }
 
-// SAFETY: a node is made of atomics.
+// SAFETY: a node consists of atomics.
 unsafe impl Atomics for Node {}
 
 #[derive(Debug, Default)]
@@ -45,15 +49,15 @@ unsafe impl Atomics for Node {}
 struct Shard {
     lock: SpinLock,
     top: [AtomicU32; TOPS],
-    /// The first of the nodes given back, plus one. Used under the lock, as the next two are.
+    /// First node of the free list, 0 for none. Guarded by `lock`, as the next two are.
     unused: AtomicU32,
-    /// Nodes ever taken.
+    /// Nodes that were ever in use.
     taken: AtomicU32,
     /// Nodes in the tree.
     nodes: AtomicU32,
 }
 
-/// All the trees of a swap space.
+/// The trees of a swap space.
 #[derive(Debug)]
 struct Trees {
     shards: Vec<Shard>,
@@ -73,8 +77,8 @@ impl Trees {
         &self.nodes[shard * NODES + number as usize - 1]
     }
 
-    /// Walks down. Whoever holds a count of the slot keeps its nodes in the tree, so that this
-    /// needs no lock, as the kernel's look-ups need none.
+    /// Walks down without a lock, as the kernel's look-ups do: the caller's count of the slot keeps
+    /// its nodes in the tree.
     #[inline]
     fn look_up(&self, slot: usize) -> u64 {
         let (number, index) = (slot / SHARD, slot % SHARD);
@@ -134,12 +138,12 @@ impl Trees {
         }
         let leaf = self.node(number, leaf);
         let place = &leaf.slots[index % FANOUT];
-        assert_eq!(place.load(Relaxed), 0, "slot {slot} is in the tree");
+        assert_eq!(place.load(Relaxed), 0, "slot {slot} is in the tree already");
         place.store(entry, Release);
         leaf.used.store(leaf.used.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Takes slots of one cluster, hence of one tree, out of it.
+    /// Removes slots of one cluster, hence of one tree.
     fn remove(&self, first: usize, count: usize, mut removed: impl FnMut(u64)) {
         let number = first / SHARD;
         let shard = &self.shards[number];
@@ -187,36 +191,37 @@ impl Trees {
     }
 }
 
-/// The byte of a slot that is being filled.
+/// Count byte of a slot that is allocated but not yet stored.
 const RESERVED: u8 = 0x40;
-/// Every slot in use belongs to it.
+/// The group of every slot in use.
 const GROUP: u16 = 1;
 
-/// How the tree is looked up.
+/// Locking of look-ups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookUp {
-    /// Under the tree's lock, as insertions and deletions.
+    /// Under the tree's lock, as insertions and deletions are.
     Locked,
-    /// Without, as in the kernel.
+    /// Without a lock, as in the kernel.
     LockFree,
 }
 
-/// A swap space on trees.
+/// A swap space whose slots are found through the trees.
 pub struct TreeSpace {
     look_up: LookUp,
     tier: Arc<dyn Tier>,
     trees: Trees,
-    /// Taken for the whole space when it is made.
+    /// One per slot, populated at once for the whole space, as the kernel's map is.
     counts: Array<AtomicU8>,
     groups: Array<AtomicU16>,
     clusters: Clusters,
     stats: ThreadStats,
     charged: AtomicU64,
-    /// No tier of the experiments needs a word beside the location.
+    /// Unused: the tiers of the experiments store no word beside the location.
     annex: AtomicU64,
 }
 
 impl TreeSpace {
+    /// A space of `slots` slots over one tier.
     pub fn new(look_up: LookUp, slots: usize, threads: usize, tier: Arc<dyn Tier>) -> Result<Self> {
         let slots = slots.next_multiple_of(CLUSTER) + CLUSTER;
         let space = Self {
@@ -235,7 +240,7 @@ impl TreeSpace {
         Ok(space)
     }
 
-    /// Bytes that it takes for its slots, by its own count.
+    /// Memory taken for slots, in bytes.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
         self.trees.bytes() + self.counts.len() * 3 + self.clusters.bytes()
@@ -254,16 +259,16 @@ impl TreeSpace {
         taken > 0
     }
 
-    /// Frees slots of one cluster.
+    /// Removes slots of one cluster and appends their locations to `freed`.
     fn release_in(&self, first: usize, count: usize, freed: &mut Vec<Location>) {
         let bytes_before = freed.len();
         {
             let _held = self.clusters.lock(first);
             for slot in first..first + count {
                 let count = self.counts[slot].swap(RESERVED, Relaxed);
-                assert_eq!(count, 1, "slot {slot} is not in use once");
+                assert_eq!(count, 1, "slot {slot} has another count than 1");
                 let group = self.groups[slot].swap(0, Relaxed);
-                assert_eq!(group, GROUP, "slot {slot} is another group's");
+                assert_eq!(group, GROUP, "slot {slot} belongs to another group");
             }
             self.trees.remove(first, count, |entry| {
                 freed.push(Location::from_raw(entry - 1));
@@ -308,11 +313,11 @@ impl SwapDesign for TreeSpace {
                 self.trees.insert(number, location.into_raw() + 1);
                 out.push(slot);
             }
-            // The counts change under the cluster's lock, once for all.
+            // One lock section for the counts of the batch.
             let _held = self.clusters.lock(slots[0]);
             for &number in &slots {
                 let before = self.counts[number].swap(1, Release);
-                assert_eq!(before, RESERVED, "slot {number} is not being filled");
+                assert_eq!(before, RESERVED, "slot {number} was not reserved");
             }
             rest = later;
         }

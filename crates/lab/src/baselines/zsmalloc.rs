@@ -1,12 +1,12 @@
-//! The kernel's zsmalloc before and in the middle of W. Hao's series of April 2026, rebuilt in user
-//! space after its description.
+//! The kernel's zsmalloc before and partway through W. Hao's series of April 2026, reimplemented in
+//! user space from its description.
 //!
-//! A handle is an entry of a table that the owner holds; it leads to an object word. Objects carry
-//! their handle in their first eight bytes, free slots carry the number of the next free slot. A
-//! pool-wide lock keeps compaction away from frees, a lock a class guards its lists.
+//! A handle is an index into a table of object words. An object starts with its handle (8 bytes), a
+//! free slot with the index of the next free slot. A pool-wide lock excludes compaction from frees,
+//! and a per-class lock guards the class's lists.
 //!
-//! Two things are kinder to it than the kernel: zspages are contiguous, so one call gives all
-//! pages of one back where the kernel frees them one by one; and handles need no allocation.
+//! It is cheaper than the kernel's in two ways: zspages are contiguous, so that one call frees all
+//! pages of one, where the kernel frees page by page; and handles need no allocation.
 
 use std::{
     ptr::NonNull,
@@ -21,31 +21,33 @@ use zsmalloc::{PAGE_SIZE, PageRun, PageSource};
 
 use crate::mapping::Mapping;
 
-/// Which step of the series.
+/// A step of the series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The pool's lock, then the class's; the zspage is freed under the latter.
+    /// The pool lock, then the class lock; an empty zspage is freed under the latter.
     PoolLock,
-    /// The same, with the pages of freed zspages kept for the next ones. In the kernel they go to the
-    /// page allocator, which costs a function call; in user space giving them back costs a system
-    /// call. This bounds what the original costs where that is cheap.
+    /// The same, but freed zspages are kept for reuse. The kernel returns them to the page
+    /// allocator with a function call, where user space needs a system call: this is a lower bound.
     PoolLockKept,
-    /// The same as the first, with the zspage freed after the class's lock is dropped.
+    /// As `PoolLock`, with the zspage freed after the class lock is dropped.
     OutsideLock,
-    /// The class is in the object word: no pool-wide lock. Zspages are freed outside.
+    /// The object word holds the class: no pool lock. Zspages are freed outside the class lock.
     ClassIndex,
 }
 
-/// The kernel's default.
+/// Longest zspage in pages: the kernel's default.
 const MAX_CHAIN: usize = 8;
+/// Smallest class and distance between classes, in bytes.
 const MIN_CLASS: usize = 32;
 const CLASS_STEP: usize = 16;
 const HANDLE_BYTES: usize = 8;
+/// Lists of partly used zspages per class; one more holds full ones.
 const FULLNESS_GROUPS: usize = 10;
 
+/// End of a list.
 const NONE: u32 = u32::MAX;
 
-/// `[page : 32 | class : 12 | index : 12]`, as far as it is used.
+/// `[page : 32 | class : 12 | index : 12]` in the low 56 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Word(u64);
 
@@ -73,7 +75,7 @@ struct Zspage {
     next: u32,
     previous: u32,
     used: u32,
-    /// The first slot of the list of free ones.
+    /// Head of the list of free slots.
     free: u32,
     group: usize,
 }
@@ -86,7 +88,7 @@ struct Class {
     state: Mutex<ClassState>,
 }
 
-/// What a class's lock guards: its zspages and their free slots.
+/// Guarded by the class lock: the zspages of a class and their free slots.
 #[derive(Debug, Default)]
 struct ClassState {
     zspages: Vec<Zspage>,
@@ -94,6 +96,7 @@ struct ClassState {
     groups: [Option<u32>; FULLNESS_GROUPS + 1],
 }
 
+/// A pool.
 #[derive(Debug)]
 pub struct Original {
     step: Step,
@@ -102,17 +105,17 @@ pub struct Original {
     capacity: usize,
     lock: RwLock<()>,
     classes: Vec<Class>,
-    /// For each first page of a zspage, its class and its number there.
+    /// By first page of a zspage: its class, and its number in the class.
     page_class: Vec<AtomicU32>,
     page_zspage: Vec<AtomicU32>,
-    /// What every handle leads to; zero for none.
+    /// Object words by handle, with [`STORED`]; 0 for none.
     handles: Vec<AtomicU64>,
     next_page: AtomicU32,
     runs: [Mutex<Vec<u32>>; MAX_CHAIN + 1],
     resident_pages: AtomicUsize,
 }
 
-// SAFETY: `base` is this pool's own mapping; slots are written under their class's lock or by the
+// SAFETY: the pool owns the mapping at `base`; slots are written under their class lock or by the
 // thread that allocated them.
 unsafe impl Send for Original {}
 // SAFETY: as above.
@@ -132,6 +135,7 @@ fn chain(size: usize) -> usize {
 }
 
 impl Original {
+    /// An empty pool of `capacity` pages, for handles below `handles`.
     pub fn new(step: Step, capacity: usize, handles: usize) -> Result<Self> {
         let source = Mapping;
         let base = source.reserve(capacity)?;
@@ -163,11 +167,12 @@ impl Original {
         })
     }
 
+    /// Bytes of the zspages in use.
     pub fn resident_bytes(&self) -> usize {
         self.resident_pages.load(Ordering::Relaxed) * PAGE_SIZE
     }
 
-    /// Stores an object under a handle that names none.
+    /// Stores an object under an unused handle.
     pub fn store(&self, handle: usize, bytes: &[u8]) -> Result<()> {
         let size = (bytes.len() + HANDLE_BYTES).min(PAGE_SIZE);
         let class_index = size.saturating_sub(MIN_CLASS).div_ceil(CLASS_STEP);
@@ -194,12 +199,13 @@ impl Original {
         Ok(())
     }
 
-    /// Frees the object of a handle.
+    /// Frees a handle's object.
     pub fn free(&self, handle: usize) {
         let entry = &self.handles[handle];
         match self.step {
             Step::ClassIndex => {
-                // The class never changes; the rest is read again under its lock.
+                // An object's class never changes; compaction may change the rest, so read the word
+                // again under the class lock.
                 let class_index = Word(entry.load(Ordering::Acquire) & !STORED).class();
                 let mut state = lock(&self.classes[class_index].state);
                 let word = Word(entry.load(Ordering::Acquire) & !STORED);
@@ -232,7 +238,7 @@ impl Original {
         entry.store(0, Ordering::Release);
     }
 
-    /// Packs the zspages of all classes while `go_on` says so.
+    /// Compacts all classes while `go_on` returns true. Returns the number of objects moved.
     pub fn compact(&self, go_on: &dyn Fn() -> bool) -> usize {
         let mut moved = 0;
         for class_index in 0..self.classes.len() {
@@ -280,7 +286,7 @@ impl Original {
             let to_index = self.take_slot(state, class, target);
             let old = Word::new(first, class_index, index);
             let new = Word::new(state.zspages[target as usize].first, class_index, to_index);
-            // SAFETY: both slots are in zspages of this class, whose lock is held; the old one
+            // SAFETY: both slots are in zspages of this class, whose lock is held; the old slot
             // holds an object, the new one was free.
             let handle = unsafe {
                 self.slot(new)
@@ -310,7 +316,7 @@ impl Original {
         while index != NONE {
             free[index as usize] = true;
             let slot = self.slot(Word::new(zspage.first, class_index, index));
-            // SAFETY: a free slot holds the number of the next, and the class's lock is held.
+            // SAFETY: a free slot holds the index of the next, and the class lock is held.
             index = unsafe { slot.cast::<u32>().read_unaligned() };
         }
         free
@@ -351,7 +357,7 @@ impl Original {
             } else {
                 NONE
             };
-            // SAFETY: the zspage is new and known to this thread only.
+            // SAFETY: the zspage is new: no other thread refers to it.
             unsafe {
                 self.slot(Word::new(first, class_index, index))
                     .cast::<u32>()
@@ -369,19 +375,19 @@ impl Original {
         let index = zspage.free;
         let class_index = (class.size - MIN_CLASS) / CLASS_STEP;
         let slot = self.slot(Word::new(zspage.first, class_index, index));
-        // SAFETY: a free slot holds the number of the next, and the class's lock is held.
+        // SAFETY: a free slot holds the index of the next, and the class lock is held.
         zspage.free = unsafe { slot.cast::<u32>().read_unaligned() };
         zspage.used += 1;
         regroup(state, class, number);
         index
     }
 
-    /// Frees a slot; gives the first page of the zspage back if it is empty and off its list.
+    /// Frees a slot. Returns the first page of the zspage if it became empty and was unlinked.
     fn free_slot(&self, state: &mut ClassState, class_index: usize, word: Word) -> Option<u32> {
         let class = &self.classes[class_index];
         let number = self.page_zspage[word.page() as usize].load(Ordering::Relaxed);
         let zspage = &mut state.zspages[number as usize];
-        // SAFETY: the object is freed, so its slot is nobody's, and the class's lock is held.
+        // SAFETY: the object is freed, so its slot is unused, and the class lock is held.
         unsafe { self.slot(word).cast::<u32>().write_unaligned(zspage.free) };
         zspage.free = word.index();
         zspage.used -= 1;
@@ -399,9 +405,9 @@ impl Original {
         if self.step != Step::PoolLockKept {
             // SAFETY: the page is in the mapping.
             let start = unsafe { self.base.add(first as usize * PAGE_SIZE) };
-            // SAFETY: the zspage is empty and off all lists.
+            // SAFETY: the zspage is empty and on no list.
             let result = unsafe { self.source.discard(&[PageRun { start, pages }]) };
-            assert!(result.is_ok(), "the system took no pages back");
+            assert!(result.is_ok(), "MADV_DONTNEED of a zspage failed");
         }
         self.resident_pages.fetch_sub(pages, Ordering::Relaxed);
         lock(&self.runs[pages]).push(first);
@@ -417,19 +423,19 @@ impl Original {
 
 impl Drop for Original {
     fn drop(&mut self) {
-        // SAFETY: the mapping was reserved in `new` with this length; nobody uses it any more.
+        // SAFETY: `new` reserved the mapping with this length, and no reference to it is left.
         unsafe { self.source.unreserve(self.base, self.capacity) }
     }
 }
 
-/// Set in an entry that leads to an object: a word can be zero.
+/// Set in a used entry of the handle table: a word itself may be 0.
 const STORED: u64 = 1 << 63;
 
 fn group_of(used: u32, class: &Class) -> usize {
     used as usize * FULLNESS_GROUPS / class.objects as usize
 }
 
-/// The zspages on a list.
+/// The zspages of a fullness group.
 fn members(state: &ClassState, group: usize) -> impl Iterator<Item = u32> + '_ {
     std::iter::successors(state.groups[group], |&number| {
         let next = state.zspages[number as usize].next;
@@ -437,7 +443,7 @@ fn members(state: &ClassState, group: usize) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// Moves a zspage to the list of its fullness.
+/// Moves a zspage to the list of its fullness group.
 fn regroup(state: &mut ClassState, class: &Class, number: u32) {
     let group = group_of(state.zspages[number as usize].used, class);
     if state.zspages[number as usize].group == group {
@@ -501,7 +507,7 @@ mod tests {
             assert!(pool.resident_bytes() < peak / 2);
             for &handle in &order[3500..] {
                 let word = Word(pool.handles[handle].load(Ordering::Relaxed) & !STORED);
-                // SAFETY: the slot holds the object, and no other thread is there.
+                // SAFETY: the slot holds the object, and no other thread uses the pool.
                 let bytes = unsafe {
                     std::slice::from_raw_parts(pool.slot(word), HANDLE_BYTES + sizes[handle])
                 };

@@ -1,15 +1,15 @@
-//! Slots with a fixed backend, and the virtual slots of N. Pham's series of 2026 above them, with
-//! the three measures of the thread on version 5 that can each be left out.
+//! Slots with a fixed backend, and above them the virtual slots of N. Pham's series of 2026, with
+//! the three optimisations of the thread on version 5, each of which can be disabled.
 //!
-//! *Fixed*: a slot is a place of the device. Its count lies in a swap table, whose changes are made
-//! under the cluster's lock.
+//! *Fixed*: a slot is a location on the device. Its count lies in a swap table that changes under
+//! the cluster's lock.
 //!
-//! *Virtual*: a virtual slot has its own cluster, which is found through a directory; its entry
-//! says which slot of the device has the data, and a reverse entry leads back. The directory is a
-//! tree of three levels, as the published runs of 56 GB need.
+//! *Virtual*: virtual slots have clusters of their own, found through a directory. A virtual slot's
+//! entry names the device slot with the data, and a reverse entry leads back. The directory is a
+//! radix tree of three levels, the depth that the published runs of 56 GB need.
 //!
-//! A page that was read back may stay in its slot as well, so that it need not be stored again if
-//! it is not written to. Once half of the device is used, such slots are taken for other pages.
+//! A page that was read back may keep its slot, so that reclaim need not store it again while it is
+//! clean. Once half of the device is used, such cache-only slots are reclaimed for other pages.
 
 use std::sync::{
     Mutex,
@@ -26,7 +26,7 @@ use super::{
     device::{Device, Tiers},
 };
 
-/// `[cached : 1 | count : 7 | group : 4 | owner : 25 | place : 27]`; all zero for a free slot.
+/// `[cached : 1 | count : 7 | group : 4 | owner : 25 | place : 27]`; all zero if free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry(u64);
 
@@ -38,14 +38,14 @@ const OWNER_SHIFT: u32 = 27;
 
 impl Entry {
     const FREE: Self = Self(0);
-    /// A group and no count: being filled.
+    /// Allocated, not yet stored: a group and no count.
     const RESERVED: Self = Self(GROUP << GROUP_SHIFT);
 
     fn stored(place: usize) -> Self {
         Self(Self::RESERVED.0 | 1 << COUNT_SHIFT | place as u64)
     }
 
-    /// No owner counts; the page of that number was read from it.
+    /// No count; the slot still holds the page `owner`, which was read back.
     fn cache_only(self, owner: usize) -> Self {
         Self(CACHED | Self::RESERVED.0 | (owner as u64) << OWNER_SHIFT | self.place() as u64)
     }
@@ -67,24 +67,25 @@ impl Entry {
     }
 }
 
-/// The three measures of the thread.
+/// The three optimisations of the mailing-list thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Measures {
-    /// Whether only the cache uses a slot is a bit of the reverse entry.
+pub struct Optimisations {
+    /// The reverse entry has a bit for cache-only slots.
     pub cache_only_bit: bool,
-    /// The group of a range is checked once, where its cluster is locked anyway.
+    /// A range's group is checked once, under the cluster's lock that the release takes anyway.
     pub range_group: bool,
-    /// Each processor remembers the virtual cluster it used last.
+    /// Each CPU caches the virtual cluster it used last.
     pub recent_cluster: bool,
 }
 
-/// A tree of three levels of 64, from a cluster's number to its record.
+/// A radix tree of three levels, from a cluster's number to its record.
 #[derive(Debug)]
 struct Directory {
     nodes: Array<AtomicU64>,
     taken: Mutex<usize>,
 }
 
+/// Children of a directory node.
 const FANOUT: usize = 64;
 
 impl Directory {
@@ -105,7 +106,7 @@ impl Directory {
         ]
     }
 
-    /// The number of the record, which is the cluster's own, plus one.
+    /// The record's number, which equals the cluster's; nodes hold it plus one.
     #[inline]
     fn look_up(&self, cluster: usize) -> Option<usize> {
         let mut node = 0;
@@ -145,25 +146,25 @@ struct Record {
 
 /// The virtual layer.
 struct Virtual {
-    measures: Measures,
+    optimisations: Optimisations,
     directory: Directory,
     records: Vec<Record>,
     clusters: Clusters,
     entries: Array<AtomicU64>,
-    /// For each slot of the device, its virtual slot and the bit.
+    /// For each device slot, its virtual slot and [`REVERSE_CACHE_ONLY`].
     reverse: Array<AtomicU64>,
-    /// A cluster and its record, by thread.
+    /// `[cluster : 32 | record : 32]` used last, by thread.
     recent: Vec<Padded<AtomicU64>>,
 }
 
-/// The bit of a reverse entry that says that only the cache uses the slot.
+/// Bit of a reverse entry: the slot is cache-only.
 const REVERSE_CACHE_ONLY: u64 = 1 << 63;
 
 impl Virtual {
-    fn new(measures: Measures, slots: usize, threads: usize) -> Result<Self> {
+    fn new(optimisations: Optimisations, slots: usize, threads: usize) -> Result<Self> {
         let count = slots.div_ceil(CLUSTER);
         Ok(Self {
-            measures,
+            optimisations,
             directory: Directory::new(count)?,
             records: (0..count).map(|_| Record::default()).collect(),
             clusters: Clusters::new(slots, threads),
@@ -178,7 +179,7 @@ impl Virtual {
     fn record(&self, thread: usize, slot: usize) -> &Record {
         let cluster = slot / CLUSTER;
         let recent = &self.recent[thread % self.recent.len()].0;
-        if self.measures.recent_cluster {
+        if self.optimisations.recent_cluster {
             let known = recent.load(Relaxed);
             if known >> 32 == cluster as u64 {
                 return &self.records[known as u32 as usize];
@@ -187,7 +188,7 @@ impl Virtual {
         let Some(record) = self.directory.look_up(cluster) else {
             panic!("virtual cluster {cluster} is not in the directory");
         };
-        if self.measures.recent_cluster {
+        if self.optimisations.recent_cluster {
             recent.store((cluster as u64) << 32 | record as u64, Relaxed);
         }
         &self.records[record]
@@ -211,9 +212,9 @@ impl Virtual {
 
 /// A swap space whose slots are fixed, or virtual above fixed ones.
 pub struct Slots {
-    /// Slots of the device.
+    /// Device slots.
     places: Clusters,
-    /// Of fixed slots.
+    /// Entries of fixed slots; unused below a virtual layer.
     entries: Array<AtomicU64>,
     device: Device,
     above: Option<Virtual>,
@@ -224,16 +225,18 @@ pub struct Slots {
 }
 
 impl Slots {
+    /// A space of `slots` device slots; virtual if `optimisations` are given.
     pub fn new(
         tiers: Tiers,
         slots: usize,
         threads: usize,
-        measures: Option<Measures>,
+        optimisations: Option<Optimisations>,
     ) -> Result<Self> {
         let slots = slots.next_multiple_of(CLUSTER) + CLUSTER;
-        // A virtual space has as many slots as it likes; clusters that are not full cost nothing.
-        let above = measures
-            .map(|measures| Virtual::new(measures, 2 * slots, threads))
+        // Virtual slots are not scarce: twice as many as device slots leave room for partly used
+        // clusters.
+        let above = optimisations
+            .map(|optimisations| Virtual::new(optimisations, 2 * slots, threads))
             .transpose()?;
         Ok(Self {
             places: Clusters::new(slots, threads),
@@ -247,7 +250,7 @@ impl Slots {
         })
     }
 
-    /// Takes slots of the device, those that only the cache uses too once half of it is used.
+    /// Allocates device slots; once half of them are used, cache-only ones are reclaimed too.
     fn take_places(&self, thread: usize, wanted: usize, places: &mut Vec<usize>) -> bool {
         let scarce = self.used.load(Relaxed) * 2 > self.capacity;
         let taken = self.places.allocate(thread, wanted, |place| {
@@ -261,7 +264,7 @@ impl Slots {
             }
             match &self.above {
                 None => self.entries[place].store(Entry::RESERVED.0, Relaxed),
-                // Whose it is comes later.
+                // Reserved; `store` writes the virtual slot.
                 Some(above) => above.reverse[place].store(u64::MAX >> 1, Relaxed),
             }
             places.push(place);
@@ -271,7 +274,7 @@ impl Slots {
         taken > 0
     }
 
-    /// Frees a slot of the device if only the cache uses it. The lock of its cluster is held.
+    /// Frees a device slot if it is cache-only. The caller holds the lock of its cluster.
     fn take_from_cache(&self, thread: usize, place: usize) -> bool {
         let Some(above) = &self.above else {
             if !Entry(self.entries[place].load(Relaxed)).is_cache_only() {
@@ -281,12 +284,12 @@ impl Slots {
             return true;
         };
         let reverse = above.reverse[place].load(Relaxed);
-        if above.measures.cache_only_bit && reverse & REVERSE_CACHE_ONLY == 0 {
+        if above.optimisations.cache_only_bit && reverse & REVERSE_CACHE_ONLY == 0 {
             return false;
         }
         let slot = (reverse & !REVERSE_CACHE_ONLY) as usize;
         if slot >= above.entries.len() {
-            // It is being filled.
+            // Reserved, not yet stored.
             return false;
         }
         {
@@ -312,7 +315,7 @@ impl Slots {
         self.places.freed(place, 1);
     }
 
-    /// Frees slots of the device that no entry names any more.
+    /// Frees device slots that no entry refers to.
     fn free_places(&self, thread: usize, places: &[usize]) {
         for neighbours in places.chunk_by(|one, next| one / CLUSTER == next / CLUSTER) {
             let bytes = self.device.free(neighbours.iter().copied());
@@ -332,7 +335,7 @@ impl Slots {
         self.stats.freed(thread, places.len() as u64);
     }
 
-    /// Virtual slots for as many pages as there are places.
+    /// Allocates `wanted` virtual slots.
     fn take_slots(&self, above: &Virtual, thread: usize, wanted: usize, slots: &mut Vec<usize>) {
         while slots.len() < wanted {
             let left = wanted - slots.len();
@@ -347,12 +350,12 @@ impl Slots {
             });
             assert!(
                 taken > 0,
-                "there are as many virtual slots as anybody needs"
+                "out of virtual slots, of which there are twice as many as device slots"
             );
         }
     }
 
-    /// Changes an entry that its owner has a claim on, under its lock.
+    /// Changes an entry under its cluster's lock. The caller owns the slot, or is its former owner.
     fn change<R>(&self, thread: usize, slot: usize, change: impl FnOnce(&AtomicU64) -> R) -> R {
         match &self.above {
             None => {
@@ -369,26 +372,26 @@ impl Slots {
 
     fn set_cache_only_bit(&self, slot: usize, place: usize, set: bool) {
         if let Some(above) = &self.above
-            && above.measures.cache_only_bit
+            && above.optimisations.cache_only_bit
         {
             let bit = if set { REVERSE_CACHE_ONLY } else { 0 };
             above.reverse[place].store(slot as u64 | bit, Release);
         }
     }
 
-    /// Drops the count of a slot whose page was read, and keeps the page in it as well.
+    /// Makes a slot whose page was read back cache-only.
     pub fn keep(&self, thread: usize, slot: Slot, owner: usize) {
         let slot = slot.into_raw() as usize;
         self.change(thread, slot, |cell| {
             let entry = Entry(cell.load(Relaxed));
-            assert_eq!(entry.count(), 1, "slot {slot} is not in use once");
+            assert_eq!(entry.count(), 1, "slot {slot} has another count than 1");
             cell.store(entry.cache_only(owner).0, Release);
             self.set_cache_only_bit(slot, entry.place(), true);
         });
     }
 
-    /// Takes a count of a slot that still has the page of that number. `false` if it was taken for
-    /// another.
+    /// Takes a count of a cache-only slot. `false` if it was reclaimed and no longer holds the page
+    /// `owner`.
     pub fn reuse(&self, thread: usize, slot: Slot, owner: usize) -> bool {
         let slot = slot.into_raw() as usize;
         self.change(thread, slot, |cell| {
@@ -405,23 +408,31 @@ impl Slots {
     fn release_in(&self, thread: usize, first: usize, count: usize, freed: &mut Vec<usize>) {
         let take = |cell: &AtomicU64, next: Entry| {
             let entry = Entry(cell.swap(next.0, AcqRel));
-            assert_eq!(entry.count(), 1, "a slot of {first} is not in use once");
-            assert_eq!(entry.group(), GROUP, "a slot of {first} is another group's");
+            assert_eq!(
+                entry.count(),
+                1,
+                "a slot from {first} has another count than 1"
+            );
+            assert_eq!(
+                entry.group(),
+                GROUP,
+                "a slot from {first} belongs to another group"
+            );
             entry.place()
         };
         let Some(above) = &self.above else {
             let _held = self.places.lock(first);
-            // They stay reserved until the device has freed them.
+            // The slots stay reserved until the device has freed their data.
             let slots = first..first + count;
             freed.extend(slots.map(|slot| take(&self.entries[slot], Entry::RESERVED)));
             return;
         };
-        if !above.measures.range_group {
-            // Does the whole range belong to one group?
+        if !above.optimisations.range_group {
+            // Check that the whole range belongs to one group.
             for slot in first..first + count {
                 let record = above.record(thread, slot);
                 let entry = Entry(above.entry_in(record, slot).load(Acquire));
-                assert_eq!(entry.group(), GROUP, "slot {slot} is another group's");
+                assert_eq!(entry.group(), GROUP, "slot {slot} belongs to another group");
             }
         }
         {
@@ -438,13 +449,13 @@ impl Slots {
         match &self.above {
             None => {
                 let entry = Entry(self.entries[slot].load(Acquire));
-                assert_eq!(entry.count(), 1, "slot {slot} is not in use once");
+                assert_eq!(entry.count(), 1, "slot {slot} has another count than 1");
                 slot
             }
             Some(above) => {
                 let record = above.record(thread, slot);
                 let entry = Entry(above.entry_in(record, slot).load(Acquire));
-                assert_eq!(entry.count(), 1, "slot {slot} is not in use once");
+                assert_eq!(entry.count(), 1, "slot {slot} has another count than 1");
                 entry.place()
             }
         }

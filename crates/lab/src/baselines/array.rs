@@ -1,5 +1,4 @@
-//! Arrays of atomics that are zero until they are used, and a spin lock: what the designs here are
-//! made of.
+//! Building blocks of the baselines: demand-zero arrays of atomics, and a spin lock.
 
 use std::{
     ops::Deref,
@@ -12,11 +11,11 @@ use zsmalloc::{PAGE_SIZE, PageSource};
 
 use crate::mapping::Mapping;
 
-/// Something made of atomics alone.
+/// A type that consists of atomics only.
 ///
 /// # Safety
 ///
-/// Any bytes are a valid value, and it may be shared between threads.
+/// Any bit pattern is a valid value, and the type may be shared between threads.
 pub unsafe trait Atomics: Sync {}
 
 // SAFETY: these are plain atomics.
@@ -26,7 +25,7 @@ unsafe impl Atomics for AtomicU16 {}
 // SAFETY: as above.
 unsafe impl Atomics for AtomicU64 {}
 
-/// An array that starts as zero and takes memory for the pages that were written.
+/// A zero-initialised array in an anonymous mapping; pages are allocated on first write.
 #[derive(Debug)]
 pub struct Array<T: Atomics> {
     base: NonNull<T>,
@@ -40,6 +39,7 @@ unsafe impl<T: Atomics> Send for Array<T> {}
 unsafe impl<T: Atomics> Sync for Array<T> {}
 
 impl<T: Atomics> Array<T> {
+    /// An array of `length` zeros.
     pub fn new(length: usize) -> Result<Self> {
         assert!(align_of::<T>() <= PAGE_SIZE);
         let pages = (length * size_of::<T>()).div_ceil(PAGE_SIZE).max(1);
@@ -50,12 +50,12 @@ impl<T: Atomics> Array<T> {
         })
     }
 
-    /// Takes memory for all of it, as an array does that is allocated as a whole. To be called
-    /// before it is used.
+    /// Populates all pages, as the kernel does for an array that it allocates as a whole. Must be
+    /// called before the first use: it writes zeros.
     pub fn commit(&self) {
         for page in 0..self.pages {
-            // SAFETY: the byte lies in the mapping and is part of an atomic, and zero is what it
-            // holds as yet. (An addition of nothing would be compiled to a load.)
+            // SAFETY: the byte lies in the mapping and is part of an atomic that still holds zero.
+            // (Adding zero instead would be compiled to a load, which populates nothing.)
             unsafe {
                 (*self.base.cast::<AtomicU8>().as_ptr().add(page * PAGE_SIZE))
                     .store(0, Ordering::Relaxed)
@@ -69,30 +69,31 @@ impl<T: Atomics> Deref for Array<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping has room for `length` elements, of which any bytes are valid, and
-        // stays until the array is dropped.
+        // SAFETY: the mapping holds `length` elements, of which any bit pattern is valid, and lives
+        // until the array is dropped.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
     }
 }
 
 impl<T: Atomics> Drop for Array<T> {
     fn drop(&mut self) {
-        // SAFETY: this is what `reserve` gave, and all references to it borrow `self`.
+        // SAFETY: `reserve` returned this range, and all references into it borrow `self`.
         unsafe { Mapping.unreserve(self.base.cast(), self.pages) }
     }
 }
 
-/// A lock as the kernel's: taken with one atomic operation, given back with a plain store. As a
-/// thread here may lose its processor while it holds one, those who wait yield after a while.
+/// A lock as the kernel's spinlock: one atomic operation to lock, a plain store to unlock. In user
+/// space the holder may be preempted, so waiters yield after spinning for a while.
 #[derive(Debug, Default)]
 pub struct SpinLock(AtomicBool);
 
-/// The lock held.
+/// Guard of a [`SpinLock`].
 #[derive(Debug)]
 #[must_use]
 pub struct Held<'a>(&'a AtomicBool);
 
 impl SpinLock {
+    /// Spins until the lock is held.
     #[inline]
     pub fn lock(&self) -> Held<'_> {
         while self.0.swap(true, Ordering::Acquire) {
@@ -120,7 +121,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Keeps what belongs to one thread off the cache lines of others.
+/// Aligned to two cache lines, against false sharing between threads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Padded<T>(pub T);

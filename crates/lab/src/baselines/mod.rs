@@ -1,4 +1,4 @@
-//! Published designs that others replaced. Nothing in the product depends on them.
+//! Designs that the published ones replaced, as baselines. No other crate depends on them.
 
 mod array;
 mod clusters;
@@ -13,9 +13,10 @@ use memfold_swap::{LoadError, Location, Page, Scratch, Slot, SlotRange, StoreErr
 
 use array::Padded;
 
-/// What every swap space here can do, ours included.
+/// The operations of every swap space measured here, memfold's included. `thread` selects the
+/// cluster to allocate from, as the CPU does in the kernel.
 pub trait SwapDesign: Send + Sync {
-    /// Stores pages, each with a count of 1, and adds their slots to `out`.
+    /// Stores pages with a count of 1 each, and appends their slots to `out`.
     fn store(
         &self,
         thread: usize,
@@ -24,10 +25,10 @@ pub trait SwapDesign: Send + Sync {
         out: &mut Vec<Slot>,
     ) -> Result<(), StoreError>;
 
-    /// Where the page of a slot is that the caller has a count of.
+    /// The location of a slot's page. The caller holds a count.
     fn look_up(&self, slot: Slot) -> Option<Location>;
 
-    /// Copies the page of a slot that the caller has a count of.
+    /// Copies a slot's page to `out`. The caller holds a count.
     fn load(
         &self,
         thread: usize,
@@ -36,18 +37,18 @@ pub trait SwapDesign: Send + Sync {
         scratch: &mut Scratch,
     ) -> Result<(), LoadError>;
 
-    /// Drops the count of each slot of each range, and frees what they held.
+    /// Drops a count of each slot in the ranges and frees their pages.
     fn release(&self, thread: usize, ranges: &[SlotRange]);
 
-    /// How many pages there are.
+    /// Number of pages stored.
     fn used(&self) -> u64;
 }
 
-/// Counters of pages and bytes, a set for each thread.
+/// Per-thread counters.
 #[derive(Debug)]
 struct ThreadStats(Vec<Padded<[AtomicU64; COUNTERS]>>);
 
-/// Pages now, pages and bytes ever stored, pages ever loaded.
+/// Pages held; pages and bytes stored in total; pages loaded in total.
 const COUNTERS: usize = 4;
 
 impl ThreadStats {

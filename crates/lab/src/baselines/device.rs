@@ -1,7 +1,7 @@
-//! A swap device that keeps compressed pages under the numbers of its slots, as zram does: a table
-//! leads from the slot to what is stored.
+//! A swap device that stores compressed pages by slot number, as zram does: a table maps a slot to
+//! the object.
 //!
-//! It stores with the tiers of our swap space, so that designs differ in nothing but their slots.
+//! It uses the tiers of memfold's swap space, so that designs differ in their slots only.
 
 use std::sync::{
     Arc, Mutex,
@@ -17,20 +17,20 @@ use memfold_swap::{
 use super::array::Array;
 use crate::mapping::Mapping;
 
+/// Position of the tier's number in a slot's word, above the location.
 const KIND_SHIFT: u32 = Location::BITS;
-/// Set in a slot's word while somebody works on it, as zram's bit for the lock of a slot: so that
-/// the device may compress its pages again under those who use them.
+/// Lock bit of a slot's word, as zram has one per slot: it serialises access with recompression.
 const LOCKED: u64 = 1 << 63;
 
-/// The tiers that new pages are offered to, in this order.
+/// The tiers that a new page is offered to, in this order.
 pub struct Tiers {
     tiers: Vec<Arc<dyn Tier>>,
-    /// Has the pool that the tiers store in.
+    /// Owns the pool that the tiers store in.
     _space: Option<SwapSpace<Mapping>>,
 }
 
 impl Tiers {
-    /// One tier that takes all.
+    /// A single tier that accepts every page.
     pub fn one(tier: Arc<dyn Tier>) -> Self {
         Self {
             tiers: vec![tier],
@@ -38,7 +38,7 @@ impl Tiers {
         }
     }
 
-    /// Those of a swap space: same-filled, compressed and incompressible pages.
+    /// The tiers of a swap space: same-filled, compressed and incompressible pages.
     pub fn of_a_space(config: SwapConfig) -> Result<Self> {
         let tiers: Mutex<Vec<Arc<dyn Tier>>> = Mutex::default();
         let space = SwapSpace::with_tiers(Mapping, config, |tier| {
@@ -59,14 +59,16 @@ impl Tiers {
     }
 }
 
+/// The device.
 pub struct Device {
     tiers: Tiers,
-    /// Which tier has the page, plus one, and where.
+    /// For each slot `[locked : 1 | tier + 1 | location]`; 0 if empty.
     table: Array<AtomicU64>,
     annex: Array<AtomicU64>,
 }
 
 impl Device {
+    /// An empty device.
     pub fn new(tiers: Tiers, slots: usize) -> Result<Self> {
         Ok(Self {
             tiers,
@@ -75,7 +77,7 @@ impl Device {
         })
     }
 
-    /// Stores a page in a slot, and says how many bytes it takes.
+    /// Stores a page in an empty slot. Returns the bytes that it takes.
     pub fn write(
         &self,
         slot: usize,
@@ -99,7 +101,7 @@ impl Device {
         Err(StoreError::NoTier)
     }
 
-    /// Locks a slot, and returns its word.
+    /// Locks a slot and returns its word.
     #[inline]
     fn lock(&self, slot: usize) -> u64 {
         loop {
@@ -118,12 +120,13 @@ impl Device {
         (number - 1, Location::from_raw(location))
     }
 
-    /// Where the page of a slot is.
+    /// The location of a slot's page, without the lock.
     #[inline]
     pub fn look_up(&self, slot: usize) -> Location {
         self.at(self.table[slot].load(Acquire) & !LOCKED).1
     }
 
+    /// Copies the page of a slot to `out`.
     pub fn read(
         &self,
         slot: usize,
@@ -138,7 +141,7 @@ impl Device {
         loaded
     }
 
-    /// Frees slots, and says how many bytes they took.
+    /// Frees slots. Returns the bytes that they took.
     pub fn free(&self, slots: impl Iterator<Item = usize>) -> u64 {
         let mut locations = vec![Vec::new(); self.tiers.tiers.len()];
         let mut bytes = 0;
