@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            host::wait_if_leaving();
+            host::wait_if_interrupted();
             // If stderr is closed, the error cannot be reported anywhere.
             let _ = writeln!(stderr(), "memfold-lab: {error:#}");
             ExitCode::from(FAILED)

@@ -1,4 +1,4 @@
-//! A memory cgroup for one run, in version 1 or 2, whatever the host has.
+//! A memory cgroup for one run, of version 1 or 2, whichever the host mounts.
 
 use std::{
     fs::OpenOptions,
@@ -14,7 +14,7 @@ use memfold_sys::probe::memory_hierarchies;
 
 use super::{Change, Guardian, Undo, read, require_root, undo::PREFIX, write};
 
-/// A memory cgroup; dropping it kills what is in it and removes it.
+/// A memory cgroup. Dropping it kills its processes and removes it.
 #[derive(Debug)]
 pub struct MemoryGroup {
     path: PathBuf,
@@ -29,10 +29,10 @@ enum Version {
 }
 
 impl MemoryGroup {
-    /// Makes a group whose members may have `limit` bytes resident together; `None` only counts.
+    /// Creates a cgroup with a memory limit of `limit` bytes; `None` only accounts.
     ///
     /// # Errors
-    /// Without root, and where no memory controller is mounted.
+    /// Without root, and if no memory controller is mounted.
     pub fn start(guardian: &Guardian, limit: Option<u64>) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         require_root("a memory cgroup")?;
@@ -53,7 +53,7 @@ impl MemoryGroup {
         Ok(group)
     }
 
-    /// Changes the limit; the kernel reclaims what is above it before this returns.
+    /// Sets the limit; the kernel reclaims the excess before this returns.
     pub fn set_limit(&self, bytes: u64) -> Result<()> {
         let file = match self.version {
             Version::One => "memory.limit_in_bytes",
@@ -62,25 +62,25 @@ impl MemoryGroup {
         write(self.path.join(file), &bytes.to_string())
     }
 
-    /// Has `command` run in this group, from its first instruction on.
+    /// Makes `command` join the cgroup before exec.
     pub fn run_here(&self, command: &mut Command) -> Result<()> {
         let members = self.path.join("cgroup.procs");
         let mut members = OpenOptions::new()
             .write(true)
             .open(&members)
-            .with_context(|| format!("{} cannot be opened", members.display()))?;
-        // SAFETY: between fork and exec this only writes to an open descriptor, which is
-        // async-signal-safe and allocates nothing.
+            .with_context(|| format!("cannot open {}", members.display()))?;
+        // SAFETY: between fork and exec the closure only writes to an open descriptor, which is
+        // async-signal-safe and does not allocate.
         unsafe { command.pre_exec(move || members.write_all(b"0\n")) };
         Ok(())
     }
 
-    /// Whether the kernel counts what zswap holds for its members against the limit.
+    /// Whether zswap's pool is charged to the cgroup.
     pub fn charges_zswap(&self) -> bool {
         self.version == Version::Two
     }
 
-    /// How many of its processes the kernel has killed for want of memory.
+    /// Number of OOM kills in the cgroup.
     pub fn kills(&self) -> Result<u64> {
         let file = match self.version {
             Version::One => "memory.oom_control",
@@ -91,7 +91,7 @@ impl MemoryGroup {
         count.unwrap_or("0").trim().parse().context("oom_kill")
     }
 
-    /// The most bytes that were charged at any time (file pages and kernel memory included).
+    /// Peak of the charged bytes, page cache and kernel memory included.
     pub fn peak(&self) -> Result<u64> {
         let file = match self.version {
             Version::One => "memory.max_usage_in_bytes",
@@ -101,8 +101,8 @@ impl MemoryGroup {
     }
 }
 
-/// The hierarchy with the memory controller. The group is made at the top of the mount: in
-/// version 2 a group with members of its own cannot have groups below it.
+/// The mount point of the memory controller. The cgroup is created directly below it: in version 2
+/// a cgroup with processes cannot enable controllers for its children.
 fn find() -> Result<(Version, PathBuf)> {
     for hierarchy in memory_hierarchies() {
         let root = hierarchy.mount_point;
@@ -112,13 +112,13 @@ fn find() -> Result<(Version, PathBuf)> {
         if has_memory(&root.join("cgroup.controllers")) {
             let subtree = root.join("cgroup.subtree_control");
             if !has_memory(&subtree) {
-                // Left enabled: other groups may come to rely on it, and it changes nothing else.
+                // Not disabled afterwards: other cgroups may rely on it by then.
                 write(&subtree, "+memory")?;
             }
             return Ok((Version::Two, root));
         }
     }
-    bail!("no memory cgroup controller is mounted (mount cgroup2 with the memory controller)")
+    bail!("no memory cgroup controller is mounted: mount cgroup2 with the memory controller")
 }
 
 fn has_memory(file: &Path) -> bool {

@@ -1,15 +1,15 @@
-//! What a reader needs to know about a host beside its figures.
+//! Host parameters that a report records beside its figures.
 
 use serde_json::{Value, json};
 
 use super::read;
 
-/// Settings of the host that change what its swap does.
+/// Host parameters that affect swap.
 #[derive(Debug)]
 pub struct Facts;
 
 impl Facts {
-    /// As JSON; what the host does not have is null.
+    /// Reads them, as JSON; null for a parameter that the host lacks.
     pub fn now() -> Value {
         let text = |path: &str| read(path).ok();
         let memory = read("/proc/meminfo").ok().and_then(|meminfo| {

@@ -1,10 +1,10 @@
-//! A process that outlives the lab and puts the host back.
+//! The guardian: a process that outlives the lab and restores the host.
 //!
-//! The lab tells it how to undo a change before it makes the change. Whoever undoes, it is the
-//! guardian who does it: when the lab asks (a [`Change`] is dropped), or at the end of file on its
-//! standard input, which means that the lab is gone, however it ended. It keeps the list in a
-//! journal, which the next guardian takes over should this one be killed as well. The journal's
-//! lock also keeps two labs from changing the same host at once.
+//! Before each change the lab sends the guardian how to undo it. The guardian undoes a change when
+//! the lab drops its [`Change`], and all of them at the end of file on its standard input, which
+//! means that the lab has exited, for whatever reason. It keeps the list in a journal file: if the
+//! guardian is killed too, the next one undoes what is left there. A lock on the journal keeps two
+//! labs from changing the host at once.
 
 use std::{
     fs::{File, OpenOptions},
@@ -19,26 +19,29 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{Undo, leaving, require_root};
+use super::{Undo, cleanup, require_root};
 
 /// The hidden subcommand that is the guardian.
 pub const GUARDIAN: &str = "guardian";
+/// Changes not yet undone, one JSON object a line.
 const JOURNAL: &str = "/run/memfold-lab.journal";
-const GONE: &str = "the guardian has been sent away";
+const GONE: &str = "the guardian process has exited";
 
-/// The lab's end of the line to its guardian. Clones are the same guardian.
+/// The lab's connection to its guardian. Clones share the connection.
 #[derive(Debug, Clone)]
-pub struct Guardian(Arc<Mutex<Line>>);
+pub struct Guardian(Arc<Mutex<Connection>>);
 
 #[derive(Debug)]
-struct Line {
+struct Connection {
     process: Child,
+    /// `None` once the guardian was asked to exit.
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
+    /// Number of the next change.
     next: u64,
 }
 
-/// A change to the host, undone when this is dropped.
+/// A change to the host; dropping it undoes the change.
 #[derive(Debug)]
 pub struct Change {
     guardian: Guardian,
@@ -46,10 +49,10 @@ pub struct Change {
 }
 
 impl Guardian {
-    /// Starts it. What an earlier guardian left in the journal is undone first.
+    /// Starts the guardian, which first undoes what an earlier one left in the journal.
     ///
     /// # Errors
-    /// Without root, and while another lab holds the journal.
+    /// Without root, and while another lab holds the journal's lock.
     pub fn start() -> Result<Self> {
         require_root("setting up swap and cgroups")?;
         let mut process = Command::new(std::env::current_exe()?)
@@ -57,37 +60,37 @@ impl Guardian {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("the guardian process cannot be started")?;
+            .context("cannot start the guardian process")?;
         let to = process.stdin.take();
         let from = process
             .stdout
             .take()
             .context("the guardian has no output")?;
-        let mut line = Line {
+        let mut connection = Connection {
             process,
             to,
             from: BufReader::new(from),
             next: 0,
         };
-        line.answer()?;
-        let guardian = Self(Arc::new(Mutex::new(line)));
-        let line = Arc::downgrade(&guardian.0);
-        leaving::undo_by(Box::new(move || {
-            if let Some(line) = line.upgrade() {
-                Guardian(line).undo_all();
+        connection.answer()?;
+        let guardian = Self(Arc::new(Mutex::new(connection)));
+        let connection = Arc::downgrade(&guardian.0);
+        cleanup::set_undo_all(Box::new(move || {
+            if let Some(connection) = connection.upgrade() {
+                Guardian(connection).undo_all();
             }
         }))?;
         Ok(guardian)
     }
 
-    /// Makes a change to the host, after it is known how that is undone. An end by a signal waits
-    /// for `make`, so that nothing is changed any more once everything is put back.
+    /// Registers `undo`, then runs `make`, which changes the host. A signal handler that restores
+    /// the host waits for `make`, so that no change follows the restore.
     pub fn change<T>(&self, undo: &Undo, make: impl FnOnce() -> Result<T>) -> Result<(Change, T)> {
-        let mut line = self.line();
-        let number = line.promise(undo)?;
+        let mut connection = self.connection();
+        let number = connection.register(undo)?;
         let made = make();
-        drop(line);
-        // What failed may be half done: dropping this undoes it.
+        drop(connection);
+        // A failed change may be half done: dropping `change` undoes it.
         let change = Change {
             guardian: self.clone(),
             number,
@@ -95,17 +98,17 @@ impl Guardian {
         Ok((change, made?))
     }
 
-    /// The same for a change that has no name before it is made. A crash just then leaves it.
+    /// As `change`, where how to undo is known only after `make`. A crash in between leaks it.
     pub fn make<T>(
         &self,
         make: impl FnOnce() -> Result<T>,
         undo: impl FnOnce(&T) -> Undo,
     ) -> Result<(Change, T)> {
-        let mut line = self.line();
-        ensure!(line.to.is_some(), GONE);
+        let mut connection = self.connection();
+        ensure!(connection.to.is_some(), GONE);
         let made = make()?;
-        let number = line.promise(&undo(&made))?;
-        drop(line);
+        let number = connection.register(&undo(&made))?;
+        drop(connection);
         let change = Change {
             guardian: self.clone(),
             number,
@@ -113,22 +116,22 @@ impl Guardian {
         Ok((change, made))
     }
 
-    /// Undoes everything at once, for an end by a signal.
+    /// Undoes all changes and waits for the guardian to exit; for an exit by a signal.
     fn undo_all(&self) {
-        let mut line = self.line();
-        line.to = None;
-        if let Err(error) = line.process.wait() {
+        let mut connection = self.connection();
+        connection.to = None;
+        if let Err(error) = connection.process.wait() {
             eprintln!("memfold-lab: the guardian: {error}");
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
+    fn connection(&self) -> MutexGuard<'_, Connection> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Line {
-    fn promise(&mut self, undo: &Undo) -> Result<u64> {
+impl Connection {
+    fn register(&mut self, undo: &Undo) -> Result<u64> {
         let number = self.next;
         self.next += 1;
         self.ask(&json!({ "promise": number, "undo": undo.to_json() }))?;
@@ -137,7 +140,7 @@ impl Line {
 
     fn ask(&mut self, question: &Value) -> Result<()> {
         let to = self.to.as_mut().context(GONE)?;
-        writeln!(to, "{question}").context("the guardian does not listen")?;
+        writeln!(to, "{question}").context("cannot write to the guardian process")?;
         self.answer()
     }
 
@@ -152,27 +155,27 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.to = None;
-        // It undoes what is left, says so itself if that fails, and ends.
+        // At end of file the guardian undoes what is left, reports errors itself, and exits.
         let _ = self.process.wait();
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let mut line = self.guardian.line();
-        // After `undo_all` there is nothing left to undo.
-        if line.to.is_some()
-            && let Err(error) = line.ask(&json!({ "undo": self.number }))
+        let mut connection = self.guardian.connection();
+        // `undo_all` has undone this change already.
+        if connection.to.is_some()
+            && let Err(error) = connection.ask(&json!({ "undo": self.number }))
         {
-            eprintln!("memfold-lab: the host may not be as before: {error:#}");
+            eprintln!("memfold-lab: cannot undo a change to the host: {error:#}");
         }
     }
 }
 
-/// The guardian's own process.
+/// The main function of the guardian process.
 pub fn guard() -> Result<()> {
     detach();
     let mut stdout = std::io::stdout();
@@ -183,12 +186,12 @@ pub fn guard() -> Result<()> {
             return Ok(());
         }
     };
-    // The lab may be gone already; the end of file follows, here and below.
+    // A failed write, here and below, means that the lab has exited: end of file follows.
     let _ = writeln!(stdout, "ok");
     for line in std::io::stdin().lines() {
         let answer = match line
             .map_err(Into::into)
-            .and_then(|line| journal.obey(&line))
+            .and_then(|line| journal.handle(&line))
         {
             Ok(()) => "ok".to_owned(),
             Err(error) => format!("{error:#}").replace('\n', " "),
@@ -198,19 +201,21 @@ pub fn guard() -> Result<()> {
     journal.undo_all()
 }
 
-/// Out of the reach of what ends the lab: its terminal and signals to its process group.
+/// Detaches from the lab's terminal and process group, so that what ends the lab spares this
+/// process.
 fn detach() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGPIPE] {
         // SAFETY: ignoring a signal installs no handler that could run.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    // SAFETY: the call has no preconditions; it fails for a leader of a process group, which this
-    // process, just started by the lab, is not.
+    // SAFETY: the call has no preconditions. It fails for a process group leader only, which this
+    // child of the lab is not.
     unsafe { libc::setsid() };
 }
 
-/// How long the guardian of a lab that was killed may take to put the host back.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// How long to wait for the journal's lock, which the guardian of a killed lab holds until it has
+/// restored the host.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 struct Journal {
     file: File,
@@ -226,8 +231,8 @@ impl Journal {
             .truncate(false)
             .mode(0o600)
             .open(JOURNAL)
-            .with_context(|| format!("{JOURNAL} cannot be opened"))?;
-        let deadline = Instant::now() + PATIENCE;
+            .with_context(|| format!("cannot open {JOURNAL}"))?;
+        let deadline = Instant::now() + TIMEOUT;
         // SAFETY: the descriptor is open as long as `file` lives.
         let lock = || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let mut locked = lock();
@@ -237,7 +242,7 @@ impl Journal {
         }
         ensure!(
             locked,
-            "another memfold-lab is changing this host's swap ({JOURNAL} is locked): wait for it"
+            "another memfold-lab has changed this host's swap ({JOURNAL} is locked): wait until it exits"
         );
         let mut left = Vec::new();
         for line in BufReader::new(&file).lines() {
@@ -251,7 +256,7 @@ impl Journal {
         Ok(journal)
     }
 
-    fn obey(&mut self, line: &str) -> Result<()> {
+    fn handle(&mut self, line: &str) -> Result<()> {
         let question: Value = serde_json::from_str(line)?;
         if let Some(number) = question["promise"].as_u64() {
             let undo = Undo::from_json(&question["undo"])?;
@@ -262,8 +267,8 @@ impl Journal {
             .as_u64()
             .context("neither a promise nor an undo")?;
         let place = self.changes.iter().position(|(one, _)| *one == number);
-        let place = place.with_context(|| format!("there is no change {number}"))?;
-        // It stays in the journal until it is undone.
+        let place = place.with_context(|| format!("the guardian knows no change {number}"))?;
+        // Removed from the journal only after it was undone.
         self.changes[place].1.apply()?;
         self.changes.remove(place);
         self.save()
@@ -280,11 +285,11 @@ impl Journal {
         Ok(())
     }
 
-    /// The latest change first. Goes on after a failure, as the others can still be undone.
+    /// Undoes all changes, the latest first. A failure does not stop the others.
     fn undo_all(&mut self) -> Result<()> {
         while let Some((_, undo)) = self.changes.pop() {
             if let Err(error) = undo.apply() {
-                eprintln!("memfold-lab: the host is not as before: {error:#}");
+                eprintln!("memfold-lab: cannot undo a change to the host: {error:#}");
             }
         }
         self.save()

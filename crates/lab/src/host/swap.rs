@@ -1,4 +1,4 @@
-//! Swap areas: their header, and taking them into use and out of it.
+//! Swap areas: mkswap, swapon and swapoff.
 
 use std::{
     ffi::CString,
@@ -13,12 +13,12 @@ use zsmalloc::PAGE_SIZE;
 
 use super::{Change, Guardian, Undo, read, require_root, retry};
 
-/// `swapon(2)`: use this priority.
+/// `SWAP_FLAG_PREFER` of swapon(2): the low bits are a priority.
 const PRIORITY_GIVEN: libc::c_int = 0x8000;
-/// Above whatever else there is (nothing: see [`require_none`]).
+/// Priority of the lab's swap area. No other is in use ([`require_none`]).
 const PRIORITY: libc::c_int = 100;
 
-/// Fails if the host swaps already: then a comparison would not be with what it names.
+/// Fails if other swap is in use: the run would measure that as well.
 pub fn require_none() -> Result<()> {
     let areas = areas()?;
     let names: Vec<String> = areas
@@ -27,34 +27,33 @@ pub fn require_none() -> Result<()> {
         .collect();
     ensure!(
         areas.is_empty(),
-        "other swap is in use ({}): take it out of use first (swapoff), or the comparison is not \
-         with what it names",
+        "other swap is in use ({}), which would distort the comparison: disable it with swapoff",
         names.join(", ")
     );
     Ok(())
 }
 
-/// What the host swaps to.
+/// The swap areas in use.
 pub fn areas() -> Result<Vec<PathBuf>> {
     let table = read("/proc/swaps")?;
     let name = |line: &str| line.split_whitespace().next().map(PathBuf::from);
     Ok(table.lines().skip(1).filter_map(name).collect())
 }
 
-/// Writes a swap header to a device or file of `bytes`, and swaps to it until the result is
-/// dropped.
+/// Writes a swap header to a device or file of `bytes` bytes and enables it; dropping the result
+/// disables it.
 pub fn start(guardian: &Guardian, area: &Path, bytes: u64) -> Result<Change> {
     require_root("swap")?;
     let file = OpenOptions::new()
         .write(true)
         .open(area)
-        .with_context(|| format!("{} cannot be opened", area.display()))?;
+        .with_context(|| format!("cannot open {}", area.display()))?;
     file.write_all_at(&header(bytes)?, 0)?;
     file.sync_all()?;
     drop(file);
     let name = CString::new(area.as_os_str().as_bytes())?;
     let (change, ()) = guardian.change(&Undo::StopSwapping(area.to_owned()), || {
-        // SAFETY: the name is a C string; the call reads nothing else of ours.
+        // SAFETY: the name is a C string; the call reads no other memory.
         let failed = unsafe { libc::swapon(name.as_ptr(), PRIORITY_GIVEN | PRIORITY) } != 0;
         let error = io::Error::last_os_error();
         ensure!(!failed, "swapon {}: {error}", area.display());
@@ -63,14 +62,14 @@ pub fn start(guardian: &Guardian, area: &Path, bytes: u64) -> Result<Change> {
     Ok(change)
 }
 
-/// Takes an area out of use, if it is in use.
+/// Disables an area if it is in use.
 pub fn stop(area: &Path) -> Result<()> {
     let name = CString::new(area.as_os_str().as_bytes())?;
     retry(|| {
         if !areas()?.iter().any(|one| one == area) {
             return Ok(());
         }
-        // SAFETY: the name is a C string; the call reads nothing else of ours.
+        // SAFETY: the name is a C string; the call reads no other memory.
         let failed = unsafe { libc::swapoff(name.as_ptr()) } != 0;
         let error = io::Error::last_os_error();
         ensure!(!failed, "swapoff {}: {error}", area.display());
@@ -78,7 +77,7 @@ pub fn stop(area: &Path) -> Result<()> {
     })
 }
 
-/// The first page of a swap area, as `mkswap` writes it: version 1, no bad pages, no label.
+/// The first page of a swap area as mkswap(8) writes it: version 1, no bad pages, no label.
 fn header(bytes: u64) -> Result<[u8; PAGE_SIZE]> {
     let pages = u32::try_from(bytes / PAGE_SIZE as u64)?;
     ensure!(pages > 10, "a swap area of {bytes} bytes is too small");

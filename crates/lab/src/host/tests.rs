@@ -3,8 +3,8 @@ use std::path::PathBuf;
 use super::*;
 
 #[test]
-fn every_way_back_is_read_from_the_journal_as_it_was_written() {
-    let ways = [
+fn undo_round_trips_through_the_journal() {
+    let undos = [
         Undo::RemoveGroup(PathBuf::from("/sys/fs/cgroup/memory/memfold-lab-1")),
         Undo::StopSwapping(PathBuf::from("/dev/zram7")),
         Undo::RemoveZram(7),
@@ -14,14 +14,14 @@ fn every_way_back_is_read_from_the_journal_as_it_was_written() {
         ),
         Undo::Delete(PathBuf::from("/tmp/memfold-lab-1.swap")),
     ];
-    for way in ways {
-        assert_eq!(Undo::from_json(&way.to_json()).unwrap(), way);
+    for undo in undos {
+        assert_eq!(Undo::from_json(&undo.to_json()).unwrap(), undo);
     }
     assert!(Undo::from_json(&serde_json::json!({ "format": "/dev/sda" })).is_err());
 }
 
 #[test]
-fn only_what_the_lab_made_is_deleted() {
+fn only_files_of_the_lab_are_deleted() {
     let folder = std::env::temp_dir();
     let other = folder.join(format!("not-memfold-lab-{}", std::process::id()));
     std::fs::write(&other, "precious").unwrap();
@@ -35,11 +35,11 @@ fn only_what_the_lab_made_is_deleted() {
     assert!(!ours.exists());
     Undo::Delete(ours)
         .apply()
-        .expect("what is gone already is no error");
+        .expect("a missing file is no error");
 }
 
 #[test]
-fn what_is_not_there_needs_no_way_back() {
+fn undoing_a_change_that_was_not_made_succeeds() {
     Undo::RemoveGroup(PathBuf::from("/sys/fs/cgroup/memory/memfold-lab-none"))
         .apply()
         .unwrap();

@@ -1,4 +1,5 @@
-//! The ways back. Each can be taken twice, and when its change was never made.
+//! How changes to the host are undone. Each is idempotent, and a no-op if its change was never
+//! made.
 
 use std::path::{Path, PathBuf};
 
@@ -7,26 +8,26 @@ use serde_json::{Value, json};
 
 use super::{read, retry, swap, write};
 
-/// The start of every name that the lab gives to something on the host.
+/// Prefix of the names of the lab's cgroups, swap files and folders.
 pub const PREFIX: &str = "memfold-lab-";
 
 /// How one change to the host is undone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undo {
-    /// Kill what is in the cgroup and remove it.
+    /// Kill the processes of a cgroup and remove it.
     RemoveGroup(PathBuf),
-    /// Stop swapping to a device or file.
+    /// swapoff of a device or file.
     StopSwapping(PathBuf),
     /// Reset a zram device and remove it.
     RemoveZram(u32),
-    /// Write a text back to a file (of sysfs).
+    /// Write a sysfs file's former content back.
     WriteBack(PathBuf, String),
-    /// Remove a file or a whole folder; its name must start with [`PREFIX`].
+    /// Remove a file, or a folder recursively; its name must start with [`PREFIX`].
     Delete(PathBuf),
 }
 
 impl Undo {
-    /// One line for the journal.
+    /// As one line of the journal.
     pub fn to_json(&self) -> Value {
         match self {
             Undo::RemoveGroup(path) => json!({ "remove_group": path }),
@@ -37,7 +38,7 @@ impl Undo {
         }
     }
 
-    /// What [`Undo::to_json`] wrote.
+    /// Parses what [`Undo::to_json`] wrote.
     pub fn from_json(value: &Value) -> Result<Self> {
         let path = |name: &str| value[name].as_str().map(PathBuf::from);
         if let Some(group) = path("remove_group") {
@@ -52,11 +53,12 @@ impl Undo {
         if let (Some(file), Some(text)) = (path("write_back"), value["text"].as_str()) {
             return Ok(Undo::WriteBack(file, text.to_owned()));
         }
-        let deleted = path("delete").with_context(|| format!("no way back is called {value}"))?;
+        let deleted =
+            path("delete").with_context(|| format!("the journal has an unknown entry {value}"))?;
         Ok(Undo::Delete(deleted))
     }
 
-    /// Goes back. What is gone already is no error.
+    /// Undoes the change. Something that no longer exists is no error.
     pub fn apply(&self) -> Result<()> {
         match self {
             Undo::RemoveGroup(path) => remove_group(path),
@@ -75,11 +77,11 @@ fn remove_group(path: &Path) -> Result<()> {
         }
         for member in read(path.join("cgroup.procs"))?.lines() {
             let process: libc::pid_t = member.parse()?;
-            // SAFETY: a signal to a process that the cgroup lists; it has no other effect on us.
+            // SAFETY: kill(2) touches no memory of this process; the cgroup lists the target.
             unsafe { libc::kill(process, libc::SIGKILL) };
         }
         std::fs::remove_dir(path)
-            .with_context(|| format!("cgroup {} cannot be removed", path.display()))
+            .with_context(|| format!("cannot remove cgroup {}", path.display()))
     })
 }
 
@@ -98,7 +100,11 @@ fn delete(path: &Path) -> Result<()> {
     let ours = path
         .file_name()
         .is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
-    ensure!(ours, "{} was not made by the lab", path.display());
+    ensure!(
+        ours,
+        "refusing to remove {}: its name does not start with {PREFIX}",
+        path.display()
+    );
     let removed = if path.is_dir() {
         std::fs::remove_dir_all(path)
     } else {
@@ -106,7 +112,7 @@ fn delete(path: &Path) -> Result<()> {
     };
     match removed {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("{} cannot be removed", path.display()))
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
     }

@@ -11,39 +11,38 @@ use super::{Change, Guardian, Undo, read, require_root, retry, swap, write};
 
 const HOT_ADD: &str = "/sys/class/zram-control/hot_add";
 
-/// A zram device of its own, used as the host's only swap until it is dropped.
+/// A new zram device, enabled as the host's only swap until it is dropped.
 #[derive(Debug)]
 pub struct Zram {
     folder: PathBuf,
-    // Swapping stops before the device goes.
+    // Fields drop in this order: swapoff, then the device.
     _swapping: Change,
     _device: Change,
 }
 
-/// What a zram device holds. Bytes.
+/// Memory statistics of a zram device (`mm_stat`), in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZramUse {
-    /// The pages stored, before compression. Same-filled pages count.
+    /// Stored pages before compression, same-filled ones included.
     pub original: u64,
-    /// The same, compressed.
+    /// Compressed size of the stored pages.
     pub compressed: u64,
-    /// All memory taken for them now.
+    /// Memory allocated for them.
     pub used: u64,
-    /// The most memory taken since the device was made.
+    /// Peak of `used`.
     pub most_used: u64,
 }
 
 impl Zram {
-    /// Makes a device of `bytes` that compresses with `algorithm`, and swaps to it.
+    /// Creates a device of `bytes` bytes that compresses with `algorithm`, and enables it as swap.
     ///
     /// # Errors
-    /// Without root, where the kernel has no zram or not this algorithm, and where other swap is
-    /// in use.
+    /// Without root, if the kernel lacks zram or the algorithm, and if other swap is in use.
     pub fn start(guardian: &Guardian, algorithm: &str, bytes: u64) -> Result<Self> {
         require_root("zram")?;
         swap::require_none()?;
         if !Path::new(HOT_ADD).exists() {
-            // It may be a module. If this fails, the next line says so.
+            // zram may be a module. A failure is reported by the next check.
             let _ = Command::new("modprobe")
                 .arg("zram")
                 .stderr(Stdio::null())
@@ -51,10 +50,10 @@ impl Zram {
         }
         ensure!(
             Path::new(HOT_ADD).exists(),
-            "this kernel has no zram (CONFIG_ZRAM; or: modprobe zram)"
+            "this kernel has no zram: build it with CONFIG_ZRAM, or load the module zram"
         );
-        // Reading the file makes a device, whose number is known only then. One that a crash leaves
-        // just here is empty and takes no memory.
+        // Reading hot_add creates a device and returns its number, so undo is registered only after
+        // that. A device leaked by a crash in between is empty and takes no memory.
         let add = || Ok(read(HOT_ADD)?.parse()?);
         let (device, number) = guardian.make(add, |number| Undo::RemoveZram(*number))?;
         let folder = PathBuf::from(format!("/sys/block/zram{number}"));
@@ -63,13 +62,13 @@ impl Zram {
             .split_whitespace()
             .map(|name| name.trim_matches(['[', ']']));
         if !names.any(|name| name == algorithm) {
-            bail!("zram of this kernel cannot compress with {algorithm}; it has: {known}");
+            bail!("this kernel's zram has no compressor {algorithm}; it has: {known}");
         }
         write(folder.join("comp_algorithm"), algorithm)?;
         write(folder.join("disksize"), &bytes.to_string())?;
         let node = PathBuf::from(format!("/dev/zram{number}"));
         retry(|| {
-            ensure!(node.exists(), "{} does not appear", node.display());
+            ensure!(node.exists(), "{} did not appear", node.display());
             Ok(())
         })?;
         let swapping = swap::start(guardian, &node, bytes).context("zram")?;
@@ -80,7 +79,7 @@ impl Zram {
         })
     }
 
-    /// What it holds now.
+    /// Current statistics.
     pub fn usage(&self) -> Result<ZramUse> {
         let text = read(self.folder.join("mm_stat"))?;
         let mut numbers = text.split_whitespace().map(str::parse::<u64>);

@@ -8,40 +8,43 @@ use super::{Change, Guardian, Undo, read, require_root, swap, undo::PREFIX, writ
 
 const PARAMETERS: &str = "/sys/module/zswap/parameters";
 
-/// zswap, with a swap file behind it as the host's only swap, until it is dropped.
+/// zswap over a swap file, the host's only swap, until it is dropped.
 #[derive(Debug)]
 pub struct Zswap {
     compressor: String,
-    // In this order: swapping stops, then the file goes, then the parameters are as before.
+    // Fields drop in this order: swapoff, then the file, then the module parameters.
     _swapping: Change,
     _file: Change,
     _parameters: Vec<Change>,
 }
 
-/// What zswap holds. Bytes.
+/// Memory statistics of zswap, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZswapUse {
-    /// The pages stored, before compression.
+    /// Stored pages before compression.
     pub original: u64,
-    /// All memory taken for them.
+    /// Memory allocated for them.
     pub used: u64,
 }
 
 impl Zswap {
-    /// Makes a swap file of `bytes` in `folder` (of a file system that allows it) and enables
-    /// zswap, with lz4 where the kernel's crypto has it and else with what it is set to
-    /// ([`Zswap::compressor`] tells which).
+    /// Creates a swap file of `bytes` bytes in `folder`, whose file system must support swap files,
+    /// and enables zswap: with lz4 if the kernel's crypto API has it, else with the compressor
+    /// already set ([`Zswap::compressor`]).
     ///
     /// # Errors
-    /// Without root, where the kernel has no zswap, and where other swap is in use.
+    /// Without root, if the kernel lacks zswap, and if other swap is in use.
     pub fn start(guardian: &Guardian, folder: &Path, bytes: u64) -> Result<Self> {
         require_root("zswap")?;
         swap::require_none()?;
         let enabled = Path::new(PARAMETERS).join("enabled");
-        ensure!(enabled.exists(), "this kernel has no zswap (CONFIG_ZSWAP)");
+        ensure!(
+            enabled.exists(),
+            "this kernel has no zswap: build it with CONFIG_ZSWAP"
+        );
         let mut parameters = Vec::new();
         let compressor = Path::new(PARAMETERS).join("compressor");
-        // Refused where the kernel has no such compressor: then the name read below stands.
+        // Fails if the kernel has no lz4; the compressor in use is read below.
         let lz4 = || {
             let _ = std::fs::write(&compressor, "lz4");
             Ok(())
@@ -52,8 +55,9 @@ impl Zswap {
         let path = folder.join(format!("{PREFIX}{}.swap", std::process::id()));
         let (file, empty) = guardian.change(&Undo::Delete(path.clone()), || create(&path))?;
         fill(empty, bytes).with_context(|| format!("swap file {}", path.display()))?;
-        let swapping = swap::start(guardian, &path, bytes)
-            .context("zswap (choose a folder on a file system that allows swap files)")?;
+        let swapping = swap::start(guardian, &path, bytes).context(
+            "zswap: choose a folder on a file system that supports swap files with --swap-dir",
+        )?;
         Ok(Self {
             compressor: read(&compressor)?,
             _swapping: swapping,
@@ -67,7 +71,7 @@ impl Zswap {
         &self.compressor
     }
 
-    /// What it holds now.
+    /// Current statistics.
     pub fn usage(&self) -> Result<ZswapUse> {
         let meminfo = read("/proc/meminfo")?;
         let bytes = |name: &str| -> Result<u64> {
@@ -94,7 +98,7 @@ fn create(path: &Path) -> Result<File> {
         .with_context(|| format!("swap file {}", path.display()))
 }
 
-/// Makes it a file without holes: the kernel swaps to no other.
+/// Writes the file in full: swapon(2) rejects files with holes.
 fn fill(mut file: File, bytes: u64) -> Result<()> {
     const CHUNK: usize = 1 << 20;
     let zeros = vec![0; CHUNK];
