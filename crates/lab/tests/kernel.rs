@@ -1,4 +1,4 @@
-//! `memfold-lab kernel` as a user runs it, at sizes of seconds.
+//! `memfold-lab kernel` end to end, at a small scale.
 
 use std::{
     fs,
@@ -27,12 +27,12 @@ fn rows(output: &Output) -> Vec<Value> {
     json["rows"].as_array().expect("rows").clone()
 }
 
-fn value(rows: &[Value], contestant: &str, workload: &str, metric: &str) -> f64 {
+fn value(rows: &[Value], backend: &str, workload: &str, metric: &str) -> f64 {
     let wanted = |row: &&Value| {
-        row["contestant"] == contestant && row["workload"] == workload && row["metric"] == metric
+        row["contestant"] == backend && row["workload"] == workload && row["metric"] == metric
     };
     let row = rows.iter().find(wanted);
-    let row = row.unwrap_or_else(|| panic!("no {metric} of {workload} under {contestant}"));
+    let row = row.unwrap_or_else(|| panic!("no {metric} of {workload} under {backend}"));
     assert_eq!(row["runs"], 2);
     row["value"].as_f64().expect("a number")
 }
@@ -65,7 +65,7 @@ fn synthetic_workloads_run_natively_and_are_verified() {
     ] {
         assert!(value(&rows, "native", workload, metric) > 0.0);
     }
-    // Without zram there is nothing to compare with.
+    // Without zram there is no reference for the ratio.
     assert!(rows.iter().all(|row| row["ratio_to_zram"].is_null()));
 }
 
@@ -97,7 +97,7 @@ fn memfold_pages_a_workload_out_and_in() {
 }
 
 #[test]
-fn every_workload_sees_one_wrong_bit() {
+fn every_workload_detects_one_wrong_bit() {
     for workload in [
         "page-out", "memhog", "usemem", "zipf", "munmap", "swap-in", "exit",
     ] {
@@ -126,10 +126,10 @@ fn every_workload_sees_one_wrong_bit() {
 }
 
 #[test]
-fn bad_words_end_at_once_with_one_line() {
+fn a_bad_argument_fails_with_a_one_line_error() {
     for (words, expected) in [
-        (["--against", "zramm"], "no contestant"),
-        (["--workload", "munmap-65"], "no workload"),
+        (["--against", "zramm"], "unknown backend"),
+        (["--workload", "munmap-65"], "unknown workload"),
         (["--scale", "none"], "--scale"),
         (
             ["--memfold", "/nowhere/memfold"],
@@ -148,7 +148,7 @@ fn bad_words_end_at_once_with_one_line() {
     }
 }
 
-/// What the lab has set up: its cgroups, what the host swaps to, and its swap file.
+/// What the lab has set up on the host: cgroups, swap areas, its swap file.
 fn traces(lab: u32) -> Vec<String> {
     let mut found = Vec::new();
     let prefix = format!("memfold-lab-{lab}-");
@@ -172,7 +172,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// What zswap is set to, if the kernel has it.
+/// zswap's module parameters, if the kernel has zswap.
 fn zswap() -> Vec<String> {
     let folder = fs::read_dir("/sys/module/zswap/parameters");
     let files = folder.into_iter().flatten().flatten();
@@ -183,11 +183,11 @@ fn zswap() -> Vec<String> {
     texts
 }
 
-/// How the lab is ended.
+/// How to terminate the lab.
 #[derive(Debug, Clone, Copy)]
 struct End {
     signal: libc::c_int,
-    /// Whether all that it started gets the signal too, as from a terminal.
+    /// Whether to signal its whole process group, as a terminal does.
     group: bool,
     against: &'static str,
 }
@@ -205,32 +205,32 @@ fn end_the_lab(end: End) {
         .spawn()
         .unwrap();
     let process = child.id();
-    // The swap and the cgroup are there, or about to be.
+    // Wait for two of the swap area, cgroup and swap file, so that a change is in progress.
     let mut ended = None;
     wait_until("the lab sets swap up", || {
         ended = child.try_wait().unwrap();
         ended.is_some() || traces(process).len() >= 2
     });
-    assert_eq!(ended, None, "it could not even start, see above");
+    assert_eq!(ended, None, "the lab failed to start: see its error above");
     let target = process.cast_signed() * if end.group { -1 } else { 1 };
-    // SAFETY: a signal to a process of ours, or to its own group.
+    // SAFETY: kill(2) touches no memory; the target is a child of this test or its process group.
     unsafe { libc::kill(target, end.signal) };
     let status = child.wait().unwrap();
     assert!(!status.success());
     if end.signal != libc::SIGKILL {
-        // It had time to put everything back before it ended.
+        // The lab restores the host before it exits.
         assert_eq!(status.code(), Some(128 + end.signal), "{end:?}");
         assert_eq!(traces(process), Vec::<String>::new(), "{end:?}");
         let left: Vec<_> = fs::read_dir(temporary.path()).unwrap().collect();
         assert!(left.is_empty(), "{end:?}: {left:?}");
     }
-    wait_until("everything is put back", || {
+    wait_until("the host is restored", || {
         traces(process).is_empty() && (devices(), zswap()) == before
     });
 }
 
 #[test]
-fn the_host_is_as_before_after_the_lab_was_killed_or_interrupted() {
+fn the_host_is_restored_after_the_lab_was_killed_or_interrupted() {
     // SAFETY: the call has no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if !root || !Path::new("/sys/class/zram-control").exists() {
@@ -261,9 +261,9 @@ fn the_host_is_as_before_after_the_lab_was_killed_or_interrupted() {
     });
 }
 
-/// The lab's own failure is not what a Ctrl-C is reported as, and no file stays.
+/// After Ctrl-C the exit status is the signal's, not that of a failure, and no file is left.
 #[test]
-fn an_interrupted_run_without_root_ends_by_the_signal() {
+fn an_interrupted_run_without_root_exits_by_the_signal() {
     let temporary = tempfile::tempdir().unwrap();
     let mut child = lab()
         .args(["kernel", "--workload", "usemem", "--scale", "0.5"])
@@ -276,7 +276,7 @@ fn an_interrupted_run_without_root_ends_by_the_signal() {
         .unwrap();
     let files = || fs::read_dir(temporary.path()).unwrap().count();
     wait_until("a run has begun", || files() > 0);
-    // SAFETY: a signal to the process group of a child of ours.
+    // SAFETY: kill(2) touches no memory; the target is the process group of a child of this test.
     unsafe { libc::kill(-child.id().cast_signed(), libc::SIGINT) };
     assert_eq!(child.wait().unwrap().code(), Some(128 + libc::SIGINT));
     assert_eq!(files(), 0);

@@ -1,9 +1,9 @@
-//! `memfold-lab report` as a user runs it, at sizes of seconds.
+//! `memfold-lab report` end to end, at a small scale.
 
 use std::{fs, process::Command};
 
-/// The names that the page looks up are those that the experiments print: every line that is not
-/// about `kernel` (whose names a unit test looks at) has its figures.
+/// Every published line has figures, so the page looks up names that the experiments print. Lines
+/// of `kernel` are not run here; a unit test checks their names.
 #[test]
 fn every_published_line_has_figures() {
     let out = tempfile::tempdir().unwrap();
@@ -18,7 +18,7 @@ fn every_published_line_has_figures() {
     assert!(!error.contains("FAILED"), "{error}");
     let page = fs::read_to_string(out.path().join("index.html")).unwrap();
     let lines = page.split("<tr").filter(|line| line.contains("gain here"));
-    assert_eq!(lines.count(), 5, "a table for each thread");
+    assert_eq!(lines.count(), 5, "one table per mailing-list thread");
     let mut measured = 0;
     for line in page
         .split("<tr")

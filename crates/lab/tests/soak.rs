@@ -1,4 +1,4 @@
-//! `memfold-lab soak` as a user runs it: memfold does not grow, and nothing outlives the lab.
+//! `memfold-lab soak` end to end: memfold does not grow, and no process outlives the lab.
 
 use std::{
     fs,
@@ -14,25 +14,25 @@ use serde_json::Value;
 
 use memfold_testing::skip;
 
-/// Long enough for every program to replace all that it holds several times. `MEMFOLD_SOAK_MINUTES` says
-/// how long it takes instead.
+/// Default length of the run in minutes, overridden by `MEMFOLD_SOAK_MINUTES`: long enough for
+/// every program to replace all its data several times.
 const MINUTES: &str = "1";
 
-/// How much a figure may grow from the first sample to the last: noise, as a share of what it was, and
-/// a constant on top.
+/// Growth allowed from the first to the last sample, for noise: a share of the initial value plus a
+/// constant.
 const ALLOWED: [(&str, f64, f64); 6] = [
     ("descriptors", 0.0, 3.0),
     ("threads", 0.0, 1.0),
     ("mappings", 0.0, 5.0),
-    // What was needed for a while stays with the allocator, and what pages share with relatives varies.
+    // The allocator keeps freed memory, and records of COW-shared pages vary.
     ("heap_bytes", 0.0, 3e6),
-    // Programs come to use all addresses of their heaps in the first minutes only.
+    // The programs' heaps reach their full address range only after some minutes.
     ("table_bytes", 0.0, 6e6),
-    // It depends on what is in memory just now.
+    // Varies with what is resident at the time.
     ("pool_bytes", 0.5, 0.0),
 ];
 
-/// They load the machine and measure it: one at a time.
+/// Serialises the tests: each loads the machine.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
@@ -82,8 +82,7 @@ fn memfold_does_not_grow() {
     assert!(grown.is_empty(), "{grown:?}\n{error}\n{rows:#?}");
 }
 
-/// The processes that have `folder` for their temporary files, with what they are called: the lab and
-/// all it starts.
+/// Command lines of the processes whose TMPDIR is `folder`: the lab and all that it started.
 fn processes(folder: &Path) -> Vec<String> {
     let wanted = format!("TMPDIR={}", folder.display());
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -133,15 +132,20 @@ fn no_program_outlives_the_lab() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        // The lab, memfold, what starts the programs, and some of these.
+        // The lab, memfold, the parent of the programs, and some programs.
         wait_until("the programs start", temporary.path(), |found| {
             found.len() > 5
         });
         let target = child.id().cast_signed() * if group { -1 } else { 1 };
-        // SAFETY: a signal to a process of ours, or to its own group.
+        // SAFETY: kill(2) touches no memory; the target is a child of this test or its process
+        // group.
         unsafe { libc::kill(target, signal) };
         let status = child.wait().unwrap();
-        wait_until("all have ended", temporary.path(), <[String]>::is_empty);
+        wait_until(
+            "all processes have exited",
+            temporary.path(),
+            <[String]>::is_empty,
+        );
         if signal != libc::SIGKILL {
             assert_eq!(status.code(), Some(128 + signal));
             let left: Vec<_> = fs::read_dir(temporary.path()).unwrap().collect();

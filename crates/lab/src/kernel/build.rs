@@ -1,4 +1,4 @@
-//! Compilers under a limit: a C project (zstd's library) and a Rust crate from the registry.
+//! Compilers under a limit: a C library (zstd) and a Rust crate from the registry.
 
 use std::{
     collections::BTreeMap,
@@ -12,15 +12,15 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{contestant::Session, measure, workload::Figures};
+use super::{backend::Session, measure, workload::Figures};
 use crate::host::Scratch;
 
-/// What a compiler of the two projects takes without a limit, about.
+/// Approximate peak memory of the compilers without a limit, in MB.
 pub const NATURAL_MEGABYTES: usize = 260;
-/// What it may have.
+/// The limit, in MB.
 pub const RESIDENT_MEGABYTES: usize = 96;
 
-/// `zstd-sys` carries the C sources of zstd.
+/// `zstd-sys` contains the C sources of zstd.
 const MANIFEST: &str = "\
 [package]
 name = \"memfold-lab-build\"
@@ -30,7 +30,7 @@ regex-automata = \"0.4\"
 zstd-sys = { version = \"2\", default-features = false }
 ";
 
-/// What is built.
+/// What to build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Project {
     C,
@@ -38,7 +38,7 @@ pub enum Project {
 }
 
 impl Project {
-    /// Why it cannot run here, if it cannot.
+    /// Why it cannot run on this host, if so.
     pub fn missing(self) -> Option<String> {
         let tools: &[&str] = match self {
             Self::C => &["cc", "make", "cargo"],
@@ -49,9 +49,9 @@ impl Project {
         Some(format!("{missing} is not installed"))
     }
 
-    /// One run. The result to be compared is what was built, byte by byte.
+    /// One run. The result to compare is a hash of every object file.
     pub fn run(self, session: &Session, sources: &Sources) -> Result<(Figures, String)> {
-        // Compilers write paths into what they build: the folder is the same in every run.
+        // Objects contain paths: use the same folder in every run.
         let output = sources.folder.path().join("output");
         let jobs = std::thread::available_parallelism()
             .map_or(1, usize::from)
@@ -76,7 +76,7 @@ impl Project {
             Self::C => &steps[..1],
             Self::Both => &steps[..],
         };
-        let mut processors = Figures::default();
+        let mut cpu_times = Figures::default();
         for (name, program, arguments) in steps {
             if output.exists() {
                 fs::remove_dir_all(&output)?;
@@ -91,10 +91,10 @@ impl Project {
             let started = Instant::now();
             let ended = measure::run(command, |stop| session.watch(stop))?;
             figures = figures.with(name, started.elapsed().as_secs_f64());
-            processors = sum(&processors, &ended.figures);
+            cpu_times = sum(&cpu_times, &ended.figures);
             results.push(fingerprint(&output)?);
         }
-        figures.0.extend(processors.0);
+        figures.0.extend(cpu_times.0);
         Ok((figures, results.join("\n")))
     }
 }
@@ -107,7 +107,7 @@ fn sum(one: &Figures, other: &Figures) -> Figures {
     Figures(sums.collect())
 }
 
-/// A folder with what is built.
+/// A folder with the sources to build.
 #[derive(Debug)]
 pub struct Sources {
     folder: Scratch,
@@ -116,16 +116,15 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Fetches the crates (from the registry, or from cargo's cache) and writes a makefile.
-    /// At scale 1 there are some C files of every part and a crate of seconds; above, more files
-    /// and a larger crate, whose compiler takes no more memory.
+    /// Fetches the crates (from the registry or cargo's cache) and writes a makefile. Above scale 1
+    /// there are more C files and a larger crate; the compilers' peak memory stays the same.
     pub fn fetch(scale: f64) -> Result<Self> {
         let folder = Scratch::new()?;
         fs::write(folder.path().join("Cargo.toml"), MANIFEST)?;
         fs::create_dir(folder.path().join("src"))?;
         fs::write(folder.path().join("src/lib.rs"), "")?;
         cargo(folder.path(), &["fetch", "--quiet"])
-            .context("the crates to build cannot be fetched from the registry")?;
+            .context("cannot fetch the crates to build from the registry")?;
         let metadata = cargo(
             folder.path(),
             &["metadata", "--format-version", "1", "--offline"],
@@ -162,11 +161,11 @@ fn zstd_sources(metadata: &Value) -> Result<PathBuf> {
         .iter()
         .find(|package| package["name"] == "zstd-sys");
     let manifest = package.and_then(|package| package["manifest_path"].as_str());
-    let manifest = PathBuf::from(manifest.context("there is no zstd-sys")?);
+    let manifest = PathBuf::from(manifest.context("cargo metadata lists no zstd-sys")?);
     Ok(manifest.with_file_name("zstd").join("lib"))
 }
 
-/// The fewest C files that are built.
+/// Fewest C files to build.
 const LEAST_FILES: usize = 12;
 /// C files at scale 1.
 const FILES: f64 = 20.0;
@@ -189,7 +188,7 @@ fn makefile(zstd: &Path, scale: f64) -> Result<String> {
     let wanted = ((FILES * scale) as usize).clamp(LEAST_FILES, all.len());
     let mut objects = Vec::new();
     let mut rules = String::new();
-    // Some of every part.
+    // Spread over all parts.
     for source in (0..wanted).map(|number| &all[number * all.len() / wanted]) {
         let stem = source.file_stem().unwrap_or_default().to_string_lossy();
         let object = format!("output/c/{stem}.o");
@@ -202,7 +201,7 @@ fn makefile(zstd: &Path, scale: f64) -> Result<String> {
     Ok(format!("all: {}\n{rules}", objects.join(" ")))
 }
 
-/// One line for each object file and library below a folder: its name and a hash of its bytes.
+/// One line per object file and library below a folder: path and hash.
 fn fingerprint(folder: &Path) -> Result<String> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wrong_byte_in_an_object_file_is_seen() {
+    fn one_changed_byte_in_an_object_file_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         assert!(fingerprint(folder.path()).is_err(), "nothing was built");
         let object = folder.path().join("one.o");

@@ -1,10 +1,10 @@
-//! What is run: every workload at a given scale.
+//! The cases: every workload at a given scale.
 
 use anyhow::{Result, bail, ensure};
 
 use super::{
+    backend::{Allowance, Backend},
     build,
-    contestant::{Allowance, Contestant},
     programs::Program,
     redis,
     scale::Scale,
@@ -28,7 +28,8 @@ pub const GROUPS: &[&str] = &[
     "overhead",
 ];
 
-/// The cases of the project's own table, one part of a report each; `summary` on a command line.
+/// The cases of docs/measurements.md, named `summary` on the command line; each is a part of a
+/// report.
 pub const SUMMARY: &[&str] = &[
     "cpython",
     "redis-get",
@@ -40,29 +41,34 @@ pub const SUMMARY: &[&str] = &[
     "overhead",
 ];
 
-/// memfold takes no limit below it. Megabytes.
+/// The smallest limit that memfold accepts, in MB.
 const LEAST_RESIDENT: usize = 16;
 
 /// One workload at one size.
 #[derive(Debug)]
 pub struct Case {
+    /// Name of the workload.
     pub workload: String,
-    /// Of each process.
+    /// MB of each process.
     pub megabytes: usize,
+    /// Number of processes.
     pub processes: usize,
+    /// Contents of the pages, for workloads with a choice.
     pub data: Option<&'static str>,
+    /// Limit of the run.
     pub allowance: Allowance,
+    /// What to run.
     pub job: Job,
 }
 
-/// How a case is run.
+/// What a case runs.
 #[derive(Debug)]
 pub enum Job {
-    /// A workload of this program.
+    /// A workload of the lab.
     Synthetic {
         name: &'static str,
         arguments: Vec<String>,
-        /// Whether memory must be swapped out first, for which a contestant has its own way.
+        /// Whether its memory must be evicted first; how depends on the backend.
         evicts: bool,
     },
     /// An interpreter.
@@ -74,25 +80,23 @@ pub enum Job {
 }
 
 impl Case {
-    /// Whether a contestant can take part.
-    pub fn admits(&self, contestant: &Contestant) -> bool {
-        match (self.allowance, contestant) {
-            _ if self.is_embedded() => {
-                contestant.is_kernel() || *contestant == Contestant::MemfoldEmbedded
-            }
-            (_, Contestant::MemfoldEmbedded) => false,
-            (Allowance::Ample, _) => matches!(contestant, Contestant::Native | Contestant::Memfold),
+    /// Whether the case can run under a backend.
+    pub fn admits(&self, backend: &Backend) -> bool {
+        match (self.allowance, backend) {
+            _ if self.is_embedded() => backend.is_kernel() || *backend == Backend::MemfoldEmbedded,
+            (_, Backend::MemfoldEmbedded) => false,
+            (Allowance::Ample, _) => matches!(backend, Backend::Native | Backend::Memfold),
             (Allowance::Resident(_), _) => true,
         }
     }
 
-    /// Whether the program itself asks for its memory to be swapped.
+    /// Whether the program itself calls the library.
     pub fn is_embedded(&self) -> bool {
         self.workload.starts_with("embedded-")
     }
 
-    /// Whether a command line means it: by its workload, or by that and the number of processes or
-    /// the data, as in `munmap-256:3` and `page-out:recorded`.
+    /// Whether `name` selects the case: its workload, alone or with the number of processes or the
+    /// data, as in `munmap-256:3` and `page-out:recorded`.
     fn is_called(&self, name: &str) -> bool {
         match name.split_once(':') {
             None => self.workload == name,
@@ -103,14 +107,14 @@ impl Case {
         }
     }
 
-    /// How large the swap device must be: all of it may be swapped out, and a ballast too.
+    /// Size of the swap device: room for the workload, and as much again and 512 MB for a ballast.
     pub fn swap_bytes(&self) -> u64 {
         let megabytes = self.megabytes * self.processes * 2 + 512;
         (megabytes as u64) << 20
     }
 }
 
-/// The workloads and groups that a command line names.
+/// The workloads and groups named on the command line, with `summary` expanded.
 pub fn names<'a>(given: &[&'a str]) -> Vec<&'a str> {
     let each = given.iter().map(|name| match *name {
         "summary" => SUMMARY.to_vec(),
@@ -123,7 +127,7 @@ pub fn names<'a>(given: &[&'a str]) -> Vec<&'a str> {
 pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
     ensure!(
         scale.is_finite() && scale > 0.0,
-        "--scale is a number above 0, not {scale}"
+        "--scale takes a number above 0, not {scale}"
     );
     let mut all = Vec::new();
     for name in GROUPS {
@@ -142,7 +146,7 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
             known.extend(["munmap", "swap", "embedded", "overhead", "summary"]);
             known.dedup();
             bail!(
-                "there is no workload {name:?}; there are: {}",
+                "unknown workload {name:?}; use one of: {}",
                 known.join(", ")
             );
         }
@@ -208,17 +212,17 @@ fn group(name: &str, scale: Scale) -> Vec<Case> {
     }
 }
 
-/// Seed 0's sizes with one process, and its 256 MB with 2, 3 and 4, in its contents, which lz4
-/// compresses 60:1; and 256 MB with those of real programs.
+/// The published sizes with one process, and 256 MB with 2, 3 and 4, with the published contents,
+/// which lz4 compresses 60:1; and 256 MB with recorded contents.
 fn munmap(scale: Scale) -> Vec<Case> {
     let sizes = [64, 128, 192, 256, 512].map(|megabytes| (megabytes, 1, "phrases"));
-    let crews = [2, 3, 4].map(|processes| (256, processes, "phrases"));
+    let several = [2, 3, 4].map(|processes| (256, processes, "phrases"));
     let case = |(megabytes, processes, data)| {
         let name = format!("munmap-{megabytes}");
         let megabytes = scale.megabytes(megabytes);
         evicted(&name, "munmap", megabytes, processes, data, &[])
     };
-    let cases = sizes.into_iter().chain(crews).map(case);
+    let cases = sizes.into_iter().chain(several).map(case);
     cases.chain([case((256, 1, "recorded"))]).collect()
 }
 
@@ -260,7 +264,7 @@ fn embedded(order: &'static str, scale: Scale) -> Case {
     )
 }
 
-/// A workload that may have one part in `share` of its memory resident.
+/// A workload that may have 1/`share` of its memory resident.
 fn synthetic(
     name: &'static str,
     megabytes: usize,
@@ -268,7 +272,7 @@ fn synthetic(
     arguments: Vec<String>,
     share: usize,
 ) -> Case {
-    // However small the scale is, memfold's least limit is half of it.
+    // At least twice memfold's smallest limit, at any scale.
     let megabytes = megabytes.max((2 * LEAST_RESIDENT).div_ceil(processes));
     Case {
         workload: name.to_owned(),
@@ -284,7 +288,7 @@ fn synthetic(
     }
 }
 
-/// A workload whose memory would fit, but is swapped out before it is used.
+/// A workload whose memory fits the limit, but is evicted before the timed part.
 fn evicted(
     workload: &str,
     name: &'static str,
@@ -326,13 +330,13 @@ fn redis_get(workload: &str, save: bool, scale: Scale) -> Case {
         megabytes: scale.megabytes(351).max(redis::LEAST_MEGABYTES),
         processes: 1,
         data: None,
-        // The server itself takes 10.
+        // 10 MB of these are the server's own memory.
         allowance: Allowance::Resident(scale.megabytes(200).max(redis::LEAST_MEGABYTES * 4 / 7)),
         job: Job::Redis(load),
     }
 }
 
-/// What memfold costs while it has nothing to do.
+/// The overhead of memfold far below the limit.
 fn overhead(scale: Scale) -> Vec<Case> {
     let mut cases = vec![
         program(Program::cpython(scale), "overhead-cpython"),
@@ -362,10 +366,10 @@ mod tests {
         assert_eq!(all_munmap.len(), 9);
         let one = cases(&["munmap-64"], 1.0).unwrap();
         assert_eq!((one.len(), one[0].megabytes), (1, 64));
-        let crews = cases(&["munmap-256"], 0.5).unwrap();
-        let processes: Vec<usize> = crews.iter().map(|case| case.processes).collect();
+        let several = cases(&["munmap-256"], 0.5).unwrap();
+        let processes: Vec<usize> = several.iter().map(|case| case.processes).collect();
         assert_eq!(processes, [1, 2, 3, 4, 1]);
-        assert_eq!(crews[0].megabytes, 128);
+        assert_eq!(several[0].megabytes, 128);
         let error = cases(&["munmap-65"], 1.0).unwrap_err().to_string();
         assert!(
             error.contains("zipf") && error.contains("munmap-512"),
@@ -380,10 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_names_cases_that_there_are() {
+    fn the_summary_names_existing_cases() {
         assert_eq!(names(&["summary", "zipf"]).len(), SUMMARY.len() + 1);
         let cases = cases(&names(&["summary"]), 1.0).unwrap();
-        // Three of them are of `overhead`.
+        // The group `overhead` has three cases.
         assert_eq!(cases.len(), SUMMARY.len() + 2);
     }
 

@@ -1,4 +1,4 @@
-//! One run of a program: its time, its output, and what it took of the processors.
+//! One run of a program: wall time, CPU time and output.
 
 use std::{
     io::{self, Read},
@@ -12,20 +12,26 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::workload::{Figures, WRONG_RESULT, Wrong};
 
-/// A program that has ended.
+/// The result of a program that has exited.
 #[derive(Debug)]
-pub struct Ended {
+pub struct Outcome {
+    /// Its standard output.
     pub output: String,
+    /// Wall time.
     pub seconds: f64,
+    /// Its CPU time.
     pub figures: Figures,
 }
 
-/// Runs a program to its end, beside `watch`, which ends soon after its flag is set. The program's
-/// standard output is kept.
-pub fn run(mut command: Command, watch: impl FnOnce(&AtomicBool) + Send) -> Result<Ended> {
+/// Runs a program, with `watch` beside it, which must return soon after its flag is set. Captures
+/// standard output.
+pub fn run(mut command: Command, watch: impl FnOnce(&AtomicBool) + Send) -> Result<Outcome> {
     let started = Instant::now();
     let mut child = start(command.stdout(Stdio::piped()))?;
-    let mut pipe = child.stdout.take().context("no output")?;
+    let mut pipe = child
+        .stdout
+        .take()
+        .context("the program has no standard output")?;
     let stop = AtomicBool::new(false);
     let (output, cpu, seconds) = std::thread::scope(|scope| -> Result<_> {
         let watcher = scope.spawn(|| watch(&stop));
@@ -35,23 +41,23 @@ pub fn run(mut command: Command, watch: impl FnOnce(&AtomicBool) + Send) -> Resu
         let seconds = started.elapsed().as_secs_f64();
         stop.store(true, Ordering::Relaxed);
         watcher.thread().unpark();
-        read.context("the program's output is no text")?;
+        read.context("the program's output is not UTF-8")?;
         Ok((output, ended?, seconds))
     })?;
     check(cpu.status)?;
-    Ok(Ended {
+    Ok(Outcome {
         output,
         seconds,
         figures: cpu.figures(),
     })
 }
 
-/// Starts a program that does not outlive the lab.
+/// Starts a program that is killed when the lab exits.
 pub fn start(command: &mut Command) -> Result<Child> {
     start_to_end_with_us(command, libc::SIGKILL)
 }
 
-/// Starts a program that gets `signal` when the thread that starts it ends.
+/// Starts a program that receives `signal` when the thread that started it exits.
 pub fn start_to_end_with_us(command: &mut Command, signal: libc::c_int) -> Result<Child> {
     // SAFETY: prctl with these arguments is one system call: async-signal-safe, no allocation.
     unsafe {
@@ -63,18 +69,20 @@ pub fn start_to_end_with_us(command: &mut Command, signal: libc::c_int) -> Resul
     let name = command.get_program().to_owned();
     command
         .spawn()
-        .with_context(|| format!("{} cannot be started", name.display()))
+        .with_context(|| format!("cannot start {}", name.display()))
 }
 
-/// What a process, and all it waited for, took.
+/// Exit status and CPU time of a process, children that it reaped included.
 #[derive(Debug, Clone, Copy)]
-pub struct Processors {
+pub struct CpuUsage {
+    /// Exit status.
     pub status: ExitStatus,
     user: Duration,
     system: Duration,
 }
 
-impl Processors {
+impl CpuUsage {
+    /// CPU time as figures.
     pub fn figures(&self) -> Figures {
         let (user, system) = (self.user.as_secs_f64(), self.system.as_secs_f64());
         Figures::default()
@@ -84,15 +92,15 @@ impl Processors {
     }
 }
 
-/// Waits for a process.
-pub fn end(child: Child) -> Result<Processors> {
+/// Reaps a process.
+pub fn end(child: Child) -> Result<CpuUsage> {
     let process = libc::pid_t::try_from(child.id())?;
     let mut status = 0;
     // SAFETY: an all-zero rusage is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     loop {
-        // SAFETY: both pointers are to values of ours. `child` is consumed, so that nobody waits
-        // for the process number again.
+        // SAFETY: both pointers are valid for writes. `child` is consumed, so the PID is not waited
+        // for again.
         let waited = unsafe { libc::wait4(process, &raw mut status, 0, &raw mut usage) };
         if waited == process {
             break;
@@ -103,18 +111,18 @@ pub fn end(child: Child) -> Result<Processors> {
     let duration = |time: libc::timeval| {
         Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
     };
-    Ok(Processors {
+    Ok(CpuUsage {
         status: ExitStatus::from_raw(status),
         user: duration(usage.ru_utime),
         system: duration(usage.ru_stime),
     })
 }
 
-/// Fails unless a program ended well.
+/// Fails unless a program exited with status 0.
 pub fn check(status: ExitStatus) -> Result<()> {
     if status.code() == Some(WRONG_RESULT) {
-        bail!(Wrong("the workload says so (see above)".to_owned()));
+        bail!(Wrong("see the workload's error above".to_owned()));
     }
-    ensure!(status.success(), "the program ended with {status}");
+    ensure!(status.success(), "the program exited with {status}");
     Ok(())
 }

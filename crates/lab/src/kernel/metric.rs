@@ -1,23 +1,26 @@
-//! What is measured: names, units, and which way is better.
+//! The metrics: name, unit, and which direction is better.
 
-/// Which way a figure is better.
+/// The direction in which a metric is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
     Lower,
     Higher,
 }
 
-/// One kind of figure.
+/// A metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metric {
+    /// Its name in reports.
     pub name: &'static str,
+    /// Its unit.
     pub unit: &'static str,
+    /// Which direction is better.
     pub better: Better,
-    /// What the host pays, rather than what the user feels.
+    /// Whether it is a resource cost, rather than latency or throughput.
     pub cost: bool,
 }
 
-const fn felt(name: &'static str, unit: &'static str, better: Better) -> Metric {
+const fn performance(name: &'static str, unit: &'static str, better: Better) -> Metric {
     Metric {
         name,
         unit,
@@ -35,24 +38,24 @@ const fn cost(name: &'static str, unit: &'static str) -> Metric {
     }
 }
 
-/// All of them, in the order in which they are shown.
+/// All metrics, in the order of reports.
 pub const METRICS: &[Metric] = &[
-    felt("seconds", "s", Better::Lower),
-    felt("c_seconds", "s", Better::Lower),
-    felt("rust_seconds", "s", Better::Lower),
-    felt("munmap_ms", "ms", Better::Lower),
-    felt("newcomer_ms", "ms", Better::Lower),
-    felt("gone_ms", "ms", Better::Lower),
-    felt("free_ms", "ms", Better::Lower),
-    felt("throughput_mib_per_s", "MiB/s", Better::Higher),
-    felt("operations_per_s", "1/s", Better::Higher),
-    felt("requests_per_s", "1/s", Better::Higher),
-    felt("requests_pipelined_per_s", "1/s", Better::Higher),
-    felt("requests_settled_per_s", "1/s", Better::Higher),
-    felt("save_s", "s", Better::Lower),
-    felt("latency_p50_us", "µs", Better::Lower),
-    felt("latency_p99_us", "µs", Better::Lower),
-    felt("latency_max_us", "µs", Better::Lower),
+    performance("seconds", "s", Better::Lower),
+    performance("c_seconds", "s", Better::Lower),
+    performance("rust_seconds", "s", Better::Lower),
+    performance("munmap_ms", "ms", Better::Lower),
+    performance("newcomer_ms", "ms", Better::Lower),
+    performance("gone_ms", "ms", Better::Lower),
+    performance("free_ms", "ms", Better::Lower),
+    performance("throughput_mib_per_s", "MiB/s", Better::Higher),
+    performance("operations_per_s", "1/s", Better::Higher),
+    performance("requests_per_s", "1/s", Better::Higher),
+    performance("requests_pipelined_per_s", "1/s", Better::Higher),
+    performance("requests_settled_per_s", "1/s", Better::Higher),
+    performance("save_s", "s", Better::Lower),
+    performance("latency_p50_us", "µs", Better::Lower),
+    performance("latency_p99_us", "µs", Better::Lower),
+    performance("latency_max_us", "µs", Better::Lower),
     cost("timed_cpu_ms", "ms"),
     cost("cpu_user_s", "s"),
     cost("cpu_system_s", "s"),
@@ -67,13 +70,13 @@ pub const METRICS: &[Metric] = &[
     cost("at_rest_mib", "MiB"),
 ];
 
-/// The metric of a name.
+/// The metric of that name.
 pub fn find(name: &str) -> Option<&'static Metric> {
     METRICS.iter().find(|metric| metric.name == name)
 }
 
 impl Metric {
-    /// How many times better `value` is than `reference`; above 1 is better.
+    /// The ratio of `value` to `reference`, inverted if lower is better: above 1 is better.
     pub fn times_better(&self, value: f64, reference: f64) -> f64 {
         match self.better {
             Better::Lower => reference / value,
@@ -92,6 +95,6 @@ mod tests {
         let rate = find("requests_per_s").unwrap();
         assert_eq!(time.times_better(1.0, 3.0), 3.0);
         assert_eq!(rate.times_better(1.0, 4.0), 0.25);
-        assert!(find("mood").is_none());
+        assert!(find("unknown").is_none());
     }
 }

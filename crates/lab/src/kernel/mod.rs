@@ -1,8 +1,8 @@
-//! Real and synthetic workloads under memfold and under this host's own swap, in turn.
+//! Real and synthetic workloads under memfold, zram and zswap, alternated.
 
+mod backend;
 mod build;
 mod case;
-mod contestant;
 mod measure;
 mod metric;
 mod programs;
@@ -11,8 +11,8 @@ pub mod redis;
 mod scale;
 mod workload;
 
+pub use backend::find_memfold;
 pub use case::{GROUPS, names as workload_names};
-pub use contestant::find_memfold;
 pub use measure::start_to_end_with_us;
 pub use metric::find as find_metric;
 pub use programs::{find as find_program, real_python};
@@ -25,8 +25,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use self::{
+    backend::{Allowance, Backend, Environment, Session},
     case::{Case, Job},
-    contestant::{Allowance, Contestant, Session, Setting},
     metric::METRICS,
     workload::{Figures, WORKLOAD as SUBCOMMAND, Wrong},
 };
@@ -40,67 +40,68 @@ use crate::{
 pub const OPTIONS: &[&str] = &[
     "against", "workload", "scale", "runs", "memfold", "python", "swap-dir",
 ];
+/// The default of `--against`.
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
-/// The kernel now and then kills a program in a cgroup that is small against it, although swap is
-/// free. Such a run is counted and repeated, but not for ever: so often in a row before the first that
-/// ends well.
+/// Consecutive OOM kills after which a backend is given up, before its first completed run. (The
+/// OOM killer occasionally kills a program in a small cgroup although swap is free. Such a run is
+/// counted and repeated.) A larger value retries longer.
 const KILLS_ALLOWED: usize = 5;
-/// So often in a row after it. (Only the last rounds may lack a contestant, as the runs of a round are
-/// compared.)
+/// The same after the first completed run. Larger, as runs of the same round are compared, and only
+/// the last rounds may lack a backend.
 const KILLS_ALLOWED_LATER: usize = 20;
 
-/// One run's figures, and how many runs before it the kernel killed.
+/// A completed run, and the number of OOM-killed runs before it.
 struct Run {
     figures: Figures,
     killed_before: usize,
     remark: Option<String>,
 }
 
-/// What all cases share.
+/// State shared by all cases.
 struct Suite {
-    setting: Setting,
+    environment: Environment,
     scale: f64,
     python: Option<String>,
     sources: Option<build::Sources>,
-    /// What programs print without a limit, by workload.
+    /// Output of the first run, by workload; later runs must match.
     expected: BTreeMap<String, String>,
 }
 
-/// Runs every case with every contestant, in turn, round after round.
+/// Runs every case under every backend, alternated, round after round.
 pub fn run(options: &Options) -> Result<Report> {
-    let contestants = options
+    let backends = options
         .list("against", AGAINST)
         .into_iter()
-        .map(Contestant::parse)
+        .map(Backend::parse)
         .collect::<Result<Vec<_>>>()?;
     let scale = scale(options)?;
     let every = GROUPS.join(",");
     let names = case::names(&options.list("workload", &every));
     let cases = case::cases(&names, scale)?;
     let rounds = options.number("runs", 5)?;
-    ensure!(rounds > 0, "--runs is at least 1");
-    let mut suite = Suite::new(&contestants, scale, options)?;
+    ensure!(rounds > 0, "--runs takes at least 1");
+    let mut suite = Suite::new(&backends, scale, options)?;
     let mut report = Report::new("kernel");
     report.fact("scale", scale);
     report.fact("host_facts", crate::host::Facts::now());
     let cases = suite.runnable(cases, &mut report);
     let runs = cases.iter().map(|case| {
-        contestants
+        backends
             .iter()
-            .filter(|contestant| case.admits(contestant))
+            .filter(|backend| case.admits(backend))
             .count()
             * rounds
     });
     let progress = Progress::new(runs.sum());
     for case in &cases {
-        let results = suite.alternate(case, &contestants, rounds, &progress, &mut report)?;
+        let results = suite.alternate(case, &backends, rounds, &progress, &mut report)?;
         add_rows(case, &results, &mut report);
     }
     progress.finish();
     Ok(report)
 }
 
-/// How large everything is; 1 is the published sizes.
+/// Parses `--scale`; 1 is the published sizes.
 pub fn scale(options: &Options) -> Result<f64> {
     let scale = options.value("scale").unwrap_or("1");
     let parsed = scale.parse().ok();
@@ -110,18 +111,16 @@ pub fn scale(options: &Options) -> Result<f64> {
 }
 
 impl Suite {
-    fn new(contestants: &[Contestant], scale: f64, options: &Options) -> Result<Self> {
-        let any = |wanted: fn(&Contestant) -> bool| contestants.iter().any(wanted);
-        let guardian = any(Contestant::is_kernel)
-            .then(Guardian::start)
-            .transpose()?;
-        let memfold = if any(|one| *one == Contestant::Memfold) {
+    fn new(backends: &[Backend], scale: f64, options: &Options) -> Result<Self> {
+        let any = |wanted: fn(&Backend) -> bool| backends.iter().any(wanted);
+        let guardian = any(Backend::is_kernel).then(Guardian::start).transpose()?;
+        let memfold = if any(|one| *one == Backend::Memfold) {
             find_memfold(options.value("memfold"))?
         } else {
             PathBuf::new()
         };
         Ok(Self {
-            setting: Setting {
+            environment: Environment {
                 guardian,
                 memfold,
                 swap_folder: PathBuf::from(options.value("swap-dir").unwrap_or("/var/tmp")),
@@ -134,7 +133,7 @@ impl Suite {
         })
     }
 
-    /// The cases that can run here; what the others lack is said aloud and in the report.
+    /// The cases that can run on this host. The others are skipped with a note.
     fn runnable(&mut self, cases: Vec<Case>, report: &mut Report) -> Vec<Case> {
         let mut runnable = Vec::new();
         for case in cases {
@@ -173,20 +172,20 @@ impl Suite {
     fn alternate<'c>(
         &mut self,
         case: &Case,
-        contestants: &'c [Contestant],
+        backends: &'c [Backend],
         rounds: usize,
         progress: &Progress,
         report: &mut Report,
-    ) -> Result<Vec<(&'c Contestant, Vec<Run>)>> {
-        let mut results: Vec<(&Contestant, Vec<Run>)> = contestants
+    ) -> Result<Vec<(&'c Backend, Vec<Run>)>> {
+        let mut results: Vec<(&Backend, Vec<Run>)> = backends
             .iter()
-            .filter(|contestant| case.admits(contestant))
-            .map(|contestant| (contestant, Vec::new()))
+            .filter(|backend| case.admits(backend))
+            .map(|backend| (backend, Vec::new()))
             .collect();
         let mut given_up: Vec<String> = Vec::new();
         for round in 1..=rounds {
-            for (contestant, runs) in &mut results {
-                if given_up.contains(&contestant.to_string()) {
+            for (backend, runs) in &mut results {
+                if given_up.contains(&backend.to_string()) {
                     continue;
                 }
                 let kills_allowed = match runs.is_empty() {
@@ -194,19 +193,19 @@ impl Suite {
                     false => KILLS_ALLOWED_LATER,
                 };
                 let run = self
-                    .run_once(case, contestant, kills_allowed)
-                    .with_context(|| format!("{} under {contestant}", case.workload))?;
+                    .run_once(case, backend, kills_allowed)
+                    .with_context(|| format!("{} under {backend}", case.workload))?;
                 match run {
                     Some(run) => {
-                        progress.done(case, contestant, round, rounds, &run.figures);
+                        progress.done(case, backend, round, rounds, &run.figures);
                         runs.push(run);
                     }
                     None => {
-                        progress.left_out(rounds - round + 1);
-                        given_up.push(contestant.to_string());
+                        progress.skip(rounds - round + 1);
+                        given_up.push(backend.to_string());
                         report.note(format!(
-                            "GIVEN UP {}, {} MB, in round {round}: under {contestant} the kernel killed \
-                             it {kills_allowed} times in a row for want of memory, although swap was free",
+                            "GIVEN UP {}, {} MB, in round {round}: under {backend} the OOM killer \
+                             killed it {kills_allowed} times in a row although swap was free",
                             case.workload, case.megabytes
                         ));
                     }
@@ -216,25 +215,25 @@ impl Suite {
         Ok(results)
     }
 
-    /// One run that counts; none if the kernel killed each of several.
+    /// Repeats a run until it completes; `None` after `kills_allowed` OOM kills in a row.
     fn run_once(
         &mut self,
         case: &Case,
-        contestant: &Contestant,
+        backend: &Backend,
         kills_allowed: usize,
     ) -> Result<Option<Run>> {
         for killed_before in 0..kills_allowed {
             let bytes = case.swap_bytes();
-            let session = Session::start(contestant, case.allowance, bytes, &self.setting)?;
-            match self.run_in(case, contestant, &session) {
+            let session = Session::start(backend, case.allowance, bytes, &self.environment)?;
+            match self.run_in(case, backend, &session) {
                 Ok(mut figures) => {
-                    // A process whose parent outlived the kernel's choice: not a whole run either.
+                    // The OOM killer chose a child and the parent went on: not a complete run.
                     if session.was_killed()? {
                         continue;
                     }
                     figures.0.extend(session.costs()?.0);
-                    // Getting the memory out differs between contestants, and is not what was
-                    // asked: only the timed part's cost is comparable.
+                    // Backends evict in different ways, which is not what is measured: only the
+                    // cost of the timed part is comparable.
                     if matches!(case.job, Job::Synthetic { evicts: true, .. }) {
                         let whole =
                             |name: &str| name.starts_with("cpu_") || name.starts_with("peak_");
@@ -250,21 +249,16 @@ impl Suite {
                 Err(error) => return Err(error),
             }
             eprintln!(
-                "memfold-lab: {} under {contestant}: killed by the kernel",
+                "memfold-lab: {} under {backend}: OOM-killed, will repeat",
                 case.workload
             );
         }
         Ok(None)
     }
 
-    fn run_in(
-        &mut self,
-        case: &Case,
-        contestant: &Contestant,
-        session: &Session,
-    ) -> Result<Figures> {
+    fn run_in(&mut self, case: &Case, backend: &Backend, session: &Session) -> Result<Figures> {
         match &case.job {
-            Job::Synthetic { .. } => synthetic(case, contestant, session),
+            Job::Synthetic { .. } => synthetic(case, backend, session),
             Job::Redis(load) => load.run(session),
             Job::Program(program) => {
                 let (figures, output) = program.run(session, self.python.as_deref())?;
@@ -272,7 +266,10 @@ impl Suite {
                 Ok(figures)
             }
             Job::Build(project) => {
-                let sources = self.sources.as_ref().context("nothing was fetched")?;
+                let sources = self
+                    .sources
+                    .as_ref()
+                    .context("the sources of build were not fetched")?;
                 let (figures, output) = project.run(session, sources)?;
                 self.compare(case, output)?;
                 Ok(figures)
@@ -280,27 +277,27 @@ impl Suite {
         }
     }
 
-    /// Every run of a program must come to the first run's result.
+    /// Fails if a run's output differs from the first run's.
     fn compare(&mut self, case: &Case, output: String) -> Result<()> {
         let expected = self
             .expected
             .entry(case.workload.clone())
             .or_insert_with(|| output.clone());
         if *expected != output {
-            bail!(Wrong(format!("{output:?}, but before {expected:?}")));
+            bail!(Wrong(format!("output {output:?}, expected {expected:?}")));
         }
         Ok(())
     }
 }
 
-fn synthetic(case: &Case, contestant: &Contestant, session: &Session) -> Result<Figures> {
+fn synthetic(case: &Case, backend: &Backend, session: &Session) -> Result<Figures> {
     let Job::Synthetic {
         name,
         arguments,
         evicts,
     } = &case.job
     else {
-        bail!("{} is not synthetic", case.workload);
+        bail!("{} is not a synthetic workload", case.workload);
     };
     let mut words = vec![SUBCOMMAND.to_owned(), (*name).to_owned()];
     let mut add = |option: &str, value: String| words.extend([format!("--{option}"), value]);
@@ -310,14 +307,14 @@ fn synthetic(case: &Case, contestant: &Contestant, session: &Session) -> Result<
         add("data", data.to_owned());
     }
     if case.is_embedded() {
-        let memory = if contestant.is_kernel() {
+        let memory = if backend.is_kernel() {
             "kernel"
         } else {
             "memfold"
         };
         add("memory", memory.to_owned());
     } else if *evicts {
-        add("evict", contestant.eviction().to_owned());
+        add("evict", backend.eviction().to_owned());
         if let Allowance::Resident(megabytes) = case.allowance {
             add("limit-megabytes", megabytes.to_string());
         }
@@ -332,8 +329,8 @@ fn synthetic(case: &Case, contestant: &Contestant, session: &Session) -> Result<
     Ok(figures)
 }
 
-/// One row for each contestant and metric.
-fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Report) {
+/// Adds one row per backend and metric.
+fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) {
     let samples = |runs: &[Run], name: &str| {
         let mut samples = Samples::default();
         for value in runs.iter().filter_map(|run| run.figures.get(name)) {
@@ -341,11 +338,9 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
         }
         samples
     };
-    let reference = results
-        .iter()
-        .find(|(contestant, _)| contestant.is_reference());
+    let reference = results.iter().find(|(backend, _)| backend.is_reference());
     for metric in METRICS {
-        for (contestant, runs) in results {
+        for (backend, runs) in results {
             let measured = samples(runs, metric.name);
             if measured.is_empty() {
                 continue;
@@ -359,14 +354,12 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
                 })
                 .filter(|ratio| ratio.is_finite());
             let resident = match case.allowance {
-                Allowance::Resident(megabytes) if **contestant != Contestant::Native => {
-                    Some(megabytes)
-                }
+                Allowance::Resident(megabytes) if **backend != Backend::Native => Some(megabytes),
                 _ => None,
             };
             let killed: usize = runs.iter().map(|run| run.killed_before).sum();
             let row = Row::new()
-                .with("contestant", contestant.to_string())
+                .with("contestant", backend.to_string())
                 .with("workload", case.workload.clone())
                 .with("megabytes", case.megabytes)
                 .with("processes", case.processes)
@@ -395,14 +388,14 @@ fn add_rows(case: &Case, results: &[(&Contestant, Vec<Run>)], report: &mut Repor
     }
 }
 
-/// Whether a row tells what the host pays rather than what a user feels.
+/// Whether a row is a resource cost, rather than latency or throughput.
 pub fn is_cost(row: &Value) -> bool {
     let name = row["metric"].as_str().unwrap_or_default();
     find_metric(name).is_some_and(|metric| metric.cost)
 }
 
-/// Every case, contestants' names and metrics: for who looks them up in what is printed.
+/// Cases, backends and metrics, for tests that look them up in reports.
 #[cfg(test)]
 pub mod known {
-    pub use super::{case::cases, contestant::Contestant, metric::METRICS};
+    pub use super::{backend::Backend, case::cases, metric::METRICS};
 }

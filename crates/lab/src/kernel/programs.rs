@@ -1,4 +1,4 @@
-//! Interpreters that build large structures and print a digest of them.
+//! Interpreters that build large data structures and print a digest of them.
 
 use std::{
     ffi::OsString,
@@ -8,20 +8,21 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{contestant::Session, measure, scale::Scale, workload::Figures};
+use super::{backend::Session, measure, scale::Scale, workload::Figures};
 
 const OBJECTS: &str = include_str!("../../../cli/tests/programs/objects.py");
 const HEAP: &str = include_str!("../../../cli/tests/programs/heap.js");
 const ARRAYS: &str = include_str!("../../programs/arrays.py");
 
-/// A program for an interpreter.
+/// A program and its interpreter.
 #[derive(Debug)]
 pub struct Program {
     interpreter: Interpreter,
     source: &'static str,
     argument: String,
-    /// What it takes without a limit, about.
+    /// Approximate peak memory without a limit, in MB.
     pub megabytes: usize,
+    /// The limit, in MB.
     pub resident_megabytes: usize,
 }
 
@@ -33,7 +34,7 @@ enum Interpreter {
 }
 
 impl Program {
-    /// Objects of many kinds, hashed twice.
+    /// CPython: objects of many kinds, hashed twice.
     pub fn cpython(scale: Scale) -> Self {
         let megabytes = scale.megabytes(178).max(40);
         Self {
@@ -45,7 +46,7 @@ impl Program {
         }
     }
 
-    /// Maps, strings and typed arrays, hashed three times, with garbage in between.
+    /// Node: maps, strings and typed arrays, hashed three times, with garbage in between.
     pub fn node(scale: Scale) -> Self {
         Self {
             interpreter: Interpreter::Node,
@@ -56,20 +57,20 @@ impl Program {
         }
     }
 
-    /// Large arrays, twice through each.
+    /// NumPy: two passes over large arrays.
     pub fn numpy(scale: Scale) -> Self {
         let megabytes = scale.megabytes(192);
         Self {
             interpreter: Interpreter::PythonWithNumPy,
             source: ARRAYS,
             argument: megabytes.to_string(),
-            // The running sums take a third more.
+            // The running sums take another third.
             megabytes: megabytes * 4 / 3 + 30,
             resident_megabytes: megabytes / 2 + 30,
         }
     }
 
-    /// Why it cannot run here, if it cannot.
+    /// Why it cannot run on this host, if so.
     pub fn missing(&self, python: Option<&str>) -> Option<String> {
         self.interpreter
             .find(python)
@@ -77,13 +78,14 @@ impl Program {
             .map(|error| format!("{error:#}"))
     }
 
-    /// Runs it; its output is the result to be compared.
+    /// One run. The result to compare is its output.
     pub fn run(&self, session: &Session, python: Option<&str>) -> Result<(Figures, String)> {
         let interpreter = self.interpreter.find(python)?;
         let path = session.folder().join("program");
         std::fs::write(&path, self.source)?;
         let path = path.into_os_string().into_string();
-        let path = path.map_err(|path| anyhow::anyhow!("{} is no text", path.display()))?;
+        let path =
+            path.map_err(|path| anyhow::anyhow!("the path {} is not UTF-8", path.display()))?;
         let mut command = session.command(&interpreter, &[path, self.argument.clone()])?;
         command.stderr(Stdio::null());
         let ended = measure::run(command, |stop| session.watch(stop))?;
@@ -113,25 +115,24 @@ impl Interpreter {
                     }
                 }
                 bail!(
-                    "no python3 here has numpy: run bench/numpy-venv, or name one that has it with \
-                     --python PATH"
+                    "no python3 with NumPy found: run bench/numpy-venv, or name one with --python PATH"
                 )
             }
         }
     }
 }
 
-/// The interpreter itself, where the name is that of a script that chooses one.
+/// The path of the interpreter itself; `name` may be a script that selects one.
 pub fn real_python(name: &str) -> Result<OsString> {
     let output = found(name, &["-c", "import sys; print(sys.executable)"])
         .with_context(|| format!("{name} is not installed"))?;
     Ok(OsString::from(output.trim()))
 }
 
-/// Whether a program is there that tells its version.
+/// Fails unless `program --version` succeeds.
 pub fn find(program: &str) -> Result<()> {
-    let told = found(program, &["--version"]);
-    told.map(drop)
+    found(program, &["--version"])
+        .map(drop)
         .with_context(|| format!("{program} is not installed"))
 }
 

@@ -1,14 +1,15 @@
-//! What a long run says meanwhile, on standard error.
+//! Progress of a long run, on standard error.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{case::Case, contestant::Contestant, metric::METRICS, workload::Figures};
+use super::{backend::Backend, case::Case, metric::METRICS, workload::Figures};
 
-/// A bar on a terminal, a line a run elsewhere.
+/// A progress bar on a terminal, else one line per run.
 #[derive(Debug)]
 pub struct Progress(ProgressBar);
 
 impl Progress {
+    /// Progress over `runs` steps.
     pub fn new(runs: usize) -> Self {
         let bar = ProgressBar::new(runs as u64);
         if let Ok(style) =
@@ -19,17 +20,17 @@ impl Progress {
         Self(bar)
     }
 
-    /// A run has ended.
+    /// Reports a completed run.
     pub fn done(
         &self,
         case: &Case,
-        contestant: &Contestant,
+        backend: &Backend,
         round: usize,
         rounds: usize,
         figures: &Figures,
     ) {
-        let felt = METRICS.iter().filter(|metric| !metric.cost);
-        let first = felt
+        let performance = METRICS.iter().filter(|metric| !metric.cost);
+        let first = performance
             .filter_map(|metric| Some((metric, figures.get(metric.name)?)))
             .next();
         let figure = first.map_or(String::new(), |(metric, value)| {
@@ -41,15 +42,15 @@ impl Progress {
         };
         let data = case.data.map_or(String::new(), |data| format!(" ({data})"));
         let line = format!(
-            "{}{processes}{data} under {contestant}, round {round}/{rounds}: {figure}",
+            "{}{processes}{data} under {backend}, round {round}/{rounds}: {figure}",
             case.workload
         );
-        self.tell(&line);
+        self.message(&line);
         self.step();
     }
 
-    /// Says how far it is.
-    pub fn tell(&self, line: &str) {
+    /// Shows a message.
+    pub fn message(&self, line: &str) {
         if self.0.is_hidden() {
             eprintln!("{line}");
         } else {
@@ -57,16 +58,17 @@ impl Progress {
         }
     }
 
-    /// One of the runs, or steps of one, is done.
+    /// Advances by one step.
     pub fn step(&self) {
         self.0.inc(1);
     }
 
-    /// So many runs will not take place.
-    pub fn left_out(&self, runs: usize) {
+    /// Advances by runs that are skipped.
+    pub fn skip(&self, runs: usize) {
         self.0.inc(runs as u64);
     }
 
+    /// Removes the bar.
     pub fn finish(&self) {
         self.0.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! redis-server under a limit, asked by redis-benchmark; afterwards every key is read back.
+//! redis-server under a limit, loaded by redis-benchmark; afterwards every key is verified.
 
 mod client;
 
@@ -14,36 +14,40 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::client::Client;
 use super::{
-    contestant::Session,
+    backend::Session,
     measure,
     scale::Scale,
     workload::{Figures, Wrong},
 };
 use crate::random::Random;
 
+/// Bytes of a value.
 const VALUE_BYTES: usize = 1000;
-/// What the smallest store takes, about.
+/// Approximate memory of a server with [`LEAST_KEYS`], in MB.
 pub const LEAST_MEGABYTES: usize = 56;
+/// Fewest keys at any scale.
 const LEAST_KEYS: usize = 50_000;
 const PHRASE: &[u8] = b"session user account profile created updated expires region language \
 product category price quantity discount shipping address order status ";
 
-/// Who asks and who answers.
+/// The two sides of the connection, which run on CPUs of their own.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Server,
     Client,
 }
 
-/// How large the store is, and whether it is saved while it is asked.
+/// The size of the store and the load.
 #[derive(Debug)]
 pub struct Load {
+    /// Whether a background save runs during the load.
     save: bool,
     keys: usize,
     requests: usize,
 }
 
 impl Load {
+    /// The load at a scale.
     pub fn new(save: bool, scale: Scale) -> Self {
         Self {
             save,
@@ -52,7 +56,7 @@ impl Load {
         }
     }
 
-    /// Why it cannot run here, if it cannot.
+    /// Why it cannot run on this host, if so.
     pub fn missing() -> Option<String> {
         let missing = ["redis-server", "redis-benchmark", "taskset"]
             .into_iter()
@@ -62,12 +66,12 @@ impl Load {
         ))
     }
 
-    /// One run: fill, ask (50 connections, one request in flight each, then 16, then one again unless
-    /// it is saved), compare.
+    /// One run: fill; GET over 50 connections with one request in flight each, with 16, and,
+    /// without a save, with one again; verify.
     pub fn run(&self, session: &Session) -> Result<Figures> {
         let port = free_port()?;
         let server = [
-            self.confined(Side::Server),
+            self.pinned(Side::Server),
             vec!["redis-server".to_owned()],
             arguments(port, session.folder()),
         ];
@@ -92,12 +96,12 @@ impl Load {
         Ok(all)
     }
 
-    /// The words that give the client a processor of its own, and the server the others: where the
-    /// scheduler puts them otherwise decides more than what is compared. A save, which is a process
-    /// of the server's, needs all of them.
-    fn confined(&self, side: Side) -> Vec<String> {
-        let processors = memfold_sys::thread::allowed_cpus();
-        let Some((clients, servers)) = processors.split_last().filter(|(_, rest)| !rest.is_empty())
+    /// The `taskset` prefix that pins the client to the last CPU and the server to the others:
+    /// scheduler placement varies the result more than the backends do. None with a save, whose
+    /// process needs a CPU as well.
+    fn pinned(&self, side: Side) -> Vec<String> {
+        let cpus = memfold_sys::thread::allowed_cpus();
+        let Some((clients, servers)) = cpus.split_last().filter(|(_, rest)| !rest.is_empty())
         else {
             return Vec::new();
         };
@@ -118,7 +122,7 @@ impl Load {
         if self.save {
             ensure!(
                 client.status("BGSAVE")?.starts_with("Background saving"),
-                "redis-server does not save"
+                "redis-server did not start the background save"
             );
         }
         let plain = self.benchmark(port, 1)?;
@@ -133,14 +137,14 @@ impl Load {
             client.wait_for_save()?;
             figures = figures.with("save_s", started.elapsed().as_secs_f64());
         } else {
-            // By now each contestant had the time to learn what is asked for often.
+            // By now each backend had time to learn the hot pages.
             let settled = self.benchmark(port, 1)?;
             figures = figures.with("requests_settled_per_s", settled.field("rps")?);
         }
         let wrong = client.wrong_keys(self.keys, value)?;
         if wrong > 0 {
             bail!(Wrong(format!(
-                "{wrong} of {} keys are not what was stored",
+                "{wrong} of {} keys have a wrong value",
                 self.keys
             )));
         }
@@ -153,18 +157,18 @@ impl Load {
             "redis-benchmark -p {port} -t get -c 50 -n {} -r {} -P {pipeline} --csv",
             self.requests, self.keys
         );
-        let mut words = self.confined(Side::Client);
+        let mut words = self.pinned(Side::Client);
         words.extend(asked.split(' ').map(str::to_owned));
         let output = Command::new(&words[0]).args(&words[1..]).output()?;
         ensure!(
             output.status.success(),
-            "redis-benchmark ended with {}",
+            "redis-benchmark exited with {}",
             output.status
         );
         Table::parse(&String::from_utf8_lossy(&output.stdout))
     }
 
-    /// Loads the dump into a server of its own, without a limit, and compares every key.
+    /// Loads the dump into a new server without a limit and verifies every key.
     fn check_dump(&self, folder: &Path) -> Result<()> {
         let port = free_port()?;
         let mut command = Command::new("redis-server");
@@ -174,7 +178,7 @@ impl Load {
         let wrong = client.wrong_keys(self.keys, value)?;
         if wrong > 0 {
             bail!(Wrong(format!(
-                "{wrong} of {} keys of the dump are wrong",
+                "{wrong} of {} keys of the dump have a wrong value",
                 self.keys
             )));
         }
@@ -183,17 +187,18 @@ impl Load {
     }
 }
 
-/// A server that does not outlive its run.
+/// A server; killed and reaped on drop.
 pub struct Server(Option<Child>);
 
 impl Server {
+    /// Takes over a started server.
     pub fn new(child: Child) -> Self {
         Self(Some(child))
     }
 
     fn has_ended(&mut self) -> Result<bool> {
-        let child = self.0.as_mut().context("the server was waited for")?;
-        // Without reaping it: its processor time is asked for later.
+        let child = self.0.as_mut().context("redis-server was reaped already")?;
+        // Not try_wait, which would reap it: its CPU time is read later.
         let state = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
         Ok(state
             .rsplit(')')
@@ -201,12 +206,12 @@ impl Server {
             .is_some_and(|rest| rest.trim_start().starts_with('Z')))
     }
 
-    fn end(&mut self) -> Result<measure::Processors> {
-        measure::end(self.0.take().context("the server was waited for")?)
+    fn end(&mut self) -> Result<measure::CpuUsage> {
+        measure::end(self.0.take().context("redis-server was reaped already")?)
     }
 }
 
-/// Waits for a server that was told to shut down.
+/// Waits for a server that is shutting down.
 pub fn check(server: &mut Server) -> Result<()> {
     measure::check(server.end()?.status)
 }
@@ -214,14 +219,14 @@ pub fn check(server: &mut Server) -> Result<()> {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
-            // An error is on its way to the user already.
+            // Errors are ignored: drop with a running server follows another error.
             let _ = child.kill().and_then(|()| child.wait());
         }
     }
 }
 
-/// The value of key `index`: repeated phrases with a part of its own, which lz4 compresses about
-/// 2.2:1 a page. redis-benchmark's own filling is one letter, and would flatter every compressor.
+/// The value of key `index`: repeated phrases with unique parts, whose pages lz4 compresses about
+/// 2.2:1. redis-benchmark's own values, one repeated letter, would flatter every compressor.
 pub fn value(index: usize) -> Vec<u8> {
     let mut random = Random::new(index as u64 + 1);
     let mut value = Vec::with_capacity(VALUE_BYTES + 64);
@@ -234,7 +239,7 @@ pub fn value(index: usize) -> Vec<u8> {
     value
 }
 
-/// What a server is started with.
+/// Arguments of redis-server.
 pub fn arguments(port: u16, folder: &Path) -> Vec<String> {
     let words = format!(
         "--port {port} --bind 127.0.0.1 --appendonly no --loglevel warning --dir {}",
@@ -245,15 +250,16 @@ pub fn arguments(port: u16, folder: &Path) -> Vec<String> {
     words
 }
 
-/// A port that nobody listens on.
+/// A free TCP port.
 pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// Waits until a server answers.
+/// Connects as soon as the server replies to PING.
 pub fn connect(port: u16, server: &mut Server) -> Result<Client> {
-    const PATIENCE: Duration = Duration::from_secs(60);
-    let deadline = Instant::now() + PATIENCE;
+    /// How long the server may take to start, and to load its dump.
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Ok(mut client) = Client::connect(port)
             && client.status("PING").is_ok_and(|answer| answer == "PONG")
@@ -262,13 +268,14 @@ pub fn connect(port: u16, server: &mut Server) -> Result<Client> {
         }
         ensure!(
             !server.has_ended()? && Instant::now() < deadline,
-            "redis-server does not answer"
+            "redis-server exited, or did not reply to PING within {} s",
+            TIMEOUT.as_secs()
         );
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// redis-benchmark's `--csv`.
+/// The last row of redis-benchmark's `--csv`, with the header.
 struct Table {
     header: Vec<String>,
     row: Vec<String>,
@@ -277,7 +284,7 @@ struct Table {
 impl Table {
     fn parse(text: &str) -> Result<Self> {
         let mut lines = text.lines().rev().filter(|line| line.starts_with('"'));
-        let row = lines.next().context("redis-benchmark printed no figures")?;
+        let row = lines.next().context("redis-benchmark printed no row")?;
         let header = lines.next().context("redis-benchmark printed no header")?;
         Ok(Self {
             header: words(header),
@@ -288,7 +295,7 @@ impl Table {
     fn field(&self, name: &str) -> Result<f64> {
         let place = self.header.iter().position(|one| one == name);
         let word = place.and_then(|place| self.row.get(place));
-        let word = word.with_context(|| format!("redis-benchmark tells no {name}"))?;
+        let word = word.with_context(|| format!("redis-benchmark printed no {name}"))?;
         Ok(word.parse()?)
     }
 }
@@ -304,18 +311,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_their_keys_own() {
+    fn values_differ_by_key() {
         assert_eq!(value(7), value(7));
         assert_ne!(value(7), value(8));
         assert_eq!(value(0).len(), VALUE_BYTES);
     }
 
     #[test]
-    fn the_benchmarks_table_is_read() {
+    fn the_csv_of_redis_benchmark_is_parsed() {
         let text = "\"test\",\"rps\",\"p99_latency_ms\"\n\"GET\",\"80000.5\",\"0.5\"\n";
         let table = Table::parse(text).unwrap();
         assert_eq!(table.field("rps").unwrap(), 80000.5);
         assert_eq!(table.field("p99_latency_ms").unwrap(), 0.5);
-        assert!(table.field("mood").is_err() && Table::parse("error").is_err());
+        assert!(table.field("unknown").is_err() && Table::parse("error").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The plots: bars with every single run on them, on a logarithmic scale.
+//! Bar charts on a logarithmic scale, with a circle for every run.
 
 use anyhow::{Result, anyhow};
 use plotters::{
@@ -6,37 +6,46 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-/// One bar: the median, and the runs it is of.
+/// A bar: a median and its runs.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    pub contestant: String,
+    /// Backend or variant, which selects the colour.
+    pub name: String,
+    /// The median.
     pub value: f64,
+    /// Every run.
     pub runs: Vec<f64>,
 }
 
-/// Bars that belong together.
+/// Adjacent bars with a common label.
 #[derive(Debug, Clone)]
 pub struct Cluster {
+    /// Text below the bars.
     pub label: String,
+    /// The bars, from left to right.
     pub bars: Vec<Bar>,
 }
 
-/// A plot.
+/// A chart.
 #[derive(Debug, Clone)]
 pub struct Chart {
-    /// The name of its file, without the ending.
+    /// File name without extension.
     pub file: &'static str,
+    /// Caption.
     pub title: String,
+    /// Label of the y axis.
     pub axis: String,
+    /// Groups of bars, from left to right.
     pub clusters: Vec<Cluster>,
 }
 
+/// Size of a chart in pixels.
 const WIDTH: u32 = 860;
 const HEIGHT: u32 = 330;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 
-/// The colour of a contestant or a variant, the same in every plot.
+/// The colour of a backend or variant, the same in all charts.
 pub fn colour(name: &str) -> RGBColor {
     match name {
         "native" => RGBColor(0x9a, 0x9a, 0x9a),
@@ -50,7 +59,7 @@ pub fn colour(name: &str) -> RGBColor {
 }
 
 impl Chart {
-    /// The plot as SVG.
+    /// The chart as SVG.
     pub fn to_svg(&self) -> Result<String> {
         let mut svg = String::new();
         self.draw(&mut svg)
@@ -86,7 +95,7 @@ impl Chart {
             for (index, bar) in cluster.bars.iter().enumerate() {
                 let left = place as f64 + 0.1 + width * index as f64;
                 let right = left + width * 0.9;
-                let fill = colour(&bar.contestant).filled();
+                let fill = colour(&bar.name).filled();
                 let shape = Rectangle::new([(left, lowest), (right, bar.value)], fill);
                 chart.draw_series([shape])?;
                 let middle = f64::midpoint(left, right);
@@ -95,7 +104,7 @@ impl Chart {
                     .iter()
                     .map(|run| Circle::new((middle, *run), 2, INK.stroke_width(1)));
                 chart.draw_series(dots)?;
-                // The median above its bar, and above all runs.
+                // The median as text, above the bar and its runs.
                 let top = bar.runs.iter().copied().fold(bar.value, f64::max);
                 let (x, y) = chart.backend_coord(&(middle, top));
                 root.draw_text(&short(bar.value), &text(10, VPos::Bottom), (x, y - 4))?;
@@ -107,7 +116,7 @@ impl Chart {
         Ok(())
     }
 
-    /// A power of ten below, and room above.
+    /// Bounds of the y axis: a power of ten below all values, and 2.5 times the largest.
     fn bounds(&self) -> (f64, f64) {
         let values = || {
             self.clusters
@@ -123,13 +132,13 @@ impl Chart {
     }
 }
 
-/// Text that is centred on a point.
+/// A text style centred on a point.
 fn text(size: i32, vertical: VPos) -> TextStyle<'static> {
     let place = Pos::new(HPos::Center, vertical);
     (FONT, size).into_font().color(&INK).pos(place)
 }
 
-/// A figure in few characters.
+/// A number in few characters, to about three digits.
 pub fn short(value: f64) -> String {
     match value.abs() {
         big if big >= 1e6 => format!("{:.3} M", value / 1e6).replace("0 M", " M"),
@@ -146,7 +155,8 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// What stands at a line of a logarithmic scale: those between 1, 2 and 5 would overlap.
+/// The label of a line of the logarithmic axis: only 1, 2 and 5 times a power of ten, as more would
+/// overlap.
 fn scale_label(value: f64) -> String {
     let leading = value / 10_f64.powf(value.log10().floor());
     match leading {
@@ -166,8 +176,8 @@ mod tests {
 
     #[test]
     fn a_plot_shows_every_bar_and_every_run() {
-        let bar = |contestant: &str, value: f64| Bar {
-            contestant: contestant.to_owned(),
+        let bar = |name: &str, value: f64| Bar {
+            name: name.to_owned(),
             value,
             runs: vec![value * 0.9, value, value * 1.1],
         };
@@ -188,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_short() {
+    fn numbers_are_short() {
         assert_eq!(short(123_456.0), "123 k");
         assert_eq!(short(0.1234), "0.123");
         assert_eq!(short(0.012_34), "0.0123");

@@ -1,4 +1,5 @@
-//! One page with everything: published figures beside ours, plots, and the contestants in tables.
+//! The report: one HTML page with the published figures beside memfold's, plots, and tables of all
+//! backends.
 
 mod chart;
 mod page;
@@ -19,20 +20,21 @@ use anyhow::{Context, Result, bail, ensure};
 use self::source::{Experiment, Experiments};
 use crate::{Options, host, kernel, output::say, report};
 
+/// The default of `--experiments`.
 const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
-/// Groups of `kernel` whose runs take long.
+/// Groups of `kernel` that are run three times by default, as their runs take long.
 const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
 
-/// What is measured for the table of `docs/measurements.md` alone.
+/// Options that select what the table of `docs/measurements.md` needs.
 const FOR_SUMMARY: &[(&str, &str)] = &[
     ("experiments", "kernel"),
     ("workload", "summary"),
     ("against", "native,zram:lz4,zswap,memfold"),
 ];
 
-/// Runs the experiments, or reads what they printed, and writes `index.html`, the plots and the raw
-/// JSON into the folder `--out`. With `--markdown`, prints the table of `docs/measurements.md`, and measures
-/// only what that needs.
+/// Runs the experiments, or reads their JSON with `--from`, and writes `index.html`, the plots and
+/// the JSON to the folder `--out`. With `--markdown`, measures only what the table of
+/// `docs/measurements.md` needs, and prints it.
 pub fn run(options: Options) -> Result<()> {
     let markdown = options.has("markdown");
     let options = match (markdown, options.value("from")) {
@@ -41,7 +43,7 @@ pub fn run(options: Options) -> Result<()> {
     };
     let out = options.value("out").map(PathBuf::from);
     if let Some(out) = &out {
-        fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+        fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     }
     let mut missing = Vec::new();
     let experiments = match (options.value("from"), &out) {
@@ -57,13 +59,13 @@ pub fn run(options: Options) -> Result<()> {
     }
     if markdown {
         let table = summary::markdown(&experiments);
-        let table = table.context("nothing of the table was measured")?;
+        let table = table.context("no row of the table was measured")?;
         say(table.as_bytes())?;
     }
     Ok(())
 }
 
-/// Reads files that experiments printed, and copies them beside the page if there is one.
+/// Reads JSON of experiments, and copies the files to the folder of the page, if any.
 fn read(files: &str, out: Option<&Path>) -> Result<Experiments> {
     let mut experiments = Experiments::default();
     for file in files.split(',').map(Path::new) {
@@ -81,18 +83,18 @@ fn read(files: &str, out: Option<&Path>) -> Result<Experiments> {
     Ok(experiments)
 }
 
-/// One process of this program, and the file for what it prints.
+/// A child process of the lab, and the file for its output.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
     file: String,
     arguments: Vec<String>,
 }
 
-/// What is run for an experiment. `kernel` is run a group of workloads at a time, so that what fails
-/// or is interrupted takes nothing else with it.
+/// The processes to run for an experiment. `kernel` runs one group of workloads per process, so
+/// that a failure loses that group only.
 fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
     let scale = kernel::scale(options)?;
-    // No experiment takes more than a gigabyte.
+    // At most 1 GB, whatever the scale.
     let megabytes = |at_one: f64| (at_one * scale).round().clamp(4.0, 1024.0).to_string();
     let given = |option: &str| {
         let value = options.value(option).map(str::to_owned);
@@ -126,18 +128,17 @@ fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
     })
 }
 
-/// How often a group of `kernel` is run, unless a number is given.
+/// Default number of rounds of a group of `kernel`.
 fn default_runs(group: &str, is_for_summary: bool) -> u32 {
     match group {
-        // Its rounds differ by a tenth and more in both directions, and its contestants by less.
+        // Its rounds vary by more than its backends differ.
         "redis-get" if is_for_summary => 15,
         _ if LONG.contains(&group) && !is_for_summary => 3,
         _ => 5,
     }
 }
 
-/// Runs each part in a process of its own. One that fails is named on the page; the others are
-/// still shown.
+/// Runs each part in a process of its own. The page names the parts that failed.
 fn measure(options: &Options, out: &Path, missing: &mut Vec<String>) -> Result<Experiments> {
     let mut experiments = Experiments::default();
     let mut all = Vec::new();
@@ -164,11 +165,14 @@ fn measure(options: &Options, out: &Path, missing: &mut Vec<String>) -> Result<E
         fs::write(&file, &output.stdout)?;
         experiments.0.push(Experiment::read(&file)?);
     }
-    ensure!(!experiments.0.is_empty(), "no experiment could be measured");
+    ensure!(
+        !experiments.0.is_empty(),
+        "no experiment succeeded: see the errors above"
+    );
     Ok(experiments)
 }
 
-/// The command that makes such a page again.
+/// The command that reproduces the page.
 fn repeat(options: &Options) -> String {
     let mut words = vec!["memfold-lab report --out DIR".to_owned()];
     for option in kernel::OPTIONS.iter().chain(&["experiments"]) {
@@ -204,7 +208,7 @@ fn write(
         plots: &svgs,
         missing,
         repeat,
-        // That of the figures, not of the machine that writes the page.
+        // The host that was measured, not the one that writes the page.
         host: recorded("host").unwrap_or_else(report::host),
         commit: recorded("commit").unwrap_or_else(|| report::commit().to_owned()),
     };
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_whole_and_says_what_was_not_measured() {
+    fn a_page_is_complete_and_names_what_was_not_measured() {
         let folder = tempfile::tempdir().unwrap();
         let from = folder.path().join("kernel.json");
         let row = serde_json::json!({ "contestant": "memfold", "workload": "munmap-64",
@@ -280,7 +284,7 @@ mod tests {
         }
         assert!(
             !html.contains("src=") && !html.contains("<link"),
-            "it loads something"
+            "the page loads an external resource"
         );
         assert!(out.join("kernel.json").exists() && out.join("munmap-sizes.svg").exists());
     }

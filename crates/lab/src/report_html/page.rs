@@ -1,4 +1,4 @@
-//! The page itself: one file, nothing loaded from elsewhere.
+//! The HTML page: one file, without external resources.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
@@ -35,20 +35,25 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; fon
 }
 ";
 
-/// What the page is made of.
+/// The contents of the page.
 pub struct Parts<'a> {
+    /// All results.
     pub experiments: &'a Experiments,
+    /// Published figures by mailing-list thread.
     pub threads: &'a [Thread],
-    /// The plots: their files' names and their SVG.
+    /// File names and SVGs of the charts.
     pub plots: &'a [(String, String)],
+    /// Notes about parts that failed.
     pub missing: &'a [String],
-    /// The command that makes such a page again.
+    /// The command that reproduces the page.
     pub repeat: &'a str,
+    /// The host measured.
     pub host: String,
+    /// The commit measured.
     pub commit: String,
 }
 
-/// Everything.
+/// Renders the page.
 pub fn page(parts: &Parts<'_>) -> String {
     let markup = html! {
         (DOCTYPE)
@@ -64,24 +69,24 @@ pub fn page(parts: &Parts<'_>) -> String {
                 p { "memfold beside the kernel's zram and zswap, and beside figures published on linux-mm." }
                 (facts(parts))
                 h2 { "Published figures, there and here" }
-                p { "“There” is what the authors measured on their machines; “here” is what was \
-                     replaced, and ours, in one run on this host. Gains are how many times better; \
-                     below 1 (▾) ours is worse. Sizes are scaled, so compare gains, not times." }
+                p { "“There” are the authors' measurements on their machines; “here” are the replaced \
+                     design and memfold's, measured on this host. A gain is the ratio of the two; \
+                     below 1 (▾) memfold is worse. Sizes are scaled, so compare gains, not times." }
                 @for thread in parts.threads { (published(thread)) }
                 h2 { "Plots" }
                 (key(parts.experiments))
-                p { "Bars are medians, circles single runs. The scales are logarithmic." }
+                p { "Bars are medians, circles are single runs. Scales are logarithmic." }
                 @for (name, svg) in parts.plots {
                     figure id=(name) { (PreEscaped(svg)) }
                 }
-                h2 { "Contestants side by side" }
-                p { "Medians; in grey the largest run over the smallest. “×” is how many times better \
-                     than zram with lz4: above 1 is better, ▾ worse. Rows in grey are what the host pays. \
-                     A cgroup also charges file pages and page tables, memfold counts anonymous pages." }
+                h2 { "Backends side by side" }
+                p { "Medians; in grey the largest run over the smallest. “×” is the ratio to zram with \
+                     lz4: above 1 is better, ▾ is worse. Grey rows are resource costs. A cgroup is also \
+                     charged for page cache and page tables; memfold counts anonymous pages only." }
                 @for group in groups_of(parts.experiments, |_| true) { (side_by_side(&group)) }
                 h2 { "Designs by themselves" }
-                p { "All that the experiments on single parts printed, folded away (and left out on paper); the \
-                     lab's README says what they are." }
+                p { "All rows of the experiments on single components, collapsed (and omitted in print); \
+                     the lab's README describes them." }
                 @for one in parts.experiments.0.iter().filter(|one| one.name != "kernel") { (whole_table(one)) }
                 (notes(parts))
             }
@@ -134,7 +139,7 @@ fn published(thread: &Thread) -> Markup {
     html! {
         h3 { (thread.title) }
         table {
-            thead { tr { th { "what" } th { "there: before → after" } th { "gain there" } th { "here: before" } th { "here: ours" } th { "gain here" } th.text { "measured by" } } }
+            thead { tr { th { "what" } th { "there: before → after" } th { "gain there" } th { "here: before" } th { "here: memfold" } th { "gain here" } th.text { "measured by" } } }
             @for line in &thread.lines {
                 tr class=[line.gain().filter(|gain| judged(*gain) == "worse").map(|_| "lost")] {
                     td.what { (line.what) }
@@ -165,7 +170,7 @@ fn gain(line: &Line) -> Markup {
     }
 }
 
-/// A ratio; one that is lost says so, on paper too.
+/// A ratio; one below 1 is marked ▾, which also shows in print.
 fn judgement(ratio: f64) -> Markup {
     let judged = judged(ratio);
     html! {
@@ -173,7 +178,7 @@ fn judgement(ratio: f64) -> Markup {
     }
 }
 
-/// A ratio, to three digits or hundredths.
+/// A ratio, to two decimals or three digits.
 pub fn times(ratio: f64) -> String {
     match ratio {
         small if small < 0.1 => format!("{}×", short(small)),
@@ -182,7 +187,7 @@ pub fn times(ratio: f64) -> String {
     }
 }
 
-/// Within two hundredths neither is better.
+/// A ratio within 2 % of 1 is neither better nor worse.
 fn judged(gain: f64) -> &'static str {
     if gain > 1.02 {
         "better"
@@ -197,7 +202,7 @@ fn key(all: &Experiments) -> Markup {
     let frees = all.rows("free").next().map_or(&[][..], |_| &FREES);
     let frees = frees.iter().map(|name| (*name).to_owned()).collect();
     html! {
-        @for names in [contestants(all.rows("kernel")), frees] {
+        @for names in [backends(all.rows("kernel")), frees] {
             p.key {
                 @for name in names {
                     @let fill = colour(&name);
@@ -208,7 +213,7 @@ fn key(all: &Experiments) -> Markup {
     }
 }
 
-fn contestants<'a>(rows: impl Iterator<Item = &'a Value>) -> Vec<String> {
+fn backends<'a>(rows: impl Iterator<Item = &'a Value>) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for name in rows.filter_map(|row| row["contestant"].as_str()) {
         if !names.iter().any(|one| one == name) {
@@ -218,13 +223,14 @@ fn contestants<'a>(rows: impl Iterator<Item = &'a Value>) -> Vec<String> {
     names
 }
 
-/// The rows of `kernel` that are about one workload at one size.
+/// The rows of `kernel` for one workload at one size.
 pub struct Group<'a> {
     title: String,
+    /// A row per backend and metric.
     pub rows: Vec<&'a Value>,
 }
 
-/// All of them of which `wanted` wants the rows.
+/// Groups the rows that `wanted` accepts.
 pub fn groups_of(all: &Experiments, wanted: impl Fn(&Value) -> bool) -> Vec<Group<'_>> {
     let mut groups: Vec<Group<'_>> = Vec::new();
     for row in all.rows("kernel").filter(|row| wanted(row)) {
@@ -247,7 +253,7 @@ pub fn groups_of(all: &Experiments, wanted: impl Fn(&Value) -> bool) -> Vec<Grou
 }
 
 fn side_by_side(group: &Group<'_>) -> Markup {
-    let names = contestants(group.rows.iter().copied());
+    let names = backends(group.rows.iter().copied());
     let mut metrics: Vec<&str> = Vec::new();
     for metric in group.rows.iter().filter_map(|row| row["metric"].as_str()) {
         if !metrics.contains(&metric) {
@@ -282,7 +288,7 @@ fn side_by_side(group: &Group<'_>) -> Markup {
     }
 }
 
-/// All rows of an experiment, folded away.
+/// All rows of an experiment, collapsed.
 fn whole_table(experiment: &Experiment) -> Markup {
     let mut columns: Vec<&str> = Vec::new();
     for (name, _) in experiment.rows().filter_map(Value::as_object).flatten() {
@@ -290,7 +296,7 @@ fn whole_table(experiment: &Experiment) -> Markup {
             columns.push(name);
         }
     }
-    // What is measured first, then what the figures say.
+    // Inputs first, then figures.
     let figures = |name: &&str| experiment.rows().any(|row| row[*name].is_f64());
     let (figures, inputs): (Vec<&str>, Vec<&str>) = columns.into_iter().partition(figures);
     html! {
@@ -355,7 +361,7 @@ fn notes(parts: &Parts<'_>) -> Markup {
         }
         h2 { "Raw figures" }
         p {
-            "Every single run, as JSON, beside this page: "
+            "Every run, as JSON, in this folder: "
             @for one in &parts.experiments.0 {
                 @let name = one.file.file_name().unwrap_or_default().to_string_lossy();
                 a href=(name) { (name) } " "

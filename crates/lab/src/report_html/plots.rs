@@ -1,4 +1,4 @@
-//! Which plots a report has.
+//! The charts of a report.
 
 use serde_json::Value;
 
@@ -7,6 +7,7 @@ use super::{
     source::Experiments,
 };
 
+/// The backends, in the order of the bars.
 const SHOWN: [&str; 6] = [
     "native",
     "zram:lz4",
@@ -16,12 +17,12 @@ const SHOWN: [&str; 6] = [
     "memfold-embedded",
 ];
 
-/// All plots for which there are figures.
+/// The charts for which there are figures.
 pub fn plots(all: &Experiments) -> Vec<Chart> {
     let mut charts = vec![
         Chart {
             file: "munmap-sizes",
-            title: "munmap of swapped-out memory: what the caller waits".to_owned(),
+            title: "munmap of swapped-out memory: wall time of the caller".to_owned(),
             axis: "ms (log)".to_owned(),
             clusters: [64, 128, 192, 256, 512]
                 .into_iter()
@@ -43,14 +44,14 @@ pub fn plots(all: &Experiments) -> Vec<Chart> {
         swapping(
             all,
             "swap-speed",
-            "Paging out and in: throughput",
+            "Page-out and swap-in: throughput",
             "throughput_mib_per_s",
             "MiB/s (log)",
         ),
         swapping(
             all,
             "swap-latency",
-            "Paging out and in: slowest hundredth",
+            "Page-out and swap-in: p99 latency",
             "latency_p99_us",
             "µs (log)",
         ),
@@ -67,7 +68,7 @@ pub fn plots(all: &Experiments) -> Vec<Chart> {
     ];
     charts.push(Chart {
         file: "programs",
-        title: "Programs in less memory than they need: time".to_owned(),
+        title: "Programs in less memory than they need: wall time".to_owned(),
         axis: "s (log)".to_owned(),
         clusters: times
             .into_iter()
@@ -123,7 +124,7 @@ fn embedded(all: &Experiments) -> Chart {
     });
     Chart {
         file: "embedded",
-        title: "A program that swaps its own memory: the library, and MADV_PAGEOUT".to_owned(),
+        title: "Explicit page-out by a program: the library, and MADV_PAGEOUT".to_owned(),
         axis: "MiB/s (log)".to_owned(),
         clusters: clusters.collect(),
     }
@@ -148,13 +149,13 @@ fn redis(all: &Experiments) -> Chart {
     });
     Chart {
         file: "redis",
-        title: "Redis with more than half of its keys swapped out at any time".to_owned(),
+        title: "Redis with more than half of its keys swapped out".to_owned(),
         axis: "requests / s (log)".to_owned(),
         clusters: clusters.collect(),
     }
 }
 
-/// The designs of `free` that are shown.
+/// The variants of `free` in the chart.
 pub const FREES: [&str; 5] = [
     "pool-lock",
     "outside-lock",
@@ -179,7 +180,7 @@ fn frees(all: &Experiments) -> Chart {
                 ];
                 let value = all.number("free", &wanted, field)?;
                 Some(Bar {
-                    contestant: variant.to_owned(),
+                    name: variant.to_owned(),
                     value,
                     runs: Vec::new(),
                 })
@@ -195,14 +196,14 @@ fn frees(all: &Experiments) -> Chart {
     }
     Chart {
         file: "free",
-        title: "Freeing compressed objects: pool lock, outside it, class index, deferred, bulk"
+        title: "Freeing compressed objects: pool lock, outside lock, class index, deferred, bulk"
             .to_owned(),
-        axis: "ns a free (log)".to_owned(),
+        axis: "ns per free (log)".to_owned(),
         clusters,
     }
 }
 
-/// All contestants of one workload.
+/// The bars of all backends for one workload.
 fn kernel(
     all: &Experiments,
     workload: &str,
@@ -210,9 +211,9 @@ fn kernel(
     data: Option<&str>,
     metric: &str,
 ) -> Option<Cluster> {
-    let row = |contestant: &str| {
+    let row = |backend: &str| {
         all.rows("kernel").find(|row| {
-            row["contestant"] == contestant
+            row["contestant"] == backend
                 && row["workload"] == workload
                 && row["processes"] == processes
                 && row["metric"] == metric
@@ -221,11 +222,11 @@ fn kernel(
     };
     let bars: Vec<Bar> = SHOWN
         .into_iter()
-        .filter_map(|contestant| {
-            let row = row(contestant)?;
+        .filter_map(|backend| {
+            let row = row(backend)?;
             let runs = row["values"].as_array().into_iter().flatten();
             Some(Bar {
-                contestant: contestant.to_owned(),
+                name: backend.to_owned(),
                 value: row["value"].as_f64().filter(|value| *value > 0.0)?,
                 runs: runs
                     .filter_map(Value::as_f64)
@@ -237,7 +238,7 @@ fn kernel(
     if bars.is_empty() {
         return None;
     }
-    let megabytes = row(&bars[0].contestant)?["megabytes"].as_u64().unwrap_or(0);
+    let megabytes = row(&bars[0].name)?["megabytes"].as_u64().unwrap_or(0);
     Some(Cluster {
         label: format!("{megabytes} MB"),
         bars,

@@ -1,4 +1,4 @@
-//! The published figures, each beside the same measurement here.
+//! The published figures, each beside the corresponding measurement on this host.
 
 mod frees;
 
@@ -6,33 +6,38 @@ use serde_json::Value;
 
 use super::source::Experiments;
 
-/// A published figure and ours.
+/// A published figure and the corresponding measurement.
 #[derive(Debug)]
 pub struct Line {
-    /// Who measured what, there.
+    /// What was measured.
     pub what: String,
-    /// The figures before and after there.
+    /// The published figures, before and after.
     pub published: &'static str,
-    /// How many times better it became there.
+    /// The published gain; above 1 is better.
     pub published_gain: Option<f64>,
-    /// What the two figures here are, and of which experiment.
+    /// Experiment and variants of the two figures measured here.
     pub here: String,
+    /// The replaced design, here.
     pub before: Option<f64>,
+    /// memfold's, here.
     pub after: Option<f64>,
+    /// Unit of both.
     pub unit: &'static str,
-    /// Whether more is better.
+    /// Whether a larger figure is better.
     pub more_is_better: bool,
 }
 
-/// The lines of one thread.
+/// The lines of one mailing-list thread.
 #[derive(Debug)]
 pub struct Thread {
+    /// Its subject and date.
     pub title: &'static str,
+    /// Its lines.
     pub lines: Vec<Line>,
 }
 
 impl Line {
-    /// How many times better ours is than what it replaces here.
+    /// The gain measured here; above 1 is better.
     pub fn gain(&self) -> Option<f64> {
         let (before, after) = (self.before?, self.after?);
         let gain = if self.more_is_better {
@@ -44,7 +49,7 @@ impl Line {
     }
 }
 
-/// All threads.
+/// All mailing-list threads.
 pub fn threads(all: &Experiments) -> Vec<Thread> {
     vec![
         Thread {
@@ -70,7 +75,7 @@ pub fn threads(all: &Experiments) -> Vec<Thread> {
     ]
 }
 
-/// A line whose two figures are medians of `kernel` under zram:lz4 and memfold.
+/// A line with medians of `kernel` under zram:lz4 and memfold.
 fn against_zram(
     all: &Experiments,
     what: &str,
@@ -78,13 +83,13 @@ fn against_zram(
     (workload, processes, metric): (&str, u64, &str),
     unit: &'static str,
 ) -> Line {
-    let figure = |contestant| all.kernel(contestant, workload, processes, metric);
+    let figure = |backend| all.kernel(backend, workload, processes, metric);
     let embedded = "memfold-embedded";
     let (ours, name) = match figure(embedded) {
         Some(_) => (embedded, "embedded"),
         None => ("memfold", "memfold run"),
     };
-    // The sizes in the names are those at scale 1.
+    // A workload's name has its size at scale 1, so print the actual size too.
     let wanted = [
         ("workload", workload.into()),
         ("processes", processes.into()),
@@ -111,7 +116,7 @@ fn swap_table(all: &Experiments) -> Vec<Line> {
     lines
 }
 
-/// A field of one design in the experiment `table`.
+/// A field of one variant of the experiment `table`.
 fn of_table(
     all: &Experiments,
     variant: &str,
@@ -134,7 +139,7 @@ fn swap_table_end_to_end(all: &Experiments) -> Vec<Line> {
         ),
         against_zram(
             all,
-            "the same: system time (all processor time here)",
+            "the same: system time (CPU time here)",
             ("220.9 → 160.4 s", Some(1.377)),
             ("usemem", 4, "cpu_total_s"),
             "s",
@@ -217,7 +222,7 @@ fn swap_table_usemem(all: &Experiments) -> Vec<Line> {
             "MB/s",
         ),
         (
-            "processor time",
+            "CPU time",
             "−27 %, −17 % (system time)",
             1.377,
             "cpu_seconds",
@@ -243,7 +248,7 @@ fn swap_table_memory(all: &Experiments) -> Line {
     let full = [("fill", "full".into())];
     let static_slot = all.kernel("zram:lz4", "memhog", 1, "bytes_per_slot_at_rest");
     Line {
-        what: "memory a slot, full".to_owned(),
+        what: "memory per slot, full".to_owned(),
         published: "3 static + 8 → 8 bytes, none static",
         published_gain: Some(11.0 / 8.0),
         here: match static_slot {
@@ -294,9 +299,9 @@ fn virtual_slots(all: &Experiments) -> Vec<Line> {
         ),
     ] {
         let variants = [
-            ("virtual-without-any", "virtual slots, no measure"),
+            ("virtual-without-any", "virtual slots, no optimisation"),
             ("virtual-without-recent-cluster", "without recent clusters"),
-            ("virtual", "all three measures"),
+            ("virtual", "all three optimisations"),
         ];
         for ((variant, what), (figure, time)) in variants.into_iter().zip(published) {
             lines.push(line(workload, variant, what, figure, Some(1.0 / time)));
@@ -358,7 +363,7 @@ fn chains(all: &Experiments) -> Vec<Line> {
             false,
         ),
         line(
-            "class 368: spanning objects a zspage",
+            "class 368: spanning objects per zspage",
             "7 → 0",
             None,
             class("min-waste", 368),
@@ -367,7 +372,7 @@ fn chains(all: &Experiments) -> Vec<Line> {
             false,
         ),
         line(
-            "class 640: spanning objects a zspage",
+            "class 640: spanning objects per zspage",
             "4 → 2",
             Some(2.0),
             class("min-waste", 640),
@@ -408,21 +413,21 @@ fn exit(all: &Experiments) -> Vec<Line> {
             "sync-bulk",
         ),
         line(
-            "until the killed programs are gone",
+            "until the killed programs have exited",
             unpublished,
             None,
             "gone_ms",
             "sync-bulk",
         ),
         line(
-            "until their memory is back",
+            "until their memory is freed",
             unpublished,
             None,
             "returned_ms",
             "sync-bulk",
         ),
         line(
-            "processor time of all but the next program",
+            "CPU time of all but the next program",
             unpublished,
             None,
             "cpu_ms",
@@ -430,14 +435,14 @@ fn exit(all: &Experiments) -> Vec<Line> {
         ),
         against_zram(
             all,
-            "cold start while six programs end (zram, memfold)",
+            "cold start while six programs exit (zram, memfold)",
             ("1512 → 1204 ms", Some(1.26)),
             ("exit", 6, "newcomer_ms"),
             "ms",
         ),
         against_zram(
             all,
-            "until the six are gone",
+            "until the six have exited",
             ("not published", None),
             ("exit", 6, "gone_ms"),
             "ms",
@@ -454,16 +459,16 @@ mod tests {
     use super::{super::source::Experiment, *};
     use crate::kernel::{GROUPS, known};
 
-    /// What `kernel` would print for its own cases and metrics.
+    /// A `kernel` report with all its cases and metrics.
     fn all_of_kernel() -> Experiments {
         let mut rows = Vec::new();
         for case in known::cases(GROUPS, 1.0).unwrap() {
-            for contestant in ["zram:lz4", "memfold", "memfold-embedded"] {
-                if !case.admits(&known::Contestant::parse(contestant).unwrap()) {
+            for backend in ["zram:lz4", "memfold", "memfold-embedded"] {
+                if !case.admits(&known::Backend::parse(backend).unwrap()) {
                     continue;
                 }
                 for metric in known::METRICS {
-                    rows.push(json!({ "contestant": contestant, "workload": case.workload,
+                    rows.push(json!({ "contestant": backend, "workload": case.workload,
                         "processes": case.processes, "metric": metric.name, "value": 2.0 }));
                 }
             }
@@ -475,9 +480,9 @@ mod tests {
         }])
     }
 
-    /// The lines of the other experiments are looked at in `tests/report.rs`.
+    /// `tests/report.rs` checks the lines of the other experiments.
     #[test]
-    fn every_line_about_kernel_names_a_case_and_a_metric_that_there_is() {
+    fn every_line_about_kernel_names_an_existing_case_and_metric() {
         let all = all_of_kernel();
         let lines = threads(&all).into_iter().flat_map(|thread| thread.lines);
         let mut seen = 0;
@@ -489,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gain_is_above_one_where_ours_is_better() {
+    fn a_gain_is_above_one_if_memfold_is_better() {
         let json = json!({ "experiment": "kernel", "rows": [
             { "contestant": "zram:lz4", "workload": "munmap-64", "processes": 1,
               "metric": "munmap_ms", "value": 10.0 },
@@ -516,6 +521,6 @@ mod tests {
         };
         assert_eq!(gain("munmap of 64 MB"), Some(20.0));
         assert_eq!(gain("31 × 1 GB"), Some(0.5));
-        assert_eq!(gain("BGSAVE"), None, "not measured is not invented");
+        assert_eq!(gain("BGSAVE"), None, "not measured, so no gain");
     }
 }

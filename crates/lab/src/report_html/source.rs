@@ -1,4 +1,4 @@
-//! The experiments' JSON, and questions about it.
+//! The experiments' JSON, and queries on it.
 
 use std::{
     fs,
@@ -11,26 +11,29 @@ use serde_json::Value;
 /// One experiment's output.
 #[derive(Debug, Clone)]
 pub struct Experiment {
+    /// Name of the experiment.
     pub name: String,
+    /// Its JSON file.
     pub file: PathBuf,
+    /// Its content.
     pub json: Value,
 }
 
-/// All that a report is made from.
+/// The experiments of a report.
 #[derive(Debug, Default)]
 pub struct Experiments(pub Vec<Experiment>);
 
 impl Experiment {
-    /// Reads what `memfold-lab X --json` printed.
+    /// Reads the output of an experiment with `--json`.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = fs::read_to_string(file)
-            .with_context(|| format!("{} cannot be read", file.display()))?;
+        let text =
+            fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let json: Value = serde_json::from_str(&text)
-            .with_context(|| format!("{} is not an experiment's JSON", file.display()))?;
+            .with_context(|| format!("{} is not the JSON of an experiment", file.display()))?;
         let name = json["experiment"].as_str().unwrap_or_default().to_owned();
         ensure!(
             !name.is_empty() && json["rows"].is_array(),
-            "{} is not an experiment's JSON",
+            "{} is not the JSON of an experiment",
             file.display()
         );
         Ok(Self {
@@ -45,7 +48,7 @@ impl Experiment {
         self.json["rows"].as_array().into_iter().flatten()
     }
 
-    /// Its remarks.
+    /// Its notes.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.json["notes"]
             .as_array()
@@ -56,7 +59,7 @@ impl Experiment {
 }
 
 impl Experiments {
-    /// The rows of one experiment, whose parts may be in several files.
+    /// The rows of one experiment, possibly from several files.
     pub fn rows<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Value> {
         self.0
             .iter()
@@ -64,13 +67,13 @@ impl Experiments {
             .flat_map(Experiment::rows)
     }
 
-    /// The first row in which all fields are as wanted.
+    /// The first row with these fields.
     pub fn find<'a>(&'a self, name: &'a str, wanted: &[(&str, Value)]) -> Option<&'a Value> {
         self.rows(name)
             .find(|row| wanted.iter().all(|(field, value)| row[*field] == *value))
     }
 
-    /// A number of that row.
+    /// A numeric field of that row.
     pub fn number(&self, name: &str, wanted: &[(&str, Value)], field: &str) -> Option<f64> {
         self.find(name, wanted)?[field].as_f64()
     }
@@ -78,13 +81,13 @@ impl Experiments {
     /// A median of the `kernel` experiment.
     pub fn kernel(
         &self,
-        contestant: &str,
+        backend: &str,
         workload: &str,
         processes: u64,
         metric: &str,
     ) -> Option<f64> {
         let wanted = [
-            ("contestant", contestant.into()),
+            ("contestant", backend.into()),
             ("workload", workload.into()),
             ("processes", processes.into()),
             ("metric", metric.into()),
@@ -99,7 +102,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn rows_are_found_by_what_they_are_about() {
+    fn rows_are_found_by_their_fields() {
         let kernel = |processes: u64, value: f64| {
             json!({ "experiment": "kernel", "rows": [{ "contestant": "memfold",
                 "workload": "munmap-256", "processes": processes, "metric": "munmap_ms",

@@ -12,7 +12,7 @@ use super::{
 use crate::kernel::find_metric;
 use crate::report::Samples;
 
-/// The contestants, in the order of the columns, and what they are called.
+/// The backends in the order of the columns, and their column titles.
 const COLUMNS: [(&str, &str); 4] = [
     ("native", "native"),
     ("zram:lz4", "zram"),
@@ -20,7 +20,7 @@ const COLUMNS: [(&str, &str); 4] = [
     ("memfold", "memfold"),
 ];
 
-/// A row for each: workload, metric, and what it says. `{all}` and `{resident}` are megabytes.
+/// The rows: workload, metric, title. `{all}` and `{resident}` stand for sizes in MB.
 const ROWS: &[(&str, &str, &str)] = &[
     (
         "cpython",
@@ -85,7 +85,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     (
         "munmap-256",
         "timed_cpu_ms",
-        "the same: all processor time until everything is freed",
+        "the same: all CPU time until everything is freed",
     ),
     ("overhead-cpython", "seconds", "CPython far below the limit"),
     (
@@ -100,7 +100,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The table, with what it was measured on above it; `None` where nothing of it was measured.
+/// The table, below a description of the host; `None` if no row was measured.
 pub fn markdown(all: &Experiments) -> Option<String> {
     let rows = ROWS.iter().filter_map(|row| line(all, *row));
     let rows: Vec<String> = rows.collect();
@@ -110,15 +110,16 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     }
     let fact = |name: &str| kernel.json[name].as_str().unwrap_or("unknown").to_owned();
     let mut text = format!(
-        "Medians of runs in turn, on {}; commit {}, scale {}.\n",
+        "Medians of alternated runs on {}; commit {}, scale {}.\n",
         fact("host"),
         fact("commit"),
         kernel.json["scale"]
     );
-    text += "zram compresses with LZ4. The last column is how many times better memfold is than \
-             zram (far below the\nlimit: than native), with the least and the most of the rounds that \
-             both took part in, and how many\nthose are; below 1 it is worse. Pages that are written, \
-             read and unmapped compress as those recorded of real programs (about 2.4:1 with LZ4).\n";
+    text += "zram compresses with LZ4. The last columns are the ratio of memfold to zram (far below the \
+             limit: to native; below 1\nmemfold is worse), with the smallest and largest ratio of a \
+             round, and the number of rounds that both completed.\nThe pages of page-out, swap-in and \
+             munmap compress like those recorded of real \
+             programs (about 2.4:1 with LZ4).\n";
     let mut notes: Vec<&str> = Vec::new();
     for one in all.0.iter().filter(|one| one.name == "kernel") {
         notes.extend(
@@ -130,11 +131,11 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     for note in notes {
         let _ = writeln!(text, "{note}.");
     }
-    for (workload, contestant, times) in killed(all) {
+    for (workload, backend, times) in killed(all) {
         let _ = writeln!(
             text,
-            "Under {contestant} the kernel killed {workload} {times} times for want of memory, although \
-             swap was free; those runs were repeated."
+            "Under {backend} the OOM killer killed {workload} {times} times although swap was free; \
+             those runs were repeated."
         );
     }
     let names = COLUMNS.map(|(_, name)| name).join(" | ");
@@ -146,7 +147,7 @@ pub fn markdown(all: &Experiments) -> Option<String> {
     Some(text)
 }
 
-/// Workloads, contestants, and how many runs of the one under the other the kernel killed.
+/// Workload, backend, and the number of OOM-killed runs.
 fn killed(all: &Experiments) -> BTreeSet<(&str, &str, u64)> {
     all.rows("kernel")
         .filter_map(|row| {
@@ -159,13 +160,13 @@ fn killed(all: &Experiments) -> BTreeSet<(&str, &str, u64)> {
 
 /// One row, if it was measured.
 fn line(all: &Experiments, (workload, metric, what): (&str, &str, &str)) -> Option<String> {
-    // A whole report has more cases of some of them: with several processes, with other contents.
+    // A full report has further cases, with several processes or other contents.
     let group = groups_of(all, |row| {
         row["workload"] == workload && row["processes"] == 1 && row["data"] != "phrases"
     });
     let rows = &group.first()?.rows;
-    let of = |contestant: &str| {
-        let wanted = |row: &&Value| row["contestant"] == contestant && row["metric"] == metric;
+    let of = |backend: &str| {
+        let wanted = |row: &&Value| row["contestant"] == backend && row["metric"] == metric;
         rows.iter().copied().find(wanted)
     };
     let ours = of("memfold")?;
@@ -173,7 +174,7 @@ fn line(all: &Experiments, (workload, metric, what): (&str, &str, &str)) -> Opti
     let what = what
         .replace("{all}", &ours["megabytes"].to_string())
         .replace("{resident}", &resident);
-    let cells = COLUMNS.map(|(contestant, _)| of(contestant).map_or("–".to_owned(), figure));
+    let cells = COLUMNS.map(|(backend, _)| of(backend).map_or("–".to_owned(), figure));
     let reference = if workload.starts_with("overhead-") {
         of("native")
     } else {
@@ -199,8 +200,8 @@ fn figure(row: &Value) -> String {
     }
 }
 
-/// The ratio of the medians, and the least and the most of those of single rounds; with the number of
-/// rounds that both have taken part in.
+/// The ratio of the medians with the smallest and largest ratio of a round, and the number of
+/// rounds that both completed.
 fn better(ours: &Value, reference: &Value, metric: &str) -> (String, usize) {
     let samples = |row: &Value| {
         let mut samples = Samples::new();
@@ -211,7 +212,7 @@ fn better(ours: &Value, reference: &Value, metric: &str) -> (String, usize) {
         samples
     };
     let (ours, reference) = (samples(ours), samples(reference));
-    let metric = find_metric(metric).expect("the table's rows name metrics that there are");
+    let metric = find_metric(metric).expect("ROWS names existing metrics");
     let (our_median, their_median) = ours.medians_beside(&reference);
     let ratio = metric.times_better(our_median, their_median);
     let pairs = ours.values().into_iter().zip(reference.values());
@@ -253,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn every_row_is_of_a_case_and_a_metric_that_there_are() {
+    fn every_row_names_an_existing_case_and_metric() {
         let mut rows = Vec::new();
         let cases = known::cases(&workload_names(&["summary"]), 1.0).unwrap();
         for case in &cases {
-            for contestant in ["native", "memfold"] {
+            for backend in ["native", "memfold"] {
                 for metric in known::METRICS {
-                    rows.push(json!({ "contestant": contestant, "workload": case.workload,
+                    rows.push(json!({ "contestant": backend, "workload": case.workload,
                         "processes": case.processes, "data": case.data, "megabytes": case.megabytes,
                         "metric": metric.name, "value": 2.0, "unit": metric.unit, "runs": 1 }));
                 }
@@ -272,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_stays_in() {
-        let row = |contestant: &str, value: f64, values: &[f64]| {
-            json!({ "contestant": contestant, "workload": "cpython", "processes": 1,
+    fn rows_in_which_memfold_is_worse_are_kept() {
+        let row = |backend: &str, value: f64, values: &[f64]| {
+            json!({ "contestant": backend, "workload": "cpython", "processes": 1,
                 "data": null, "megabytes": 178, "resident_megabytes": 30, "metric": "seconds",
-                "killed": if contestant == "memfold" { 0 } else { 7 },
+                "killed": if backend == "memfold" { 0 } else { 7 },
                 "value": value, "unit": "s", "runs": values.len(), "values": values })
         };
-        // The third round was the kernel's last.
+        // zram completed only two rounds.
         let rows = vec![
             row("zram:lz4", 4.0, &[3.9, 4.1]),
             row("memfold", 5.2, &[5.2, 4.8, 7.0]),
@@ -292,8 +293,8 @@ mod tests {
             table.contains("commit abc") && table.contains("with lzo here."),
             "{table}"
         );
-        let killed = "Under zram:lz4 the kernel killed cpython 7 times";
+        let killed = "Under zram:lz4 the OOM killer killed cpython 7 times";
         assert_eq!(table.matches(killed).count(), 1, "{table}");
-        assert_eq!(table.matches("the kernel killed").count(), 1, "{table}");
+        assert_eq!(table.matches("the OOM killer killed").count(), 1, "{table}");
     }
 }

@@ -1,5 +1,5 @@
-//! The programs of the mix, and what keeps each of them busy. This runs under memfold itself, as
-//! the program that starts the others.
+//! Starts the programs of the mix and drives them. This process runs under memfold, as the parent
+//! of the programs.
 
 use std::{
     fs::{self, File},
@@ -20,27 +20,29 @@ use crate::{
     kernel::{redis, start_to_end_with_us},
 };
 
-/// The hidden subcommand that starts the others.
+/// The hidden subcommand that starts the programs.
 pub const GUESTS: &str = "soak-guests";
+/// Its options.
 pub const GUESTS_OPTIONS: &[&str] = &["folder", "guests", "python"];
 
-/// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two requests: the mix leaves the machine some time.
+/// How long one request may take before the run fails. Too small a value fails on a busy machine.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay between two requests to node. A smaller value loads the machine more.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Keys of 1000 bytes that Redis holds.
 const REDIS_KEYS: usize = 20_000;
-/// Between two rounds of overwriting and saving everything.
+/// Delay between two rounds of overwriting and saving all keys.
 const REDIS_PAUSE: Duration = Duration::from_millis(300);
 
-/// What the programs share.
+/// State shared by the threads that drive the programs.
 struct Mix {
     folder: PathBuf,
     python: String,
-    /// So many are not ready yet.
+    /// Number of programs that are not ready yet.
     starting: AtomicUsize,
 }
 
-/// Runs the programs until standard input ends, or the first of them fails.
+/// Runs the programs until end of file on standard input, or until one fails.
 pub fn run(options: &Options) -> Result<()> {
     let guests = options.list("guests", "");
     let guests: Vec<Guest> = guests
@@ -58,13 +60,14 @@ pub fn run(options: &Options) -> Result<()> {
             let mix = &mix;
             scope.spawn(move || {
                 if let Err(error) = mix.run(guest) {
-                    // The others get a signal as this process ends.
+                    // The kernel sends the others SIGKILL (PR_SET_PDEATHSIG) when this process
+                    // exits.
                     eprintln!("memfold-lab: {}: {error:#}", guest.name());
                     std::process::exit(1);
                 }
             });
         }
-        // At its end, whoever started this has had enough, or is gone.
+        // End of file: the lab stops the run, or has exited.
         let read = stdin().read_to_end(&mut Vec::new());
         fs::remove_file(mix.going())?;
         read.context("standard input").map(drop)
@@ -72,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 impl Mix {
-    /// The file that is there as long as the programs are to run.
+    /// The programs run while this file exists.
     fn going(&self) -> PathBuf {
         self.folder.join("going")
     }
@@ -106,36 +109,36 @@ impl Mix {
         command
     }
 
-    /// Starts one of those that run while the file is there, and waits for its first line.
+    /// Starts a program that runs while the file exists, and waits for its first line.
     fn start(&self, guest: Guest) -> Result<(Child, String)> {
         let mut command = self.command(guest);
         command.arg(self.going());
         let mut child = start(&mut command)?;
-        let output = child.stdout.take().context("it has no output")?;
+        let output = child.stdout.take().context("no standard output")?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
-        ensure!(!line.is_empty(), "it ended with {}", child.wait()?);
+        ensure!(!line.is_empty(), "exited with {}", child.wait()?);
         Ok((child, line.trim().to_owned()))
     }
 
-    fn is_ready(&self) {
+    fn mark_ready(&self) {
         if self.starting.fetch_sub(1, Ordering::Relaxed) == 1 {
             println!("{READY}");
         }
     }
 
-    /// One that needs nobody to keep it busy.
+    /// Runs a program that needs no requests.
     fn watch(&self, guest: Guest) -> Result<()> {
         let (child, _) = self.start(guest)?;
-        self.is_ready();
+        self.mark_ready();
         self.end(child)
     }
 
     fn ask_node(&self) -> Result<()> {
         let (child, port) = self.start(Guest::Node)?;
         let mut stream = BufReader::new(TcpStream::connect(("127.0.0.1", port.parse()?))?);
-        stream.get_ref().set_read_timeout(Some(PATIENCE))?;
-        self.is_ready();
+        stream.get_ref().set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        self.mark_ready();
         while self.is_going() {
             if let Err(error) = get(&mut stream) {
                 if self.is_going() {
@@ -168,7 +171,7 @@ impl Mix {
             let wrong = client.wrong_keys(REDIS_KEYS, value)?;
             ensure!(wrong == 0, "WRONG RESULT: {wrong} keys");
             if round == 0 {
-                self.is_ready();
+                self.mark_ready();
             }
             round += 1;
             thread::sleep(REDIS_PAUSE);
@@ -177,12 +180,12 @@ impl Mix {
         redis::check(&mut server)
     }
 
-    /// Waits for the end of a program, which must not come before it was asked for.
+    /// Waits for a program to exit; exiting before the file is removed is an error.
     fn end(&self, mut child: Child) -> Result<()> {
         let status = child.wait()?;
-        ensure!(status.success(), "it ended with {status}");
+        ensure!(status.success(), "exited with {status}");
         if self.is_going() {
-            bail!("it ended early");
+            bail!("exited before the end of the run");
         }
         Ok(())
     }
@@ -192,7 +195,7 @@ fn start(command: &mut Command) -> Result<Child> {
     start_to_end_with_us(command, libc::SIGKILL)
 }
 
-/// One request over a connection that stays.
+/// One request over a persistent connection.
 fn get(stream: &mut BufReader<TcpStream>) -> Result<()> {
     stream
         .get_mut()
@@ -214,11 +217,11 @@ fn get(stream: &mut BufReader<TcpStream>) -> Result<()> {
     }
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
-    ensure!(length > 0, "the server answers nothing");
+    ensure!(length > 0, "the server sent an empty response");
     Ok(())
 }
 
-/// Writes what a program is made of into a folder.
+/// Writes a program to a folder; the C program is compiled.
 pub fn write(guest: Guest, folder: &Path) -> Result<()> {
     let Some(source) = guest.source() else {
         return Ok(());
@@ -231,7 +234,7 @@ pub fn write(guest: Guest, folder: &Path) -> Result<()> {
     fs::write(&file, source)?;
     let mut compiler = Command::new("cc");
     compiler.arg("-O2").arg("-o").arg(&program).arg(&file);
-    let status = compiler.status().context("cc cannot be started")?;
+    let status = compiler.status().context("cannot start cc")?;
     ensure!(status.success(), "cc cannot compile mappings.c: {status}");
     Ok(())
 }

@@ -1,24 +1,26 @@
-//! Which programs take part.
+//! The programs of the mix.
 
 use anyhow::{Context, Result};
 
 use crate::kernel::{find_program, real_python};
 
-/// One of the programs.
+/// A program of the mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guest {
-    /// A server with a constant live heap, all of which it replaces again and again.
+    /// A server that keeps replacing a live heap of constant size.
     Node,
-    /// redis-server, saved while everything in it is overwritten.
+    /// redis-server with background saves while all keys are overwritten.
     Redis,
+    /// Python objects that are replaced, and forks that read them.
     Python,
-    /// A shell that forks all the time.
+    /// A shell that forks continuously.
     Shell,
-    /// Mappings at random addresses.
+    /// mmap and munmap at random addresses.
     Mappings,
 }
 
 impl Guest {
+    /// All programs.
     pub const ALL: [Self; 5] = [
         Self::Node,
         Self::Redis,
@@ -27,6 +29,7 @@ impl Guest {
         Self::Mappings,
     ];
 
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Node => "node",
@@ -37,13 +40,14 @@ impl Guest {
         }
     }
 
+    /// The program of that name.
     pub fn parse(name: &str) -> Result<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|guest| guest.name() == name)
-            .with_context(|| format!("there is no program {name:?}"))
+            .with_context(|| format!("unknown program {name:?}"))
     }
 
-    /// What its file is called.
+    /// Name of its file in the folder.
     pub fn file(self) -> &'static str {
         match self {
             Self::Node => "server.js",
@@ -54,6 +58,7 @@ impl Guest {
         }
     }
 
+    /// Its source, unless it is installed on the host.
     pub fn source(self) -> Option<&'static str> {
         match self {
             Self::Node => Some(include_str!("../../programs/soak/server.js")),
@@ -64,7 +69,7 @@ impl Guest {
         }
     }
 
-    /// Why it cannot run here, if it cannot.
+    /// Why it cannot run on this host, if so.
     pub fn missing(self) -> Option<String> {
         let (found, package) = match self {
             Self::Node => (find_program("node"), "nodejs"),
@@ -75,7 +80,7 @@ impl Guest {
         };
         let error = found.err()?;
         Some(format!(
-            "{} left out: {error:#} (Debian: {package})",
+            "{} is left out: {error:#} (Debian: {package})",
             self.name()
         ))
     }

@@ -1,5 +1,5 @@
-//! Whether memfold grows: a mix of real programs runs under it for a long time, and its own process
-//! is looked at from outside.
+//! Memory growth of memfold's own process, sampled from outside while a mix of programs runs under
+//! it for a long time.
 
 mod guests;
 mod mix;
@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use self::{
     mix::Guest,
     series::Series,
-    supervisor::{FIGURES, Supervisor},
+    supervisor::{COUNTERS, Supervisor},
 };
 use crate::{
     Options,
@@ -29,28 +29,31 @@ use crate::{
     report::{Report, Row, rounded},
 };
 
-/// What the programs say when all of them hold what they will hold.
+/// Printed once every program holds its full data.
 const READY: &str = "ready";
-/// About half of what the programs hold together.
+/// memfold's limit: about half of what the programs hold together.
 const LIMIT: &str = "128M";
+/// Sampling interval.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 const DEFAULT_MINUTES: &str = "10";
-/// Before the first sample: this share of the time they are taken, and at least so much.
+/// Warm-up before the first sample, as a share of the sampling time. A larger share hides slower
+/// initial growth.
 const WARM_UP: f64 = 0.2;
+/// The shortest warm-up.
 const LEAST_WARM_UP: Duration = Duration::from_secs(15);
-/// A sample can be missed on a busy machine, but not many.
+/// Share of the samples that may fail, as on a busy machine.
 const MOST_MISSED: f64 = 0.1;
-/// How often the run is told of where there is no terminal.
+/// Progress lines printed over the whole run.
 const LINES: usize = 10;
 
-/// Runs the mix, and reports what memfold held at the start and at the end, and how it grew.
+/// Runs the mix and reports memfold's counters at the start and the end, and their slope.
 pub fn run(options: &Options) -> Result<Report> {
     let minutes = options.value("minutes").unwrap_or(DEFAULT_MINUTES);
     let time = minutes.parse().ok().map(|minutes: f64| minutes * 60.0);
     let time = time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let time = time.filter(|time| *time >= 12 * SAMPLE_EVERY);
     let time =
-        time.with_context(|| format!("--minutes takes a number, at least 0.2, not {minutes:?}"))?;
+        time.with_context(|| format!("--minutes takes a number of at least 0.2, not {minutes:?}"))?;
     let memfold = find_memfold(options.value("memfold"))?;
     let folder = Scratch::new()?;
     let mut report = Report::new("soak");
@@ -68,10 +71,10 @@ pub fn run(options: &Options) -> Result<Report> {
     let pid = mix.child.id();
     let series = while_running(pid, || mix.watch(&memfold, time))??;
     mix.end()?;
-    for (figure, series) in FIGURES.into_iter().zip(&series) {
+    for (counter, series) in COUNTERS.into_iter().zip(&series) {
         report.add(
             Row::new()
-                .with("figure", figure)
+                .with("figure", counter)
                 .with("at_start", rounded(series.at_start()))
                 .with("at_end", rounded(series.at_end()))
                 .with("slope_per_hour", rounded(series.slope_per_hour()))
@@ -107,24 +110,31 @@ impl Mix {
         Ok(Self { child })
     }
 
-    /// Samples what memfold holds, once everything is warm.
-    fn watch(&mut self, memfold: &Path, time: Duration) -> Result<[Series; FIGURES.len()]> {
-        let output = self.child.stdout.take().context("memfold has no output")?;
+    /// Samples memfold's counters after the warm-up.
+    fn watch(&mut self, memfold: &Path, time: Duration) -> Result<[Series; COUNTERS.len()]> {
+        let output = self
+            .child
+            .stdout
+            .take()
+            .context("memfold has no standard output")?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
-        ensure!(line.trim() == READY, "the programs could not all start");
+        ensure!(
+            line.trim() == READY,
+            "not all programs could start: see the errors above"
+        );
         let supervisor = Supervisor::new(memfold, self.child.id());
         let warm_up = time.mul_f64(WARM_UP).max(LEAST_WARM_UP);
         let steps = time.as_secs() / SAMPLE_EVERY.as_secs();
         let progress = Progress::new(steps as usize);
-        progress.tell(&format!("warming up for {} s", warm_up.as_secs()));
+        progress.message(&format!("warming up for {} s", warm_up.as_secs()));
         self.sleep(Instant::now() + warm_up)?;
-        let mut series: [Series; FIGURES.len()] = Default::default();
+        let mut series: [Series; COUNTERS.len()] = Default::default();
         let mut missed = 0;
         let started = Instant::now();
         for step in 1..=steps as usize {
             self.sleep(started + SAMPLE_EVERY * step as u32)?;
-            // When it is taken, not when it should be.
+            // The time of the sample, not its scheduled time.
             let seconds = started.elapsed().as_secs_f64();
             match supervisor.sample() {
                 Ok(sample) => {
@@ -136,11 +146,14 @@ impl Mix {
                     self.check()?;
                     missed += 1;
                     let most = (steps as f64 * MOST_MISSED) as usize;
-                    ensure!(missed <= most, "memfold cannot be looked at: {error:#}");
+                    ensure!(
+                        missed <= most,
+                        "cannot sample memfold, {missed} times so far: {error:#}"
+                    );
                 }
             }
             if step * LINES / steps as usize != (step - 1) * LINES / steps as usize {
-                progress.tell(&describe(seconds, &series));
+                progress.message(&describe(seconds, &series));
             }
             progress.step();
         }
@@ -148,16 +161,17 @@ impl Mix {
         Ok(series)
     }
 
-    /// Until then, or until memfold ends.
+    /// Sleeps until a time; fails if memfold exits before.
     fn sleep(&mut self, until: Instant) -> Result<()> {
-        const LOOK: Duration = Duration::from_millis(100);
+        /// Interval between checks that memfold still runs.
+        const POLL_INTERVAL: Duration = Duration::from_millis(100);
         loop {
             self.check()?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
             }
-            std::thread::sleep(left.min(LOOK));
+            std::thread::sleep(left.min(POLL_INTERVAL));
         }
     }
 
@@ -165,43 +179,48 @@ impl Mix {
         let status = self.child.try_wait()?;
         ensure!(
             status.is_none(),
-            "memfold or a program of the mix ended early: see above"
+            "memfold or a program of the mix exited early: see the errors above"
         );
         Ok(())
     }
 
-    /// Has the programs end, which must go well, and memfold with them.
+    /// Stops the programs, and with them memfold. All must exit with status 0.
     fn end(mut self) -> Result<()> {
-        const PATIENCE: Duration = Duration::from_secs(60);
+        /// How long memfold may take to exit.
+        const TIMEOUT: Duration = Duration::from_secs(60);
         drop(self.child.stdin.take());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
-            ensure!(Instant::now() < deadline, "memfold does not end");
+            ensure!(
+                Instant::now() < deadline,
+                "memfold did not exit within {} s",
+                TIMEOUT.as_secs()
+            );
             std::thread::sleep(Duration::from_millis(20));
         };
-        ensure!(status.success(), "the programs ended with {status}");
+        ensure!(status.success(), "the programs exited with {status}");
         Ok(())
     }
 }
 
 impl Drop for Mix {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both fail if it was reaped already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What was seen last.
+/// The latest samples as a progress line.
 fn describe(seconds: f64, series: &[Series]) -> String {
-    let last = FIGURES.into_iter().zip(series).map(|(figure, series)| {
+    let last = COUNTERS.into_iter().zip(series).map(|(counter, series)| {
         let value = series.last().unwrap_or_default();
-        match figure.strip_suffix("_bytes") {
+        match counter.strip_suffix("_bytes") {
             Some(name) => format!("{name} {:.1} MiB", value / f64::from(1 << 20)),
-            None => format!("{figure} {value}"),
+            None => format!("{counter} {value}"),
         }
     });
     format!("{seconds:.0} s: {}", last.collect::<Vec<_>>().join(", "))

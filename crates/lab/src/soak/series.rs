@@ -1,36 +1,40 @@
-//! One figure over time.
+//! One counter over time.
 
 use crate::report::Samples;
 
-/// More are not compared with each other: in a long run each is of more samples.
+/// Most points that the slope is computed from; the work is quadratic in it. In a long run each
+/// point covers more samples.
 const MOST_POINTS: usize = 400;
-/// Samples that a point is made of. With more, what lasts longer does not count.
+/// Fewest samples per point. A larger value filters out longer transients.
 const LEAST_SAMPLES: usize = 6;
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
-/// Samples of one figure: when (in seconds), and what.
+/// Samples of one counter: time in seconds, and value.
 #[derive(Debug, Default)]
 pub struct Series(Vec<(f64, f64)>);
 
 impl Series {
+    /// Adds a sample.
     pub fn push(&mut self, seconds: f64, value: f64) {
         self.0.push((seconds, value));
     }
 
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// The latest value.
     pub fn last(&self) -> Option<f64> {
         self.0.last().map(|&(_, value)| value)
     }
 
-    /// The least of the first tenth: forks and saves come on top of it for a while.
+    /// The minimum of the first tenth: forks and saves add to it temporarily.
     pub fn at_start(&self) -> f64 {
         least(&self.0[..self.tenth()])
     }
 
-    /// The least of the last tenth.
+    /// The minimum of the last tenth.
     pub fn at_end(&self) -> f64 {
         least(&self.0[self.0.len() - self.tenth()..])
     }
@@ -39,8 +43,8 @@ impl Series {
         self.0.len().div_ceil(10)
     }
 
-    /// The median slope between all pairs of points (Theil and Sen), each the least of some samples in
-    /// a row: what is there for a while, as while a program forks or saves, does not tilt it.
+    /// The Theil-Sen slope: the median slope of all pairs of points. A point is the minimum of
+    /// consecutive samples, so that transients of forks and saves do not tilt it.
     pub fn slope_per_hour(&self) -> f64 {
         let points = self.points();
         let slopes = points.iter().enumerate().flat_map(|(index, one)| {
@@ -50,14 +54,14 @@ impl Series {
         median(slopes) * SECONDS_PER_HOUR
     }
 
-    /// At most [`MOST_POINTS`], each of at least [`LEAST_SAMPLES`] samples.
+    /// At most [`MOST_POINTS`], each the minimum of at least [`LEAST_SAMPLES`] samples.
     fn points(&self) -> Vec<(f64, f64)> {
         let size = self.0.len().div_ceil(MOST_POINTS).max(LEAST_SAMPLES);
         let point = |part: &[(f64, f64)]| {
             let times = median(part.iter().map(|&(seconds, _)| seconds));
             (times, least(part))
         };
-        // A rest is too short to tell the least.
+        // A shorter remainder is dropped: its minimum would be biased.
         self.0.chunks_exact(size).map(point).collect()
     }
 }
@@ -97,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_is_summed_up() {
+    fn a_long_run_is_reduced_to_a_bounded_number_of_points() {
         let long = series(10_000, |second| second as f64);
         assert!(long.points().len() <= MOST_POINTS);
         assert!((long.slope_per_hour() - SECONDS_PER_HOUR).abs() < 1.0);

@@ -1,4 +1,4 @@
-//! What memfold's own process holds, seen from outside.
+//! Memory and descriptors of memfold's own process, read from outside.
 
 use std::{
     fs,
@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// The figures, as they are reported.
-pub const FIGURES: [&str; 6] = [
+/// The counters, by their names in the report.
+pub const COUNTERS: [&str; 6] = [
     "descriptors",
     "threads",
     "mappings",
@@ -27,32 +27,33 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
+    /// The supervisor with this PID; `memfold` is the binary to run `stat` with.
     pub fn new(memfold: &Path, pid: u32) -> Self {
         let memfold = memfold.to_owned();
         Self { memfold, pid }
     }
 
-    /// All figures now, in the order of [`FIGURES`].
-    pub fn sample(&self) -> Result<[f64; FIGURES.len()]> {
+    /// Reads all counters, in the order of [`COUNTERS`].
+    pub fn sample(&self) -> Result<[f64; COUNTERS.len()]> {
         let maps = self.read("maps")?;
         let status = self.read("status")?;
         let anonymous = kibibytes(&status, "RssAnon:").context("status has no RssAnon")? * 1024;
         let stat = self.stat()?;
         let number = |name: &str| {
             let value = stat[name].as_u64();
-            value.with_context(|| format!("memfold stat tells no {name}"))
+            value.with_context(|| format!("memfold stat prints no {name}"))
         };
         let (pool, tables) = (number("pool_bytes")?, number("metadata_bytes")?);
-        let figures = [
+        let counters = [
             self.count("fd")?,
             self.count("task")?,
             maps.lines().count() as u64,
-            // What is neither: the allocator's, stacks, and buffers. Page states are in the heap too.
+            // The rest: heap with the page states, stacks, buffers.
             anonymous.saturating_sub(pool + tables),
             tables,
             pool,
         ];
-        Ok(figures.map(|figure| figure as f64))
+        Ok(counters.map(|counter| counter as f64))
     }
 
     fn path(&self, name: &str) -> String {
@@ -61,12 +62,12 @@ impl Supervisor {
 
     fn read(&self, name: &str) -> Result<String> {
         let path = self.path(name);
-        fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
     }
 
     fn count(&self, folder: &str) -> Result<u64> {
         let path = self.path(folder);
-        let entries = fs::read_dir(&path).with_context(|| format!("{path} cannot be read"))?;
+        let entries = fs::read_dir(&path).with_context(|| format!("cannot read {path}"))?;
         Ok(entries.count() as u64)
     }
 

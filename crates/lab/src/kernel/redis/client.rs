@@ -1,4 +1,4 @@
-//! The few words of Redis' protocol that a comparison needs, pipelined.
+//! A pipelining client for the commands of the Redis protocol that a run needs.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,8 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// Commands per round trip. More need larger buffers on both sides.
 const BATCH: usize = 500;
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a reply or a background save may take before the run fails.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A connection to a server.
 #[derive(Debug)]
@@ -19,16 +21,17 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects to 127.0.0.1.
     pub fn connect(port: u16) -> Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         Ok(Self {
             stream: BufReader::new(stream),
         })
     }
 
-    /// A command of one word, and the line it is answered with.
+    /// Sends a command without arguments and returns its simple-string reply.
     pub fn status(&mut self, command: &str) -> Result<String> {
         self.send(&[vec![command.as_bytes()]])?;
         let line = self.line()?;
@@ -38,7 +41,7 @@ impl Client {
             .to_owned())
     }
 
-    /// Stores the value of every key below `count`.
+    /// SETs every key below `count`.
     pub fn fill(&mut self, count: usize, value: impl Fn(usize) -> Vec<u8>) -> Result<()> {
         for batch in batches(count) {
             let pairs: Vec<_> = batch.map(|index| (key(index), value(index))).collect();
@@ -55,7 +58,7 @@ impl Client {
         Ok(())
     }
 
-    /// How many keys have another value than they should.
+    /// GETs every key below `count` and counts wrong values.
     pub fn wrong_keys(&mut self, count: usize, value: impl Fn(usize) -> Vec<u8>) -> Result<usize> {
         let mut wrong = 0;
         for batch in batches(count) {
@@ -71,26 +74,30 @@ impl Client {
         Ok(wrong)
     }
 
-    /// Waits until the background save has ended, and well.
+    /// Waits until the background save has succeeded.
     pub fn wait_for_save(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             self.send(&[vec![&b"INFO"[..], b"persistence"]])?;
-            let info = self.bulk()?.context("INFO says nothing")?;
+            let info = self.bulk()?.context("INFO returned null")?;
             let info = String::from_utf8_lossy(&info).into_owned();
             if info.contains("rdb_bgsave_in_progress:0") {
                 ensure!(
                     info.contains("rdb_last_bgsave_status:ok"),
-                    "the save failed"
+                    "redis-server: the background save failed"
                 );
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "the save does not end");
+            ensure!(
+                Instant::now() < deadline,
+                "redis-server: the background save did not finish within {} s",
+                TIMEOUT.as_secs()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Ends the server without a save.
+    /// Shuts the server down without a save.
     pub fn shut_down(mut self) -> Result<()> {
         self.send(&[vec![b"SHUTDOWN", b"NOSAVE"]])
     }
@@ -111,14 +118,14 @@ impl Client {
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
-        ensure!(line.ends_with("\r\n"), "the server closed the connection");
+        ensure!(line.ends_with("\r\n"), "redis-server closed the connection");
         Ok(line.trim_end().to_owned())
     }
 
     fn bulk(&mut self) -> Result<Option<Vec<u8>>> {
         let line = self.line()?;
         let Some(length) = line.strip_prefix('$') else {
-            bail!("the server answers {line:?}");
+            bail!("redis-server replied {line:?} instead of a bulk string");
         };
         let Ok(length) = length.parse::<usize>() else {
             return Ok(None);
@@ -136,7 +143,7 @@ fn batches(count: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |first| first..(first + BATCH).min(count))
 }
 
-/// The name that redis-benchmark gives to a key.
+/// The key name that redis-benchmark uses.
 fn key(index: usize) -> Vec<u8> {
     format!("key:{index:012}").into_bytes()
 }

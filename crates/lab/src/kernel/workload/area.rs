@@ -1,4 +1,4 @@
-//! A piece of anonymous memory that a workload swaps out and in.
+//! Anonymous memory that a workload swaps out and in.
 
 use std::{
     fs::File,
@@ -14,20 +14,20 @@ use zsmalloc::{PAGE_SIZE, PageSource};
 use super::{Data, Wrong};
 use crate::{clock::process_cpu, mapping::Mapping};
 
-/// Memory in whole pages, of any origin.
+/// Page-granular memory of the kernel or the library.
 pub trait Pages {
-    /// How many there are.
+    /// Number of pages.
     fn pages(&self) -> usize;
 
     /// The bytes of one page.
     fn page(&mut self, number: usize) -> &mut [u8];
 
-    /// All of it.
+    /// Size in MiB.
     fn mebibytes(&self) -> f64 {
         (self.pages() * PAGE_SIZE) as f64 / (1 << 20) as f64
     }
 
-    /// Writes every page. Returns how long it took.
+    /// Writes every page. Returns the wall time.
     fn write_all(&mut self, data: &Data) -> Duration {
         let started = Instant::now();
         for number in 0..self.pages() {
@@ -42,14 +42,14 @@ pub trait Pages {
         for number in 0..pages {
             if !data.is(self.page(number), number) {
                 bail!(Wrong(format!(
-                    "page {number} of {pages} is not what was written"
+                    "page {number} of {pages} differs from what was written"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Flips one bit in the middle, to show that the checks see it.
+    /// Flips one bit in the middle, to test that the checks detect it.
     fn spoil(&mut self) {
         let middle = self.pages() / 2;
         self.page(middle)[PAGE_SIZE / 2] ^= 1;
@@ -63,33 +63,33 @@ impl Pages for Area {
 
     fn page(&mut self, number: usize) -> &mut [u8] {
         assert!(number < self.pages);
-        // SAFETY: the page lies in the mapping, which is readable, writable and zero at first, and
-        // which only this value refers to: the borrow of `self` covers the slice.
+        // SAFETY: the page lies in the mapping, which is readable, writable and zero-initialised.
+        // Only `self` refers to the mapping, and the slice borrows it.
         unsafe {
             std::slice::from_raw_parts_mut(self.base.as_ptr().add(number * PAGE_SIZE), PAGE_SIZE)
         }
     }
 }
 
-/// What it took to give memory up.
+/// The cost of an unmap.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unmapped {
-    /// How long the caller waited.
+    /// Wall time of the caller.
     pub waited: Duration,
-    /// What the whole process used of its processors for it.
-    pub processor: Duration,
-    /// Where it was.
+    /// CPU time of the whole process.
+    pub cpu: Duration,
+    /// The address range that was unmapped.
     pub place: Option<Place>,
 }
 
-/// Where memory was that is no longer mapped.
+/// An address range that was unmapped.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     base: NonNull<u8>,
     pages: usize,
 }
 
-/// An anonymous private mapping of whole pages, without huge pages.
+/// An anonymous private mapping without huge pages.
 #[derive(Debug)]
 pub struct Area {
     base: NonNull<u8>,
@@ -97,14 +97,15 @@ pub struct Area {
 }
 
 impl Area {
+    /// A new mapping of `pages` zero pages.
     pub fn new(pages: usize) -> Result<Self> {
         let base = Mapping.reserve(pages)?;
         Ok(Self { base, pages })
     }
 
-    /// Asks the kernel to swap all of it out.
+    /// MADV_PAGEOUT of the whole mapping.
     pub fn advise_page_out(&self) -> Result<()> {
-        // SAFETY: the range is this mapping; its contents stay as they are.
+        // SAFETY: the range is this mapping, and the call keeps its contents.
         let failed = unsafe {
             let bytes = self.pages * PAGE_SIZE;
             libc::madvise(self.base.as_ptr().cast(), bytes, libc::MADV_PAGEOUT)
@@ -113,7 +114,7 @@ impl Area {
         Ok(())
     }
 
-    /// How much of it is not in memory, from 0 to 1.
+    /// Fraction of the pages that are not present, from 0 to 1.
     pub fn fraction_out(&self) -> Result<f64> {
         const PRESENT: u8 = 1 << 7;
         let mut entries = vec![0; self.pages * 8];
@@ -125,7 +126,7 @@ impl Area {
         Ok(1.0 - present.count() as f64 / self.pages as f64)
     }
 
-    /// Gives the memory up. Returns what it took.
+    /// Unmaps the memory. Returns the cost.
     pub fn unmap(self) -> Unmapped {
         let Self { base, pages } = self;
         let cpu = process_cpu();
@@ -133,24 +134,24 @@ impl Area {
         drop(self);
         Unmapped {
             waited: started.elapsed(),
-            processor: process_cpu() - cpu,
+            cpu: process_cpu() - cpu,
             place: Some(Place { base, pages }),
         }
     }
 
-    /// Checks that new memory at the same place is new, and takes it away again.
+    /// Maps a range again, checks that it reads as zero and can be written, and unmaps it.
     pub fn check_new(place: Place, data: &mut Data) -> Result<()> {
         let Place { base, pages } = place;
         let mut again = Self::map_at(base, pages)?;
         for number in (0..pages).step_by(61) {
             let page = again.page(number);
             if page.iter().any(|byte| *byte != 0) {
-                bail!(Wrong(format!("page {number} of new memory is not zero")));
+                bail!(Wrong(format!("page {number} of a new mapping is not zero")));
             }
             data.write(page, number + 1);
             if !data.is(again.page(number), number + 1) {
                 bail!(Wrong(format!(
-                    "page {number} of new memory lost what was written"
+                    "page {number} of a new mapping lost what was written"
                 )));
             }
         }
@@ -158,7 +159,7 @@ impl Area {
     }
 
     fn map_at(base: NonNull<u8>, pages: usize) -> Result<Self> {
-        // SAFETY: MAP_FIXED_NOREPLACE touches no existing mapping.
+        // SAFETY: MAP_FIXED_NOREPLACE replaces no existing mapping.
         let address = unsafe {
             libc::mmap(
                 base.as_ptr().cast(),
@@ -183,7 +184,7 @@ impl Area {
 
 impl Drop for Area {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing borrows from it any more.
+        // SAFETY: `self` owns the mapping, and no borrow of it is left.
         unsafe { Mapping.unreserve(self.base, self.pages) };
     }
 }
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_byte_is_found() {
+    fn a_wrong_byte_is_detected() {
         let mut data = Data::new("recorded").unwrap();
         let mut area = Area::new(64).unwrap();
         area.write_all(&data);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapped_memory_comes_back_empty() {
+    fn a_new_mapping_of_an_unmapped_range_is_zero() {
         let mut data = Data::new("phrases").unwrap();
         let mut area = Area::new(256).unwrap();
         assert_eq!(area.fraction_out().unwrap(), 1.0);

@@ -1,18 +1,19 @@
-//! What the workloads write: pages that can be told from their number, and that compress as the
-//! published tests' or as real programs' do.
+//! Page contents: a function of the page number, and compressible like the published tests' or like
+//! real programs' pages.
 
 use anyhow::{Result, bail};
 use zsmalloc::PAGE_SIZE;
 
 use crate::{random::Random, trace};
 
-/// The test of April 2026 fills each page with one of these, over and over.
+/// Each page repeats one of these, as in the published test of April 2026.
 const PHRASES: [&[u8]; 4] = [b"1024 one ", b"1024 two ", b"1024 three ", b"1024 four "];
+/// Bytes of incompressible data to take parts of.
 const NOISE: usize = 64 << 10;
-/// About what lz4 needs for the number and the repeated rest of a page.
+/// Approximate compressed size of a page's stamp and repeated rest under lz4, in bytes.
 const LZ4_OVERHEAD: usize = 56;
 
-/// A kind of contents.
+/// Generates and verifies page contents.
 #[derive(Debug)]
 pub struct Data {
     phrases: [Box<[u8; PAGE_SIZE]>; 4],
@@ -23,8 +24,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// `phrases`: four repeated phrases, page after page. `recorded`: pages that lz4 makes as
-    /// small as those recorded of CPython, node, redis and a compiler, in turn.
+    /// `phrases`: a repeated phrase per page, four in turn. `recorded`: pages that lz4 compresses
+    /// to the sizes recorded of CPython, node, redis and a compiler.
     pub fn new(name: &str) -> Result<Self> {
         let sizes = match name {
             "phrases" => Vec::new(),
@@ -32,7 +33,7 @@ impl Data {
                 .into_iter()
                 .map(|size| size as u16)
                 .collect(),
-            other => bail!("there is no data {other:?}; use phrases or recorded"),
+            other => bail!("--data is phrases or recorded, not {other:?}"),
         };
         let mut random = Random::new(7);
         let noise = (0..NOISE).map(|_| (random.next() >> 24) as u8).collect();
@@ -62,12 +63,12 @@ impl Data {
         page[..8].copy_from_slice(&stamp(number));
     }
 
-    /// Whether the first word is page `number`'s: what a timed pass checks.
+    /// Whether a page starts with the stamp of `number`; the check of timed passes.
     pub fn has_stamp(page: &[u8], number: usize) -> bool {
         page[..8] == stamp(number)
     }
 
-    /// Whether all of it is page `number`'s.
+    /// Whether a page equals page `number` in full.
     pub fn is(&mut self, page: &[u8], number: usize) -> bool {
         let mut expected = std::mem::replace(&mut self.scratch, Box::new([0; PAGE_SIZE]));
         self.write(&mut expected[..], number);
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_wrong_byte_anywhere_is_seen() {
+    fn one_wrong_byte_anywhere_is_detected() {
         for name in ["phrases", "recorded"] {
             let mut data = Data::new(name).unwrap();
             let mut page = [0; PAGE_SIZE];

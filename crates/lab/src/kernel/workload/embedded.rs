@@ -1,5 +1,5 @@
-//! Memory of the library against memory of the kernel, in a program that asks for both itself: no
-//! limit interferes, and all of it is moved out on request.
+//! Memory of the library against anonymous memory with MADV_PAGEOUT, in a program that pages out
+//! explicitly; no limit applies.
 
 use std::time::Instant;
 
@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{Options, clock::process_cpu};
 
-/// Memory that can be asked to leave.
+/// Memory that can be paged out explicitly.
 trait Swapped: Pages {
+    /// Pages all of it out.
     fn page_out(&mut self) -> Result<()>;
 
-    /// Gives it up. Returns what that took, work in the background included.
+    /// Unmaps it. Returns the cost, background work included.
     fn unmap(self, data: &mut Data) -> Result<Unmapped>;
 }
 
@@ -65,29 +66,29 @@ impl Swapped for Folded {
         let started = Instant::now();
         drop(region);
         let waited = started.elapsed();
-        // What happens in the background is part of the cost.
+        // The CPU time of the background release is part of the cost.
         memfold.wait_for_release();
-        let processor = process_cpu() - cpu;
+        let cpu = process_cpu() - cpu;
         let region = memfold.map(length)?;
         let mut again = Self { memfold, region };
         again.write_all(data);
         again.check_all(data)?;
         Ok(Unmapped {
             waited,
-            processor,
+            cpu,
             place: None,
         })
     }
 }
 
-/// One of the phases, which `--order` names, of memory that `--memory` names.
+/// Runs the phase `--order` on memory of kind `--memory`.
 pub fn run(options: &Options) -> Result<Figures> {
     let pages = pages(options)?;
     match options.value("memory").unwrap_or("kernel") {
         "kernel" => phase(options, Area::new(pages)?),
         "memfold" => {
             let bytes = (pages * PAGE_SIZE) as u64;
-            // Room for all of it: nothing moves unless it is asked to.
+            // Twice the region: only explicit page-out reclaims.
             let memfold = Memfold::builder().resident_limit(bytes * 2).build()?;
             let region = memfold.map(pages * PAGE_SIZE)?;
             phase(options, Folded { memfold, region })
@@ -133,7 +134,7 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
             control.check_all(&mut data)?;
             Ok(Figures::default()
                 .with("munmap_ms", took.waited.as_secs_f64() * 1e3)
-                .with("timed_cpu_ms", took.processor.as_secs_f64() * 1e3))
+                .with("timed_cpu_ms", took.cpu.as_secs_f64() * 1e3))
         }
         other => bail!(
             "--order is page-out, sequential, strided, random, sparse or unmap, not {other:?}"

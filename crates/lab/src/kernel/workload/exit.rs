@@ -1,4 +1,4 @@
-//! Programs that end while another starts: the phone of August 2024.
+//! Programs that are killed while another starts, as in the published test of August 2024.
 
 use std::{
     process::{Command, Stdio},
@@ -11,13 +11,13 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{
     Data, Figures, WORKLOAD, WRONG_RESULT, Wrong,
     area::{Area, Pages},
-    crew::{evict, gone_after, start_workers},
     pages,
+    workers::{evict, gone_after, start_workers},
 };
 use crate::Options;
 
-/// Kills `--processes` programs of `--megabytes` each, all swapped out, and starts another at the
-/// same moment, which fills half as much as one of them and checks it.
+/// Kills `--processes` programs of `--megabytes` each, all swapped out, and at the same time starts
+/// the newcomer, which fills and verifies half as much as one of them.
 pub fn run(options: &Options) -> Result<Figures> {
     let mut workers = start_workers(options)?;
     let out = evict(&mut workers, options)?;
@@ -42,12 +42,12 @@ pub fn run(options: &Options) -> Result<Figures> {
     let status = newcomer
         .stdout(Stdio::null())
         .status()
-        .context("the newcomer")?;
+        .context("cannot start the newcomer")?;
     let newcomer_ms = started.elapsed().as_secs_f64() * 1e3;
     if status.code() == Some(WRONG_RESULT) {
-        bail!(Wrong("the newcomer says so".to_owned()));
+        bail!(Wrong("see the newcomer's error above".to_owned()));
     }
-    ensure!(status.success(), "the newcomer ended: {status}");
+    ensure!(status.success(), "the newcomer exited with {status}");
     let mut gone_ms = 0.0_f64;
     for waiter in waiters {
         let gone = waiter
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<Figures> {
         .with("fraction_out", out))
 }
 
-/// The program that starts.
+/// The newcomer's process.
 pub fn newcomer(options: &Options) -> Result<Figures> {
     let mut data = Data::new("recorded")?;
     let mut area = Area::new(pages(options)?)?;

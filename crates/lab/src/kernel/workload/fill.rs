@@ -1,4 +1,4 @@
-//! Workloads of one process that fill memory: page-out, and memhog.
+//! Single-process workloads that fill memory: page-out and memhog.
 
 use std::time::Instant;
 
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::Options;
 
-/// Writes more than fits, page after page: what is written pushes out what was written before.
-/// Then everything is read back and compared, which is not timed.
+/// Writes more memory than the limit allows, page by page, so that each write evicts earlier pages.
+/// Then verifies all pages, untimed.
 pub fn page_out(options: &Options) -> Result<Figures> {
     let mut data = Data::new(options.value("data").unwrap_or("phrases"))?;
     let mut area = Area::new(pages(options)?)?;
@@ -39,7 +39,7 @@ pub fn page_out(options: &Options) -> Result<Figures> {
     Ok(latencies.add_to(figures))
 }
 
-/// As `memhog SIZE`: sets every byte of a large piece of memory, 10 MB at a time.
+/// As `memhog SIZE`: sets every byte of a mapping, 10 MB at a time.
 pub fn memhog(options: &Options) -> Result<Figures> {
     const CHUNK_PAGES: usize = (10 << 20) / PAGE_SIZE;
     const BYTE: u8 = 0xff;
@@ -56,7 +56,9 @@ pub fn memhog(options: &Options) -> Result<Figures> {
     }
     for number in 0..area.pages() {
         if area.page(number).iter().any(|byte| *byte != BYTE) {
-            bail!(Wrong(format!("page {number} is not what was set")));
+            bail!(Wrong(format!(
+                "page {number} differs from what was written"
+            )));
         }
     }
     let mebibytes = area.mebibytes();

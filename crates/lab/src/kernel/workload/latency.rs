@@ -1,27 +1,28 @@
-//! Many short times, and what they amount to.
+//! Latencies of single operations, and their percentiles.
 
 use std::time::Duration;
 
 use super::Figures;
 
-/// Times of single operations.
+/// Latencies in nanoseconds.
 #[derive(Debug)]
 pub struct Latencies(Vec<u32>);
 
 impl Latencies {
-    /// Room for `count`, touched now, so that recording allocates nothing.
+    /// Capacity for `count`, faulted in now, so that recording does not allocate.
     pub fn for_count(count: usize) -> Self {
         let mut times = vec![1; count];
         times.clear();
         Self(times)
     }
 
+    /// Adds a latency.
     pub fn record(&mut self, time: Duration) {
         self.0
             .push(u32::try_from(time.as_nanos()).unwrap_or(u32::MAX));
     }
 
-    /// The middle, the slowest hundredth and the slowest, in microseconds.
+    /// Adds p50, p99 and maximum in microseconds to `figures`.
     pub fn add_to(mut self, figures: Figures) -> Figures {
         self.0.sort_unstable();
         let at = |part: f64| {

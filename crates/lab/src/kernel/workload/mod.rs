@@ -1,8 +1,7 @@
-//! The synthetic workloads: each a process of its own, so that any contestant can run it. It checks
-//! every byte it wrote and prints its figures as one line of JSON.
+//! The synthetic workloads. Each is a process of its own, so that any backend can run it; it
+//! verifies every byte it wrote and prints its figures as one line of JSON.
 
 mod area;
-mod crew;
 mod data;
 mod embedded;
 mod exit;
@@ -10,6 +9,7 @@ mod fill;
 mod latency;
 mod usemem;
 mod worker;
+mod workers;
 mod zipf;
 
 pub use data::Data;
@@ -24,12 +24,12 @@ use serde_json::{Map, Value};
 
 use crate::Options;
 
-/// The hidden subcommand that runs one of them.
+/// The hidden subcommand that runs a workload.
 pub const WORKLOAD: &str = "workload";
-/// The exit status of a workload that read something other than it wrote.
+/// Exit status of a workload that read back wrong data.
 pub const WRONG_RESULT: i32 = 3;
 
-/// What they may be told.
+/// Options of the workloads.
 pub const WORKLOAD_OPTIONS: &[&str] = &[
     "megabytes",
     "processes",
@@ -42,7 +42,7 @@ pub const WORKLOAD_OPTIONS: &[&str] = &[
     "spoil",
 ];
 
-/// A workload read something other than it wrote.
+/// A workload read back wrong data.
 #[derive(Debug)]
 pub struct Wrong(pub String);
 
@@ -54,16 +54,18 @@ impl fmt::Display for Wrong {
 
 impl std::error::Error for Wrong {}
 
-/// Figures by their names.
+/// Figures by metric name.
 #[derive(Debug, Default, Clone)]
 pub struct Figures(pub Vec<(String, f64)>);
 
 impl Figures {
+    /// Adds a figure.
     pub fn with(mut self, name: &str, value: f64) -> Self {
         self.0.push((name.to_owned(), value));
         self
     }
 
+    /// The figure of that name.
     pub fn get(&self, name: &str) -> Option<f64> {
         let found = self.0.iter().find(|(one, _)| one == name);
         found.map(|(_, value)| *value)
@@ -77,21 +79,23 @@ impl Figures {
         Value::Object(pairs.collect::<Map<_, _>>())
     }
 
-    /// What [`report`] printed as the last line of `output`.
+    /// Parses the last line of `output`, printed by [`report`].
     pub fn from_output(output: &str) -> Result<Self> {
         let line = output
             .lines()
             .next_back()
             .context("the workload printed nothing")?;
-        let value: Value =
-            serde_json::from_str(line).with_context(|| format!("printed {line:?}"))?;
-        let object = value.as_object().context("figures are an object")?;
+        let value: Value = serde_json::from_str(line)
+            .with_context(|| format!("the workload printed {line:?} instead of JSON"))?;
+        let object = value
+            .as_object()
+            .context("the workload printed no JSON object")?;
         let number = |(name, value): (&String, &Value)| Some((name.clone(), value.as_f64()?));
         Ok(Self(object.iter().filter_map(number).collect()))
     }
 }
 
-/// Prints figures as one line.
+/// Prints figures as one line of JSON.
 fn report(figures: &Figures) -> Result<()> {
     let mut stdout = stdout().lock();
     writeln!(stdout, "{}", figures.to_json())?;
@@ -99,11 +103,11 @@ fn report(figures: &Figures) -> Result<()> {
     Ok(())
 }
 
-/// Runs one of them.
+/// Runs a workload.
 pub fn main(name: &str, options: &Options) -> Result<()> {
     let done = match name {
-        "munmap" => crew::munmap(options),
-        "swap-in" => crew::swap_in(options),
+        "munmap" => workers::munmap(options),
+        "swap-in" => workers::swap_in(options),
         "page-out" => fill::page_out(options),
         "memhog" => fill::memhog(options),
         "usemem" => usemem::run(options),
@@ -114,12 +118,12 @@ pub fn main(name: &str, options: &Options) -> Result<()> {
         "newcomer" => exit::newcomer(options),
         "worker" => return or_wrong(worker::run(options)),
         "ballast" => return worker::ballast(options),
-        other => bail!("there is no workload {other:?}"),
+        other => bail!("unknown workload {other:?}"),
     };
     or_wrong(done.and_then(|figures| report(&figures)))
 }
 
-/// Ends the process with [`WRONG_RESULT`] for a wrong result.
+/// Exits with [`WRONG_RESULT`] on a [`Wrong`] error; returns others.
 fn or_wrong(done: Result<()>) -> Result<()> {
     if let Err(error) = &done
         && error.is::<Wrong>()

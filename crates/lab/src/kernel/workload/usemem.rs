@@ -1,11 +1,11 @@
-//! The memory hog of kernel benchmarks, with the options of the published tests:
-//! `usemem --init-time -O -y -x -n N SIZE`. Written anew; the options mean:
+//! A reimplementation of usemem (vm-scalability) with the options of the published tests,
+//! `usemem --init-time -O -y -x -n N SIZE`:
 //!
-//! - `-n N SIZE`: N processes, each using SIZE bytes;
-//! - `-O`: of an anonymous mapping;
-//! - `--init-time`: the time in which it is first written counts;
-//! - `-y`: all begin to use it at the same time;
-//! - `-x`: and all free it at the same time.
+//! - `-n N SIZE`: N processes with SIZE bytes each;
+//! - `-O`: in an anonymous mapping;
+//! - `--init-time`: the first write is timed;
+//! - `-y`: all processes start using it at the same time;
+//! - `-x`: all processes free it at the same time.
 
 use std::{io::stdin, time::Instant};
 
@@ -15,13 +15,12 @@ use zsmalloc::PAGE_SIZE;
 use super::{
     Figures, Wrong,
     area::{Area, Pages},
-    crew::Member,
     or_wrong, pages, report,
+    workers::Worker,
 };
 use crate::Options;
 
-/// The processes, and what they say together: the sum of their throughputs, the mean time of a
-/// free.
+/// Runs the processes. Returns the sum of their throughputs and the mean time to free.
 pub fn run(options: &Options) -> Result<Figures> {
     let mut arguments = vec![
         "--megabytes".to_owned(),
@@ -33,22 +32,22 @@ pub fn run(options: &Options) -> Result<Figures> {
     let count = options.number("processes", 4)?;
     let started = Instant::now();
     let mut processes = (0..count)
-        .map(|_| Member::start("usemem-process", &arguments))
+        .map(|_| Worker::start("usemem-process", &arguments))
         .collect::<Result<Vec<_>>>()?;
     let (mut throughput, mut free) = (0.0, 0.0);
     for order in ["use", "free"] {
         for process in &mut processes {
-            process.tell(order)?;
+            process.send(order)?;
         }
         for process in &mut processes {
-            let figures = process.answer()?;
+            let figures = process.receive()?;
             throughput += figures.get("throughput_mib_per_s").unwrap_or(0.0);
             free += figures.get("free_ms").unwrap_or(0.0) / count as f64;
         }
     }
     let seconds = started.elapsed().as_secs_f64();
     for process in processes {
-        process.dismiss()?;
+        process.stop()?;
     }
     Ok(Figures::default()
         .with("seconds", seconds)
@@ -56,7 +55,7 @@ pub fn run(options: &Options) -> Result<Figures> {
         .with("free_ms", free))
 }
 
-/// One process: writes every word, then reads every word and compares it.
+/// One process: writes every word, then reads and verifies every word.
 pub fn process(options: &Options) -> Result<()> {
     report(&Figures::default())?;
     let mut area = None;
@@ -85,7 +84,7 @@ pub fn process(options: &Options) -> Result<()> {
                 let free_ms = started.elapsed().as_secs_f64() * 1e3;
                 report(&Figures::default().with("free_ms", free_ms))?;
             }
-            other => bail!("usemem does not know {other:?}"),
+            other => bail!("usemem: unknown order {other:?}"),
         }
     }
     drop(area);
@@ -98,7 +97,7 @@ fn read(memory: &mut Area) -> Result<()> {
         for (index, word) in words {
             if word != word_at(number, index) {
                 bail!(Wrong(format!(
-                    "word {index} of page {number} is not what was written"
+                    "word {index} of page {number} differs from what was written"
                 )));
             }
         }
@@ -106,7 +105,7 @@ fn read(memory: &mut Area) -> Result<()> {
     Ok(())
 }
 
-/// The offset of the word: the original writes the like.
+/// The value of a word: its offset.
 fn word_at(page: usize, index: usize) -> [u8; 8] {
     ((page * PAGE_SIZE + index * 8) as u64).to_le_bytes()
 }

@@ -1,7 +1,7 @@
-//! The processes that a [`super::crew`] directs: workers, which hold memory, and the ballast, which
-//! pushes it out.
+//! The processes that [`super::workers`] starts: workers, which hold memory, and the ballast, which
+//! evicts it.
 //!
-//! A worker obeys lines on its standard input and answers each with one line of JSON.
+//! A worker reads orders from its standard input, one per line, and replies with one line of JSON.
 
 use std::{
     io::stdin,
@@ -19,10 +19,10 @@ use super::{
 use crate::{Options, clock::process_cpu, random::Random};
 use zsmalloc::PAGE_SIZE;
 
-/// Memory that a worker keeps beside what it unmaps, to see that this is left alone: 1 MiB.
+/// Pages of a second mapping, verified after the first was unmapped: unmap must not affect it.
 const CONTROL_PAGES: usize = 256;
 
-/// Fills its memory, says so, and obeys until its input ends.
+/// Fills its memory, reports, and handles orders until end of file.
 pub fn run(options: &Options) -> Result<()> {
     let mut data = Data::new(options.value("data").unwrap_or("phrases"))?;
     let mut control = Area::new(CONTROL_PAGES)?;
@@ -40,12 +40,14 @@ pub fn run(options: &Options) -> Result<()> {
             "page-out" => {
                 let started = Instant::now();
                 area.as_ref()
-                    .context("the memory is gone")?
+                    .context("the worker's memory is unmapped already")?
                     .advise_page_out()?;
                 Figures::default().with("page_out_s", started.elapsed().as_secs_f64())
             }
             "out?" => {
-                let held = area.as_ref().context("the memory is gone")?;
+                let held = area
+                    .as_ref()
+                    .context("the worker's memory is unmapped already")?;
                 Figures::default().with("fraction_out", held.fraction_out()?)
             }
             "munmap" => {
@@ -56,7 +58,9 @@ pub fn run(options: &Options) -> Result<()> {
             }
             "read-sequential" | "read-random" => {
                 spent = process_cpu();
-                let held = area.as_mut().context("the memory is gone")?;
+                let held = area
+                    .as_mut()
+                    .context("the worker's memory is unmapped already")?;
                 read_all(held, Order::named(&line["read-".len()..])?)?
             }
             "spent?" => {
@@ -75,38 +79,40 @@ pub fn run(options: &Options) -> Result<()> {
                 }
                 Figures::default()
             }
-            other => bail!("a worker does not know {other:?}"),
+            other => bail!("worker: unknown order {other:?}"),
         };
         report(&figures)?;
     }
     Ok(())
 }
 
+/// Flips a bit if `--spoil` was given, to test the checks.
 pub fn spoil(options: &Options, area: &mut impl Pages) {
     if options.value("spoil").is_some() {
         area.spoil();
     }
 }
 
-/// In what order pages are read.
+/// The order in which pages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     Sequential,
-    /// As the columns of a matrix are whose rows take five pages each.
+    /// By the columns of a matrix with rows of five pages.
     Strided,
     Random,
-    /// A sixteenth of them, at random: neighbours are never read.
+    /// One page in 16, at random: no two neighbours are read.
     Sparse,
 }
 
 impl Order {
+    /// The order of that name.
     pub fn named(name: &str) -> Result<Order> {
         match name {
             "sequential" => Ok(Order::Sequential),
             "strided" => Ok(Order::Strided),
             "random" => Ok(Order::Random),
             "sparse" => Ok(Order::Sparse),
-            other => bail!("there is no order {other:?}"),
+            other => bail!("unknown order {other:?}"),
         }
     }
 
@@ -127,7 +133,7 @@ impl Order {
     }
 }
 
-/// Reads one word of every page of an order, and checks it.
+/// Reads and checks the stamp of every page in an order.
 pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let order = order.of(area.pages());
     let mebibytes = (order.len() * PAGE_SIZE) as f64 / (1 << 20) as f64;
@@ -138,7 +144,7 @@ pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     for number in order {
         let number = number as usize;
         if !Data::has_stamp(area.page(number), number) {
-            bail!(Wrong(format!("page {number} has another's stamp")));
+            bail!(Wrong(format!("page {number} has a wrong stamp")));
         }
         let now = Instant::now();
         latencies.record(now - before);
@@ -152,7 +158,7 @@ pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     Ok(latencies.add_to(figures))
 }
 
-/// Touches its memory, says so, and again for every line on its standard input.
+/// Writes its memory once, and again for every line on standard input; reports each time.
 pub fn ballast(options: &Options) -> Result<()> {
     let data = Data::new(options.value("data").unwrap_or("phrases"))?;
     let mut area = Area::new(pages(options)?)?;
@@ -171,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_order_has_every_page_once() {
+    fn every_full_order_has_every_page_once() {
         for name in ["sequential", "strided", "random"] {
             let order = Order::named(name).unwrap();
             let mut pages = order.of(23);

@@ -1,4 +1,4 @@
-//! Accesses as caches see them: few pages often, most of them seldom.
+//! Zipf-distributed accesses, as of a cache: few hot pages, many cold ones.
 
 use std::time::Instant;
 
@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{Options, random::Random};
 
-/// The exponent that key-value benchmarks use.
+/// Zipf exponent, as key-value benchmarks use. A larger value concentrates accesses on fewer pages.
 const EXPONENT: f64 = 0.99;
-/// Where a page counts its accesses: behind the stamp.
+/// Bytes of a page's write counter, after the stamp.
 const COUNTER: std::ops::Range<usize> = 8..16;
 
-/// Reads and writes pages by Zipf's law; every second access writes. The ranks are spread over the
-/// memory, so that a hot page's neighbours are no hotter than others.
+/// Accesses pages by Zipf's law; every second access writes. Ranks are shuffled over the memory, so
+/// that the neighbours of a hot page are no hotter than others.
 pub fn run(options: &Options) -> Result<Figures> {
     let data = Data::new(options.value("data").unwrap_or("recorded"))?;
     let mut area = Area::new(pages(options)?)?;
@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Result<Figures> {
         let before = Instant::now();
         let page = area.page(number);
         if !Data::has_stamp(page, number) {
-            bail!(Wrong(format!("page {number} has another's stamp")));
+            bail!(Wrong(format!("page {number} has a wrong stamp")));
         }
         if operation % 2 == 0 {
             let count = counter(page) + 1;
@@ -60,7 +60,9 @@ pub fn run(options: &Options) -> Result<Figures> {
         data.write(&mut whole, number);
         whole[COUNTER].copy_from_slice(&u64::from(count).to_le_bytes());
         if area.page(number) != whole {
-            bail!(Wrong(format!("page {number} is not what was written")));
+            bail!(Wrong(format!(
+                "page {number} differs from what was written"
+            )));
         }
     }
     let figures = Figures::default()
@@ -75,7 +77,7 @@ fn counter(page: &[u8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Ranks by Zipf's law, from the sums of their weights.
+/// Cumulative weights of the ranks.
 struct Ranks(Vec<f64>);
 
 impl Ranks {
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn low_ranks_are_picked_as_often_as_the_law_says() {
+    fn low_ranks_are_picked_by_zipfs_law() {
         let ranks = Ranks::new(1000);
         let mut random = Random::new(1);
         let mut counts = [0.0_f64; 1000];

@@ -1,10 +1,10 @@
-//! The thread about deferred and lock-free frees.
+//! The mailing-list thread on deferred and lock-free frees.
 
 use serde_json::Value;
 
 use super::{super::source::Experiments, Line, against_zram};
 
-/// All its lines.
+/// Its lines.
 pub fn lines(all: &Experiments) -> Vec<Line> {
     let parts = [unmap(all), class_index(all), deferred(all), whole_cost(all)];
     parts.into_iter().flatten().collect()
@@ -59,7 +59,7 @@ fn unmap(all: &Experiments) -> Vec<Line> {
     lines
 }
 
-/// A line whose two figures are of two variants of `free`.
+/// A line with two variants of `free`.
 fn frees(
     all: &Experiments,
     what: &str,
@@ -136,11 +136,11 @@ fn whole_cost(all: &Experiments) -> Vec<Line> {
         let conditions = conditions(1, cpus, compactor);
         frees(all, what, asked, variants, &conditions, metric)
     };
-    // In the kernel, a page goes back with a function call; a system call each is dear.
+    // The kernel frees a page with a function call, where user space needs a system call.
     let kept = "pool-lock-kept";
     vec![
         line(
-            "is the processor time lower, or only moved? (deferred)",
+            "is CPU time lower, or only moved? (deferred)",
             ["pool-lock", "deferred"],
             ("idle", false),
             "cpu_ns_per_free",
@@ -152,19 +152,19 @@ fn whole_cost(all: &Experiments) -> Vec<Line> {
             "cpu_ns_per_free",
         ),
         line(
-            "the same, deferred; before: pages are not given back to the system",
+            "the same, deferred; before: pages are kept for reuse",
             [kept, "deferred"],
             ("idle", false),
             "cpu_ns_per_free",
         ),
         line(
-            "the same; before: pages are not given back; what the caller pays",
+            "the same; before: pages are kept for reuse; wall time of the caller",
             [kept, "deferred"],
             ("idle", false),
             "caller_ns_per_free",
         ),
         line(
-            "what when the processors are busy?",
+            "with busy CPUs?",
             ["pool-lock", "deferred"],
             ("busy", false),
             "caller_ns_per_free",

@@ -1,4 +1,4 @@
-//! The ways to run a program in less memory than it needs.
+//! Backends: ways to run a program in less memory than it needs.
 
 use std::{
     ffi::OsStr,
@@ -19,26 +19,28 @@ use serde_json::Value;
 use super::{measure, workload::Figures};
 use crate::host::{Guardian, MemoryGroup, Scratch, Zram, Zswap};
 
+/// Bytes.
 const MEBIBYTE: f64 = (1_u64 << 20) as f64;
-/// How often a pool's fill level is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval between samples of the kernel's pool. A larger value may miss its peak.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A way to run a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Contestant {
-    /// As it is, without a limit.
+pub enum Backend {
+    /// No limit, no swap of the lab.
     Native,
-    /// In a memory cgroup, over zram with this compressor.
+    /// A memory cgroup over zram with this compressor.
     Zram(String),
-    /// In a memory cgroup, over zswap and a swap file.
+    /// A memory cgroup over zswap and a swap file.
     Zswap,
-    /// Under `memfold run`.
+    /// `memfold run`.
     Memfold,
-    /// With memory of the library `memfold`.
+    /// Memory of the library `memfold`, without a limit.
     MemfoldEmbedded,
 }
 
-impl Contestant {
+impl Backend {
+    /// The backend of that name.
     pub fn parse(name: &str) -> Result<Self> {
         Ok(match name.split_once(':').unwrap_or((name, "")) {
             ("native", "") => Self::Native,
@@ -48,23 +50,23 @@ impl Contestant {
             ("memfold", "") => Self::Memfold,
             ("memfold-embedded", "") => Self::MemfoldEmbedded,
             _ => bail!(
-                "there is no contestant {name:?}; use native, zram:lz4, zram:lzo-rle, zswap, \
+                "unknown backend {name:?}; use native, zram:lz4, zram:lzo-rle, zswap, \
                  memfold, memfold-embedded"
             ),
         })
     }
 
-    /// Whether the kernel does the swapping, and the host must be set up for it.
+    /// Whether the kernel swaps, so that the host must be set up.
     pub fn is_kernel(&self) -> bool {
         matches!(self, Self::Zram(_) | Self::Zswap)
     }
 
-    /// What others are compared with.
+    /// Whether the others are compared with it.
     pub fn is_reference(&self) -> bool {
         matches!(self, Self::Zram(algorithm) if algorithm == "lz4")
     }
 
-    /// How memory gets out under it (see [`super::workload`]).
+    /// How workloads evict memory under it: the value of `--evict` (see [`super::workload`]).
     pub fn eviction(&self) -> &'static str {
         match self {
             Self::Native | Self::MemfoldEmbedded => "none",
@@ -74,7 +76,7 @@ impl Contestant {
     }
 }
 
-impl fmt::Display for Contestant {
+impl fmt::Display for Backend {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Native => write!(formatter, "native"),
@@ -86,65 +88,67 @@ impl fmt::Display for Contestant {
     }
 }
 
-/// What all runs share.
+/// Parameters shared by all runs.
 #[derive(Debug)]
-pub struct Setting {
-    /// There where a contestant changes the host.
+pub struct Environment {
+    /// Present if a backend changes the host.
     pub guardian: Option<Guardian>,
-    /// The `memfold` program.
+    /// The `memfold` binary.
     pub memfold: PathBuf,
-    /// Where a swap file may be.
+    /// Folder for zswap's swap file.
     pub swap_folder: PathBuf,
-    /// Bytes that `memfold` takes at rest, once measured.
+    /// Memory of an idle `memfold`, in bytes, once measured.
     pub at_rest: OnceLock<f64>,
 }
 
-/// How much memory a run may have resident.
+/// The limit of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allowance {
-    /// So many megabytes, for every contestant but `native`.
+    /// Megabytes that may be resident, under every backend but `native`.
     Resident(usize),
-    /// As much as it wants; memfold only watches.
+    /// No limit; memfold has nothing to reclaim.
     Ample,
 }
 
-/// The host, ready for one run by one contestant, and as before when this is dropped.
+/// The host set up for one run under one backend; restored on drop.
 #[derive(Debug)]
 pub struct Session {
-    contestant: Contestant,
+    backend: Backend,
     allowance: Allowance,
     memfold: PathBuf,
-    // The processes go before the swap that holds their memory.
+    // Drops first: its processes must exit before swapoff of the swap that holds their memory.
     group: Option<MemoryGroup>,
     zram: Option<Zram>,
     zswap: Option<Zswap>,
-    /// Kernel memory taken for each slot while nothing is swapped out.
+    /// Kernel memory per slot while nothing is swapped out, in bytes.
     slot_at_rest: Option<f64>,
-    /// Memory taken while nothing is swapped out. Bytes.
+    /// Memory taken while nothing is swapped out, in bytes.
     at_rest: Option<f64>,
     fullest: Mutex<Pool>,
     folder: Scratch,
 }
 
-/// What a pool of the kernel's holds. Bytes.
+/// Fill level of the kernel's pool, in bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pool {
+    /// Stored pages before compression.
     original: u64,
+    /// Memory allocated for them.
     used: u64,
 }
 
 impl Session {
-    /// Sets the host up. `swap_bytes` is the size of a swap device.
+    /// Sets up the host, with a swap device of `swap_bytes` bytes.
     pub fn start(
-        contestant: &Contestant,
+        backend: &Backend,
         allowance: Allowance,
         swap_bytes: u64,
-        setting: &Setting,
+        environment: &Environment,
     ) -> Result<Self> {
         let mut session = Self {
-            contestant: contestant.clone(),
+            backend: backend.clone(),
             allowance,
-            memfold: setting.memfold.clone(),
+            memfold: environment.memfold.clone(),
             group: None,
             zram: None,
             zswap: None,
@@ -153,15 +157,18 @@ impl Session {
             fullest: Mutex::default(),
             folder: Scratch::new()?,
         };
-        if contestant.is_kernel() {
-            let guardian = setting.guardian.as_ref().context("there is no guardian")?;
+        if backend.is_kernel() {
+            let guardian = environment
+                .guardian
+                .as_ref()
+                .context("the guardian was not started")?;
             let before = kernel_mappings()?;
-            match contestant {
-                Contestant::Zram(algorithm) => {
+            match backend {
+                Backend::Zram(algorithm) => {
                     session.zram = Some(Zram::start(guardian, algorithm, swap_bytes)?);
                 }
                 _ => {
-                    let folder = &setting.swap_folder;
+                    let folder = &environment.swap_folder;
                     session.zswap = Some(Zswap::start(guardian, folder, swap_bytes)?);
                 }
             }
@@ -175,15 +182,15 @@ impl Session {
             };
             session.group = Some(MemoryGroup::start(guardian, limit)?);
         }
-        if *contestant == Contestant::Memfold {
-            session.at_rest = Some(setting.memfold_at_rest()?);
+        if *backend == Backend::Memfold {
+            session.at_rest = Some(environment.memfold_at_rest()?);
         }
         Ok(session)
     }
 
-    /// The command that runs a program as this contestant does.
+    /// The command that runs a program under the backend.
     pub fn command(&self, program: &OsStr, arguments: &[String]) -> Result<Command> {
-        if self.contestant == Contestant::Memfold {
+        if self.backend == Backend::Memfold {
             let mut command = Command::new(&self.memfold);
             command
                 .args(["run", "--quiet", "--stats"])
@@ -192,7 +199,7 @@ impl Session {
                 Allowance::Resident(megabytes) => {
                     command.args(["--resident", &format!("{megabytes}M")]);
                 }
-                // So far away that memfold never needs to do anything.
+                // High enough that memfold never reclaims.
                 Allowance::Ample => {
                     command.args(["--limit", "90%"]);
                 }
@@ -208,7 +215,7 @@ impl Session {
         Ok(command)
     }
 
-    /// A folder for this run's files.
+    /// A temporary folder for the run.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -217,8 +224,7 @@ impl Session {
         self.folder.path().join("stats.json")
     }
 
-    /// Whether the kernel killed the program for want of memory, as it does now and then in a cgroup
-    /// that is small against it, although swap is free.
+    /// Whether the OOM killer killed a process of the run.
     pub fn was_killed(&self) -> Result<bool> {
         Ok(match &self.group {
             Some(group) => group.kills()? > 0,
@@ -226,7 +232,7 @@ impl Session {
         })
     }
 
-    /// A remark for the report.
+    /// A note for the report.
     pub fn remark(&self) -> Option<String> {
         let zswap = self.zswap.as_ref()?;
         let compressor = zswap.compressor();
@@ -237,7 +243,7 @@ impl Session {
         Some(format!("zswap compresses with {compressor} here{charged}"))
     }
 
-    /// Looks at the kernel's pool again and again until `stop`, to know it at its fullest.
+    /// Samples the kernel's pool until `stop` is set, to find its peak.
     pub fn watch(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let now = self.pool();
@@ -246,7 +252,7 @@ impl Session {
                 *fullest = now;
             }
             drop(fullest);
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(POLL_INTERVAL);
         }
     }
 
@@ -264,10 +270,10 @@ impl Session {
         zram.or(zswap).unwrap_or_default()
     }
 
-    /// What the run cost in memory, as far as this contestant can say.
+    /// The memory cost of the run, as far as the backend reports it.
     pub fn costs(&self) -> Result<Figures> {
         let figures = Figures::default();
-        if self.contestant == Contestant::Memfold {
+        if self.backend == Backend::Memfold {
             return self.memfold_costs();
         }
         let Some(group) = &self.group else {
@@ -297,7 +303,8 @@ impl Session {
     }
 
     fn memfold_costs(&self) -> Result<Figures> {
-        let file = File::open(self.stats_file()).context("memfold wrote no statistics")?;
+        let file =
+            File::open(self.stats_file()).context("memfold wrote no statistics file (--stats)")?;
         let stats: Value = serde_json::from_reader(file)?;
         let number = |name: &str| {
             let value = stats[name].as_f64();
@@ -327,8 +334,8 @@ impl Session {
     }
 }
 
-impl Setting {
-    /// What memfold's own process takes while nothing is swapped out, in bytes; measured once.
+impl Environment {
+    /// Memory of an idle memfold process (PSS) in bytes; measured once.
     fn memfold_at_rest(&self) -> Result<f64> {
         if let Some(bytes) = self.at_rest.get() {
             return Ok(*bytes);
@@ -336,7 +343,7 @@ impl Setting {
         let mut command = Command::new(&self.memfold);
         command.args(["run", "--quiet", "--resident", "64M", "--", "sleep", "1"]);
         let child = measure::start(&mut command)?;
-        // It is at rest long before its program ends.
+        // Startup takes much less, and the program runs for a second.
         std::thread::sleep(Duration::from_millis(500));
         let bytes = proportional_bytes(child.id());
         measure::check(measure::end(child)?.status)?;
@@ -345,7 +352,7 @@ impl Setting {
     }
 }
 
-/// What a process takes of the memory, its share of what it has with others included.
+/// PSS of a process, in bytes.
 fn proportional_bytes(process: u32) -> Result<f64> {
     let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup"))?;
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
@@ -353,7 +360,7 @@ fn proportional_bytes(process: u32) -> Result<f64> {
     Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? * 1024.0)
 }
 
-/// Bytes of the kernel's own large allocations: a swap area's tables are among them.
+/// `VmallocUsed` in bytes, which includes a swap area's tables.
 fn kernel_mappings() -> Result<f64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     let line = meminfo
@@ -363,7 +370,7 @@ fn kernel_mappings() -> Result<f64> {
     Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? * 1024.0)
 }
 
-/// The `memfold` program: the one given, or the one beside this program.
+/// The `memfold` binary: the given path, or the one beside `memfold-lab`.
 pub fn find_memfold(given: Option<&str>) -> Result<PathBuf> {
     let path = match given {
         Some(path) => PathBuf::from(path),
@@ -383,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contestants_are_called_what_they_print() {
+    fn backend_names_round_trip() {
         for name in [
             "native",
             "zram:lz4",
@@ -392,15 +399,15 @@ mod tests {
             "memfold",
             "memfold-embedded",
         ] {
-            assert_eq!(Contestant::parse(name).unwrap().to_string(), name);
+            assert_eq!(Backend::parse(name).unwrap().to_string(), name);
         }
-        assert_eq!(Contestant::parse("zram").unwrap().to_string(), "zram:lz4");
-        assert!(Contestant::parse("native:lz4").is_err());
-        assert!(Contestant::parse("swap").is_err());
+        assert_eq!(Backend::parse("zram").unwrap().to_string(), "zram:lz4");
+        assert!(Backend::parse("native:lz4").is_err());
+        assert!(Backend::parse("swap").is_err());
     }
 
     #[test]
-    fn a_missing_memfold_is_named_with_what_builds_it() {
+    fn the_error_for_a_missing_memfold_says_how_to_build_it() {
         let error = find_memfold(Some("/nowhere/memfold"))
             .unwrap_err()
             .to_string();
