@@ -1,4 +1,4 @@
-//! Tells the lab which commit it is built from, which its figures carry.
+//! Passes the commit that the lab is built from to the compiler: every report carries it.
 
 use std::{path::Path, process::Command};
 
@@ -9,7 +9,7 @@ fn main() {
         let text = String::from_utf8(output.stdout).ok()?;
         Some(text.trim().to_owned()).filter(|_| output.status.success())
     };
-    // It grows with every commit and checkout.
+    // git appends to the reflog with every commit and checkout.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"])
         && Path::new(&log).exists()
     {

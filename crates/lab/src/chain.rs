@@ -1,4 +1,4 @@
-//! How long zspages should be: the kernel's two policies beside ours.
+//! zspage length by size class: the kernel's two policies beside memfold's.
 
 use anyhow::{Result, ensure};
 use zsmalloc::{Config, PAGE_SIZE, Pool};
@@ -9,18 +9,19 @@ use crate::{
     report::{Report, Row, rounded},
 };
 
-/// The kernel's figures are for zspages of at most ten pages.
+/// Longest zspage in pages. The published figures are for 10.
 const KERNEL_MAX_CHAIN: usize = 10;
+/// Smallest class and distance between classes, in bytes.
 const KERNEL_MIN_CLASS: usize = 32;
 const KERNEL_CLASS_STEP: usize = 16;
-/// The kernel puts its handle in front of each object.
+/// Bytes of the handle that the kernel stores in front of each object.
 const KERNEL_HANDLE: usize = 8;
 
-/// The published workload: how many objects, and how many bytes together.
+/// The published workload: number of objects, and their total size in bytes.
 const WORKLOAD_OBJECTS: usize = 339_598;
 const WORKLOAD_BYTES: usize = 698_213_488;
 
-/// What the kernel thread reports for it.
+/// The mailing-list thread's results for [`WORKLOAD_OBJECTS`].
 struct Published {
     utilisation: f64,
     spanning: u64,
@@ -42,7 +43,7 @@ impl Class {
         self.pages * PAGE_SIZE - self.objects() * self.size
     }
 
-    /// Whether an object of `bytes` bytes in slot `index` lies in two pages.
+    /// Whether an object of `bytes` bytes in slot `index` crosses a page boundary.
     fn spans(self, index: usize, bytes: usize) -> bool {
         let start = index * self.size;
         start / PAGE_SIZE != (start + bytes - 1) / PAGE_SIZE
@@ -55,10 +56,10 @@ impl Class {
     }
 }
 
-/// The length of the zspages of a class, from its size.
+/// Maps a class size to the length of its zspages in pages.
 type Policy = fn(usize) -> usize;
 
-/// The length that leaves the fewest bytes over; a power of two takes one page.
+/// The length that wastes the fewest bytes; a power of two takes one page.
 fn min_waste(size: usize) -> usize {
     if size.is_power_of_two() {
         return 1;
@@ -68,9 +69,9 @@ fn min_waste(size: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// The policy proposed in the kernel thread: a longer zspage must be worth it. While the best so
-/// far wastes over a tenth of its zspage, anything better will do; after that only what saves a
-/// quarter; and below a 64th the search ends.
+/// The proposed policy: a longer zspage must save enough. While the best length so far wastes more
+/// than 1/10 of its zspage, any improvement is taken; below that, only one that saves 1/4 of the
+/// waste. The search ends once the waste is at most 1/64.
 fn seed(size: usize) -> usize {
     if size.is_power_of_two() {
         return 1;
@@ -94,7 +95,7 @@ fn seed(size: usize) -> usize {
     best
 }
 
-/// The kernel's classes under a policy, with equal ones merged; the index is that of the size.
+/// The kernel's classes under a policy, by class index; classes of equal geometry are merged.
 fn kernel_classes(policy: Policy) -> Vec<Class> {
     let steps = (PAGE_SIZE - KERNEL_MIN_CLASS) / KERNEL_CLASS_STEP;
     let mut classes: Vec<Class> = Vec::new();
@@ -122,14 +123,14 @@ fn kernel_class_index(bytes: usize) -> usize {
         .min(last)
 }
 
-/// Sizes spread evenly, as in the published test as far as it can be told: that gives its mean of
-/// 2,056 bytes, and its page counts and spanning objects within half a percent.
+/// Uniformly distributed object sizes with the published sum. The published distribution is not
+/// known; this one reproduces the published page counts within 0.5 % (see the tests).
 fn workload() -> Vec<usize> {
     let mut random = Random::new(3);
     let mut sizes: Vec<usize> = (0..WORKLOAD_OBJECTS)
         .map(|_| 16 + random.below(PAGE_SIZE - 15))
         .collect();
-    // Bring the sum to the published one, a byte at a time.
+    // Adjust the sum to the published one, one byte at a time.
     let mut sum: usize = sizes.iter().sum();
     while sum != WORKLOAD_BYTES {
         let size = &mut sizes[random.below(WORKLOAD_OBJECTS)];
@@ -142,6 +143,7 @@ fn workload() -> Vec<usize> {
     sizes
 }
 
+/// Compares the policies by class and on the published workload.
 pub fn run() -> Result<Report> {
     let mut report = Report::new("chain");
     let sizes = workload();
@@ -175,12 +177,12 @@ pub fn run() -> Result<Report> {
     report.add(our_workload("ours", &sizes, HugePages::Off)?);
     report.add(our_workload("ours-huge", &sizes, HugePages::On)?);
     report.note(
-        "ours-huge: with huge pages where the pool is large enough, as is the default; their free \
-         parts count as taken. The kernel's pools have none, nor has ours in the other rows.",
+        "ours-huge: with huge pages where the pool is large enough (the default); their free parts \
+         count as resident. No other row uses huge pages.",
     );
     report.note(
-        "spanning: objects of a zspage that lie in two pages and must be copied to be read. Our \
-         zspages are contiguous in virtual memory: none is copied.",
+        "spanning: objects of a zspage that cross a page boundary and must be copied to be read. \
+         Zspages in \"ours\" are contiguous in virtual memory: nothing is copied.",
     );
     report.note(
         "published: class 368 goes from 7 to 0 spanning objects, class 640 from 4 to 2; the \
@@ -192,7 +194,7 @@ pub fn run() -> Result<Report> {
 fn add_classes(report: &mut Report, variant: &'static str, classes: &[Class], may_span: bool) {
     let mut last = None;
     for &class in classes {
-        // A merged class stands in the table once.
+        // List a merged class once.
         if last.replace(class) == Some(class) {
             continue;
         }
@@ -219,7 +221,7 @@ fn kernel_workload(
     for &size in sizes {
         let class = classes[kernel_class_index(size + KERNEL_HANDLE)];
         let (_, count) = counts.entry(class.size).or_insert((class, 0));
-        // The largest class has one object a page, and no handle in it.
+        // The largest class holds one object per page; the kernel keeps its handle outside.
         let bytes = (size + KERNEL_HANDLE).min(class.size);
         if class.spans(*count % class.objects(), bytes) {
             spanning += 1;
@@ -249,7 +251,7 @@ enum HugePages {
     On,
 }
 
-/// Not computed but done: all objects are stored in a pool.
+/// Stores all objects in a pool, rather than computing the result.
 fn our_workload(variant: &'static str, sizes: &[usize], huge_pages: HugePages) -> Result<Row> {
     let mut config = Config::with_capacity_pages(1 << 20);
     if huge_pages == HugePages::Off {
@@ -262,7 +264,7 @@ fn our_workload(variant: &'static str, sizes: &[usize], huge_pages: HugePages) -
         pool.store(&[&bytes[..size]])?;
     }
     let stats = pool.stats();
-    ensure!(stats.objects_used() == sizes.len(), "objects got lost");
+    ensure!(stats.objects_used() == sizes.len(), "the pool lost objects");
     Ok(workload_row(variant, pool.resident_bytes() / PAGE_SIZE)
         .with("spanning", 0)
         .with("bytes_copied", 0))
@@ -292,13 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn the_published_classes_come_out() {
+    fn published_class_results_are_reproduced() {
         assert_eq!((at(min_waste, 368), at(seed, 368)), (7, 0));
         assert_eq!((at(min_waste, 640), at(seed, 640)), (4, 2));
     }
 
     #[test]
-    fn the_published_workload_comes_out() {
+    fn published_workload_is_reproduced() {
         let sizes = workload();
         assert_eq!(sizes.len(), WORKLOAD_OBJECTS);
         assert_eq!(sizes.iter().sum::<usize>(), WORKLOAD_BYTES);

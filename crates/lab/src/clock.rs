@@ -1,13 +1,13 @@
-//! The processor time of this process and its threads.
+//! CPU time of this process and its threads.
 
 use std::time::Duration;
 
-/// What all threads of this process have used together.
+/// CPU time of all threads of this process.
 pub fn process_cpu() -> Duration {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// What this thread has used.
+/// CPU time of the calling thread.
 pub fn thread_cpu() -> Duration {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -17,8 +17,11 @@ fn read(clock: libc::clockid_t) -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place for the result.
+    // SAFETY: `time` is valid for writes, and lives across the call.
     let result = unsafe { libc::clock_gettime(clock, &mut time) };
-    assert_eq!(result, 0, "a clock of this process is always there");
+    assert_eq!(
+        result, 0,
+        "clock_gettime: the CPU clocks of the caller always exist"
+    );
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -18,23 +18,23 @@ Examples:
   memfold-lab chain
   memfold-lab table --threads 1,2 --runs 3
   sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
-  sudo memfold-lab report --out report --scale 0.2      a page of everything: a quarter of an hour
+  sudo memfold-lab report --out report --scale 0.2      one page of everything, about 15 minutes
 
-LISTs are separated by commas. Figures are medians of alternated rounds; spread is the largest
-over the smallest. Exit status: 0; 125: it could not be measured, and one line says why;
-128 + its number: ended by a signal, with the host put back.";
+A LIST is separated by commas. Figures are medians of alternated rounds; spread is the largest
+sample over the smallest. Exit status: 0 on success; 125 if an experiment failed, with a one-line
+error; 128 + N if signal N ended it, after the host was restored.";
 
 const KERNEL_NOTES: &str = "\
-Contestants: native, zram:lz4, zram:lzo-rle (or another compressor of zram's), zswap, memfold,
-memfold-embedded (only in the workloads `embedded-…`, where programs ask for it themselves).
+Backends: native, zram:lz4, zram:lzo-rle (or any other zram compressor), zswap, memfold,
+memfold-embedded (the library; only in the workloads `embedded-…`).
 
-Workloads and groups of them: munmap (munmap-64 to munmap-512), swap (page-out,
+Workloads and groups: munmap (munmap-64 to munmap-512), swap (page-out,
 swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, cpython, node, numpy,
 redis-get, redis-get-bgsave, build, overhead; summary: those of docs/measurements.md.
-NAME:N is that with N processes, NAME:DATA that with phrases or recorded contents.
+NAME:N selects the case with N processes, NAME:DATA the one with phrases or recorded contents.
 
-The kernel's contestants need root and that no other swap is in use. Swap, cgroups and zswap's
-settings are as before afterwards, also after Ctrl-C or a crash.
+zram and zswap need root, and no other swap in use. Swap, cgroups and zswap's parameters are
+restored afterwards, also after Ctrl-C or a crash.
 
 Examples:
   sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
@@ -42,9 +42,9 @@ Examples:
   memfold-lab kernel --workload usemem --against native,memfold --json > usemem.json";
 
 const REPORT_NOTES: &str = "\
-Writes DIR/index.html, which loads nothing from elsewhere, its plots as SVG and every run as JSON.
-Without --runs, the long workloads are run three times and the others five times; for the table of
-docs/measurements.md five times, Redis fifteen times, as its rounds vary most.
+Writes DIR/index.html, which loads no external resources, its plots as SVG and every run as JSON.
+Without --runs, long workloads run 3 times and the others 5 times; with --markdown all run 5 times
+and Redis 15 times, as its rounds vary most.
 
 Examples:
   sudo memfold-lab report --out report --scale 0.2
@@ -52,9 +52,10 @@ Examples:
   memfold-lab report --out again --from report/chain.json,report/kernel-cpython.json
   sudo memfold-lab report --out figures --markdown       the table of docs/measurements.md";
 
-/// What was given for an experiment's options.
+/// The options given on the command line.
 #[derive(Debug, Default)]
 pub struct Options {
+    /// Whether `--json` was given.
     pub json: bool,
     flags: Vec<String>,
     values: Vec<(String, String)>,
@@ -74,18 +75,18 @@ impl Options {
         options
     }
 
-    /// As if they had been given.
+    /// Options with these values, as if given on the command line.
     #[cfg(test)]
     pub fn of(values: &[(&str, &str)]) -> Self {
         Self::default().or(values)
     }
 
-    /// Whether an option that takes no value was given.
+    /// Whether a flag was given.
     pub fn has(&self, name: &str) -> bool {
         self.flags.iter().any(|given| given == name)
     }
 
-    /// These, where nothing else was given.
+    /// Adds defaults for options that were not given.
     pub fn or(mut self, defaults: &[(&str, &str)]) -> Self {
         for &(name, value) in defaults {
             if self.value(name).is_none() {
@@ -101,7 +102,7 @@ impl Options {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// A list, or what it is by default.
+    /// A comma-separated list, or `default`.
     pub fn list<'a>(&'a self, name: &str, default: &'a str) -> Vec<&'a str> {
         self.value(name)
             .unwrap_or(default)
@@ -110,7 +111,7 @@ impl Options {
             .collect()
     }
 
-    /// A number, or what it is by default.
+    /// A number, or `default`.
     pub fn number(&self, name: &str, default: usize) -> Result<usize> {
         let Some(value) = self.value(name) else {
             return Ok(default);
@@ -120,7 +121,7 @@ impl Options {
             .with_context(|| format!("--{name} takes a number, not {value:?}"))
     }
 
-    /// A list of numbers, or what it is by default.
+    /// A comma-separated list of numbers, or `default`.
     pub fn numbers(&self, name: &str, default: &str) -> Result<Vec<usize>> {
         self.list(name, default)
             .into_iter()
@@ -164,40 +165,40 @@ fn runs(help: &'static str) -> Arg {
     option("runs", "N", help)
 }
 
-/// The options of `kernel`, which `report` passes on.
+/// The options of `kernel`; `report` passes them on.
 fn kernel_options() -> [Arg; 7] {
     [
-        option("against", "LIST", "The contestants [default: all]"),
+        option("against", "LIST", "The backends [default: all]"),
         option("workload", "LIST", "The workloads [default: all]"),
         option(
             "scale",
             "F",
-            "Size of everything; 1 is the published sizes [default: 1]",
+            "Factor on all sizes; 1 is the published sizes [default: 1]",
         ),
-        runs("Rounds, in each of which every contestant runs once [default: 5]"),
+        runs("Rounds; every backend runs once in each [default: 5]"),
         option(
             "memfold",
             "PATH",
-            "The program memfold [default: the one beside this program]",
+            "The memfold binary [default: the one beside memfold-lab]",
         ),
         option(
             "python",
             "PATH",
-            "A Python; for the workload numpy with NumPy (bench/numpy-venv) [default: python3]",
+            "The Python interpreter; numpy needs one with NumPy (bench/numpy-venv) [default: python3]",
         ),
         option(
             "swap-dir",
             "DIR",
-            "Where zswap's swap file is made [default: /var/tmp]",
+            "Folder for zswap's swap file [default: /var/tmp]",
         ),
     ]
 }
 
-/// Everything that can be given.
+/// The whole command line.
 pub fn command() -> Command {
     Command::new("memfold-lab")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Experiments on compressed swap: published designs beside those that replace them")
+        .about("Experiments on compressed swap: published designs beside memfold's")
         .after_help(EXAMPLES)
         .max_term_width(100)
         .disable_help_subcommand(true)
@@ -214,16 +215,16 @@ fn designs() -> [Command; 6] {
     [
         experiment(
             "chain",
-            "How long zspages should be: the kernel's two policies and ours",
+            "zspage length by size class: the kernel's two policies and memfold's",
         ),
         experiment(
             "pool",
-            "Memory taken for each stored byte, against mimalloc and jemalloc",
+            "Resident bytes per stored byte: zsmalloc, mimalloc and jemalloc",
         )
         .arg(option("trace", "LIST", "Recorded sizes [default: all]")),
         experiment(
             "free",
-            "What freeing costs the caller and all processors, and when the memory is back",
+            "Cost of a free: caller, CPU time of all threads, time until the memory is freed",
         )
         .args([
             option("megabytes", "LIST", "[default: 64,128,256,512]"),
@@ -236,17 +237,21 @@ fn designs() -> [Command; 6] {
         ]),
         experiment(
             "table",
-            "The swap table against a tree for every 64 MB under a lock with a byte map",
+            "The swap table against a locked tree per 64 MB with a byte map",
         )
         .args([
             option("threads", "LIST", "[default: 1,2,4]"),
-            option("slots", "N", "Of the space [default: 1048576]"),
-            option("megabytes", "N", "Of a thread of usemem [default: 128]"),
+            option("slots", "N", "Slots of the swap space [default: 1048576]"),
+            option(
+                "megabytes",
+                "N",
+                "Memory of each usemem thread [default: 128]",
+            ),
             runs("Rounds [default: 5]"),
         ]),
         experiment(
             "virtual",
-            "Virtual slots against slots with a fixed backend, each measure on and off",
+            "Virtual slots against slots with a fixed backend, without each optimisation in turn",
         )
         .args([
             option("workload", "LIST", "[default: all]"),
@@ -257,12 +262,12 @@ fn designs() -> [Command; 6] {
         ]),
         experiment(
             "exit",
-            "Programs are killed, mostly swapped out, while another starts: synchronous release, \
-             the gather, and this host's zram (needs root)",
+            "Kill mostly swapped-out programs while another starts: synchronous release, the \
+             gather, and this host's zram (needs root)",
         )
         .args([
-            option("programs", "N", "That are killed [default: 12]"),
-            option("megabytes", "N", "Of each [default: 256]"),
+            option("programs", "N", "Programs to kill [default: 12]"),
+            option("megabytes", "N", "Memory of each [default: 256]"),
             option("newcomer-megabytes", "N", "[default: 64]"),
             option("variant", "LIST", "[default: all]"),
             runs("Rounds [default: 5]"),
@@ -271,38 +276,38 @@ fn designs() -> [Command; 6] {
 }
 
 fn comparisons() -> [Command; 4] {
-    let out = option("out", "DIR", "Where the page, plots and JSON go");
+    let out = option("out", "DIR", "Folder for the page, plots and JSON");
     [
         experiment(
             "kernel",
-            "Workloads under memfold and under this host's own swap, in turn",
+            "Workloads under memfold, zram and zswap, alternated",
         )
         .args(kernel_options())
         .after_help(KERNEL_NOTES),
         experiment(
             "soak",
-            "Whether memfold itself grows while a mix of programs runs under it for long",
+            "Memory growth of memfold itself in a long run of mixed programs",
         )
         .args([
             option(
                 "minutes",
                 "N",
-                "For so long it is looked at, after a warm-up of a fifth of it [default: 10]",
+                "Length of sampling, after a warm-up of a fifth of it [default: 10]",
             ),
             option(
                 "memfold",
                 "PATH",
-                "The program memfold [default: the one beside this program]",
+                "The memfold binary [default: the one beside memfold-lab]",
             ),
         ]),
         Command::new("report")
-            .about("A page of all experiments, with plots, beside the published figures")
+            .about("Run all experiments; one HTML page with plots and the published figures")
             .args([
                 out,
                 option(
                     "from",
                     "FILES",
-                    "Measure nothing: read what experiments printed with --json",
+                    "Read JSON of earlier runs instead of measuring",
                 ),
                 option(
                     "experiments",
@@ -311,21 +316,21 @@ fn comparisons() -> [Command; 4] {
                 ),
                 flag(
                     "markdown",
-                    "Print the table of docs/measurements.md, and measure only what it needs",
+                    "Print the table of docs/measurements.md; run only the workloads it needs",
                 ),
             ])
             .args(kernel_options().map(|option| option.help_heading("Options passed to kernel")))
             .after_help(REPORT_NOTES),
         Command::new("picture")
-            .about("The picture of the README: sort's memory over time, alone and under a limit")
+            .about("The README's picture: memory of sort over time, alone and under a limit")
             .args([
-                option("out", "FILE", "Where the SVG goes"),
+                option("out", "FILE", "The SVG to write"),
                 option("limit", "SIZE", "The limit [default: 128M]"),
-                option("lines", "N", "Lines that are sorted [default: 4000000]"),
+                option("lines", "N", "Lines to sort [default: 4000000]"),
                 option(
                     "memfold",
                     "PATH",
-                    "The program memfold [default: the one beside this program]",
+                    "The memfold binary [default: the one beside memfold-lab]",
                 ),
             ]),
     ]
@@ -336,12 +341,12 @@ fn describing() -> [Command; 3] {
     let shells = shells.iter().filter_map(ValueEnum::to_possible_value);
     [
         Command::new("trace")
-            .about("Record the compressed page sizes of a running process")
+            .about("Record the compressed sizes of a running process's pages")
             .args([
-                option("pid", "PID", "The process").required(true),
+                option("pid", "PID", "The process to read").required(true),
                 option("algo", "NAME", "lz4 or zstd").required(true),
-                option("output", "FILE", "Where the sizes go").required(true),
-                option("pages", "N", "At most so many [default: 16384]"),
+                option("output", "FILE", "The file to write").required(true),
+                option("pages", "N", "Maximum number of pages [default: 16384]"),
             ]),
         Command::new("completions")
             .about("Print a completion script for a shell")
@@ -351,16 +356,16 @@ fn describing() -> [Command; 3] {
                     .value_parser(PossibleValuesParser::new(shells)),
             ),
         Command::new("man")
-            .about("Print the manual page, or write all of them into a folder")
+            .about("Print the manual page, or write all pages to a folder")
             .arg(option(
                 "dir",
                 "DIR",
-                "Write memfold-lab.1 and the others there",
+                "Write memfold-lab.1 and the subcommands' pages here",
             )),
     ]
 }
 
-/// What this program runs itself as.
+/// Subcommands that the lab starts itself; hidden from the help.
 fn hidden() -> [Command; 6] {
     let values = |name: &'static str, options: &[&'static str]| {
         let options = options.iter().map(|name| option(name, "VALUE", ""));
@@ -376,7 +381,7 @@ fn hidden() -> [Command; 6] {
     ]
 }
 
-/// Runs what the command line says.
+/// Runs the subcommand.
 pub fn run(matches: &ArgMatches) -> Result<()> {
     let (name, matches) = matches.subcommand().context("no experiment given")?;
     let options = Options::of_matches(matches);
@@ -405,7 +410,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         }
         "man" => match options.value("dir") {
             Some(folder) => clap_mangen::generate_to(command(), folder)
-                .with_context(|| format!("manual pages cannot be written to {folder}")),
+                .with_context(|| format!("cannot write the manual pages to {folder}")),
             None => {
                 let mut page = Vec::new();
                 clap_mangen::Man::new(command()).render(&mut page)?;
@@ -421,11 +426,11 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         soak::GUESTS => soak::run_guests(&options),
         exit::PROGRAM => exit::hold(&options),
         exit::NEWCOMER => exit::start(&options),
-        other => bail!("there is no experiment {other:?}"),
+        other => bail!("unknown experiment {other:?}"),
     }
 }
 
-/// The message of a mistake: what stands before its first blank line.
+/// A usage error as one line: clap's message up to the first blank line.
 pub fn one_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::MissingSubcommand {
         return "no experiment given (see memfold-lab --help)".to_owned();
@@ -450,12 +455,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_command_definition_is_valid() {
         command().debug_assert();
     }
 
     #[test]
-    fn options_have_the_value_given_last() {
+    fn the_last_value_of_an_option_wins() {
         let line = ["kernel", "--runs", "3", "--json", "--runs", "7"];
         let (name, options) = parse(&line).unwrap();
         assert_eq!(name, "kernel");
@@ -470,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mistake_is_told_in_one_line() {
+    fn a_usage_error_is_one_line() {
         for line in [
             &[][..],
             &["kernel", "--agianst", "memfold"],
@@ -485,7 +490,7 @@ mod tests {
         }
     }
 
-    /// Whatever `report` passes on, `kernel` takes.
+    /// `report` passes these options on to `kernel`.
     #[test]
     fn report_takes_the_options_of_kernel() {
         for name in kernel::OPTIONS {

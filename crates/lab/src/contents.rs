@@ -1,10 +1,10 @@
-//! Pages with something in them.
+//! Synthetic page contents.
 
 use memfold_swap::{PAGE_SIZE, Page};
 
 use crate::random::Random;
 
-/// Pages of repeats and noise that LZ4 compresses about 2.2:1.
+/// Pages of repeated and random bytes that LZ4 compresses about 2.2:1.
 pub fn compressible(pages: usize) -> Vec<Page> {
     let mut random = Random::new(7);
     (0..pages).map(|_| page(&mut random)).collect()

@@ -1,4 +1,4 @@
-//! Pages from the system, for the pools of the experiments.
+//! The page source of the experiments' pools: anonymous memory.
 
 use std::ptr::NonNull;
 
@@ -8,12 +8,12 @@ use memfold_sys::{
 };
 use zsmalloc::{PAGE_SIZE, PageRun, PageSource, SourceError};
 
-/// Anonymous private mappings; discarded pages go back with `MADV_DONTNEED`, and huge pages are had
-/// whenever the system has any, however long that takes: no experiment times it.
+/// Anonymous private mappings. `MADV_DONTNEED` frees discarded pages. Huge pages are populated
+/// whenever the kernel can allocate them, direct compaction included: no experiment times this.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Mapping;
 
-/// Keeps those who ask for huge pages apart.
+/// Serialises callers that populate huge pages.
 static HUGE_PAGES: HugePages = HugePages::new();
 
 // SAFETY: a reservation is a fresh anonymous mapping, readable, writable and zero, which stays
@@ -24,16 +24,16 @@ unsafe impl PageSource for Mapping {
         let mapping = memory::Mapping::aligned(bytes, HUGE_PAGE_SIZE)
             .map_err(|_| SourceError::Reserve { pages })?;
         let start = mapping.start();
-        // It lives until `unreserve`.
+        // Unmapped by `unreserve`.
         std::mem::forget(mapping);
-        // A huge page nobody asked for would take memory for pages that were never used.
+        // With THP `always`, a first touch would allocate a huge page and inflate the figures.
         // SAFETY: the range is the new mapping.
         let _ = unsafe { forbid_huge(start, bytes) };
         Ok(start)
     }
 
     unsafe fn unreserve(&self, base: NonNull<u8>, pages: usize) {
-        // SAFETY: the caller says that this is a reservation that nobody uses any more.
+        // SAFETY: the caller guarantees that this is a reservation without references to it.
         unsafe { libc::munmap(base.as_ptr().cast(), pages * PAGE_SIZE) };
     }
 
@@ -42,19 +42,19 @@ unsafe impl PageSource for Mapping {
     }
 
     fn populate_huge(&self, run: PageRun) -> bool {
-        // SAFETY: the pool gives an aligned part of a reservation that it does not use yet.
+        // SAFETY: the pool passes an aligned part of a reservation that it does not use yet.
         unsafe { HUGE_PAGES.populate_now(run.start, run.pages * PAGE_SIZE) }.is_some()
     }
 
     fn split_huge(&self, run: PageRun) {
-        // What could not be split goes back when all of it does, or when memory is short.
+        // A huge page that could not be split is freed as a whole, or by the kernel under pressure.
         // SAFETY: the run lies in a reservation.
         let _ = unsafe { split_huge(run.start) };
     }
 
     unsafe fn discard(&self, runs: &[PageRun]) -> Result<(), SourceError> {
         let ranges = runs.iter().map(|run| (run.start, run.pages * PAGE_SIZE));
-        // SAFETY: the caller says that the runs lie in a reservation and that nobody uses them.
+        // SAFETY: the caller guarantees that the runs lie in a reservation and are unused.
         unsafe { discard_all(ranges) }.map_err(|_| SourceError::Discard)
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::io::{self, Write};
 
-/// Writes to standard output. A reader that closes it early has seen enough.
+/// Writes to standard output. A closed pipe (EPIPE) is not an error.
 pub fn say(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

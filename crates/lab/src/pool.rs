@@ -1,7 +1,7 @@
-//! How much memory stored objects take, beside general allocators that hold the same objects.
+//! Resident memory per stored byte, beside general allocators that hold the same objects.
 //!
-//! Each variant runs in a process of its own and is measured by what the kernel says that process
-//! has, all its records and slack included, above what it had before the first object.
+//! Each variant runs in its own process. Its memory is the growth of the process's anonymous pages
+//! since before the first object, metadata and slack included.
 
 use std::{
     process::Command,
@@ -19,18 +19,20 @@ use crate::{
     trace::{TRACES, Trace},
 };
 
-/// The name under which the lab starts itself.
+/// The hidden subcommand that measures one variant.
 pub const CHILD: &str = "pool-child";
 
 const VARIANTS: [&str; 3] = ["zsmalloc", "mimalloc", "jemalloc"];
 
-/// Objects held at the peak.
+/// Objects held at the peak. More make the fixed costs of an allocator smaller.
 const OBJECTS: usize = 65_536;
 
-/// After the peak so much of it is replaced by other objects, so often: one phase of churn.
+/// Rounds of churn after the peak. More fragment the pools further.
 const CHURN_ROUNDS: usize = 10;
+/// Objects replaced in each round.
 const CHURN_PART: usize = OBJECTS / 5;
 
+/// Measures every variant on every trace.
 pub fn run(options: &Options) -> Result<Report> {
     let all: Vec<&str> = TRACES.iter().map(|trace| trace.name).collect();
     let all = all.join(",");
@@ -52,10 +54,10 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     report.note(
-        "resident_per_stored: bytes of memory the process has, over the bytes of the objects. \
-         churn: after most objects were replaced; half-freed: right after a random half was \
-         freed; compacted: after the allocator was asked to give back what it can. The sizes and \
-         the order are the same in every run, so the figures do not vary.",
+        "resident_per_stored: anonymous memory of the process over the bytes of the objects. churn: \
+         after most objects were replaced; half-freed: right after a random half was freed; \
+         compacted: after compaction, or the allocator's purge. Sizes and order are the same in \
+         every run.",
     );
     Ok(report)
 }
@@ -80,14 +82,15 @@ fn measure_in_child(variant: &str, trace: &str) -> Result<Vec<(String, f64)>> {
         .collect()
 }
 
-/// An allocator that holds objects by their number.
+/// An allocator under test; objects are known by number.
 trait Holder {
     fn store(&mut self, number: usize, size: usize) -> Result<()>;
     fn free(&mut self, number: usize);
-    /// Gives back all memory it can.
+    /// Frees as much memory to the kernel as possible.
     fn compact(&mut self);
 }
 
+/// The child process: prints the ratio after each phase.
 pub fn run_child(options: &Options) -> Result<()> {
     let trace = Trace::find(options.value("trace").context("--trace is missing")?)?;
     let sizes = trace.sizes();
@@ -101,7 +104,7 @@ pub fn run_child(options: &Options) -> Result<()> {
 
 fn measure<H: Holder>(trace: &[usize], make: impl FnOnce() -> Result<H>) -> Result<()> {
     let mut random = Random::new(17);
-    // What the harness itself needs is touched before the base is taken.
+    // Touch the harness's own memory before the base is taken.
     let mut sizes: Vec<usize> = (0..OBJECTS)
         .map(|number| trace[number % trace.len()])
         .collect();
@@ -138,7 +141,7 @@ fn measure<H: Holder>(trace: &[usize], make: impl FnOnce() -> Result<H>) -> Resu
     report("compacted", left)
 }
 
-/// Ours. Each object starts with its number, by which compaction finds its word.
+/// memfold's pool. Each object starts with its number, by which compaction finds its word.
 struct InPool {
     pool: Pool<Mapping>,
     words: Vec<AtomicU64>,
@@ -178,8 +181,8 @@ impl Relocate for InPool {
 impl Holder for InPool {
     fn store(&mut self, number: usize, size: usize) -> Result<()> {
         let bytes = [0x5a; PAGE_SIZE];
-        // A page that does not shrink has no room for the number; it takes a page of its own and
-        // is never moved, so nobody looks for a number in it.
+        // An incompressible page has no room for the number. It takes a page of its own, which
+        // compaction never moves, so the number is never read.
         let head = (number as u32).to_le_bytes();
         let word = if size + NUMBER_BYTES <= PAGE_SIZE {
             self.pool.store(&[&head, &bytes[..size]])?
@@ -214,7 +217,7 @@ struct Allocator {
 const MIMALLOC: Allocator = Allocator {
     malloc: libmimalloc_sys::mi_malloc,
     free: libmimalloc_sys::mi_free,
-    // SAFETY: it may be called at any time.
+    // SAFETY: the call has no preconditions.
     collect: || unsafe { libmimalloc_sys::mi_collect(true) },
 };
 
@@ -225,9 +228,9 @@ const JEMALLOC: Allocator = Allocator {
 };
 
 fn jemalloc_purge() {
-    // 4096 stands for all arenas.
+    // 4096 is MALLCTL_ARENAS_ALL.
     let name = c"arena.4096.purge";
-    // SAFETY: the name ends with a zero, and this control takes and gives no data.
+    // SAFETY: the name is NUL-terminated, and this control takes and returns no data.
     let result = unsafe {
         tikv_jemalloc_sys::mallctl(
             name.as_ptr(),
@@ -237,7 +240,7 @@ fn jemalloc_purge() {
             0,
         )
     };
-    assert_eq!(result, 0, "jemalloc does not know its own purge");
+    assert_eq!(result, 0, "jemalloc has no arena.4096.purge");
 }
 
 struct General {
@@ -258,7 +261,7 @@ impl Holder for General {
     fn store(&mut self, number: usize, size: usize) -> Result<()> {
         // SAFETY: the size is not zero.
         let object = unsafe { (self.allocator.malloc)(size) };
-        ensure!(!object.is_null(), "no memory");
+        ensure!(!object.is_null(), "malloc of {size} bytes failed");
         // SAFETY: the allocation has `size` bytes.
         unsafe { object.cast::<u8>().write_bytes(0x5a, size) };
         self.objects[number] = object;
@@ -267,7 +270,8 @@ impl Holder for General {
 
     fn free(&mut self, number: usize) {
         let object = std::mem::replace(&mut self.objects[number], std::ptr::null_mut());
-        // SAFETY: it came from this allocator, and is forgotten here.
+        // SAFETY: this allocator returned the pointer, or it is null, and the table forgets it
+        // here.
         unsafe { (self.allocator.free)(object) };
     }
 

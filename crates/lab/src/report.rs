@@ -1,4 +1,4 @@
-//! What an experiment prints: a table, or one JSON object.
+//! The output of an experiment: a table, or one JSON object.
 
 use std::fmt::Write as _;
 
@@ -7,11 +7,12 @@ use serde_json::{Map, Value, json};
 
 use crate::output::say;
 
-/// One row: inputs and figures, in the order they were added.
+/// One row: inputs and figures, in the order of insertion.
 #[derive(Debug, Clone, Default)]
 pub struct Row(Vec<(&'static str, Value)>);
 
 impl Row {
+    /// An empty row.
     pub fn new() -> Self {
         Self::default()
     }
@@ -22,25 +23,28 @@ impl Row {
         self
     }
 
-    /// Adds a figure that was measured several times, rounded to four digits.
+    /// Adds the median of samples, rounded to four digits.
     pub fn measured(self, name: &'static str, samples: &Samples) -> Self {
         self.with(name, rounded(samples.median()))
     }
 }
 
-/// A figure, measured several times.
+/// Repeated measurements of one figure.
 #[derive(Debug, Clone, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
+    /// No samples.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
+    /// Adds a sample.
     pub fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
 
+    /// The median; NaN without samples.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -52,23 +56,24 @@ impl Samples {
         }
     }
 
-    /// The medians of this and of another, of the rounds that both have taken part in.
+    /// The medians of both, over the rounds that both have samples of.
     pub fn medians_beside(&self, other: &Self) -> (f64, f64) {
         let rounds = self.0.len().min(other.0.len());
         let of = |samples: &Self| Self(samples.0[..rounds].to_vec()).median();
         (of(self), of(other))
     }
 
+    /// Whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Every sample, in the order in which they were taken.
+    /// Every sample, in the order taken.
     pub fn values(&self) -> Vec<f64> {
         self.0.iter().copied().map(rounded).collect()
     }
 
-    /// Each sample over the one of `base` that was taken in the same round.
+    /// Each sample divided by the sample of `base` from the same round.
     pub fn ratio_to(&self, base: &Self) -> Self {
         Self(
             self.0
@@ -79,7 +84,7 @@ impl Samples {
         )
     }
 
-    /// The largest over the smallest.
+    /// The largest sample over the smallest.
     pub fn spread(&self) -> f64 {
         let largest = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let smallest = self.0.iter().copied().fold(f64::INFINITY, f64::min);
@@ -87,13 +92,13 @@ impl Samples {
     }
 }
 
-/// `value` with four significant digits, so that tables do not claim more than was measured.
+/// `value` rounded to four significant digits.
 pub fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
     let digits = 3 - value.abs().log10().floor() as i32;
-    // Powers of ten are exact upwards only.
+    // Only non-negative powers of ten are exact.
     let scale = 10_f64.powi(digits.abs());
     if digits < 0 {
         return (value / scale).round() * scale;
@@ -101,7 +106,7 @@ pub fn rounded(value: f64) -> f64 {
     (value * scale).round() / scale
 }
 
-/// All that an experiment found.
+/// The results of an experiment.
 #[derive(Debug)]
 pub struct Report {
     experiment: &'static str,
@@ -111,6 +116,7 @@ pub struct Report {
 }
 
 impl Report {
+    /// An empty report.
     pub fn new(experiment: &'static str) -> Self {
         Self {
             experiment,
@@ -120,16 +126,17 @@ impl Report {
         }
     }
 
+    /// Adds a row.
     pub fn add(&mut self, row: Row) {
         self.rows.push(row);
     }
 
-    /// Adds a line to be printed below the table (and left out of the JSON rows).
+    /// Adds a line below the table; in the JSON an element of `notes`.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
 
-    /// Adds a line that is not there yet.
+    /// Adds a note unless it is there already.
     pub fn note_once(&mut self, note: String) {
         if !self.notes.contains(&note) {
             self.notes.push(note);
@@ -141,10 +148,10 @@ impl Report {
         self.facts.push((name, value.into()));
     }
 
-    /// Prints it.
+    /// Prints the report.
     ///
     /// # Errors
-    /// If standard output cannot be written to; a reader that went away is no error.
+    /// If standard output cannot be written to; a closed pipe is not an error.
     pub fn print(&self, as_json: bool) -> Result<()> {
         let text = if as_json {
             format!("{}\n", self.to_json())
@@ -178,7 +185,7 @@ impl Report {
     fn to_text(&self) -> String {
         let mut columns: Vec<&'static str> = Vec::new();
         for (name, value) in self.rows.iter().flat_map(|row| &row.0) {
-            // Single samples are for the JSON.
+            // Arrays of samples are printed in the JSON only.
             if !columns.contains(name) && !value.is_array() {
                 columns.push(name);
             }
@@ -214,7 +221,7 @@ impl Report {
     }
 }
 
-/// What machine this is, without its name.
+/// Kernel, architecture and CPUs of this host, without its name.
 pub fn host() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
@@ -236,7 +243,7 @@ pub fn commit() -> &'static str {
     env!("MEMFOLD_LAB_COMMIT")
 }
 
-/// Pages of anonymous memory this process has, in bytes, as the kernel counts them.
+/// Anonymous memory of this process in bytes (`Anonymous` of smaps_rollup).
 pub fn anonymous_bytes() -> Result<usize> {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     let kib = rollup
@@ -252,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_summed_up() {
+    fn median_and_spread_of_samples() {
         let mut samples = Samples::default();
         [4.0, 1.0, 2.0]
             .into_iter()

@@ -1,8 +1,8 @@
-//! Recorded sizes of real programs' compressed pages.
+//! Recorded compressed sizes of real programs' pages.
 //!
-//! A trace is the size in bytes of each page of a program's memory after compression, page after
-//! page, as little-endian 16-bit numbers. Pages of one repeated word are left out, as a swap space
-//! stores nothing for them; a page that does not shrink counts as a whole page.
+//! A trace holds the compressed size of each page in bytes, in address order, as little-endian
+//! 16-bit integers. Same-filled pages are left out, as a swap space stores nothing for them; an
+//! incompressible page counts as `PAGE_SIZE`.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use zsmalloc::PAGE_SIZE;
 
 use crate::Options;
 
-/// Records what `--pid` has, into `--output`.
+/// Records the process `--pid` into the file `--output`.
 pub fn run(options: &Options) -> Result<()> {
     let given = |name: &str| {
         let value = options.value(name);
@@ -25,23 +25,24 @@ pub fn run(options: &Options) -> Result<()> {
     let pid = given("pid")?;
     let process = pid
         .parse()
-        .with_context(|| format!("{pid:?} is no process id"))?;
+        .with_context(|| format!("--pid takes a PID, not {pid:?}"))?;
     let algorithm = Algorithm::parse(given("algo")?)?;
     let output = Path::new(given("output")?);
     record(process, algorithm, options.number("pages", 16_384)?, output)
-        .with_context(|| format!("process {pid} cannot be recorded"))
+        .with_context(|| format!("cannot record process {pid}"))
 }
 
-/// A program's pages under one compressor.
+/// The compressed sizes of a program's pages under one compressor.
 #[derive(Debug, Clone, Copy)]
 pub struct Trace {
+    /// `PROGRAM-COMPRESSOR`.
     pub name: &'static str,
     bytes: &'static [u8],
 }
 
 macro_rules! traces {
     ($($name:literal),* $(,)?) => {
-        /// The traces that come with the lab.
+        /// The traces in `crates/lab/traces`.
         pub const TRACES: &[Trace] = &[$(Trace {
             name: $name,
             bytes: include_bytes!(concat!("../traces/", $name, ".sizes")),
@@ -61,14 +62,16 @@ traces!(
 );
 
 impl Trace {
+    /// The trace of that name.
     pub fn find(name: &str) -> Result<Self> {
         TRACES
             .iter()
             .copied()
             .find(|trace| trace.name == name)
-            .with_context(|| format!("there is no trace {name:?}"))
+            .with_context(|| format!("unknown trace {name:?}"))
     }
 
+    /// Sizes in bytes, in address order.
     pub fn sizes(&self) -> Vec<usize> {
         self.bytes
             .chunks_exact(2)
@@ -77,9 +80,9 @@ impl Trace {
     }
 }
 
-/// All pages of all programs under lz4, in stretches of each.
+/// All lz4 traces, interleaved in runs of 512 pages.
 pub fn mixed_lz4() -> Vec<usize> {
-    const STRETCH: usize = 512;
+    const RUN: usize = 512;
     let traces: Vec<Vec<usize>> = TRACES
         .iter()
         .filter(|trace| trace.name.ends_with("-lz4"))
@@ -87,16 +90,17 @@ pub fn mixed_lz4() -> Vec<usize> {
         .collect();
     let longest = traces.iter().map(Vec::len).max().unwrap_or(0);
     (0..longest)
-        .step_by(STRETCH)
+        .step_by(RUN)
         .flat_map(|start| {
             traces
                 .iter()
-                .flat_map(move |trace| trace.iter().skip(start).take(STRETCH))
+                .flat_map(move |trace| trace.iter().skip(start).take(RUN))
         })
         .copied()
         .collect()
 }
 
+/// A compressor of the traces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Algorithm {
     Lz4,
@@ -104,6 +108,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// The compressor of that name.
     pub fn parse(name: &str) -> Result<Self> {
         match name {
             "lz4" => Ok(Self::Lz4),
@@ -112,7 +117,7 @@ impl Algorithm {
         }
     }
 
-    /// How many bytes `page` takes; a page if it does not shrink.
+    /// The compressed size of `page` in bytes; `PAGE_SIZE` if it is incompressible.
     pub fn compressed_size(self, page: &[u8]) -> usize {
         let mut output = [0_u8; PAGE_SIZE];
         let size = match self {
@@ -138,8 +143,8 @@ impl Algorithm {
     }
 }
 
-/// Records a running process: the sizes of its private writable pages, at most `at_most` of them,
-/// evenly taken in stretches of 64, written to `output`.
+/// Writes to `output` the compressed sizes of a process's present private writable pages: at most
+/// `at_most` of them, sampled evenly in runs of 64.
 fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Result<()> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let memory = File::open(format!("/proc/{pid}/mem"))?;
@@ -157,7 +162,7 @@ fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Resu
         }
         let (start, end) = range
             .split_once('-')
-            .context("a line of maps has no range")?;
+            .with_context(|| format!("cannot parse /proc/{pid}/maps: {line:?}"))?;
         let (start, end) = (
             u64::from_str_radix(start, 16)?,
             u64::from_str_radix(end, 16)?,
@@ -170,13 +175,16 @@ fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Resu
             }
         }
     }
-    ensure!(!pages.is_empty(), "process {pid} has no private memory");
+    ensure!(
+        !pages.is_empty(),
+        "process {pid} has no private writable pages present"
+    );
     let mut sizes = Vec::new();
-    let stretches: Vec<&[u64]> = pages.chunks(64).collect();
+    let runs: Vec<&[u64]> = pages.chunks(64).collect();
     let step = (pages.len() / at_most.max(1)).max(1);
-    for &address in stretches.into_iter().step_by(step).flatten() {
+    for &address in runs.into_iter().step_by(step).flatten() {
         let mut page = [0; PAGE_SIZE];
-        // A page may be gone by now.
+        // The page may have been unmapped meanwhile.
         if memory.read_exact_at(&mut page, address).is_err() || is_same_filled(&page) {
             continue;
         }
@@ -201,10 +209,9 @@ fn is_same_filled(page: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// What recompressing with zstd is for: the same pages of each program in at most five
-    /// sevenths of the pool.
+    /// The gain that recompression relies on: zstd needs at most 5/7 of lz4's bytes.
     #[test]
-    fn zstd_makes_more_of_a_pool_than_lz4_on_every_recorded_program() {
+    fn zstd_is_denser_than_lz4_on_every_recorded_program() {
         for program in ["cpython", "node", "redis", "compiler"] {
             let of = |algorithm: &str| {
                 let sizes = Trace::find(&format!("{program}-{algorithm}"));
@@ -212,12 +219,15 @@ mod tests {
                 sizes.iter().sum::<usize>() as f64 / sizes.len() as f64
             };
             let gain = of("lz4") / of("zstd");
-            assert!(gain >= 1.4, "{program}: {gain:.2} times the pages");
+            assert!(
+                gain >= 1.4,
+                "{program}: lz4 takes {gain:.2} times the bytes"
+            );
         }
     }
 
     #[test]
-    fn every_trace_is_sound() {
+    fn every_trace_is_valid() {
         for trace in TRACES {
             let sizes = trace.sizes();
             assert!(

@@ -1,4 +1,4 @@
-//! Many programs are killed, most of whose memory is swapped out, while another one starts.
+//! Kills programs whose memory is mostly swapped out, while another program starts.
 
 mod process;
 
@@ -25,16 +25,16 @@ use crate::{
     report::{Report, Row, Samples},
 };
 
-/// Who releases what a program leaves behind, and how.
+/// How the slots of an exiting program are released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// The program as it exits, slot by slot: what was replaced.
+    /// By the exiting program, slot by slot: the replaced design.
     Sync,
-    /// The program as it exits, but in bulk.
+    /// By the exiting program, in bulk.
     SyncBulk,
-    /// Others, in batches.
+    /// By the gather's workers, in batches.
     Gather,
-    /// This host's kernel.
+    /// By this host's kernel.
     Zram,
 }
 
@@ -45,19 +45,20 @@ const VARIANTS: [(&str, Variant); 4] = [
     ("zram", Variant::Zram),
 ];
 
-/// How many in a hundred pages are swapped out: a program after 15 minutes on the phone.
+/// Share of the pages swapped out, in percent: that of an app after 15 minutes in the background in
+/// the published test.
 const SWAPPED_PERCENT: usize = 65;
-/// Pages of one program that reclaim stores together.
+/// Neighbouring pages of one program that are stored together, as by reclaim.
 const STORED_TOGETHER: usize = 64;
-/// How long an experiment may wait for its memory.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// What zram may keep when all is back.
+/// How long a run waits for its memory to be freed before it fails.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes that zram may still hold when all memory counts as freed.
 const LEFT_IN_ZRAM: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
     programs: usize,
-    /// Of each program.
+    /// Pages of each program.
     pages: usize,
     newcomer_pages: usize,
 }
@@ -68,7 +69,7 @@ impl Case {
     }
 }
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
     newcomer: Duration,
@@ -77,6 +78,7 @@ struct Outcome {
     cpu: Duration,
 }
 
+/// Measures all variants, alternated.
 pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("exit");
     let runs = options.number("runs", 5)?.max(1);
@@ -97,13 +99,15 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut variants = Vec::new();
     for wanted in options.list("variant", &names) {
         let found = VARIANTS.iter().find(|(name, _)| *name == wanted);
-        variants.push(*found.with_context(|| format!("there is no variant {wanted:?}"))?);
+        variants.push(
+            *found.with_context(|| format!("unknown variant {wanted:?}; use one of {names}"))?,
+        );
     }
     let zram = variants
         .iter()
         .any(|(_, variant)| *variant == Variant::Zram);
     let guardian = match zram.then(Guardian::start).transpose() {
-        // It was not asked for by name: the others can do without.
+        // zram was not named with --variant: run the others without it.
         Err(error) if options.value("variant").is_none() => {
             eprintln!("memfold-lab: SKIPPED zram: {error:#}");
             report.note(format!("SKIPPED zram: {error:#}"));
@@ -114,7 +118,7 @@ pub fn run(options: &Options) -> Result<Report> {
     };
     let mut samples = vec![[const { Samples::new() }; 4]; variants.len()];
     let mut alone = Samples::new();
-    // The first time round, the machine's memory is touched for the first time.
+    // Round 0 is not counted: it faults in the machine's memory for the first time.
     for run in 0..=runs {
         let undisturbed = start_newcomer(case)?;
         if run > 0 {
@@ -155,7 +159,7 @@ pub fn run(options: &Options) -> Result<Report> {
         );
     }
     report.note(format!(
-        "newcomer_ms would be {:.1} if nothing was killed.",
+        "newcomer_ms without any program killed: {:.1}.",
         alone.median()
     ));
     add_notes(&mut report);
@@ -164,20 +168,21 @@ pub fn run(options: &Options) -> Result<Report> {
 
 fn add_notes(report: &mut Report) {
     report.note(
-        "newcomer_ms: from its start, at the moment of the kills, until it has touched its memory; \
-         gone_ms: until every killed program is gone; returned_ms: until all their memory is back; \
-         cpu_ms: of all but the newcomer; newcomer_ratio: to the first variant, by rounds.",
+        "newcomer_ms: from the kills, when the newcomer starts, until it has touched its memory; \
+         gone_ms: until every killed program has exited; returned_ms: until all their memory is \
+         freed; cpu_ms: CPU time of all but the newcomer; newcomer_ratio: to the first variant, \
+         median over rounds.",
     );
     report.note(
-        "65 % of each program is swapped out. In sync, sync-bulk and gather the programs are real \
-         processes that hold their resident part; what is swapped out lies compressed in our swap \
-         space, and a thread for each program does what the program would do as it exits: it \
-         waits for the process to be gone, and then releases its slots itself, one by one (sync) \
-         or in bulk, or hands them over. zram: real processes in a memory cgroup.",
+        "65 % of each program is swapped out. In sync, sync-bulk and gather the programs are \
+         processes that hold their resident part; their swapped part lies compressed in memfold's \
+         swap space, and one thread per program stands in for its exit: it waits until the process \
+         has exited, then releases the slots itself, one by one (sync) or in bulk, or hands them to \
+         the gather. zram: processes in a memory cgroup.",
     );
     report.note(
-        "There is free memory enough for the newcomer everywhere: what it waits for is the \
-         processors. On the phone it waits for memory as well.",
+        "There is enough free memory for the newcomer in every variant, so it competes for CPU time \
+         only. In the published test, on a phone, it waits for memory as well.",
     );
 }
 
@@ -189,18 +194,18 @@ fn published(variant: Variant) -> Value {
     }
 }
 
-/// Fills a swap space with the swapped-out pages of all programs, as reclaim meets them: some
-/// neighbours of one, then of another. Returns the slots of each in the order of its pages.
+/// Stores the swapped pages of all programs in the order of reclaim: batches of neighbours,
+/// programs interleaved. Returns each program's slots in page order.
 fn fill(space: &SwapSpace<Mapping>, case: Case) -> Result<Vec<Vec<Slot>>> {
     let contents = contents::compressible(256);
     let mut scratch = Scratch::new();
     let mut slots = vec![Vec::with_capacity(case.swapped()); case.programs];
-    let mut turns: Vec<usize> = (0..case.programs)
+    let mut batches: Vec<usize> = (0..case.programs)
         .flat_map(|program| std::iter::repeat_n(program, case.swapped().div_ceil(STORED_TOGETHER)))
         .collect();
-    Random::new(1).shuffle(&mut turns);
+    Random::new(1).shuffle(&mut batches);
     let mut stored = Vec::with_capacity(STORED_TOGETHER);
-    for program in turns {
+    for program in batches {
         let of_program = &mut slots[program];
         let count = STORED_TOGETHER.min(case.swapped() - of_program.len());
         let next = contents
@@ -231,11 +236,11 @@ fn measure(variant: Variant, case: Case) -> Result<Outcome> {
     let gather = Gather::with_worker_start(
         Arc::clone(&space),
         GatherConfig {
-            // One processor is left to others.
+            // Leave one CPU to other threads.
             max_workers: (cpus - 1).max(1),
             ..GatherConfig::default()
         },
-        // As the supervisor's do.
+        // The nice value of the supervisor's workers.
         || memfold_sys::thread::set_nice(5),
     );
     let mut programs = start_programs(case.programs, case.pages - case.swapped(), |_| Ok(()))?;
@@ -267,8 +272,8 @@ fn measure(variant: Variant, case: Case) -> Result<Outcome> {
             last = last.max(gone);
         }
         wait_until(begin, || Ok(space.usage().slots_in_use == 0))?;
-        let looking = clock::thread_cpu().saturating_sub(cpu.1);
-        // What the pool holds for the next stores.
+        let polling = clock::thread_cpu().saturating_sub(cpu.1);
+        // Frees the pages that the pool caches for later stores.
         space.trim();
         let returned = wait_until(begin, || Ok(space.pool_bytes() == 0))?;
         let own = clock::process_cpu().saturating_sub(cpu.0);
@@ -276,12 +281,12 @@ fn measure(variant: Variant, case: Case) -> Result<Outcome> {
             newcomer: newcomer?,
             gone: last - begin,
             returned,
-            cpu: of_programs + own.saturating_sub(looking),
+            cpu: of_programs + own.saturating_sub(polling),
         })
     })
 }
 
-/// What the exit of a program does about its slots.
+/// Releases an exiting program's slots.
 fn exit(variant: Variant, space: &SwapSpace<Mapping>, gather: &Gather<Mapping>, slots: &[Slot]) {
     match variant {
         Variant::SyncBulk => space.release_bulk(slots),
@@ -302,7 +307,7 @@ fn start_programs(
     Ok(programs)
 }
 
-/// How long it takes to start.
+/// Runs the newcomer. Returns the time until it has touched its memory.
 fn start_newcomer(case: Case) -> Result<Duration> {
     let begin = Instant::now();
     let mut newcomer = Process::spawn(NEWCOMER, case.newcomer_pages, |_| Ok(()))?;
@@ -314,7 +319,11 @@ fn start_newcomer(case: Case) -> Result<Duration> {
 
 fn wait_until(begin: Instant, done: impl Fn() -> Result<bool>) -> Result<Duration> {
     while !done()? {
-        ensure!(begin.elapsed() < PATIENCE, "the memory did not come back");
+        ensure!(
+            begin.elapsed() < TIMEOUT,
+            "the memory was not freed within {} s",
+            TIMEOUT.as_secs()
+        );
         thread::sleep(Duration::from_micros(500));
     }
     Ok(begin.elapsed())
@@ -369,9 +378,9 @@ fn measure_zram(guardian: &Guardian, case: Case) -> Result<Outcome> {
 mod tests {
     use super::*;
 
-    /// Whoever releases them, no slot is left, and nothing of the pool.
+    /// Every variant releases all slots and empties the pool.
     #[test]
-    fn every_way_to_exit_gives_all_memory_back() {
+    fn every_variant_frees_all_memory() {
         let case = Case {
             programs: 3,
             pages: 3000,

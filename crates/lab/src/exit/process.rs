@@ -1,5 +1,5 @@
-//! The processes of the experiment: programs that hold memory until they are killed, and the one
-//! that starts meanwhile.
+//! The processes of the experiment: programs that hold memory until they are killed, and the
+//! newcomer, which starts at that time.
 
 use std::{
     hint::black_box,
@@ -16,24 +16,25 @@ use crate::{Options, contents};
 
 /// The hidden subcommand that holds memory.
 pub const PROGRAM: &str = "exit-program";
-/// The hidden subcommand that starts while others end.
+/// The hidden subcommand of the newcomer.
 pub const NEWCOMER: &str = "exit-newcomer";
 
+/// Printed once the memory is touched.
 const DONE: &str = "ready";
 
-/// Holds so many pages of memory, and waits to be killed.
+/// Holds `--pages` of memory until it is killed.
 pub fn hold(options: &Options) -> Result<()> {
     let pages = options.number("pages", 0)?;
     let memory = touch(pages);
     println!("{DONE}");
-    // Until it is killed, or whoever started it is gone.
+    // Until SIGKILL, or end of file because the lab exited.
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
     black_box(&memory);
     Ok(())
 }
 
-/// Starts, touches so many pages, and says so.
+/// Touches `--pages` of memory, prints [`DONE`], and exits.
 pub fn start(options: &Options) -> Result<()> {
     let memory = touch(options.number("pages", 0)?);
     println!("{DONE}");
@@ -47,17 +48,18 @@ fn touch(pages: usize) -> Vec<Page> {
     contents.iter().copied().cycle().take(pages).collect()
 }
 
-/// A process that was started and may be waited for.
+/// A child process; killed and reaped on drop.
 pub struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// Processor time it had used when it was ready.
+    /// Its CPU time when it was ready.
     used: Duration,
+    /// Whether it was reaped.
     ended: bool,
 }
 
 impl Process {
-    /// Starts `subcommand` of this program with so many pages.
+    /// Starts `subcommand` of the lab with `pages` pages.
     pub fn spawn(
         subcommand: &str,
         pages: usize,
@@ -69,8 +71,13 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         prepare(&mut command)?;
-        let mut child = command.spawn().context("a program cannot be started")?;
-        let output = child.stdout.take().context("a program has no output")?;
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start {subcommand}"))?;
+        let output = child
+            .stdout
+            .take()
+            .with_context(|| format!("{subcommand} has no standard output"))?;
         Ok(Self {
             child,
             output: BufReader::new(output),
@@ -83,12 +90,15 @@ impl Process {
     pub fn ready(&mut self) -> Result<()> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        ensure!(line.trim() == DONE, "a program ended before it was ready");
-        self.used = self.processor_time()?;
+        ensure!(
+            line.trim() == DONE,
+            "a program exited before it had touched its memory"
+        );
+        self.used = self.cpu_time()?;
         Ok(())
     }
 
-    fn processor_time(&self) -> Result<Duration> {
+    fn cpu_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/schedstat", self.child.id());
         let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
         let nanoseconds = text
@@ -98,21 +108,21 @@ impl Process {
         Ok(Duration::from_nanos(nanoseconds.parse()?))
     }
 
-    /// Kills it.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        self.child.kill().context("a program cannot be killed")
+        self.child.kill().context("cannot kill a program")
     }
 
-    /// Waits until it is gone, and says what processor time it used since it was ready.
+    /// Reaps it. Returns its CPU time since it was ready.
     pub fn wait(&mut self) -> Result<Duration> {
         let pid = libc::pid_t::try_from(self.child.id())?;
         let mut status = 0;
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: the child was not waited for; both places are valid for their results.
+        // SAFETY: the child is not reaped yet, and both pointers are valid for writes.
         let waited = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };
-        ensure!(waited == pid, "a program cannot be waited for");
+        ensure!(waited == pid, "wait4 of PID {pid} failed");
         self.ended = true;
-        // SAFETY: the call succeeded; any bytes, zeros included, are a valid `rusage`.
+        // SAFETY: the call succeeded, and any bit pattern is a valid `rusage`.
         let usage = unsafe { usage.assume_init() };
         let time = |time: libc::timeval| {
             Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
