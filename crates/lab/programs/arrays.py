@@ -1,6 +1,6 @@
-"""NumPy work whose result is known to be right: three large arrays, twice through each.
+"""NumPy workload: two passes over three large arrays.
 
-Prints one digest, which depends only on the size.  Usage: arrays.py [MEGABYTES].
+Prints a digest that depends on the size only.  Usage: arrays.py [MEGABYTES].
 """
 
 import hashlib

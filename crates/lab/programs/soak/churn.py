@@ -1,5 +1,5 @@
-# Objects that are replaced all the time, their number constant, and forks that look at them.
-# Runs while the file in its argument exists.
+# Replaces objects continuously, their number constant; forked children verify them.
+# Runs while the file named by its argument exists.
 import hashlib
 import os
 import random

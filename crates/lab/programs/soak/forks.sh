@@ -1,5 +1,5 @@
-# Subshells, pipes and programs, one after another, that look at what the shell holds.
-# Runs while the file in its argument exists.
+# Forks subshells, pipelines and programs, which verify a variable of the shell.
+# Runs while the file named by its argument exists.
 held=$(head -c 2000000 /dev/zero | tr '\0' m)
 echo ready
 while [ -e "$1" ]; do

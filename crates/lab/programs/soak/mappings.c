@@ -1,5 +1,5 @@
-/* Mappings of 256 KiB at random addresses, one replaced after the other, their number constant.
-   Runs while the file in its argument exists. */
+/* Replaces mappings of 256 KiB at random addresses, their number constant.
+   Runs while the file named by its argument exists. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #define PIECES 192
 #define PIECE (256 << 10)
 #define PAGE 4096
-/* Of the addresses, in pieces: from 1 TiB to 101 TiB. */
+/* Range of the addresses, in units of PIECE: 1 TiB to 101 TiB. */
 #define LOWEST (UINT64_C(1) << 22)
 #define SPREAD (UINT64_C(100) << 22)
 

@@ -1,5 +1,5 @@
-// A server with a constant live heap: every request replaces some of its records, after it has
-// looked whether they are as they were written.  Runs while the file in its argument exists.
+// A server with a live heap of constant size: every request verifies and replaces some of its
+// records.  Runs while the file named by its argument exists.
 'use strict';
 const { existsSync } = require('node:fs');
 const { createServer } = require('node:http');
