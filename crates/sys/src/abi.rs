@@ -76,6 +76,7 @@ fn system_calls_have_the_kernels_numbers() {
         PIDFD_OPEN => __NR_pidfd_open,
         CLOSE_RANGE => __NR_close_range,
         PIDFD_GETFD => __NR_pidfd_getfd,
+        MSEAL => __NR_mseal,
     ];
     for (name, ours, theirs) in numbers {
         assert_eq!(ours, theirs as usize, "{name}");
