@@ -1,7 +1,7 @@
 //! The helper thread: set-up, then the supervisor's commands until either side is gone.
 
 use crate::message::{connect, receive, send};
-use crate::start::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
+use crate::state::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
 use crate::system;
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};

@@ -6,7 +6,7 @@
 //! tries again. All other calls go on to the next `ioctl` behind this library, which is the C
 //! library's unless something else is preloaded.
 
-use crate::start::channel;
+use crate::state::channel;
 use crate::system;
 use core::sync::atomic::{AtomicU32, Ordering};
 use memfold_sys::Errno;

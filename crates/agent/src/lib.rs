@@ -24,6 +24,7 @@ mod helper;
 mod ioctl;
 mod message;
 mod start;
+mod state;
 mod system;
 
 #[cfg(feature = "standalone")]

@@ -1,9 +1,9 @@
 //! From the loader's call, or a forked child's first moment, to a running helper.
 
 use crate::arena::Arena;
+use crate::state::{Handover, MANAGED, REFUSED, STRANDED, channel, make_note};
 use crate::{helper, system};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use memfold_sys::channel::Channel;
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use memfold_sys::hello::{Filters, LOST, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::{Errno, PAGE_SIZE, futex};
 
@@ -23,32 +23,6 @@ const fn marked() -> [u8; PATCHED] {
 
 /// The beacon's address, inherited by children; 0 before the first helper ran.
 static BEACON: AtomicUsize = AtomicUsize::new(0);
-
-/// 1 once pages of this program (or of whom it was forked from) may be out: from then on a
-/// beacon that reads zero means that the supervisor is gone.
-pub static MANAGED: AtomicU32 = AtomicU32::new(0);
-
-/// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
-/// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
-static CHANNEL_NOTE: AtomicUsize = AtomicUsize::new(0);
-
-/// The number of this program's address space, or in a forked child of its parent's; 0 if none.
-pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
-
-/// What the starting thread hands to the helper, on the starting thread's stack.
-pub struct Handover {
-    pub arena: Arena,
-    pub inherited: u64,
-    pub rendezvous: Rendezvous,
-    /// 0 while the helper sets itself up, then [`READY`], [`REFUSED`] or [`STRANDED`].
-    pub state: AtomicU32,
-}
-
-pub const READY: u32 = 1;
-/// There is no helper, and the supervisor knows of none.
-pub const REFUSED: u32 = 2;
-/// There is no helper, but the supervisor may count on one.
-pub const STRANDED: u32 = 3;
 
 /// Reads what is in the loaded image (the compiler knows only the unpatched one).
 fn rendezvous() -> Rendezvous {
@@ -148,41 +122,6 @@ extern "C" fn parent() {
     if let Some(channel) = channel() {
         channel.forking.fetch_sub(1, Ordering::Release);
     }
-}
-
-/// Makes the note of the channel, once; children keep the page, empty.
-fn make_note() -> Result<(), Errno> {
-    if CHANNEL_NOTE.load(Ordering::Relaxed) != 0 {
-        return Ok(());
-    }
-    let page = system::reserve(PAGE_SIZE)?;
-    let made =
-        system::open_up(page, PAGE_SIZE).and_then(|()| system::wipe_in_children(page, PAGE_SIZE));
-    match made {
-        Ok(()) => CHANNEL_NOTE.store(page, Ordering::Relaxed),
-        Err(_) => system::unmap(page, PAGE_SIZE),
-    }
-    made
-}
-
-fn note() -> Option<&'static AtomicUsize> {
-    let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const AtomicUsize;
-    // SAFETY: null, or a page made by `make_note` for this word alone, which is never unmapped.
-    unsafe { address.as_ref() }
-}
-
-/// Notes the channel that the helper mapped for good.
-pub fn set_channel(channel: &'static Channel) {
-    if let Some(note) = note() {
-        note.store(&raw const *channel as usize, Ordering::Relaxed);
-    }
-}
-
-/// The channel, once the helper of this very process has mapped it.
-pub fn channel() -> Option<&'static Channel> {
-    let address = note()?.load(Ordering::Relaxed) as *const Channel;
-    // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
-    unsafe { address.as_ref() }
 }
 
 /// Called in a forked child before anything of the program's runs there.

@@ -1,0 +1,69 @@
+//! What the thread that starts a helper and the helper itself share.
+
+use crate::arena::Arena;
+use crate::system;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use memfold_sys::channel::Channel;
+use memfold_sys::hello::Rendezvous;
+use memfold_sys::{Errno, PAGE_SIZE};
+
+/// 1 once pages of this program (or of whom it was forked from) may be out: from then on a
+/// beacon that reads zero means that the supervisor is gone.
+pub static MANAGED: AtomicU32 = AtomicU32::new(0);
+
+/// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
+/// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
+static CHANNEL_NOTE: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of this program's address space, or in a forked child of its parent's; 0 if none.
+pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
+
+/// What the starting thread hands to the helper, on the starting thread's stack.
+pub struct Handover {
+    pub arena: Arena,
+    pub inherited: u64,
+    pub rendezvous: Rendezvous,
+    /// 0 while the helper sets itself up, then [`READY`], [`REFUSED`] or [`STRANDED`].
+    pub state: AtomicU32,
+}
+
+pub const READY: u32 = 1;
+/// There is no helper, and the supervisor knows of none.
+pub const REFUSED: u32 = 2;
+/// There is no helper, but the supervisor may count on one.
+pub const STRANDED: u32 = 3;
+
+/// Makes the note of the channel, once; children keep the page, empty.
+pub fn make_note() -> Result<(), Errno> {
+    if CHANNEL_NOTE.load(Ordering::Relaxed) != 0 {
+        return Ok(());
+    }
+    let page = system::reserve(PAGE_SIZE)?;
+    let made =
+        system::open_up(page, PAGE_SIZE).and_then(|()| system::wipe_in_children(page, PAGE_SIZE));
+    match made {
+        Ok(()) => CHANNEL_NOTE.store(page, Ordering::Relaxed),
+        Err(_) => system::unmap(page, PAGE_SIZE),
+    }
+    made
+}
+
+fn note() -> Option<&'static AtomicUsize> {
+    let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const AtomicUsize;
+    // SAFETY: null, or a page made by `make_note` for this word alone, which is never unmapped.
+    unsafe { address.as_ref() }
+}
+
+/// Notes the channel that the helper mapped for good.
+pub fn set_channel(channel: &'static Channel) {
+    if let Some(note) = note() {
+        note.store(&raw const *channel as usize, Ordering::Relaxed);
+    }
+}
+
+/// The channel, once the helper of this very process has mapped it.
+pub fn channel() -> Option<&'static Channel> {
+    let address = note()?.load(Ordering::Relaxed) as *const Channel;
+    // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
+    unsafe { address.as_ref() }
+}
