@@ -38,8 +38,7 @@ impl Owner {
         if found != 0 {
             return Owner(found);
         }
-        // A process number is not enough: a grandchild may get a dead ancestor's. With the time
-        // it is.
+        // A PID alone is not unique: a grandchild may get a dead ancestor's. PID and time are.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanoseconds = now.map_or(0, |time| time.as_nanos() as u64);
         let fresh = (nanoseconds << 22 | u64::from(std::process::id())).max(1);

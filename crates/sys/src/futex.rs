@@ -9,7 +9,7 @@ const FUTEX_WAKE: usize = 1;
 
 /// Set in a robust futex by the kernel when the owner died.
 pub const OWNER_DIED: u32 = 0x4000_0000;
-/// Tells the kernel that somebody waits on a robust futex.
+/// Set in a robust futex while a thread waits for it: the kernel wakes that thread when the owner dies.
 pub const WAITERS: u32 = 0x8000_0000;
 
 #[repr(C)]

@@ -59,7 +59,7 @@ impl Pair {
 
     fn write(&self, place: usize, value: u8) {
         assert!(place < CHANNEL_BYTES);
-        // SAFETY: within the mapping, which is shared memory: nobody borrows it.
+        // SAFETY: within the mapping, which is shared memory: there are no references to it.
         unsafe { self.program.start().add(place).write_volatile(value) };
     }
 
@@ -117,7 +117,7 @@ impl Pair {
         self.posted = true;
     }
 
-    /// What the program says of a command is as long as the command, whatever it wrote.
+    /// An outcome has as many runs as its command, whatever the program wrote.
     fn take_outcome(&mut self) {
         if !std::mem::take(&mut self.posted) {
             return;
@@ -170,7 +170,7 @@ pub fn hello(input: &[u8]) {
     assert_eq!((stage.1 - stage.0) / page, hello.stage_pages);
 }
 
-/// What files of `/proc` say of a program that chose its own name, and names of files and mappings.
+/// Files of `/proc` of a program that chose its own name, and names of files and mappings.
 pub fn proc_files(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     read_anything(&text);

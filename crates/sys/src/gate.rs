@@ -1,12 +1,12 @@
-//! The gate of an address space: who may change its mappings while.
+//! The gate of an address space: a reader-writer lock between events and page changes.
 //!
 //! A message read from a userfaultfd lets the program go on before the supervisor has acted on
 //! it (a `REMOVE` is read, and the thread that called `madvise` drops the pages), and from that
 //! moment a page copied in or moved out would be a page of the wrong time. So:
 //!
-//! * whoever **reads messages** holds the gate *exclusively*, from the read until every event in
+//! * a thread that **reads messages** holds the gate *exclusively*, from the read until every event in
 //!   what was read has been applied to the page states;
-//! * whoever **changes the program's pages** (copies in, moves out, registers) holds it *shared*,
+//! * a thread that **changes the program's pages** (copies in, moves out, registers) holds it *shared*,
 //!   from the look at the page state to the new page state.
 //!
 //! Between the moment the kernel changes a mapping and the moment its event is read, the kernel
@@ -15,10 +15,10 @@
 //!
 //! The gate has two leaves. [`Gate`] is the supervisor's own: a reader-writer lock in its own memory,
 //! which no program can reach, so that what it protects is protected whatever a program does.
-//! [`HelperGate`] lies in the channel, as the program's helper thread moves pages, too. Whoever enters
+//! [`HelperGate`] lies in the channel, as the program's helper thread moves pages, too. A thread that enters
 //! exclusively takes the first and then closes the second; the helper takes the second alone. A
-//! program may be stopped while its helper is inside, die there, or scribble over the word: only who
-//! closes it waits for it, and says when to give up.
+//! program may be stopped while its helper is inside, die there, or scribble over the word: only the
+//! thread that closes it waits for it, and decides when to give up.
 
 use crate::futex;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -53,16 +53,16 @@ pub struct HelperGate {
     queue: Queue,
 }
 
-/// Those who wait for a change.
+/// The threads that wait for a change.
 #[repr(C)]
 #[derive(Debug)]
 struct Queue {
-    /// Changes at each release that somebody may wait for.
+    /// Changes at each release that a thread may wait for.
     turn: AtomicU32,
     waiters: AtomicU32,
 }
 
-/// The gate could not be had: `give_up` said so.
+/// The gate was not entered: `give_up` returned true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abandoned;
 
@@ -85,7 +85,7 @@ impl Gate {
         Ok(())
     }
 
-    /// The same where nobody else holds it exclusively, or waits to: never waits.
+    /// The same if no other thread holds it exclusively or waits to: never waits.
     pub fn try_enter_shared(&self) -> bool {
         let mut state = self.state.load(Ordering::Relaxed);
         while state & (EXCLUSIVE | PENDING) == 0 {
@@ -170,7 +170,7 @@ impl HelperGate {
         loop {
             let state = self.state.load(Ordering::Relaxed);
             if state & (EXCLUSIVE | PENDING) == 0 {
-                // Acquire: the event count of the last who closed it is seen.
+                // Acquire: the event count of the thread that closed it last is seen.
                 if self
                     .state
                     .compare_exchange_weak(
@@ -192,7 +192,7 @@ impl HelperGate {
 
     /// For the helper: leaves, unless relieved meanwhile.
     pub fn leave(&self) {
-        // Release: what was moved is seen by who closes it next.
+        // Release: what was moved is seen by the thread that closes it next.
         let state = self.state.fetch_and(!HELPER, Ordering::Release);
         if state & HELPER != 0 && state & PENDING != 0 {
             self.queue.notify();
@@ -357,7 +357,7 @@ mod tests {
         assert!(gate.relieve());
         assert!(!gate.relieve());
         gate.close(1000, AT_ONCE).unwrap();
-        // It goes on, whoever is inside by then.
+        // It goes on, whatever thread is inside by then.
         gate.leave();
         assert!(gate.enter(1000, AT_ONCE).is_err());
         gate.open();

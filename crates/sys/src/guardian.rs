@@ -1,19 +1,19 @@
-//! A process that outlives this one by a moment, and ends those who cannot do without it.
+//! A process that outlives this one by a moment, and kills the programs that depend on it.
 //!
 //! A child that has no helper depends on userfaultfds that only the supervisor holds: when it dies,
 //! the kernel closes them and the child's missing pages read as zero. The guardian shares the
 //! supervisor's descriptor table, so that they stay open, waits for the supervisor's end, kills the
 //! children on its list, sees them gone, and ends.
 //!
-//! Where it is not known who is in an address space, it waits until that is no more, and keeps the
-//! userfaultfd open until then: whoever touches what is missing waits, and reads no zeros.
+//! Where the processes of an address space are not known, it keeps the userfaultfd open until the address
+//! space is gone: a thread that touches a missing page sleeps, and does not read zeros.
 //!
 //! A helper that waits for a page which only the supervisor brings does not see the supervisor's end. The
 //! guardian kills its program a moment later than the helper would, who says why.
 //!
 //! It also shares the supervisor's memory, where the list is: it costs a stack of its own and
-//! nothing more, and there is nothing to send to it. (Whoever kills *all* processes that use that
-//! memory, as the kernel does when it runs out, kills it too.)
+//! nothing more, and there is nothing to send to it. (The OOM killer kills *all* processes that share an
+//! mm, the guardian among them.)
 
 use crate::PAGE_SIZE;
 use crate::memory::Mapping;
@@ -59,7 +59,7 @@ struct List {
 const _: () = assert!(size_of::<List>() == LIST);
 
 impl List {
-    /// An empty list with room for so many bytes behind it. Never unmapped: the guardian uses it after
+    /// An empty list with `behind` more bytes behind it. Never unmapped: the guardian uses it after
     /// this process's end.
     fn new(behind: usize) -> io::Result<&'static List> {
         let mapping: &'static Mapping = Box::leak(Box::new(Mapping::anonymous(LIST + behind)?));
@@ -223,7 +223,7 @@ impl Guardian {
         running.place(value)
     }
 
-    /// The guardian's process number, if there is one.
+    /// The guardian's PID, if it was started.
     pub fn process(&self) -> Option<i32> {
         let running = self
             .running
@@ -253,7 +253,7 @@ fn restore_signals(mask: &libc::sigset_t) {
 extern "C" fn guard(list: *const u8) -> ! {
     // SAFETY: `Running::start` passes its list, which is never unmapped.
     let list = unsafe { &*list.cast::<List>() };
-    // SAFETY: takes nothing. Whoever kills this process's group does not mean the guardian.
+    // SAFETY: takes nothing. A session of its own keeps signals to this process's group from it.
     unsafe { syscall(nr::SETSID, [0; 6]) };
     while !is_ended(list.supervisor.load(Ordering::Relaxed), None) {}
     let is_process = |kind| kind == Kind::Process;
@@ -317,7 +317,7 @@ fn pause() {
     unsafe { syscall(nr::PPOLL, [0, 0, time.as_ptr() as usize, 0, 8, 0]) };
 }
 
-/// Waits for the end of a process, at most so many seconds.
+/// Waits for the end of a process, at most that many seconds.
 fn is_ended(process: i32, seconds: Option<i64>) -> bool {
     let mut poll = process as u32 as u64 | POLLIN << 32;
     let timeout = [seconds.unwrap_or(0), 0];

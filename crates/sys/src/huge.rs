@@ -1,9 +1,8 @@
 //! Huge pages: asked for, and split, on purpose only.
 //!
-//! Those of 2 MiB, which a processor maps as one, and where the system may give them those of 64 KiB
-//! and more, which only the kernel knows to be one: to fill and to give back they cost a fraction of
-//! what their small pages would, and they are found where none of 2 MiB is free, or none that the
-//! host of a virtual machine need not find memory for.
+//! PMD-sized huge pages (2 MiB) and, where enabled, mTHP from 64 KiB up. No single entry of the page table
+//! maps an mTHP, but to fault it in and to free it costs a fraction of its base pages, and it is available
+//! where memory is too fragmented for 2 MiB, or where a virtual machine's host would have to find 2 MiB.
 
 use crate::PAGE_SIZE;
 use crate::memory::{advise, discard};
@@ -21,23 +20,23 @@ pub const LEAST_HUGE_SIZE: usize = 64 << 10;
 
 const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// Who gets huge pages, all of them or those of one size.
+/// Which mappings get THP, of all sizes or of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// Everybody, asked for or not.
+    /// All, advised or not.
     Always,
-    /// Those who ask, with `madvise`.
+    /// Those advised with `MADV_HUGEPAGE`.
     Madvise,
-    /// Of this size those who get any.
+    /// For this size, as the global setting.
     Inherit,
-    /// Nobody.
+    /// None.
     Never,
 }
 
 impl Setting {
     const ALL: [Self; 4] = [Self::Always, Self::Madvise, Self::Inherit, Self::Never];
 
-    /// The system's word for it.
+    /// The kernel's word for it.
     pub fn word(self) -> &'static str {
         match self {
             Self::Always => "always",
@@ -47,7 +46,7 @@ impl Setting {
         }
     }
 
-    /// What the file of a setting says; `None` if there is none such or it is not understood.
+    /// The setting in a file of sysfs; `None` if the file is missing or not understood.
     pub fn read(file: &str) -> Option<Self> {
         let settings = std::fs::read_to_string(file).ok()?;
         let chosen = settings.split(['[', ']']).nth(1)?;
@@ -67,8 +66,8 @@ pub fn setting_of(size: usize) -> String {
     format!("{SETTINGS}/hugepages-{}kB/enabled", size >> 10)
 }
 
-/// Bytes of the huge pages to ask for: the smallest from 64 KiB on that the system may give to those
-/// who ask, as less of a small one is taken for nothing, otherwise 2 MiB. Reads the settings.
+/// Bytes of the huge pages to ask for: the smallest size from 64 KiB that is enabled for
+/// `MADV_HUGEPAGE`, as a small one wastes less memory, otherwise 2 MiB. Reads the settings.
 pub fn size_to_ask_for() -> usize {
     let may_ask = |size: &usize| match Setting::read(&setting_of(*size)) {
         Some(Setting::Inherit) => Setting::global() != Some(Setting::Never),
@@ -81,7 +80,7 @@ pub fn size_to_ask_for() -> usize {
         .unwrap_or(HUGE_PAGE_SIZE)
 }
 
-/// Keeps the system from backing a range with huge pages of its own accord.
+/// Keeps khugepaged and the page fault handler from backing a range with huge pages.
 ///
 /// # Safety
 /// The page-aligned range lies in one [`Mapping`](crate::memory::Mapping).
@@ -90,14 +89,13 @@ pub unsafe fn forbid_huge(start: NonNull<u8>, length: usize) -> io::Result<()> {
     unsafe { advise(start, length, libc::MADV_NOHUGEPAGE) }
 }
 
-/// Backs `size` bytes, aligned to that and without memory, with one huge page of zeros, and says what
-/// processor time that took. `None`, and still no memory, if the system has none to give. The range
-/// is left as [`forbid_huge`] does, so that the system never fills it up again once parts were given
-/// back.
+/// Backs `size` bytes, aligned to that and without memory, with one huge page of zeros, and returns
+/// the CPU time that took. `None`, and still no memory, if the kernel has none to give. The range is left
+/// as [`forbid_huge`] leaves it, so that khugepaged never fills it up again once parts were given back.
 ///
 /// # Safety
-/// The range lies in one [`Mapping`](crate::memory::Mapping) and nobody uses it. Nobody populates
-/// another part of the same [`HUGE_PAGE_SIZE`] meanwhile: the system might give both one page.
+/// The range lies in one [`Mapping`](crate::memory::Mapping) and is not in use. No other thread populates
+/// a part of the same [`HUGE_PAGE_SIZE`] meanwhile: the kernel might back both with one page.
 unsafe fn populate_huge(start: NonNull<u8>, size: usize) -> Option<Duration> {
     debug_assert!(start.addr().get().is_multiple_of(size) && size <= HUGE_PAGE_SIZE);
     let before = thread_time();
@@ -133,15 +131,15 @@ fn thread_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Asks the system for huge pages, as long as they come at less than small ones cost.
+/// Asks for huge pages, as long as they cost less than base pages.
 ///
-/// Where there are none, asking costs some microseconds; where the system must move other memory
+/// Where there are none, asking costs some microseconds; where the kernel must compact memory
 /// first, or the host of a virtual machine must find each small page of a huge one, milliseconds. So
 /// after an attempt that failed or was slow, some are left out: one at first, then four times as many
 /// each time.
 #[derive(Debug, Default)]
 pub struct HugePages {
-    /// Held by whoever asks for one of less than [`HUGE_PAGE_SIZE`].
+    /// Held by the thread that asks for one smaller than [`HUGE_PAGE_SIZE`].
     asking: Mutex<()>,
     /// Attempts to leave out before the next.
     left_out: AtomicU32,
@@ -171,7 +169,7 @@ impl HugePages {
     ///
     /// # Safety
     /// The range lies in one [`Mapping`](crate::memory::Mapping), all of which is populated through
-    /// this value only, and nobody uses it. `size` is a power of two from two pages to
+    /// this value only, and is not in use. `size` is a power of two from two pages to
     /// [`HUGE_PAGE_SIZE`].
     pub unsafe fn populate(&self, start: NonNull<u8>, size: usize) -> bool {
         self.attempt(size, || {
@@ -180,7 +178,7 @@ impl HugePages {
         })
     }
 
-    /// Does so whatever it takes, and says how long; for measurements.
+    /// Does so whatever it costs, and returns the CPU time; for measurements.
     ///
     /// # Safety
     /// As [`HugePages::populate`].
@@ -188,7 +186,7 @@ impl HugePages {
         let lock = || self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         // The largest, aligned, cannot reach into each other.
         let _alone = (size < HUGE_PAGE_SIZE).then(lock);
-        // SAFETY: the caller's promise; nobody populates what could be one with it, see above.
+        // SAFETY: the caller's promise; no other thread populates what could be one page with it, see above.
         unsafe { populate_huge(start, size) }
     }
 
@@ -221,7 +219,7 @@ impl HugePages {
 /// # Safety
 /// The page lies in a [`Mapping`](crate::memory::Mapping).
 pub unsafe fn split_huge(page: NonNull<u8>) -> io::Result<()> {
-    // The system splits a huge page when a part of it is said to be cold.
+    // The kernel splits a huge page of which a part is advised to be cold.
     // SAFETY: the caller's promise; contents stay.
     unsafe {
         if advise(page, PAGE_SIZE, libc::MADV_COLD).is_ok() {
@@ -255,7 +253,7 @@ mod tests {
         figure.parse().expect("it is a number")
     }
 
-    /// How many of the largest huge pages the system has split.
+    /// How many PMD-sized huge pages the kernel has split.
     fn largest_split() -> u64 {
         let text = std::fs::read_to_string("/proc/vmstat").expect("vmstat can be read");
         let line = text
@@ -272,11 +270,11 @@ mod tests {
         Some(text.trim().parse().expect("it is a number"))
     }
 
-    /// Lets the system give huge pages of a size until it is dropped.
+    /// Enables huge pages of a size until it is dropped.
     struct Allowed(String, Setting);
 
     impl Allowed {
-        /// `None` if the system has none such, or it is not for this user to say.
+        /// `None` if the kernel has no such size, or this user may not set it.
         fn new(size: usize) -> Option<Self> {
             let file = setting_of(size);
             let before = Setting::read(&file)?;
@@ -298,7 +296,7 @@ mod tests {
         // SAFETY: the offset is below a huge page.
         let start = unsafe { mapping.start().add(offset) };
         // SAFETY: what is left before `start` is the mapping's; taking its access away makes the
-        // rest a mapping of its own in the eyes of the system.
+        // rest a VMA of its own.
         unsafe { libc::mprotect(mapping.start().as_ptr().cast(), offset, libc::PROT_NONE) };
         (mapping, start)
     }

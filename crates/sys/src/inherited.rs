@@ -102,7 +102,7 @@ fn initial_environment() -> Option<&'static [u8]> {
         return None;
     }
     // SAFETY: the kernel put them there when it started this program, and they stay as long as the
-    // process: nobody here writes to them or unmaps the initial stack.
+    // process: nothing here writes to them or unmaps the initial stack.
     Some(unsafe { std::slice::from_raw_parts(start as *const u8, end - start) })
 }
 

@@ -109,22 +109,21 @@ unsafe fn unmap(start: NonNull<u8>, length: usize) {
     let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), length) };
 }
 
-/// Gives the memory of a range back to the system, also where it is locked; it reads as zero
+/// Gives the memory of a range back to the kernel, also where it is locked; it reads as zero
 /// afterwards.
 ///
 /// # Safety
-/// The page-aligned range lies in one [`Mapping`] and nobody uses its contents.
+/// The page-aligned range lies in one [`Mapping`] and its contents are not in use.
 pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
     unsafe { advise(start, length, libc::MADV_DONTNEED_LOCKED) }
 }
 
-/// How many ranges go to the system at once: few enough for the stack, as giving memory back must
-/// need none.
+/// Ranges per process_madvise. Few enough for the stack: giving memory back must not allocate.
 const MAX_RANGES: usize = 512;
 
 /// Like [`discard`], for many ranges (start and length): with one system call for hundreds of them,
-/// which flushes the processors' address caches once, so that short ranges cost half as much.
+/// which flushes the TLBs once, so that short ranges cost half as much.
 ///
 /// # Safety
 /// As [`discard`], for each of them.
@@ -149,13 +148,13 @@ pub unsafe fn discard_all(
 }
 
 /// # Safety
-/// Nobody uses the contents of the ranges, which lie in one [`Mapping`].
+/// The ranges lie in one [`Mapping`], and their contents are not in use.
 unsafe fn discard_vector(ranges: &[libc::iovec]) -> io::Result<()> {
     /// This process, without a descriptor of it.
     const PIDFD_SELF: libc::c_int = -10_000;
     if ranges.len() > 1 {
         // Before Linux 6.13 a process may not do this to itself.
-        // SAFETY: the caller's promise; the vector is as long as said.
+        // SAFETY: the caller's promise; the vector has that length.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -213,7 +212,7 @@ pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// One range, few, and more than go to the system at once.
+    /// One range, few, and more than go into one system call.
     #[test]
     fn discarded_ranges_read_zero_and_the_others_stay() {
         for count in [1, 2, MAX_RANGES + 3] {
@@ -233,7 +232,7 @@ mod tests {
             unsafe { discard_all(ranges) }.unwrap();
             for page in 0..pages {
                 let expected = if page % 3 == 1 { 0 } else { 7 };
-                // SAFETY: within the mapping; volatile, as the system changed it.
+                // SAFETY: within the mapping; volatile, as the kernel changed it.
                 let found = unsafe { mapping.start().add(page * PAGE_SIZE).read_volatile() };
                 assert_eq!(found, expected, "page {page} of {pages}");
             }

@@ -51,7 +51,7 @@ pub struct Port {
     outstanding: bool,
 }
 
-/// The part that everyone may use at any time: the gates and the event count.
+/// The part that any thread may use at any time: the gates and the event count.
 pub struct SharedChannel {
     /// In the supervisor's memory: the program cannot write to it.
     gate: Gate,
@@ -104,8 +104,8 @@ impl SharedChannel {
         self.channel().event_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells the helper to end with that status, the process's own from then on. To be said again until
-    /// it has: a wake-up can fall between its look and its sleep.
+    /// Makes the helper exit with that status, the process's own from then on. To be repeated until it has:
+    /// a wake-up can fall between its look and its sleep.
     pub fn dismiss_helper(&self, status: u16) {
         let channel = self.channel();
         channel
@@ -114,7 +114,7 @@ impl SharedChannel {
         futex::wake(&channel.alive, 1);
     }
 
-    /// The range that the program wants to be unregistered, until it says that it has registered it.
+    /// The range that the program wants to be unregistered, until it reports that it has registered the range.
     pub fn unregister_wanted(&self) -> Option<UnregisterWanted> {
         let request = &self.channel().unregister;
         // Acquire: the range is written before.
@@ -207,7 +207,7 @@ impl Port {
         ))
     }
 
-    /// The part for everyone.
+    /// The part that any thread may use.
     pub fn shared(&self) -> &Arc<SharedChannel> {
         &self.shared
     }

@@ -1,4 +1,4 @@
-//! Capabilities that memfold's file has and its user has not.
+//! Capabilities of memfold's file that its user does not have.
 //!
 //! [`lower`] makes them ineffective at the start, so that every path a user names is opened with the
 //! user's own rights; [`raised`] makes them effective in one thread for what needs them. Root's
@@ -10,7 +10,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Capabilities came with the file, and are not effective but where [`raised`] says so.
+/// Capabilities came with the file, and are effective only under [`raised`].
 static LOWERED: AtomicBool = AtomicBool::new(false);
 
 fn get() -> io::Result<CapabilitySets> {
@@ -29,7 +29,7 @@ pub fn is_secure() -> bool {
 }
 
 /// Makes the capabilities of memfold's file ineffective. For the start of the process, before other
-/// threads are: theirs are those of who started them.
+/// threads are started: they inherit the sets of the thread that starts them.
 ///
 /// The ambient set is cleared too, as programs would take it over. The inheritable set is the
 /// caller's own, which execve does not change.

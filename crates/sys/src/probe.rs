@@ -1,4 +1,4 @@
-//! What the host allows, tried rather than guessed, and the command that mends each gap.
+//! What the host allows, tried rather than guessed, and the command that fixes each gap.
 //!
 //! [`requirements`] is what supervised programs cannot do without; it takes well under a
 //! millisecond and is asked before a program is started. [`notes`] is what a user may want to
@@ -44,7 +44,7 @@ pub struct Check {
     pub verdict: Verdict,
     /// What was found, in one line.
     pub found: String,
-    /// What mends it: a command where there is one, in one line.
+    /// What fixes it: a command where there is one, in one line.
     pub remedy: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Check {
         }
     }
 
-    /// Something that is missing, and what mends it.
+    /// Something that is missing, and what fixes it.
     pub fn missing(
         name: &'static str,
         found: impl Into<String>,
@@ -175,7 +175,7 @@ fn create() -> Check {
         }
         Ok(_) => Check::missing(
             NAME,
-            "memfold may create one, the programs it starts may not",
+            "memfold may create a userfaultfd, the programs it starts may not",
             unprivileged_remedy(),
         ),
         Err(Errno(libc::ENOSYS)) => Check::missing(
@@ -185,7 +185,7 @@ fn create() -> Check {
         ),
         Err(_) if has_capability(CAP_SYS_PTRACE) || allowed_to_all => Check::missing(
             NAME,
-            "refused by a system call filter (Docker's default profile does)",
+            "refused by a seccomp filter (Docker's default profile has one)",
             CONTAINER_SECCOMP,
         ),
         Err(errno) => Check::missing(
@@ -199,7 +199,7 @@ fn create() -> Check {
 fn unprivileged_remedy() -> String {
     if fs::metadata("/dev/userfaultfd").is_ok() {
         "sudo chgrp \"$(id -gn)\" /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd   (or for \
-         everybody: sudo sysctl -w vm.unprivileged_userfaultfd=1)"
+         all users: sudo sysctl -w vm.unprivileged_userfaultfd=1)"
             .to_owned()
     } else {
         "sudo sysctl -w vm.unprivileged_userfaultfd=1".to_owned()
@@ -239,7 +239,7 @@ fn fork_events() -> Check {
         )
     };
     let Ok(uffd) = owned_uffd::create() else {
-        // It cannot be tried: what mends `create` may show this gap only afterwards.
+        // It cannot be tried before the gap of `create` is fixed.
         return match has_capability(CAP_SYS_PTRACE) {
             true => Check::ok(NAME, "CAP_SYS_PTRACE is there"),
             false => lacking(),
@@ -295,7 +295,7 @@ fn read_memory() -> Check {
         iov_base: (&raw const word).cast_mut().cast(),
         iov_len: bytes,
     };
-    // SAFETY: both vectors name live words of this process, of the length told.
+    // SAFETY: both vectors name live words of this process, of that length.
     let read =
         unsafe { libc::process_vm_readv(std::process::id() as i32, &local, 1, &remote, 1, 0) };
     let scope = read_line("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
@@ -306,7 +306,7 @@ fn read_memory() -> Check {
     if scope == "3" {
         return Check::missing(
             NAME,
-            "kernel.yama.ptrace_scope is 3: nobody may read another process",
+            "kernel.yama.ptrace_scope is 3: no process may read another's memory",
             "boot with kernel.yama.ptrace_scope=1 in /etc/sysctl.d (3 cannot be lowered)",
         );
     }
@@ -363,9 +363,9 @@ fn library() -> Check {
 fn seccomp() -> Check {
     let filtered = status_field("Seccomp:").is_some_and(|mode| mode.trim() != "0");
     let found = if filtered {
-        "a system call filter is in force"
+        "a seccomp filter is in force"
     } else {
-        "no system call filter"
+        "no seccomp filter"
     };
     Check::note("seccomp", found, None)
 }
@@ -391,7 +391,7 @@ fn addresses() -> Check {
     if read_line("/proc/sys/vm/overcommit_memory").as_deref() == Some("2") {
         return Check::note(
             NAME,
-            "vm.overcommit_memory is 2: the pool counts as used before it is, and may be refused",
+            "vm.overcommit_memory is 2: the pool's address space counts as committed, and may be refused",
             Some("sudo sysctl -w vm.overcommit_memory=0   (or give a small --limit)"),
         );
     }
@@ -434,7 +434,7 @@ fn memory_limit() -> Check {
     Check::note("memory-allowed", found, None)
 }
 
-/// How many devices and files the host swaps to. 0 where that cannot be told.
+/// How many swap areas the host has. 0 if `/proc/swaps` cannot be read.
 pub fn swap_areas() -> usize {
     // One line of headings, and one for each.
     let lines = proc_text("/proc/swaps").unwrap_or_default().lines().count();
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn every_gap_comes_with_its_mend() {
+    fn every_gap_comes_with_its_remedy() {
         for check in requirements() {
             assert_eq!(
                 check.verdict == Verdict::Missing,

@@ -1,4 +1,4 @@
-//! Processes: who descends from whom, who lives, and what one maps and holds.
+//! Processes: ancestry, liveness, mappings and memory.
 
 mod handle;
 mod inspector;
@@ -16,11 +16,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What a file of `/proc` says. The names of files and threads in it may be of any bytes; those that are
-/// no UTF-8 are shown as if by `�`.
+/// The text of a file of `/proc`. Names of files and threads in it may hold any bytes; those that are not
+/// UTF-8 become `�`.
 ///
 /// # Errors
-/// If it cannot be read: what it tells of is gone, most likely.
+/// If it cannot be read, most likely as the process is gone.
 pub fn proc_text(path: &str) -> io::Result<String> {
     std::fs::read(path).map(text_of)
 }
@@ -30,7 +30,7 @@ fn text_of(bytes: Vec<u8>) -> String {
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// This process's number.
+/// This process's PID.
 pub fn own_id() -> i32 {
     std::process::id() as i32
 }
@@ -57,7 +57,7 @@ pub fn own_user_namespace() -> io::Result<u64> {
     Ok(std::fs::metadata("/proc/self/ns/user")?.ino())
 }
 
-/// How many filters the system calls of this process pass.
+/// How many seccomp filters this process has.
 pub fn own_filters() -> u32 {
     let mut filters = crate::hello::Filters::default();
     filters.look(&std::fs::read("/proc/self/status").unwrap_or_default());

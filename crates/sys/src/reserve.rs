@@ -34,7 +34,7 @@ impl Reservation {
     /// may be accessed before [`Reservation::make_anonymous`] or [`Reservation::make_view`].
     ///
     /// # Errors
-    /// If the system has no such range.
+    /// If the kernel has no such range.
     ///
     /// # Panics
     /// If the length is no multiple of the page size or the alignment no power of two of pages.
@@ -94,7 +94,7 @@ impl Reservation {
     /// pages: each page is to come and go by itself.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the kernel refuses.
     ///
     /// # Panics
     /// If the guard is longer than the range.
@@ -116,7 +116,7 @@ impl Reservation {
     /// Makes the range a view of `file`, inaccessible until [`protect`] gives access.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the kernel refuses.
     pub fn make_view(&self, file: &OwnedFd) -> io::Result<()> {
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: replaces this value's own range.
@@ -149,7 +149,8 @@ impl Drop for Reservation {
 /// `ENOMEM` where the process would have too many mappings.
 ///
 /// # Safety
-/// The page-aligned range lies in one [`Reservation`], and whoever loses access can bear it.
+/// The page-aligned range lies in one [`Reservation`], and no thread touches it while it is inaccessible, but for those whose
+/// fault is handled.
 pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io::Result<()> {
     let access = if accessible {
         MprotectFlags::READ | MprotectFlags::WRITE
@@ -164,7 +165,7 @@ pub unsafe fn protect(start: NonNull<u8>, length: usize, accessible: bool) -> io
 /// Frees the memory of a part of an anonymous file; it reads as zero afterwards.
 ///
 /// # Errors
-/// If the system refuses.
+/// If the kernel refuses.
 pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // Not the C library's function: a thread is cancelled there (`pthread_cancel`), which must not
@@ -188,7 +189,7 @@ pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()
 /// Keeps a mapping out of forked children.
 ///
 /// # Errors
-/// If the system refuses.
+/// If the kernel refuses.
 pub fn dont_fork(mapping: &Mapping) -> io::Result<()> {
     let address = mapping.start().as_ptr().cast();
     // SAFETY: advice on a live mapping; forked children do not touch it.

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// What the kernel tells a handler.
+/// What the kernel passes to a handler.
 pub type Info = libc::siginfo_t;
 /// A handler as the kernel calls it.
 pub type Handler = extern "C" fn(i32, *mut Info, *mut libc::c_void);
@@ -98,7 +98,7 @@ pub unsafe fn fault(info: *const Info) -> Option<(i32, usize)> {
 /// # Safety
 /// `context` is what the kernel gave a handler of SIGSEGV.
 pub unsafe fn is_fetch(context: *const libc::c_void) -> bool {
-    /// Of the processor's error code for a page fault.
+    /// Bit of the CPU's page fault error code.
     const INSTRUCTION_FETCH: i64 = 1 << 4;
     // SAFETY: the caller's promise; the kernel fills in all registers.
     let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
@@ -202,7 +202,7 @@ pub struct Blocked {
 /// signal through by which threads are cancelled.
 fn set_mask(mask: u64) -> u64 {
     let mut before = 0_u64;
-    // SAFETY: both masks are live and of the size told.
+    // SAFETY: both masks are live and of that size.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,

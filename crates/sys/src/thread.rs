@@ -44,7 +44,7 @@ pub fn keep_only(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     let kept = descriptor.as_raw_fd() as u32;
     let close = |first: u32, last: u32, flags: u32| {
         // SAFETY: numbers only. The first call leaves the others' table for one of this thread's own,
-        // so nobody's descriptors are closed but this thread's.
+        // so only this thread's descriptors are closed.
         let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) };
         if result == 0 {
             Ok(())
@@ -81,10 +81,10 @@ pub fn set_nice(nice: i32) {
 /// How a thread stands among the others of its CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It gets a tenth of what another gets, and whoever wakes up interrupts it. Not less: it may
-    /// hold a lock that another waits for.
+    /// It gets a tenth of the CPU time of another thread, and any thread that wakes up preempts it. Not
+    /// less, as it may hold a lock that another waits for.
     Behind,
-    /// As the others. Its turns are short, but come soon.
+    /// As the others, with a short time slice and therefore an early deadline.
     Equal,
     /// Before ordinary threads.
     Before,
@@ -99,42 +99,42 @@ impl Standing {
         }
     }
 
-    const fn turn(self) -> Duration {
+    const fn slice(self) -> Duration {
         match self {
-            Self::Behind => LONG_TURN,
-            Self::Equal | Self::Before => SHORT_TURN,
+            Self::Behind => LONG_SLICE,
+            Self::Equal | Self::Before => SHORT_SLICE,
         }
     }
 }
 
-/// The shortest and nearly the longest that the kernel grants.
-const SHORT_TURN: Duration = Duration::from_micros(100);
-const LONG_TURN: Duration = Duration::from_millis(20);
+/// The shortest time slice that the kernel grants (EEVDF), and nearly the longest.
+const SHORT_SLICE: Duration = Duration::from_micros(100);
+const LONG_SLICE: Duration = Duration::from_millis(20);
 
 /// To the scheduler's calls: the calling thread.
 const CALLER: u32 = 0;
 
-/// Puts a thread of this process where it is to stand, and says whether that went well: to rise needs
-/// a privilege. (Kernels before 6.12 know nothing of the length of turns. To later ones, who wakes up
-/// interrupts at once who has longer turns than itself; another only at the end of a tick.)
+/// Sets the nice value and the time slice of a thread of this process. Returns whether that succeeded: a
+/// lower nice value needs a privilege. (Kernels before 6.12 ignore the slice. In later ones a waking thread
+/// preempts one with a longer slice at once, another only at the next tick.)
 pub fn set_standing(thread: u32, standing: Standing) -> bool {
-    set_schedule(thread, standing.nice(), standing.turn())
+    set_schedule(thread, standing.nice(), standing.slice())
 }
 
-/// Puts the calling thread behind the others, and lets those go on that it interrupted: by itself, the
-/// kernel only looks who is next when somebody else wakes up, or at the end of a tick.
+/// Puts the calling thread behind the others and yields to the thread it preempted: the kernel by itself
+/// reschedules only at a wake-up or at the next tick.
 pub fn step_behind() {
-    // What is left of the turn is lost to who yields, and a long one would be missed for long.
-    set_schedule(CALLER, Standing::Behind.nice(), SHORT_TURN);
+    // A thread that yields forfeits the rest of its slice, so the slice is short until then.
+    set_schedule(CALLER, Standing::Behind.nice(), SHORT_SLICE);
     std::thread::yield_now();
     set_standing(CALLER, Standing::Behind);
 }
 
-fn set_schedule(thread: u32, nice: i32, turn: Duration) -> bool {
-    schedule(thread, nice, turn, 0)
+fn set_schedule(thread: u32, nice: i32, slice: Duration) -> bool {
+    schedule(thread, nice, slice, 0)
 }
 
-fn schedule(thread: u32, nice: i32, turn: Duration, flags: u64) -> bool {
+fn schedule(thread: u32, nice: i32, slice: Duration, flags: u64) -> bool {
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -152,11 +152,11 @@ fn schedule(thread: u32, nice: i32, turn: Duration, flags: u64) -> bool {
         flags,
         nice,
         priority: 0,
-        runtime: turn.as_nanos() as u64,
+        runtime: slice.as_nanos() as u64,
         deadline: 0,
         period: 0,
     };
-    // SAFETY: the structure is live and of the size it tells.
+    // SAFETY: the structure is live and as long as its `size`.
     unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attributes, 0) == 0 }
 }
 
@@ -193,7 +193,7 @@ pub struct RobustEntry {
     pub link: *const AtomicU64,
 }
 
-// SAFETY: the pointers are to atomics in shared memory, kept mapped by whoever adds the entry.
+// SAFETY: the pointers are to atomics in shared memory, kept mapped by the caller of `add`.
 unsafe impl Send for RobustEntry {}
 
 #[repr(C)]

@@ -1,4 +1,4 @@
-//! What the kernel answers about pages and mappings, told as it is.
+//! What the kernel answers about pages and mappings, reported as it is.
 #![cfg(feature = "std")]
 
 use memfold_sys::owned_uffd;
@@ -54,7 +54,7 @@ impl Drop for Memory {
     }
 }
 
-/// A userfaultfd with these features, and what closes it; `None`, said aloud, where there is none.
+/// A userfaultfd with these features, and what closes it; `None`, with a message, where there is none.
 fn open(features: u64) -> Option<(Uffd, OwnedFd)> {
     let opened = owned_uffd::create().and_then(|owner| {
         let uffd = owned_uffd::borrow(&owner);
@@ -104,7 +104,7 @@ fn keep_changing(uffd: Uffd, start: u64, over: &AtomicBool, refusals: &[Errno]) 
     }
 }
 
-/// Moves a run of pages as memfold does, until it is refused, as mappings change: tells how many.
+/// Moves a run of pages as memfold does, until it is refused, as mappings change: returns how many.
 fn try_run(uffd: Uffd, target: u64, source: u64, pages: usize) -> usize {
     let length = (pages * PAGE_SIZE) as u64;
     let mut done = 0;
@@ -179,7 +179,7 @@ fn a_move_that_is_refused_tells_what_it_moved_before() {
         let dropper = scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_micros(40));
-                // SAFETY: drops what nobody reads. Waits until the event was read, and moves are refused
+                // SAFETY: drops what no test reads. Waits until the event was read, and moves are refused
                 // meanwhile.
                 unsafe { libc::madvise(dropped as *mut _, LENGTH as usize, libc::MADV_DONTNEED) };
             }

@@ -1,4 +1,4 @@
-//! What huge pages the system gives, to programs and to the pool.
+//! What huge pages the kernel gives, to programs and to the pool.
 
 use super::Check;
 use crate::huge::{HUGE_PAGE_SIZE, LEAST_HUGE_SIZE, Setting, setting_of, size_to_ask_for};

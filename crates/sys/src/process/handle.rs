@@ -1,5 +1,5 @@
 //! A process as a kernel object: its pidfd, and its folder in `/proc`, which stays that of the same
-//! process whoever gets its PID later.
+//! process when the PID is reused.
 
 use super::{children_in, named_field, stat_field, threads_in};
 use crate::socket::Peer;
@@ -14,7 +14,7 @@ const DEEPEST: usize = 64;
 /// How often it is begun anew.
 const WALKS: u32 = 4;
 
-/// See the module. Everything is read through descriptors that were opened for this process, so nothing
+/// Everything is read through descriptors that were opened for this process, so nothing
 /// that is read here is ever that of another one; once it is reaped, reading fails.
 #[derive(Debug)]
 pub struct Process {
@@ -24,7 +24,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process that called `connect` for the other end of `socket`, which told of it as `peer`.
+    /// The process that called `connect` for the other end of `socket`, with its credentials `peer`.
     ///
     /// # Errors
     /// If it is gone already, is in a PID namespace that is not visible from here, or before Linux 6.5.
@@ -33,7 +33,8 @@ impl Process {
         Process::new(crate::socket::peer_handle(socket)?, peer.pid)
     }
 
-    /// The process that has a PID now. Who it is must be checked through the result.
+    /// The process that has a PID now. PIDs are reused: the caller must check through the result which
+    /// process it is.
     ///
     /// # Errors
     /// If there is none, or descriptors are short.
@@ -98,7 +99,7 @@ impl Process {
         open_below(self.folder.as_fd(), path)
     }
 
-    /// What such a file says; bytes that are no UTF-8 as `�`.
+    /// The text of such a file; bytes that are not UTF-8 as `�`.
     ///
     /// # Errors
     /// As [`Process::open_file`].
@@ -192,7 +193,7 @@ impl Process {
     /// Its parent's PID.
     pub fn parent(&self) -> Option<i32> {
         let mut information = HandleInformation::default();
-        // SAFETY: our own descriptor, and a live structure of the size that the request tells.
+        // SAFETY: our own descriptor, and a live structure of the size encoded in the request.
         let result = unsafe {
             libc::ioctl(
                 self.handle.as_raw_fd(),
@@ -224,7 +225,7 @@ struct HandleInformation {
     thread: u32,
     process: u32,
     parent: u32,
-    /// Users, groups and the exit status: nothing that is of interest here.
+    /// Users, groups and the exit status, unused here.
     others: [u32; 9],
 }
 

@@ -35,7 +35,7 @@ pub struct InheritedRange {
     pub movable: bool,
 }
 
-/// All that a file of `/proc` says now, from its beginning. Such files make up each part when it is read,
+/// The whole content of a file of `/proc`, from its beginning. Such files make up each part when it is read,
 /// so others may read the same one meanwhile.
 fn whole(file: &File) -> io::Result<String> {
     const PART: usize = 1 << 15;
@@ -174,8 +174,8 @@ impl Inspector {
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
-    /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Of what kind it is,
-    /// is not told.
+    /// The mapping that holds an address, as `(start, end)`; `None` if there is none. Its kind
+    /// is not returned.
     ///
     /// # Errors
     /// Before Linux 6.11, and if the process is gone.
@@ -185,7 +185,7 @@ impl Inspector {
             address,
             ..MappingQuery::default()
         };
-        // SAFETY: the structure is live and of the size told; it names no other memory.
+        // SAFETY: the structure is live and of that size; it names no other memory.
         let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
         if result == 0 {
             return Ok(Some((query.start, query.end)));
@@ -251,7 +251,7 @@ impl Inspector {
     }
 
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
-    /// does not tell (before Linux 6.16).
+    /// does not report them (before Linux 6.16).
     pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
         match self.scan(start, end, GUARD) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
@@ -276,7 +276,7 @@ impl Inspector {
                 return_mask: categories,
                 ..ScanArgument::default()
             };
-            // SAFETY: the structure and the vector it names are live and of the sizes told.
+            // SAFETY: the structure and the vector it names are live and of those sizes.
             let filled =
                 unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
             if filled < 0 {
@@ -309,7 +309,7 @@ struct MappingQuery {
     address: u64,
     start: u64,
     end: u64,
-    /// What else is told of the mapping: nothing that is of interest here.
+    /// Other attributes of the mapping, unused here.
     others: [u64; 8],
 }
 
