@@ -58,8 +58,8 @@ impl Epoll {
 
 const ARRIVALS: EventFlags = EventFlags::IN.union(EventFlags::ET);
 
-/// A timeout that epoll_pwait can take: whole milliseconds, at most `i32::MAX`. (With others rustix rounds up,
-/// or calls epoll_pwait2, which seccomp filters may not know.)
+/// A timeout that `epoll_pwait` can take: whole milliseconds, at most `i32::MAX`. (With others rustix rounds up,
+/// or calls `epoll_pwait2`, which seccomp filters may not know.)
 fn milliseconds(timeout: Duration) -> Timespec {
     let whole = timeout.as_millis().min(i32::MAX as u128) as i64;
     Timespec {

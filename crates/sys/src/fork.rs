@@ -71,7 +71,7 @@ mod tests {
                 libc::_exit(i32::from(owner.is_here()));
             }
             let mut status = 0;
-            libc::waitpid(child, &mut status, 0);
+            libc::waitpid(child, &raw mut status, 0);
             status
         };
         assert_eq!(status, 0, "the child took itself for its parent");

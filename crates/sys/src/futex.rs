@@ -29,7 +29,7 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: Option<u64>) -> Result<
     });
     let pointer = timeout
         .as_ref()
-        .map_or(0, |t| t as *const Timespec as usize);
+        .map_or(0, |t| core::ptr::from_ref::<Timespec>(t) as usize);
     // SAFETY: the word and the timeout outlive the call; FUTEX_WAIT writes to neither.
     let result = unsafe {
         syscall(

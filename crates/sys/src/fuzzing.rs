@@ -71,7 +71,7 @@ impl Pair {
             0 => usize::from(next()) % 64,
             _ => usize::from(u16::from_le_bytes([next(), next()])) % (CHANNEL_BYTES - 8),
         };
-        for byte in 0..usize::from(step & 7) + 1 {
+        for byte in 0..=usize::from(step & 7) {
             self.write(place + byte, next());
         }
     }

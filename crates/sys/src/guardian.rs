@@ -46,6 +46,7 @@ const CLONE_FILES: usize = 0x400;
 
 /// What the guardian reads, each in a mapping of its own.
 #[repr(C)]
+#[derive(Debug)]
 struct List {
     /// The next list, or null.
     next: AtomicPtr<List>,
@@ -104,17 +105,19 @@ impl Kind {
 }
 
 /// The guardian process, once there is something to guard.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Guardian {
     running: Mutex<Option<Running>>,
 }
 
+#[derive(Debug)]
 struct Running {
     list: &'static List,
     process: i32,
 }
 
 /// A process or address space that is guarded as long as this lives.
+#[derive(Debug)]
 pub struct Guarded {
     place: &'static AtomicI32,
     /// Closed after its place is free.
@@ -215,7 +218,7 @@ impl Guardian {
         let mut running = self
             .running
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let running = match &mut *running {
             Some(running) => running,
             none => none.insert(Running::start()?),
@@ -228,7 +231,7 @@ impl Guardian {
         let running = self
             .running
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         running.as_ref().map(|running| running.process)
     }
 }
@@ -238,8 +241,8 @@ fn block_signals() -> libc::sigset_t {
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
         before
     }
 }
@@ -251,6 +254,10 @@ fn restore_signals(mask: &libc::sigset_t) {
 
 /// The guardian's life. It runs without the C library: no thread-local storage, no allocation.
 extern "C" fn guard(list: *const u8) -> ! {
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "Running::start passes a list, at the start of a mapping"
+    )]
     // SAFETY: `Running::start` passes its list, which is never unmapped.
     let list = unsafe { &*list.cast::<List>() };
     // SAFETY: takes nothing. A session of its own keeps signals to this process's group from it.
@@ -319,7 +326,7 @@ fn pause() {
 
 /// Waits for the end of a process, at most that many seconds.
 fn is_ended(process: i32, seconds: Option<i64>) -> bool {
-    let mut poll = process as u32 as u64 | POLLIN << 32;
+    let mut poll = u64::from(process as u32) | POLLIN << 32;
     let timeout = [seconds.unwrap_or(0), 0];
     let timeout = match seconds {
         Some(_) => timeout.as_ptr() as usize,

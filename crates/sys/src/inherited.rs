@@ -25,7 +25,7 @@ extern "C" fn note() {
         // SAFETY: asks only, and fills a live structure, for which zeros are a value.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut action);
+            libc::sigaction(signal, std::ptr::null(), &raw mut action);
             action
         };
         if action.sa_sigaction == libc::SIG_IGN {

@@ -119,7 +119,7 @@ pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     unsafe { advise(start, length, libc::MADV_DONTNEED_LOCKED) }
 }
 
-/// Ranges per process_madvise. Few enough for the stack: giving memory back must not allocate.
+/// Ranges per `process_madvise`. Few enough for the stack: giving memory back must not allocate.
 const MAX_RANGES: usize = 512;
 
 /// Like [`discard`], for many ranges (start and length): with one system call for hundreds of them,

@@ -44,6 +44,7 @@ pub struct UnregisterWanted {
 
 /// A channel in the supervisor. The command protocol (one at a time) is the caller's to keep:
 /// [`Port::post`] and [`Port::outcome`] take `&mut`.
+#[derive(Debug)]
 pub struct Port {
     shared: Arc<SharedChannel>,
     posted: u32,
@@ -52,6 +53,7 @@ pub struct Port {
 }
 
 /// The part that any thread may use at any time: the gates and the event count.
+#[derive(Debug)]
 pub struct SharedChannel {
     /// In the supervisor's memory: the program cannot write to it.
     gate: Gate,
@@ -73,6 +75,7 @@ impl SharedChannel {
         }
     }
 
+    #[expect(clippy::cast_ptr_alignment, reason = "a mapping is page aligned")]
     fn robust_link(&self) -> *const AtomicU64 {
         self.mapping.start().as_ptr().cast::<AtomicU64>()
     }

@@ -240,9 +240,10 @@ fn fork_events() -> Check {
     };
     let Ok(uffd) = owned_uffd::create() else {
         // It cannot be tried before the gap of `create` is fixed.
-        return match has_capability(CAP_SYS_PTRACE) {
-            true => Check::ok(NAME, "CAP_SYS_PTRACE is there"),
-            false => lacking(),
+        return if has_capability(CAP_SYS_PTRACE) {
+            Check::ok(NAME, "CAP_SYS_PTRACE is there")
+        } else {
+            lacking()
         };
     };
     let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
@@ -265,7 +266,7 @@ fn move_pages() -> Check {
 /// Moves the first of two pages over the second and looks at it.
 fn try_move() -> Result<bool, Errno> {
     const WORD: u64 = 0x6d65_6d66_6f6c_6431;
-    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(errno_of)?;
+    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(|error| errno_of(&error))?;
     let descriptor = owned_uffd::create()?;
     let uffd = borrow(&descriptor);
     uffd.api(FEATURE_MOVE)?;
@@ -296,8 +297,16 @@ fn read_memory() -> Check {
         iov_len: bytes,
     };
     // SAFETY: both vectors name live words of this process, of that length.
-    let read =
-        unsafe { libc::process_vm_readv(std::process::id() as i32, &local, 1, &remote, 1, 0) };
+    let read = unsafe {
+        libc::process_vm_readv(
+            std::process::id() as i32,
+            &raw const local,
+            1,
+            &raw const remote,
+            1,
+            0,
+        )
+    };
     let scope = read_line("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     if read != bytes as isize || copy != word {
         let error = std::io::Error::last_os_error();
@@ -473,7 +482,7 @@ fn read_line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end().to_owned())
 }
 
-fn errno_of(error: std::io::Error) -> Errno {
+fn errno_of(error: &std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
 }
 

@@ -11,6 +11,7 @@ pub type Info = libc::siginfo_t;
 pub type Handler = extern "C" fn(i32, *mut Info, *mut libc::c_void);
 
 /// What was installed before, to be called for what is not ours.
+#[derive(Debug)]
 pub struct Previous(libc::sigaction);
 
 // SAFETY: plain numbers and the address of a function.
@@ -47,7 +48,7 @@ pub fn install(signal: i32, handler: Handler) -> io::Result<Previous> {
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         action.sa_mask = every_signal();
         let mut previous = MaybeUninit::uninit();
-        if libc::sigaction(signal, &action, previous.as_mut_ptr()) != 0 {
+        if libc::sigaction(signal, &raw const action, previous.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(Previous(previous.assume_init()))
@@ -134,10 +135,10 @@ impl Previous {
                     let mut mask = mask_of(context.cast());
                     add(&mut mask, &action.sa_mask);
                     if action.sa_flags & libc::SA_NODEFER == 0 {
-                        libc::sigaddset(&mut mask, signal);
+                        libc::sigaddset(&raw mut mask, signal);
                     }
                     let mut ours = MaybeUninit::uninit();
-                    libc::pthread_sigmask(libc::SIG_SETMASK, &mask, ours.as_mut_ptr());
+                    libc::pthread_sigmask(libc::SIG_SETMASK, &raw const mask, ours.as_mut_ptr());
                     if action.sa_flags & libc::SA_SIGINFO != 0 {
                         let call: Handler = std::mem::transmute(handler);
                         call(signal, info, context);

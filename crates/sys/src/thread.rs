@@ -197,6 +197,7 @@ pub struct RobustEntry {
 unsafe impl Send for RobustEntry {}
 
 #[repr(C)]
+#[derive(Debug)]
 struct RobustHead {
     next: AtomicU64,
     offset: i64,
@@ -207,6 +208,7 @@ struct RobustHead {
 pub const ROBUST_LIMIT: usize = 2000;
 
 /// The robust futexes of one thread, which must live as long as they are to be watched.
+#[derive(Debug)]
 pub struct RobustList {
     head: Box<RobustHead>,
     thread: u32,
@@ -252,7 +254,7 @@ impl RobustList {
         let mut entries = self
             .entries
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if entries.len() >= ROBUST_LIMIT {
             return false;
         }
@@ -271,7 +273,7 @@ impl RobustList {
         let mut entries = self
             .entries
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let Some(index) = entries
             .iter()
             .position(|entry| std::ptr::eq(entry.link, link))

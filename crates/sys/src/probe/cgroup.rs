@@ -103,7 +103,7 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
         };
         let mut file_system = file_system.split(' ');
         let (limit_file, path) = match (file_system.next(), file_system.nth(1)) {
-            (Some("cgroup2"), _) => ("memory.max", path_in(cgroups, |names| names.is_empty())),
+            (Some("cgroup2"), _) => ("memory.max", path_in(cgroups, str::is_empty)),
             (Some("cgroup"), Some(options)) if options.split(',').any(|one| one == "memory") => (
                 "memory.limit_in_bytes",
                 path_in(cgroups, |names| names.split(',').any(|one| one == "memory")),

@@ -176,10 +176,13 @@ impl Inspector {
 
     /// Copies pages out of the process: `sources` are addresses of single pages, `target` has room
     /// for all. Returns how many whole pages were copied, from the front. A page that is not there ends
-    /// it; nobody is waited for.
+    /// it; this never waits for a page.
     ///
     /// # Errors
     /// If none could be copied.
+    ///
+    /// # Panics
+    /// If `target` has not room for all pages.
     pub fn read_pages(&self, sources: &[u64], target: &mut [u8]) -> io::Result<usize> {
         assert!(
             target.len() >= sources.len() * PAGE_SIZE,
