@@ -2,8 +2,8 @@
 #![no_main]
 #![allow(dead_code)]
 
-#[path = "../../crates/cli/src/figures.rs"]
-mod figures;
+#[path = "../../crates/cli/src/format.rs"]
+mod format;
 #[path = "../../crates/cli/src/fuzzing.rs"]
 mod fuzzing;
 #[path = "../../crates/cli/src/report.rs"]

@@ -9,7 +9,7 @@ pub fn snapshot(input: &[u8]) {
     };
     let (held, _) = snapshot.limit();
     assert!(held <= snapshot.total_bytes());
-    _ = summary(&snapshot.command, &snapshot.figures);
+    _ = summary(&snapshot.command, &snapshot.statistics);
     assert!(serde_json::to_string_pretty(&snapshot).is_ok());
 }
 
@@ -28,7 +28,7 @@ mod tests {
         }
         assert!(
             understood > 1,
-            "the answers of the corpus lack a new figure"
+            "the answers of the corpus lack a new counter"
         );
     }
 }

@@ -1,10 +1,10 @@
-//! The figures of a run while it goes on, over a socket in the run's private folder.
+//! The statistics of a run while it goes on, over a socket in the run's private folder.
 //!
 //! Whoever connects gets one JSON document and the end of the file. Only the same user and root are
 //! served. A user is shown the own runs alone. Root is shown everybody's: what another user's says
 //! is shortened, made fit for a terminal, and known by the PID that the kernel tells.
 
-use crate::figures::printable;
+use crate::format::printable;
 use crate::report::Snapshot;
 use crate::run::runtime;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,7 +20,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where figures are asked for.
+/// Where statistics are asked for.
 pub const SOCKET: &str = "stats.sock";
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: usize = 1 << 20;
@@ -142,7 +142,7 @@ impl RunFolder {
         Ok(place)
     }
 
-    /// Asks for the figures.
+    /// Asks for the statistics.
     fn ask(&self, deadline: Instant) -> io::Result<Snapshot> {
         let (stream, pid) = self.connect(SOCKET, deadline)?;
         let document = read_all(stream, Some(deadline))?;
@@ -215,7 +215,7 @@ pub fn is_meant(folder: &RunFolder, snapshot: &Snapshot, pid: u32) -> bool {
     snapshot.pid == pid || (folder.is_own() && snapshot.program_pid == pid)
 }
 
-/// The figures of the run with this PID; of all without one. Those that take longer than `patience`
+/// The statistics of the run with this PID; of all without one. Those that take longer than `patience`
 /// to answer are left out.
 pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
     let mut found = runs(patience);
@@ -226,7 +226,7 @@ pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Figures;
+    use crate::report::Statistics;
     use memfold_pager::{Now, Stats};
 
     fn snapshot() -> Snapshot {
@@ -244,7 +244,7 @@ mod tests {
                 processes_now: 1,
             },
             programs: Vec::new(),
-            figures: Figures::new(&Stats::default(), 0.0, 0),
+            statistics: Statistics::new(&Stats::default(), 0.0, 0),
         }
     }
 

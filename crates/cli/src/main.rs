@@ -4,7 +4,7 @@ mod arguments;
 mod describe;
 mod doctor;
 mod failure;
-mod figures;
+mod format;
 #[cfg(test)]
 mod fuzzing;
 mod live;

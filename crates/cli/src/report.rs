@@ -1,12 +1,12 @@
-//! What a run says of itself: the JSON at its end, the JSON while it runs, the summary line.
+//! The documents of a run: the JSON at its end, the JSON while it runs, the summary line.
 
-use crate::figures::{bytes, grouped, nanoseconds, ratio};
+use crate::format::{bytes, grouped, nanoseconds, ratio};
 use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 use serde::{Deserialize, Serialize};
 
 /// The statistics that the live and the final document share. Their names are an interface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct Statistics {
     /// Those of the supervisor.
     #[serde(flatten)]
     pub totals: Totals,
@@ -20,10 +20,10 @@ pub struct Figures {
     pub processes_unmanaged: u64,
 }
 
-impl Figures {
+impl Statistics {
     /// Takes them from the supervisor's.
-    pub fn new(stats: &Stats, cpu_seconds: f64, processes_unmanaged: u64) -> Figures {
-        Figures {
+    pub fn new(stats: &Stats, cpu_seconds: f64, processes_unmanaged: u64) -> Statistics {
+        Statistics {
             totals: stats.totals,
             fault_ns: stats.fault_ns,
             cpu_seconds,
@@ -43,7 +43,7 @@ pub struct Report {
     pub wall_seconds: f64,
     /// The rest.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub statistics: Statistics,
 }
 
 /// The document of a run that is going on, as `stat` and `top` read it.
@@ -64,7 +64,7 @@ pub struct Snapshot {
     pub programs: Vec<ProgramUsage>,
     /// The rest.
     #[serde(flatten)]
-    pub figures: Figures,
+    pub statistics: Statistics,
 }
 
 impl Snapshot {
@@ -76,47 +76,50 @@ impl Snapshot {
 
     /// What is in force: the total limit, or else the resident one.
     pub fn limit(&self) -> (u64, u64) {
-        if self.figures.totals.limit_bytes > 0 {
-            (self.total_bytes(), self.figures.totals.limit_bytes)
+        if self.statistics.totals.limit_bytes > 0 {
+            (self.total_bytes(), self.statistics.totals.limit_bytes)
         } else {
             (
                 self.now.resident_bytes,
-                self.figures.totals.resident_limit_bytes,
+                self.statistics.totals.resident_limit_bytes,
             )
         }
     }
 }
 
 /// One line about a run in which memfold had something to do; none where it had not.
-pub fn summary(program: &str, figures: &Figures) -> Option<String> {
-    if figures.totals.pages_out == 0 {
+pub fn summary(program: &str, statistics: &Statistics) -> Option<String> {
+    if statistics.totals.pages_out == 0 {
         return None;
     }
-    let (peak, limit, what) = if figures.totals.limit_bytes > 0 {
+    let (peak, limit, what) = if statistics.totals.limit_bytes > 0 {
         (
-            figures.totals.peak_total_bytes,
-            figures.totals.limit_bytes,
+            statistics.totals.peak_total_bytes,
+            statistics.totals.limit_bytes,
             "",
         )
     } else {
         (
-            figures.totals.peak_resident_bytes,
-            figures.totals.resident_limit_bytes,
+            statistics.totals.peak_resident_bytes,
+            statistics.totals.resident_limit_bytes,
             " resident",
         )
     };
-    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
-        .map(|ratio| format!(", {ratio}"))
-        .unwrap_or_default();
-    let file = if figures.totals.peak_file_bytes > 0 {
-        format!(", file {}", bytes(figures.totals.peak_file_bytes))
+    let packed = ratio(
+        statistics.totals.bytes_original,
+        statistics.totals.bytes_stored,
+    )
+    .map(|ratio| format!(", {ratio}"))
+    .unwrap_or_default();
+    let file = if statistics.totals.peak_file_bytes > 0 {
+        format!(", file {}", bytes(statistics.totals.peak_file_bytes))
     } else {
         String::new()
     };
-    let over = if figures.totals.over_limit_pages > 0 {
+    let over = if statistics.totals.over_limit_pages > 0 {
         format!(
             "; {} pages over the limit at worst",
-            grouped(figures.totals.over_limit_pages)
+            grouped(statistics.totals.over_limit_pages)
         )
     } else {
         String::new()
@@ -126,10 +129,10 @@ pub fn summary(program: &str, figures: &Figures) -> Option<String> {
          p99 fault {}{over}",
         bytes(peak),
         bytes(limit),
-        bytes(figures.totals.peak_pool_bytes),
-        grouped(figures.totals.pages_out),
-        grouped(figures.totals.pages_in),
-        nanoseconds(figures.fault_ns.p99),
+        bytes(statistics.totals.peak_pool_bytes),
+        grouped(statistics.totals.pages_out),
+        grouped(statistics.totals.pages_in),
+        nanoseconds(statistics.fault_ns.p99),
     ))
 }
 
@@ -164,17 +167,17 @@ mod tests {
 
     #[test]
     fn the_summary_says_what_happened() {
-        let mut figures = Figures::new(&stats(), 0.5, 0);
+        let mut statistics = Statistics::new(&stats(), 0.5, 0);
         assert_eq!(
-            summary("redis-server", &figures).unwrap(),
+            summary("redis-server", &statistics).unwrap(),
             "held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
              81,233 pages out, 62,110 in, p99 fault 31 µs"
         );
-        figures.totals.over_limit_pages = 1500;
-        figures.totals.peak_file_bytes = 3 << 20;
-        figures.totals.limit_bytes = 0;
+        statistics.totals.over_limit_pages = 1500;
+        statistics.totals.peak_file_bytes = 3 << 20;
+        statistics.totals.limit_bytes = 0;
         assert_eq!(
-            summary("redis-server", &figures).unwrap(),
+            summary("redis-server", &statistics).unwrap(),
             "held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1, \
              file 3.0 MiB); \
              81,233 pages out, 62,110 in, p99 fault 31 µs; 1,500 pages over the limit at worst"
@@ -184,7 +187,7 @@ mod tests {
     #[test]
     fn nothing_done_is_nothing_said() {
         assert_eq!(
-            summary("true", &Figures::new(&Stats::default(), 0.0, 0)),
+            summary("true", &Statistics::new(&Stats::default(), 0.0, 0)),
             None
         );
     }
@@ -219,12 +222,12 @@ mod tests {
             "cpu_seconds",
             "processes_unmanaged",
         ];
-        let figures = Figures::new(&stats(), 0.5, 3);
+        let statistics = Statistics::new(&stats(), 0.5, 3);
         let report = Report {
             exit_code: 7,
             signal: None,
             wall_seconds: 1.5,
-            figures,
+            statistics,
         };
         let value = serde_json::to_value(&report).unwrap();
         for name in NAMES {
@@ -259,7 +262,7 @@ mod tests {
                 pool_bytes: 4,
                 file_bytes: 6,
             }],
-            figures: Figures::new(&stats(), 0.5, 3),
+            statistics: Statistics::new(&stats(), 0.5, 3),
         };
         let text = serde_json::to_string(&snapshot).unwrap();
         assert_eq!(serde_json::from_str::<Snapshot>(&text).unwrap(), snapshot);

@@ -3,7 +3,7 @@
 use crate::arguments::StatArguments;
 use crate::describe::print;
 use crate::failure::Failure;
-use crate::figures::{bytes, grouped, nanoseconds, ratio};
+use crate::format::{bytes, grouped, nanoseconds, ratio};
 use crate::live;
 use crate::report::Snapshot;
 use std::process::ExitCode;
@@ -40,17 +40,20 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
 
 /// A run in a few lines.
 fn block(snapshot: &Snapshot) -> String {
-    let figures = &snapshot.figures;
+    let statistics = &snapshot.statistics;
     let (held, limit) = snapshot.limit();
-    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
-    let faults = figures
+    let packed = ratio(
+        statistics.totals.bytes_original,
+        statistics.totals.bytes_stored,
+    )
+    .map(|ratio| format!(" at {ratio}"))
+    .unwrap_or_default();
+    let faults = statistics
         .totals
         .faults_swap_in
-        .saturating_add(figures.totals.faults_zero_fill);
-    let faults = faults.saturating_add(figures.totals.faults_cache);
-    let unmanaged = match figures.processes_unmanaged {
+        .saturating_add(statistics.totals.faults_zero_fill);
+    let faults = faults.saturating_add(statistics.totals.faults_cache);
+    let unmanaged = match statistics.processes_unmanaged {
         0 => String::new(),
         count => format!(", {count} not under the limit"),
     };
@@ -70,20 +73,20 @@ fn block(snapshot: &Snapshot) -> String {
             "peak",
             format!(
                 "resident {}, pool {}, together {}",
-                bytes(figures.totals.peak_resident_bytes),
-                bytes(figures.totals.peak_pool_bytes),
-                bytes(figures.totals.peak_total_bytes)
+                bytes(statistics.totals.peak_resident_bytes),
+                bytes(statistics.totals.peak_pool_bytes),
+                bytes(statistics.totals.peak_total_bytes)
             ),
         ),
         (
             "pages",
             format!(
                 "{} out ({} same-filled), {} in, {} compressed again, {} written to the file",
-                grouped(figures.totals.pages_out),
-                grouped(figures.totals.pages_same_filled),
-                grouped(figures.totals.pages_in),
-                grouped(figures.totals.pages_recompressed),
-                grouped(figures.totals.pages_written_back)
+                grouped(statistics.totals.pages_out),
+                grouped(statistics.totals.pages_same_filled),
+                grouped(statistics.totals.pages_in),
+                grouped(statistics.totals.pages_recompressed),
+                grouped(statistics.totals.pages_written_back)
             ),
         ),
         (
@@ -91,23 +94,23 @@ fn block(snapshot: &Snapshot) -> String {
             format!(
                 "{} (p50 {}, p99 {}, longest {})",
                 grouped(faults),
-                nanoseconds(figures.fault_ns.p50),
-                nanoseconds(figures.fault_ns.p99),
-                nanoseconds(figures.fault_ns.max)
+                nanoseconds(statistics.fault_ns.p50),
+                nanoseconds(statistics.fault_ns.p99),
+                nanoseconds(statistics.fault_ns.max)
             ),
         ),
         (
             "processes",
             format!(
                 "{} now, {} so far{unmanaged}",
-                snapshot.now.processes_now, figures.totals.processes
+                snapshot.now.processes_now, statistics.totals.processes
             ),
         ),
         (
             "time",
             format!(
                 "running for {:.0} s, {:.2} s of processor time in memfold",
-                snapshot.uptime_seconds, figures.cpu_seconds
+                snapshot.uptime_seconds, statistics.cpu_seconds
             ),
         ),
     ];

@@ -6,7 +6,7 @@
 use crate::arguments::SwapOffArguments;
 use crate::describe::print;
 use crate::failure::Failure;
-use crate::figures::{grouped, printable};
+use crate::format::{grouped, printable};
 use crate::live::{self, RunFolder, Server};
 use crate::stat::nothing_runs;
 use memfold_pager::Control;

@@ -2,7 +2,7 @@
 
 use crate::arguments::TopArguments;
 use crate::failure::Failure;
-use crate::figures::{bytes, grouped, nanoseconds, ratio};
+use crate::format::{bytes, grouped, nanoseconds, ratio};
 use crate::live;
 use crate::report::Snapshot;
 use crate::stat::nothing_runs;
@@ -27,7 +27,7 @@ const HISTORY: usize = 512;
 pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::own(
-            "top needs a terminal; memfold stat prints the same figures",
+            "top needs a terminal; memfold stat prints the same statistics",
         ));
     }
     let mut view = View::default();
@@ -69,7 +69,7 @@ fn ends(key: &KeyEvent) -> bool {
     control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
 }
 
-/// Pages that went out and came in, one figure a second, the latest last.
+/// Pages that went out and came in, one counter a second, the latest last.
 #[derive(Debug, Default)]
 struct Traffic {
     out: Vec<u64>,
@@ -92,13 +92,13 @@ impl View {
             let traffic = self.traffic.entry(run.pid).or_default();
             push(
                 &mut traffic.out,
-                run.figures.totals.pages_out,
-                before.figures.totals.pages_out,
+                run.statistics.totals.pages_out,
+                before.statistics.totals.pages_out,
             );
             push(
                 &mut traffic.back,
-                run.figures.totals.pages_in,
-                before.figures.totals.pages_in,
+                run.statistics.totals.pages_in,
+                before.statistics.totals.pages_in,
             );
         }
         self.traffic
@@ -185,9 +185,9 @@ fn row(run: &Snapshot) -> Row<'static> {
         run.pid.to_string(),
         bytes(held),
         bytes(limit),
-        grouped(run.figures.totals.pages_out),
-        grouped(run.figures.totals.pages_in),
-        nanoseconds(run.figures.fault_ns.p99),
+        grouped(run.statistics.totals.pages_out),
+        grouped(run.statistics.totals.pages_in),
+        nanoseconds(run.statistics.fault_ns.p99),
         run.now.processes_now.to_string(),
         run.command.clone(),
     ])
@@ -231,39 +231,42 @@ fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic
 }
 
 fn lines(run: &Snapshot) -> Vec<Line<'static>> {
-    let figures = &run.figures;
-    let packed = ratio(figures.totals.bytes_original, figures.totals.bytes_stored)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
+    let statistics = &run.statistics;
+    let packed = ratio(
+        statistics.totals.bytes_original,
+        statistics.totals.bytes_stored,
+    )
+    .map(|ratio| format!(" at {ratio}"))
+    .unwrap_or_default();
     vec![
         Line::default(),
         Line::from(format!(
             "resident {} (peak {})   pool {}{packed} (peak {})   metadata {}",
             bytes(run.now.resident_bytes),
-            bytes(figures.totals.peak_resident_bytes),
+            bytes(statistics.totals.peak_resident_bytes),
             bytes(run.now.pool_bytes),
-            bytes(figures.totals.peak_pool_bytes),
+            bytes(statistics.totals.peak_pool_bytes),
             bytes(run.now.metadata_bytes),
         )),
         Line::from(format!(
             "faults: {} swapped in, {} first touches, {} still staged",
-            grouped(figures.totals.faults_swap_in),
-            grouped(figures.totals.faults_zero_fill),
-            grouped(figures.totals.faults_cache),
+            grouped(statistics.totals.faults_swap_in),
+            grouped(statistics.totals.faults_zero_fill),
+            grouped(statistics.totals.faults_cache),
         )),
         Line::from(format!(
             "fault service: p50 {}   p90 {}   p99 {}   longest {}",
-            nanoseconds(figures.fault_ns.p50),
-            nanoseconds(figures.fault_ns.p90),
-            nanoseconds(figures.fault_ns.p99),
-            nanoseconds(figures.fault_ns.max),
+            nanoseconds(statistics.fault_ns.p50),
+            nanoseconds(statistics.fault_ns.p90),
+            nanoseconds(statistics.fault_ns.p99),
+            nanoseconds(statistics.fault_ns.max),
         )),
         Line::from(format!(
             "processes: {} now, {} so far, {} not under the limit   memfold's time: {:.1} s of {:.0} s",
             run.now.processes_now,
-            figures.totals.processes,
-            figures.processes_unmanaged,
-            figures.cpu_seconds,
+            statistics.totals.processes,
+            statistics.processes_unmanaged,
+            statistics.cpu_seconds,
             run.uptime_seconds,
         )),
     ]
@@ -280,7 +283,7 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, title: &str, history: &[u64], co
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Figures;
+    use crate::report::Statistics;
     use memfold_pager::{Now, Stats, Totals};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -307,7 +310,7 @@ mod tests {
                 ..Now::default()
             },
             programs: Vec::new(),
-            figures: Figures::new(&stats, 0.5, 0),
+            statistics: Statistics::new(&stats, 0.5, 0),
         }
     }
 

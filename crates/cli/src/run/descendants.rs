@@ -130,11 +130,6 @@ impl Descendants {
     }
 }
 
-/// Whether `needle` is part of `bytes`.
-pub fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
-}
-
 fn name_of(pid: i32) -> String {
     let name = proc_text(&format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().to_owned()

@@ -1,6 +1,7 @@
 //! A run that is asked to end a second time ends, whatever state it is in.
 
-use super::signals::{self, Received};
+use super::raise::die_by;
+use super::received::Received;
 use memfold_sys::process::{self, Process};
 use nix::sys::signal::Signal;
 use std::fs::File;
@@ -138,7 +139,7 @@ impl Escalation {
             return;
         };
         if Instant::now() >= deadline {
-            signals::die_by(signal as i32);
+            die_by(signal as i32);
             std::process::exit(128 + signal as i32);
         }
     }

@@ -1,11 +1,14 @@
 //! `memfold run`.
 
+mod cpu_time;
 mod descendants;
 pub mod descriptors;
 mod escalation;
 mod home;
 mod outcome;
 mod process;
+mod raise;
+mod received;
 pub mod runtime;
 mod signals;
 mod stats_file;
@@ -16,10 +19,10 @@ mod watch;
 use crate::arguments::{After, Algorithm, RunArguments};
 use crate::doctor;
 use crate::failure::Failure;
-use crate::figures::{self, printable};
+use crate::format::{self, printable};
 use crate::live::{self, Server};
 use crate::messages;
-use crate::report::{self, Figures, Report};
+use crate::report::{self, Report, Statistics};
 use crate::size::Size;
 use crate::swapoff;
 use memfold_pager::{Limit, Options, Supervisor, SwapFileOptions};
@@ -28,7 +31,6 @@ use outcome::Outcome;
 use process::Original;
 use rustix::fs::Mode;
 use rustix::process::umask;
-use rustix::time::{ClockId, clock_gettime};
 use signals::Signals;
 use stats_file::StatsFile;
 use std::ffi::OsString;
@@ -82,11 +84,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     home.stay();
     messages::flush();
     let (outcome, unmanaged) = ended?;
-    let figures = Figures::new(&stats, processor_seconds(), unmanaged);
+    let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged);
     let ending = Ending {
         outcome,
         wall_seconds: started.elapsed().as_secs_f64(),
-        figures,
+        statistics,
     };
     ending.report(arguments, stats_file);
     messages::flush();
@@ -106,7 +108,7 @@ fn supervise(
             Failure::own(format!("cannot listen in {}: {error}", folder.display()))
         })
     };
-    // Before the program starts: who sees it may ask for its figures.
+    // Before the program starts: who sees it may ask for its statistics.
     let (server, commands) = (listen(live::SOCKET)?, listen(swapoff::SOCKET)?);
     let preload = supervisor.preload_path();
     let program = process::start(&arguments.program, preload, signals, original)?;
@@ -125,7 +127,7 @@ fn supervise(
 struct Ending {
     outcome: Outcome,
     wall_seconds: f64,
-    figures: Figures,
+    statistics: Statistics,
 }
 
 impl Ending {
@@ -133,7 +135,7 @@ impl Ending {
     /// report cannot be written: that is told.
     fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
         let name = program_name(&arguments.program);
-        if let Some(line) = report::summary(&name, &self.figures) {
+        if let Some(line) = report::summary(&name, &self.statistics) {
             log::info!("{line}");
         }
         let Some(file) = stats_file else { return };
@@ -141,10 +143,10 @@ impl Ending {
             exit_code: self.outcome.exit_code().into(),
             signal: self.outcome.signal(),
             wall_seconds: self.wall_seconds,
-            figures: self.figures,
+            statistics: self.statistics,
         };
         if let Err(error) = file.write(&report) {
-            log::error!("the figures could not be written to --stats: {error}");
+            log::error!("the statistics could not be written to --stats: {error}");
         }
     }
 }
@@ -197,8 +199,8 @@ fn in_bytes(name: &str, size: Size, least: u64) -> Result<u64, Failure> {
     if bytes < least {
         return Err(Failure::own(format!(
             "{name}: {} is too little; give at least {}",
-            figures::bytes(bytes),
-            figures::bytes(least)
+            format::bytes(bytes),
+            format::bytes(least)
         )));
     }
     Ok(bytes)
@@ -217,12 +219,6 @@ fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
         total_bytes: bytes("--limit", total)?,
         resident_bytes: bytes("--resident", arguments.resident)?,
     })
-}
-
-/// User and system time of this process, all its threads together.
-fn processor_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The program's name without its folder, fit for a terminal.

@@ -1,6 +1,6 @@
 //! How the program ended, and how memfold ends after it.
 
-use super::signals;
+use super::raise::die_by;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
@@ -43,7 +43,7 @@ impl Outcome {
     /// exit with, for a program that exited or where this process cannot die by the signal.
     pub fn follow(self) -> ExitCode {
         if let Outcome::Killed(signal) = self {
-            signals::die_by(signal);
+            die_by(signal);
         }
         ExitCode::from(self.exit_code())
     }

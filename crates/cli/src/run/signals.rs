@@ -6,8 +6,9 @@
 //! memfold waits for.
 
 use super::escalation::Escalation;
+use super::received::Received;
 use memfold_sys::inherited::{set_ignored, was_ignored};
-use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, raise, signal};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::VecDeque;
@@ -45,17 +46,6 @@ const OWN_ACTIONS: [(Signal, bool); 2] = [(Signal::SIGCHLD, false), (Signal::SIG
 
 /// `si_code` of what the kernel itself sends, the terminal's signals among it.
 const SI_KERNEL: i32 = 0x80;
-
-/// A signal that came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Received {
-    /// Which.
-    pub signal: Signal,
-    /// The terminal sent it, to the whole process group: the program has it already.
-    pub by_terminal: bool,
-    /// It was ignored when memfold was started (as by `nohup`). Blocked signals come nevertheless.
-    pub was_ignored: bool,
-}
 
 /// Signals that came and were not taken yet.
 #[derive(Debug)]
@@ -199,27 +189,5 @@ impl Taker {
                 was_ignored: was_ignored(signal as i32),
             });
         }
-    }
-}
-
-/// Stops this process as `signal` does, until it is continued.
-pub fn stop_by(signal: Signal) -> nix::Result<()> {
-    let set = SigSet::from(signal);
-    set.thread_unblock()?;
-    let raised = raise(signal);
-    set.thread_block()?;
-    raised
-}
-
-/// Ends this process as a signal of this number does. Returns where it cannot: a number that is
-/// no standard signal, or the first process of a container, which default actions do not reach.
-pub fn die_by(number: i32) {
-    let Ok(which) = Signal::try_from(number) else {
-        return;
-    };
-    // SAFETY: sets the default action; no handler is installed.
-    let _ = unsafe { signal(which, SigHandler::SigDfl) };
-    if SigSet::from(which).thread_unblock().is_ok() {
-        let _ = raise(which);
     }
 }

@@ -189,17 +189,17 @@ fn random() -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Figures;
+    use crate::report::Statistics;
     use memfold_pager::Stats;
     use std::fs;
 
     fn report() -> Report {
-        let figures = Figures::new(&Stats::default(), 0.0, 0);
+        let statistics = Statistics::new(&Stats::default(), 0.0, 0);
         Report {
             exit_code: 3,
             signal: None,
             wall_seconds: 0.5,
-            figures,
+            statistics,
         }
     }
 

@@ -1,6 +1,5 @@
 //! Why a process is outside the limit.
 
-use super::descendants::contains;
 use super::descriptors;
 use memfold_sys::process;
 use std::fmt;
@@ -98,6 +97,11 @@ pub fn reason(pid: i32, preload: &Path) -> Reason {
         (Err(_), _) | (_, Err(_)) => Reason::Privileged,
         _ => Reason::Unseen,
     }
+}
+
+/// Whether `needle` is part of `bytes`.
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
 }
 
 /// What an executable's headers say.

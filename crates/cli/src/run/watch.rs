@@ -1,15 +1,17 @@
-//! While the program runs: signals, the ends of processes, who asks for figures.
+//! While the program runs: signals, the ends of processes, who asks for statistics.
 
+use super::cpu_time::cpu_seconds;
 use super::descendants::{Descendants, Finding};
 use super::descriptors;
 use super::escalation::{SAME_WISH, signal_below};
 use super::outcome::Outcome;
-use super::processor_seconds;
-use super::signals::{self, Received, Signals};
+use super::raise::stop_by;
+use super::received::Received;
+use super::signals::Signals;
 use super::unmanaged::Reason;
-use crate::figures::printable;
+use crate::format::printable;
 use crate::live::Server;
-use crate::report::{Figures, Snapshot};
+use crate::report::{Snapshot, Statistics};
 use crate::swapoff;
 use memfold_pager::Supervisor;
 use nix::sys::signal::{Signal, kill};
@@ -33,7 +35,7 @@ pub struct Watch<'a> {
     pub supervisor: &'a Supervisor,
     /// Where signals come from.
     pub signals: &'a Signals,
-    /// Who asks for figures.
+    /// Who asks for statistics.
     pub server: Server,
     /// Who commands.
     pub commands: Server,
@@ -274,7 +276,7 @@ impl Watch<'_> {
             uptime_seconds: state.started.elapsed().as_secs_f64(),
             now: stats.now,
             programs: self.supervisor.programs(),
-            figures: Figures::new(&stats, processor_seconds(), state.descendants.unmanaged()),
+            statistics: Statistics::new(&stats, cpu_seconds(), state.descendants.unmanaged()),
         }
     }
 }
@@ -286,6 +288,6 @@ impl Watch<'_> {
 fn follow_stop(number: i32) {
     use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
     if let Ok(signal @ (SIGTSTP | SIGTTIN | SIGTTOU)) = Signal::try_from(number) {
-        let _ = signals::stop_by(signal);
+        let _ = stop_by(signal);
     }
 }

@@ -1,4 +1,4 @@
-//! Figures as people read them.
+//! Numbers and text formatted for people.
 
 /// `81233` as `81,233`.
 pub fn grouped(number: u64) -> String {

@@ -1,0 +1,14 @@
+//! A signal that memfold received.
+
+use nix::sys::signal::Signal;
+
+/// A signal, and where it came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Which.
+    pub signal: Signal,
+    /// The terminal sent it, to the whole process group: the program has it already.
+    pub by_terminal: bool,
+    /// It was ignored when memfold was started (as by `nohup`). Blocked signals come nevertheless.
+    pub was_ignored: bool,
+}
