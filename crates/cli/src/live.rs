@@ -7,10 +7,10 @@
 use crate::format::printable;
 use crate::report::Snapshot;
 use crate::run::runtime;
+use memfold_sys::socket::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, open, openat};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -84,8 +84,8 @@ impl Drop for Server {
 
 /// The same user, or root.
 fn is_trusted(stream: &UnixStream) -> bool {
-    let own = rustix::process::geteuid();
-    socket_peercred(stream).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+    let own = rustix::process::geteuid().as_raw();
+    peer(stream.as_fd()).is_ok_and(|peer| peer.uid == own || peer.uid == 0)
 }
 
 /// The private folder of a run, perhaps, and whom it belongs to.
@@ -117,14 +117,13 @@ impl RunFolder {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let peer = socket_peercred(&socket)?;
-        if !peer.uid.is_root() && peer.uid.as_raw() != self.owner {
+        let peer = peer(socket.as_fd())?;
+        if peer.uid != 0 && peer.uid != self.owner {
             return Err(ErrorKind::PermissionDenied.into());
         }
-        Ok((
-            UnixStream::from(socket),
-            u32::try_from(peer.pid.as_raw_pid()).ok(),
-        ))
+        // 0: it is in a PID namespace that is not visible from here.
+        let pid = u32::try_from(peer.pid).ok().filter(|pid| *pid != 0);
+        Ok((UnixStream::from(socket), pid))
     }
 
     fn open(&self, name: &str) -> io::Result<OwnedFd> {
