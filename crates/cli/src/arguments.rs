@@ -12,7 +12,7 @@ Examples:
   memfold run --limit 2G -- ./program input.dat
   memfold run --limit 50% --stats run.json -- make -j8
   memfold doctor            what this host allows, and what mends each gap
-  memfold top               watch what runs now
+  memfold stat              statistics of what runs now
 
 Exit status of `run`: the program's own; death by a signal is passed on as such.
 126: the program cannot be executed; 127: it was not found; 125: memfold itself failed.";
@@ -48,13 +48,14 @@ pub enum Command {
     #[command(after_help = RUN_EXAMPLES)]
     #[command(override_usage = "memfold run [OPTIONS] [--] PROGRAM [ARG]...")]
     Run(RunArguments),
-    /// Show the figures of the runs of this user
+    /// Show the statistics of the runs of this user
     Stat(StatArguments),
     /// Watch the runs of this user (q ends it)
+    #[cfg(feature = "top")]
     Top(TopArguments),
     /// Bring all pages of a run back from its swap file, and use it no more
     Swapoff(SwapOffArguments),
-    /// Tell what this host allows, and what mends each gap
+    /// Check what this host allows, and show how to fix each gap
     Doctor(DoctorArguments),
     /// Print a completion script for a shell
     Completions(CompletionArguments),
@@ -93,7 +94,7 @@ pub struct RunArguments {
     /// Keep no checksum of the stored pages
     #[arg(long)]
     pub no_checksum: bool,
-    /// Write the figures of the run to FILE as JSON when it ends (`-`: standard output)
+    /// Write the statistics of the run to FILE as JSON when it ends (`-`: standard output)
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Print neither warnings nor the summary
@@ -125,13 +126,22 @@ impl FromStr for After {
     }
 }
 
-/// Compression algorithms.
+/// Compression algorithms, as `--algo` names and describes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Algorithm {
     /// The fastest
     Lz4,
     /// Smaller and slower
     Zstd,
+}
+
+impl From<Algorithm> for memfold_pager::Algorithm {
+    fn from(algorithm: Algorithm) -> Self {
+        match algorithm {
+            Algorithm::Lz4 => Self::Lz4,
+            Algorithm::Zstd => Self::Zstd,
+        }
+    }
 }
 
 /// `memfold stat`.
@@ -145,6 +155,7 @@ pub struct StatArguments {
 }
 
 /// `memfold top`.
+#[cfg(feature = "top")]
 #[derive(Debug, Args)]
 pub struct TopArguments {
     /// Process number of a `memfold run`, or of the program it started

@@ -14,6 +14,7 @@ mod run;
 mod size;
 mod stat;
 mod swapoff;
+#[cfg(feature = "top")]
 mod top;
 
 use arguments::{Arguments, Command};
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
         Command::Swapoff(arguments) => swapoff::swapoff(&arguments),
+        #[cfg(feature = "top")]
         Command::Top(arguments) => top::top(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Completions(arguments) => describe::completions(&arguments),

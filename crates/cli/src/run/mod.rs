@@ -155,10 +155,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
     let limit = limit(arguments)?;
     Ok(Options {
         limit,
-        algorithm: match arguments.algo {
-            Algorithm::Lz4 => memfold_pager::Algorithm::Lz4,
-            Algorithm::Zstd => memfold_pager::Algorithm::Zstd,
-        },
+        algorithm: arguments.algo.into(),
         checksum: !arguments.no_checksum,
         swap_file: swap_file(arguments)?,
         recompress_after: match (arguments.recompress_after, arguments.algo) {
