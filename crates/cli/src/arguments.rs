@@ -11,7 +11,7 @@ const EXAMPLES: &str = "\
 Examples:
   memfold run --limit 2G -- ./program input.dat
   memfold run --limit 50% --stats run.json -- make -j8
-  memfold doctor            what this host allows, and what mends each gap
+  memfold doctor            what this host allows, and how to fix each gap
   memfold stat              statistics of what runs now
 
 Exit status of `run`: the program's own; death by a signal is passed on as such.
@@ -28,8 +28,8 @@ Examples:
   memfold run --limit 1G --swap-file /var/tmp --swap-size 8G -- ./program
   memfold run --limit 1G --stats run.json --quiet -- sh -c 'make && make test'
 
-memfold waits for what the program leaves behind as well (daemons), as long as it is under
-the limit; a first interrupt then passes the signal on to it, a second one kills it.";
+memfold also waits for processes that the program leaves running (daemons) under the limit: a
+first interrupt is passed on to them, a second one kills them.";
 
 /// Run any program in less memory than it needs: compressed swap in user space.
 #[derive(Debug, Parser)]
@@ -53,7 +53,7 @@ pub enum Command {
     /// Watch the runs of this user (q ends it)
     #[cfg(feature = "top")]
     Top(TopArguments),
-    /// Bring all pages of a run back from its swap file, and use it no more
+    /// Bring all pages of a run back from its swap file, and stop using the file
     Swapoff(SwapOffArguments),
     /// Check what this host allows, and show how to fix each gap
     Doctor(DoctorArguments),
@@ -76,22 +76,22 @@ pub struct RunArguments {
     /// Compression algorithm of the pool
     #[arg(long, value_enum, default_value_t = Algorithm::Lz4)]
     pub algo: Algorithm,
-    /// Write what does not fit to a file in DIR, encrypted and without a name
+    /// Write pages that do not fit to an unlinked, encrypted file in DIR
     #[arg(long, value_name = "DIR", requires = "swap_size")]
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub swap_file: Option<PathBuf>,
-    /// The most that the swap file may take
+    /// Maximum size of the swap file
     #[arg(long, value_name = "SIZE", requires = "swap_file")]
     pub swap_size: Option<Size>,
-    /// Compress pages again, with Zstandard, that stayed out for so long, or `off`
+    /// Recompress pages with Zstandard that were swapped out this long ago, or `off`
     /// [default: 1m with lz4, off with zstd]
     #[arg(long, value_name = "DURATION")]
     pub recompress_after: Option<After>,
-    /// Write pages to the swap file that stayed out for so long, or `off`: only those for which
-    /// there is no room
+    /// Write pages to the swap file that were swapped out this long ago, or `off`: only when there is no
+    /// room for them
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     pub writeback_after: After,
-    /// Keep no checksum of the stored pages
+    /// Store pages without a checksum
     #[arg(long)]
     pub no_checksum: bool,
     /// Write the statistics of the run to FILE as JSON when it ends (`-`: standard output)
@@ -106,7 +106,7 @@ pub struct RunArguments {
     pub program: Vec<OsString>,
 }
 
-/// After how long something is done: a time such as `90s` or `1h 30m`, or `off`.
+/// An age at which something is done: a time such as `90s` or `1h 30m`, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct After(pub Option<Duration>);
 
@@ -118,9 +118,9 @@ impl FromStr for After {
             return Ok(After(None));
         }
         let after = humantime::parse_duration(text)
-            .map_err(|error| format!("{error}; a time is like 90s, 10m or 1h, or off"))?;
+            .map_err(|error| format!("{error}; give a time such as 90s, 10m or 1h, or off"))?;
         if after < Duration::from_secs(1) {
-            return Err("a second at least, or off".to_owned());
+            return Err("too short; give at least 1s, or off".to_owned());
         }
         Ok(After(Some(after)))
     }
@@ -150,7 +150,7 @@ pub struct StatArguments {
     /// Print JSON: one object with PID, else an array
     #[arg(long)]
     pub json: bool,
-    /// Process number of a `memfold run`, or of the program it started
+    /// PID of a `memfold run`, or of the program it started
     pub pid: Option<u32>,
 }
 
@@ -158,14 +158,14 @@ pub struct StatArguments {
 #[cfg(feature = "top")]
 #[derive(Debug, Args)]
 pub struct TopArguments {
-    /// Process number of a `memfold run`, or of the program it started
+    /// PID of a `memfold run`, or of the program it started
     pub pid: Option<u32>,
 }
 
 /// `memfold swapoff`.
 #[derive(Debug, Args)]
 pub struct SwapOffArguments {
-    /// Process number of a `memfold run`, or of the program it started; not needed if there is one
+    /// PID of a `memfold run`, or of the program it started; not needed if there is one
     pub pid: Option<u32>,
 }
 

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn json_and_table_tell_the_same() {
+    fn json_and_table_show_the_same() {
         let mut checks = requirements();
         checks.extend(probe::notes());
         let document: serde_json::Value =

@@ -31,7 +31,7 @@ impl Failure {
         }
     }
 
-    /// Tells the user and gives the exit code.
+    /// Prints the message and returns the exit code.
     pub fn report(&self) -> ExitCode {
         eprintln!("memfold: {self}");
         ExitCode::from(self.status)

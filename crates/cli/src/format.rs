@@ -45,7 +45,7 @@ pub fn ratio(original: u64, stored: u64) -> Option<String> {
     (original > 0 && stored > 0).then(|| format!("{:.1}:1", original as f64 / stored as f64))
 }
 
-/// Text without what would steer a terminal, or show in another order than it stands.
+/// Text without control characters and bidirectional overrides, which could steer a terminal.
 pub fn printable(text: &str) -> String {
     let safe = |c: char| match c {
         '\n' | '\t' => ' ',

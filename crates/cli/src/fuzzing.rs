@@ -2,7 +2,7 @@
 
 use crate::report::{Snapshot, summary};
 
-/// An answer to `memfold stat` and `memfold top`, whoever gave it.
+/// An answer to `memfold stat` and `memfold top`, from any process.
 pub fn snapshot(input: &[u8]) {
     let Ok(snapshot) = serde_json::from_slice::<Snapshot>(input) else {
         return;

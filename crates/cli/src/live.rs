@@ -1,8 +1,8 @@
 //! The statistics of a run while it goes on, over a socket in the run's private folder.
 //!
-//! Whoever connects gets one JSON document and the end of the file. Only the same user and root are
-//! served. A user is shown the own runs alone. Root is shown everybody's: what another user's says
-//! is shortened, made fit for a terminal, and known by the PID that the kernel tells.
+//! Each connection gets one JSON document and the end of the file. Only the same user and root are served.
+//! Users see their own runs, root sees all: text of another user's run is shortened and made printable,
+//! and its PID is the one that the kernel reports.
 
 use crate::format::printable;
 use crate::report::Snapshot;
@@ -20,7 +20,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where statistics are asked for.
+/// The socket's name in the private folder of a run.
 pub const SOCKET: &str = "stats.sock";
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: usize = 1 << 20;
@@ -50,12 +50,12 @@ impl Server {
         Ok(server)
     }
 
-    /// To wait for those who ask.
+    /// To wait for connections.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// The next who asks now and may, to be served without waiting.
+    /// The next connection of a trusted peer, to be served without waiting.
     pub fn accept(&self) -> Option<UnixStream> {
         while let Ok((stream, _)) = self.listener.accept() {
             if is_trusted(&stream) && stream.set_nonblocking(true).is_ok() {
@@ -65,7 +65,7 @@ impl Server {
         None
     }
 
-    /// Answers all who ask now; never waits. Who cannot be answered gets nothing.
+    /// Answers all connections there are; never waits. A peer that cannot be answered gets nothing.
     pub fn answer(&self, snapshot: impl Fn() -> Snapshot) {
         while let Some(mut stream) = self.accept() {
             if let Ok(document) = serde_json::to_vec(&snapshot()) {
@@ -88,7 +88,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     peer(stream.as_fd()).is_ok_and(|peer| peer.uid == own || peer.uid == 0)
 }
 
-/// The private folder of a run, perhaps, and whom it belongs to.
+/// What may be the private folder of a run, and its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     path: PathBuf,
@@ -104,7 +104,7 @@ impl RunFolder {
     /// Connects to a socket in it, of the folder's owner, at which that user or root listens. Returns
     /// the PID of the process that listens, too, if it can be seen from here.
     ///
-    /// The folder may be another user's, who puts into it whatever he likes: no link is followed, and
+    /// The folder may be another user's and hold anything: no link is followed, and
     /// where the queue of the socket is full, it is waited for until the deadline.
     pub fn connect(&self, name: &str, deadline: Instant) -> io::Result<(UnixStream, Option<u32>)> {
         let place = self.open(name)?;
@@ -146,7 +146,7 @@ impl RunFolder {
         let (stream, pid) = self.connect(SOCKET, deadline)?;
         let document = read_all(stream, Some(deadline))?;
         let mut snapshot: Snapshot = serde_json::from_slice(&document)?;
-        // The rest is what it says of itself.
+        // Everything else is the run's own claim.
         snapshot.pid = pid
             .or(self.is_own().then_some(snapshot.pid))
             .ok_or(ErrorKind::NotFound)?;
@@ -182,7 +182,7 @@ pub fn read_all(mut stream: UnixStream, deadline: Option<Instant>) -> io::Result
     }
 }
 
-/// Asks all runs that can be found, lowest PID first: those of this user, and for root everybody's.
+/// Asks all runs that can be found, lowest PID first: those of this user, and for root those of all users.
 /// Those that take longer than `patience` to answer are left out; other users' share that time.
 pub fn runs(patience: Duration) -> Vec<(RunFolder, Snapshot)> {
     let others = Instant::now() + patience;
@@ -208,7 +208,7 @@ pub fn runs(patience: Duration) -> Vec<(RunFolder, Snapshot)> {
     found
 }
 
-/// Whether a user means this run by a PID: memfold's, or the program's as a run of the user's own tells
+/// Whether a user means this run by a PID: memfold's, or the program's as a run of the user's own reports
 /// it.
 pub fn is_meant(folder: &RunFolder, snapshot: &Snapshot, pid: u32) -> bool {
     snapshot.pid == pid || (folder.is_own() && snapshot.program_pid == pid)
@@ -294,7 +294,7 @@ mod tests {
         let server = Server::bind(&folder.path, SOCKET).unwrap();
         let began = Instant::now();
         assert!(folder.ask(soon()).is_err());
-        // A full queue makes nobody wait longer.
+        // Nor does a full queue prolong the wait.
         let address = SocketAddrUnix::new(&server.path).unwrap();
         let mut waiting = Vec::new();
         for _ in 0..10_000 {

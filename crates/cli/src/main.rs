@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mistake_is_told_in_one_line() {
+    fn a_mistake_is_reported_in_one_line() {
         for line in [
             &["memfold", "run", "--limit", "lots", "true"][..],
             &["memfold", "run"],

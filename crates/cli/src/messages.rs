@@ -1,11 +1,10 @@
-//! What memfold says on standard error while a program runs, its libraries included.
+//! Messages of memfold and its libraries on standard error while a program runs.
 //!
-//! One way for all: the `log` facade, so that the libraries need not know who listens (a program
-//! that embeds them has a logger of its own), and `--quiet` is a level. Errors, which tell why a
+//! One way for all: the `log` facade, so that the libraries need not know the logger (a program
+//! that embeds them has a logger of its own), and `--quiet` is a level. Errors, which explain why a
 //! program was stopped, are always shown.
 //!
-//! A thread of its own writes them: where nobody reads (a full pipe, a terminal that was told to
-//! stop), no fault and no signal is to wait for that.
+//! A thread of its own writes them: no fault and no signal waits for a full pipe or a stopped terminal.
 
 use log::{LevelFilter, Log, Metadata, Record};
 use memfold_sys::signal;
@@ -41,7 +40,7 @@ impl Log for StandardError {
         }
     }
 
-    /// For who is about to abort: programs wait for that, so not for long.
+    /// For a thread that is about to abort. Programs wait for that, so this waits only briefly.
     fn flush(&self) {
         const LONGEST: Duration = Duration::from_secs(1);
         let (answer, answered) = sync_channel(0);
@@ -88,7 +87,7 @@ pub fn show(quiet: bool) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until all was written: when memfold holds nobody any more.
+/// Waits until all was written. For when memfold holds no program any more.
 pub fn flush() {
     let (answer, answered) = sync_channel(0);
     if let Some(Ok(())) = ORDERS.get().map(|orders| orders.send(Order::Flush(answer))) {

@@ -53,7 +53,7 @@ pub struct Snapshot {
     pub pid: u32,
     /// The program's.
     pub program_pid: u32,
-    /// The program and its arguments, for people.
+    /// The program and its arguments, for display.
     pub command: String,
     /// Since the program's start.
     pub uptime_seconds: f64,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_what_happened() {
+    fn the_summary_has_the_main_numbers() {
         let mut statistics = Statistics::new(&stats(), 0.5, 0);
         assert_eq!(
             summary("redis-server", &statistics).unwrap(),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_done_is_nothing_said() {
+    fn without_reclaim_there_is_no_summary() {
         assert_eq!(
             summary("true", &Statistics::new(&Stats::default(), 0.0, 0)),
             None

@@ -32,8 +32,8 @@ pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
 /// There is nothing to show.
 pub fn nothing_runs(pid: Option<u32>) -> Failure {
     let text = match pid {
-        Some(pid) => format!("no run of yours has the PID {pid}; see memfold stat"),
-        None => "nothing of yours runs under memfold now".to_owned(),
+        Some(pid) => format!("no run of this user has the PID {pid}; list them with memfold stat"),
+        None => "no run of this user is active; start one with memfold run".to_owned(),
     };
     Failure::with_status(1, text)
 }
@@ -81,7 +81,7 @@ fn block(snapshot: &Snapshot) -> String {
         (
             "pages",
             format!(
-                "{} out ({} same-filled), {} in, {} compressed again, {} written to the file",
+                "{} out ({} same-filled), {} in, {} recompressed, {} written to the file",
                 grouped(statistics.totals.pages_out),
                 grouped(statistics.totals.pages_same_filled),
                 grouped(statistics.totals.pages_in),
@@ -109,7 +109,7 @@ fn block(snapshot: &Snapshot) -> String {
         (
             "time",
             format!(
-                "running for {:.0} s, {:.2} s of processor time in memfold",
+                "running for {:.0} s, {:.2} s of CPU time in memfold",
                 snapshot.uptime_seconds, statistics.cpu_seconds
             ),
         ),

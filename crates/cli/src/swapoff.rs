@@ -1,4 +1,4 @@
-//! `memfold swapoff`: the swap file of a run is given up while its programs run on.
+//! `memfold swapoff`: takes a run's swap file out of use while its programs run on.
 //!
 //! The run listens at a second socket in its private folder. It evacuates in a thread of its own,
 //! so that signals and questions are answered meanwhile.
@@ -22,10 +22,10 @@ pub const SOCKET: &str = "command.sock";
 /// What is sent. A connection alone commands nothing.
 const COMMAND: &[u8] = b"swapoff\n";
 
-/// What came of it.
+/// The answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// So many pages came back.
+    /// The number of pages that came back.
     Pages(u64),
     /// Why the file is still in use.
     Refused(String),
@@ -59,7 +59,7 @@ pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
         Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, printable(&reason))),
         Err(error) => Err(Failure::with_status(
             1,
-            format!("run {} does not answer: {error}", snapshot.pid),
+            format!("run {} does not answer swapoff: {error}", snapshot.pid),
         )),
     }
 }
@@ -72,13 +72,13 @@ fn ask(folder: &RunFolder) -> io::Result<Answer> {
     Ok(serde_json::from_slice(&live::read_all(stream, None)?)?)
 }
 
-/// Executes the commands of those who ask now; never waits.
+/// Executes the commands that have arrived; never waits.
 pub fn serve(commands: &Server, control: &Control) {
     while let Some(stream) = commands.accept() {
         let control = control.clone();
         let thread = std::thread::Builder::new().name("swapoff".into());
         if let Err(error) = thread.spawn(move || execute(stream, &control)) {
-            log::warn!("no thread for a command: {error}");
+            log::warn!("cannot start a thread for swapoff: {error}");
         }
     }
 }
@@ -96,7 +96,7 @@ fn execute(mut stream: UnixStream, control: &Control) {
         Ok(pages) => Answer::Pages(pages),
         Err(error) => Answer::Refused(error.to_string()),
     };
-    // Who has left meanwhile is no concern.
+    // The client may have left meanwhile.
     if let Ok(document) = serde_json::to_vec(&answer) {
         let _ = stream.write_all(&document);
     }

@@ -27,7 +27,7 @@ const HISTORY: usize = 512;
 pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::own(
-            "top needs a terminal; memfold stat prints the same statistics",
+            "memfold top needs a terminal on standard output; memfold stat prints the same statistics",
         ));
     }
     let mut view = View::default();
@@ -69,7 +69,7 @@ fn ends(key: &KeyEvent) -> bool {
     control_c || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
 }
 
-/// Pages that went out and came in, one counter a second, the latest last.
+/// Pages swapped out and in, one number a second, the latest last.
 #[derive(Debug, Default)]
 struct Traffic {
     out: Vec<u64>,
@@ -172,7 +172,7 @@ impl View {
 }
 
 fn push(history: &mut Vec<u64>, now: u64, before: u64) {
-    // Multiplied when it is drawn; more does not come from a run that says the truth.
+    // Multiplied when it is drawn; no honest run has more.
     const MOST: u64 = 1 << 40;
     history.push(now.saturating_sub(before).min(MOST));
     let surplus = history.len().saturating_sub(HISTORY);
@@ -262,7 +262,7 @@ fn lines(run: &Snapshot) -> Vec<Line<'static>> {
             nanoseconds(statistics.fault_ns.max),
         )),
         Line::from(format!(
-            "processes: {} now, {} so far, {} not under the limit   memfold's time: {:.1} s of {:.0} s",
+            "processes: {} now, {} so far, {} not under the limit   memfold's CPU time: {:.1} s in {:.0} s",
             run.now.processes_now,
             statistics.totals.processes,
             statistics.processes_unmanaged,

@@ -1,7 +1,7 @@
 //! The processes below memfold, and which of them it holds.
 //!
-//! The supervisor knows who connected to it. Who did not (a static program, one with more
-//! privileges, one whose environment was cleared) is found by looking at `/proc` now and then.
+//! The supervisor knows the processes that connected to it. One that did not (a static program, one with
+//! more privileges, one whose environment was cleared) is found by scanning `/proc` now and then.
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
 use super::unmanaged::{self, Reason};
@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a program image may take to load the library and connect. What ends sooner without
+/// How long a program image may take to load the library and connect. A process that exits sooner without
 /// having connected goes unseen.
 const GRACE: Duration = Duration::from_millis(800);
 
@@ -34,7 +34,7 @@ struct Image {
 /// A process that was found to be outside the limit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its number.
+    /// Its PID.
     pub pid: i32,
     /// Its name.
     pub name: String,
@@ -141,7 +141,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn who_does_not_connect_in_time_is_found_once() {
+    fn a_process_that_does_not_connect_in_time_is_found_once() {
         let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
         let pid = child.id() as i32;
         let mut descendants = Descendants::new(Path::new("/no/library"));

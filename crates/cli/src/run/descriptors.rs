@@ -6,18 +6,18 @@ use std::fs;
 
 /// Of memfold's own, besides one for each CPU and what it was started with.
 const OWN: u64 = 22 + super::escalation::SPARE as u64;
-/// What a program takes while it is let in. With fewer free ones it is not.
-const TO_LET_IN: u64 = 16;
+/// Descriptors that a process takes while it is admitted. With fewer free ones it must wait.
+const TO_ADMIT: u64 = 16;
 /// What a program takes while it is managed: a forked one; an executed one takes ten.
 const A_PROGRAM: u64 = 15;
-/// With room for so many programs nothing is said.
+/// With room for this many programs, `doctor` has no note.
 const MANY: u64 = 100;
 
 /// Whether a run can start, and for how many programs it has descriptors.
 pub fn check() -> Check {
     const NAME: &str = "descriptors";
     let (open, allowed) = (open(), most());
-    let needed = open + OWN + cpus() + TO_LET_IN + A_PROGRAM;
+    let needed = open + OWN + cpus() + TO_ADMIT + A_PROGRAM;
     let enough = needed + MANY * A_PROGRAM;
     if allowed < needed {
         let found = format!("the hard limit is {allowed}, and a run needs at least {needed}");
@@ -41,13 +41,13 @@ fn remedy(enough: u64) -> String {
     )
 }
 
-/// Whether programs cannot be let in now for want of descriptors.
+/// Whether processes cannot be admitted now for want of descriptors.
 pub fn are_short() -> bool {
-    open() + TO_LET_IN > most()
+    open() + TO_ADMIT > most()
 }
 
-/// Tells at the end of a run for how many programs there were none.
-pub fn tell_of_shortage(programs: u64) {
+/// Warns at the end of a run for how many programs there were none.
+pub fn warn_of_shortage(programs: u64) {
     let (most, enough) = (most(), open() + MANY * A_PROGRAM);
     log::warn!(
         "{programs} programs were not under the limit, as memfold has too few descriptors (ulimit \

@@ -30,11 +30,11 @@ const YOUNGER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How homes are named in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Names {
-    /// Like this: nobody else can take the name.
+    /// This name: no other user can take it.
     Fixed(&'static str),
     /// The same, and the number of the boot: other hosts may have homes there.
     OfBoot(&'static str),
-    /// The same, and random digits: everybody can take names there.
+    /// The same, and random digits: any user can take names there.
     Random(&'static str),
 }
 
@@ -83,7 +83,7 @@ impl Home {
         Err(last)
     }
 
-    /// At a place where nobody else makes names.
+    /// In a folder where no other user creates names.
     fn at(path: PathBuf, names: Names) -> io::Result<Home> {
         match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o711)) {
             Ok(()) | Err(Errno::EXIST) => Self::open(path, names),
@@ -114,8 +114,8 @@ impl Home {
         })
     }
 
-    /// Removes what runs that were killed left here: folders whose control socket nobody listens at.
-    /// (Asking for the wrong kind of connection tells that without disturbing a run that lives.)
+    /// Removes what runs that were killed left here: folders with a control socket at which no process
+    /// listens. (A connection of the wrong kind is refused then, and does not disturb a run that lives.)
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             // Of the entry itself: no link is followed.

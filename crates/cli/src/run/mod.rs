@@ -48,7 +48,7 @@ const LEAST_LIMIT: u64 = 16 << 20;
 /// A smaller swap file is not worth its name.
 const LEAST_SWAP: u64 = 1 << 20;
 
-/// After how long pages in a pool of LZ4 are compressed again, unless it is said.
+/// Default age at which pages in an LZ4 pool are recompressed.
 const RECOMPRESS_AFTER: Duration = Duration::from_secs(60);
 
 const DEFAULT_LIMIT: Size = Size::Percent(50.0);
@@ -56,7 +56,7 @@ const DEFAULT_LIMIT: Size = Size::Percent(50.0);
 /// `memfold run`: returns the program's exit status, or why it was not started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     messages::show(arguments.quiet)
-        .map_err(|error| Failure::own(format!("cannot start a thread: {error}")))?;
+        .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
     doctor::check()?;
     let stats_file = arguments
         .stats
@@ -65,16 +65,18 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         .transpose()?;
     let home = runtime::prepare().map_err(|reasons| {
         let remedy = runtime::remedy();
-        Failure::own(format!("no folder for the run: {reasons}; {remedy}"))
+        Failure::own(format!(
+            "cannot create a folder for the run: {reasons}; {remedy}"
+        ))
     })?;
     let options = options(arguments, home.path())?;
     let signals =
-        Signals::block().map_err(|error| Failure::own(format!("cannot take signals: {error}")))?;
+        Signals::block().map_err(|error| Failure::own(format!("cannot block signals: {error}")))?;
     let original = process::harden()?;
     // What the supervisor makes is the user's own, from its first moment on.
     let mask = umask(Mode::RWXG | Mode::RWXO);
-    let supervisor =
-        Supervisor::start(options).map_err(|error| Failure::own(format!("cannot start: {error}")));
+    let supervisor = Supervisor::start(options)
+        .map_err(|error| Failure::own(format!("cannot start the supervisor: {error}")));
     umask(mask);
     let supervisor = supervisor?;
     home.stay();
@@ -108,7 +110,7 @@ fn supervise(
             Failure::own(format!("cannot listen in {}: {error}", folder.display()))
         })
     };
-    // Before the program starts: who sees it may ask for its statistics.
+    // Before the program starts: once it is visible, its statistics may be asked for.
     let (server, commands) = (listen(live::SOCKET)?, listen(swapoff::SOCKET)?);
     let preload = supervisor.preload_path();
     let program = process::start(&arguments.program, preload, signals, original)?;
@@ -132,7 +134,7 @@ struct Ending {
 
 impl Ending {
     /// Writes the report and the summary. The program's exit status stays what it is if the
-    /// report cannot be written: that is told.
+    /// report cannot be written: that is logged.
     fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
         let name = program_name(&arguments.program);
         if let Some(line) = report::summary(&name, &self.statistics) {
@@ -146,7 +148,7 @@ impl Ending {
             statistics: self.statistics,
         };
         if let Err(error) = file.write(&report) {
-            log::error!("the statistics could not be written to --stats: {error}");
+            log::error!("cannot write the statistics to --stats: {error}");
         }
     }
 }
@@ -181,13 +183,15 @@ fn swap_file(arguments: &RunArguments) -> Result<Option<SwapFileOptions>, Failur
     }))
 }
 
-/// A size in bytes, or why it will not do.
+/// A size in bytes, or why it is refused.
 fn in_bytes(name: &str, size: Size, least: u64) -> Result<u64, Failure> {
     let allowance = match size {
         Size::Bytes(_) => 0,
         Size::Percent(_) => {
             let allowance = probe::memory_allowance().map_err(|error| {
-                Failure::own(format!("cannot tell what the host allows: {error}"))
+                Failure::own(format!(
+                    "cannot read how much memory the host allows: {error}"
+                ))
             })?;
             allowance.bytes
         }

@@ -23,7 +23,7 @@ impl Outcome {
         }
     }
 
-    /// As shells tell it: a signal is 128 and its number.
+    /// As shells report it: 128 and the number of the signal.
     pub fn exit_code(self) -> u8 {
         match self {
             Outcome::Exited(code) => code,
@@ -39,7 +39,7 @@ impl Outcome {
         }
     }
 
-    /// Ends memfold the same way: whoever started it sees the program's end. Returns the code to
+    /// Ends memfold the same way: its parent sees how the program ended. Returns the code to
     /// exit with, for a program that exited or where this process cannot die by the signal.
     pub fn follow(self) -> ExitCode {
         if let Outcome::Killed(signal) = self {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_as_shells_do() {
+    fn ends_are_reported_as_shells_do() {
         assert_eq!(end_of("exit 0"), Outcome::Exited(0));
         assert_eq!(end_of("exit 255").exit_code(), 255);
         let killed = end_of("kill -TERM $$");

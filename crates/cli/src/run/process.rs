@@ -43,13 +43,13 @@ fn raise(resource: Resource) -> Rlimit {
         current: was.maximum,
         maximum: was.maximum,
     };
-    // Only root may exceed the hard limit, and nobody for descriptors. Where even this fails, what
-    // needs more says so.
+    // Only root may exceed the hard limit, and for descriptors not even root. If this fails, what needs
+    // more reports that.
     let _ = setrlimit(resource, none).or_else(|_| setrlimit(resource, to_the_hard_one));
     was
 }
 
-/// Prepares this process for holding other programs' memory: nobody may read it by a debugger or
+/// Prepares this process for holding other programs' memory: it cannot be read by a debugger or in
 /// a core dump, it is not swapped out where the host lets it lock memory, orphans of the program
 /// come to it, and limits meant for the program do not hold for it.
 pub fn harden() -> Result<Original, Failure> {
@@ -72,7 +72,7 @@ pub fn harden() -> Result<Original, Failure> {
 
 /// Starts the program with the preload library in front of its `LD_PRELOAD`. It gets memfold's
 /// process group, descriptors 0 to 2, and the signal mask and limits that memfold was started
-/// with. Returns its process number.
+/// with. Returns its PID.
 pub fn start(
     program: &[OsString],
     preload: &Path,
@@ -125,13 +125,16 @@ fn not_started(name: &OsStr, error: &io::Error) -> Failure {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
     let name = name.to_string_lossy();
     match error.kind() {
-        NotFound => Failure::with_status(failure::NOT_FOUND, format!("{name}: not found")),
+        NotFound => Failure::with_status(
+            failure::NOT_FOUND,
+            format!("cannot execute {name}: not found"),
+        ),
         OutOfMemory | WouldBlock => {
             Failure::own(format!("cannot start a process for {name}: {error}"))
         }
         _ => Failure::with_status(
             failure::NOT_EXECUTABLE,
-            format!("{name}: cannot be executed: {error}"),
+            format!("cannot execute {name}: {error}"),
         ),
     }
 }

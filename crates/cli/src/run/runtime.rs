@@ -23,7 +23,7 @@ const LONGEST_REST: usize = "/memfold-123456-1234567890/123456789012/command.soc
 /// Where root's homes may be, the first that fits is taken: `/run` is mounted noexec on some
 /// distributions.
 const ROOTS: [&str; 3] = ["/run", "/var/lib", "/usr/local/lib"];
-/// Where everybody may make names.
+/// Folders in which any user may create names.
 const SHARED: [&str; 3] = ["/tmp", "/dev/shm", "/var/tmp"];
 
 const SEARCH_BY_OTHERS: u32 = 0o001;
@@ -63,12 +63,12 @@ impl Base {
     }
 }
 
-/// Who can make names in a folder.
+/// Which users can create names in a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// This user and root.
     Private,
-    /// Everybody, but only root and who made one can take it away.
+    /// All users, but only root and a name's owner can remove it.
     Sticky,
 }
 
@@ -122,16 +122,16 @@ pub fn check() -> Check {
 /// What makes one of the bases do.
 pub fn remedy() -> &'static str {
     if rustix::process::geteuid().is_root() {
-        "set TMPDIR to a folder that only root can write to, everybody can search, and that is not \
+        "set TMPDIR to a folder that only root can write to, all users can search, and that is not \
          mounted noexec"
     } else {
-        "set TMPDIR to a folder of your own that nobody else can write to, with a short path \
+        "set TMPDIR to a folder of your own that no other user can write to, with a short path \
          without spaces, and not mounted noexec"
     }
 }
 
 /// All homes that this user's questions may go to, with their owners: its own, and for root
-/// everybody's.
+/// those of all users.
 pub fn homes() -> Vec<(PathBuf, u32)> {
     let own = rustix::process::geteuid();
     let mut folders: Vec<PathBuf> = bases().into_iter().map(|base| base.path).collect();

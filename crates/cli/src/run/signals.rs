@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// All that end, stop or tell a process something and can be caught. Not among them: those that
-/// a fault of memfold's own raises.
+/// All that end, stop or notify a process and can be caught, but for those that a fault of memfold's own
+/// raises.
 const PASSED_ON: [Signal; 17] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -54,7 +54,7 @@ struct Queue {
     arrived: OwnedFd,
 }
 
-/// The blocked signals and the descriptors that tell of them.
+/// The blocked signals and the descriptors that report them.
 #[derive(Debug)]
 pub struct Signals {
     children: SignalFd,
@@ -140,7 +140,7 @@ impl Queue {
 
     fn push(&self, received: Received) {
         self.received().push_back(received);
-        // Fails only where so many have come that nobody waits.
+        // Fails only if the counter is full, and then no thread waits.
         let _ = rustix::io::write(&self.arrived, &1_u64.to_ne_bytes());
     }
 }

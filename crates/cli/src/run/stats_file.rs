@@ -37,10 +37,7 @@ impl StatsFile {
     /// Makes sure that the report can be written there.
     pub fn open(path: &Path) -> Result<StatsFile, Failure> {
         Self::try_open(path).map_err(|error| {
-            Failure::own(format!(
-                "--stats {}: cannot be written: {error}",
-                path.display()
-            ))
+            Failure::own(format!("cannot write --stats {}: {error}", path.display()))
         })
     }
 
@@ -138,7 +135,7 @@ fn replace(
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Err(io::Error::new(
                 ErrorKind::AlreadyExists,
-                "something else than a file has that name by now",
+                "the name is no longer a regular file's",
             ));
         }
     }

@@ -1,8 +1,8 @@
 //! Where the file of `--stats` really is.
 //!
-//! The path is walked here, link by link. What other users left in a folder where everybody can write
+//! The path is walked here, link by link. What other users left in a world-writable folder
 //! is refused, whatever `fs.protected_symlinks` is set to; and a path to an open descriptor
-//! (`/dev/stdout`) is told from the file that the descriptor is open at.
+//! (`/dev/stdout`) is distinguished from the file that the descriptor is open at.
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Stat, fcntl_getfl, fstat, fstatfs, openat, readlinkat,
@@ -76,7 +76,7 @@ pub fn resolve(path: &Path) -> io::Result<Place> {
     Err(ErrorKind::IsADirectory.into())
 }
 
-/// Refuses what another user left in a folder where everybody can write: the rule that the kernel has
+/// Refuses what another user left in a world-writable sticky folder: the rule that the kernel has
 /// for links, files and pipes, if `fs.protected_*` are set.
 pub fn refuse_planted(folder: &Stat, entry: &Stat) -> io::Result<()> {
     const STICKY_AND_SHARED: u32 = 0o1002;
@@ -85,7 +85,7 @@ pub fn refuse_planted(folder: &Stat, entry: &Stat) -> io::Result<()> {
     if is_shared && entry.st_uid != own && entry.st_uid != folder.st_uid {
         return Err(io::Error::new(
             ErrorKind::PermissionDenied,
-            "another user made that name in a folder where everybody can; choose another one",
+            "another user created that name in a world-writable folder; choose another name",
         ));
     }
     Ok(())
@@ -122,7 +122,7 @@ fn descriptor(folder: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
         .to_str()
         .and_then(|name| name.parse().ok())
         .ok_or(Errno::BADF)?;
-    // SAFETY: it was there a moment ago, and what memfold was started with is closed by nobody.
+    // SAFETY: it was there a moment ago, and no thread closes what memfold was started with.
     writable(unsafe { BorrowedFd::borrow_raw(number) })
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 pub enum Reason {
     /// There is no loader that would load a library.
     Static,
-    /// It is a program of another kind than the library.
+    /// It is a 32-bit program.
     NotSixtyFourBit,
     /// It has more privileges than its user: the loader ignores `LD_PRELOAD`.
     Privileged,
@@ -22,7 +22,7 @@ pub enum Reason {
     Environment,
     /// It was forked in a way that the library does not see.
     Forked,
-    /// The library was loaded but could not get on.
+    /// The library was loaded but could not set up.
     Refused,
     /// memfold had no descriptors for it.
     Descriptors,
@@ -44,16 +44,16 @@ impl fmt::Display for Reason {
                  those privileges to have it held"
             }
             Reason::Environment => {
-                "LD_PRELOAD was removed from its environment; let whoever starts it pass that \
-                 variable on to have it held"
+                "LD_PRELOAD was removed from its environment; have its parent pass that variable \
+                 on to have it held"
             }
             Reason::Forked => {
-                "it was forked by a raw system call or under a system call filter; its memory stays \
-                 where it is until it executes a program"
+                "it was forked by a raw system call or under a seccomp filter; its memory stays \
+                 resident until it executes a program"
             }
             Reason::Refused => {
-                "it may not use userfaultfd or not reach memfold, as in some containers; start memfold \
-                 inside (see memfold doctor)"
+                "it may not use userfaultfd, or cannot reach memfold, as in some containers; start \
+                 memfold inside (see memfold doctor)"
             }
             Reason::Descriptors => {
                 "memfold has too few descriptors for it; raise the hard limit of ulimit -n (see \
@@ -66,7 +66,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Finds out, as far as it can be seen.
+/// Finds the reason, as far as `/proc` shows it.
 pub fn reason(pid: i32, preload: &Path) -> Reason {
     let executable = format!("/proc/{pid}/exe");
     let Ok(file) = File::open(&executable) else {
@@ -104,7 +104,7 @@ fn contains(bytes: &[u8], needle: &[u8]) -> bool {
     bytes.windows(needle.len()).any(|window| window == needle)
 }
 
-/// What an executable's headers say.
+/// An executable's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Image {
     sixty_four_bit: bool,

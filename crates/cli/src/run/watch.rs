@@ -1,4 +1,4 @@
-//! While the program runs: signals, the ends of processes, who asks for statistics.
+//! While the program runs: signals, exits of processes, requests for statistics.
 
 use super::cpu_time::cpu_seconds;
 use super::descendants::{Descendants, Finding};
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The same once the program has ended: only what it left behind is waited for.
 const INTERVAL_AFTER: Duration = Duration::from_millis(100);
-/// After this long the user is told what is being waited for.
+/// Once the program has exited, what memfold still waits for is logged after this time.
 const UNEXPLAINED: Duration = Duration::from_secs(1);
 
 /// What is watched.
@@ -35,13 +35,13 @@ pub struct Watch<'a> {
     pub supervisor: &'a Supervisor,
     /// Where signals come from.
     pub signals: &'a Signals,
-    /// Who asks for statistics.
+    /// Requests for statistics.
     pub server: Server,
-    /// Who commands.
+    /// Commands.
     pub commands: Server,
-    /// The program's process number.
+    /// The program's PID.
     pub program: i32,
-    /// Its command line, for people.
+    /// Its command line, for display.
     pub command: String,
 }
 
@@ -90,10 +90,10 @@ impl Watch<'_> {
                 next_look = Instant::now() + interval;
             }
             if let Some((outcome, since)) = state.ended {
-                if self.nobody_needs_memory(&mut state) {
+                if self.no_process_needs_memory(&mut state) {
                     self.notice_unseen(&mut state);
                     if state.without_descriptors > 1 {
-                        descriptors::tell_of_shortage(state.without_descriptors);
+                        descriptors::warn_of_shortage(state.without_descriptors);
                     }
                     return (outcome, state.descendants.unmanaged());
                 }
@@ -164,15 +164,17 @@ impl Watch<'_> {
         relevant
     }
 
-    /// Who asks twice that the run end sees it end by that.
+    /// If the run was asked to end twice, its outcome is the second signal.
     fn asked_twice(&self) -> Option<Outcome> {
         let signal = self.signals.escalation().ended_by()?;
-        log::warn!("{signal} came a second time: the program and all it started were killed");
+        log::warn!(
+            "received {signal} a second time: killed the program and all processes it started"
+        );
         Some(Outcome::Killed(signal as i32))
     }
 
-    /// Whether memfold may leave. As that ends whom it forgot, it looks twice.
-    fn nobody_needs_memory(&self, state: &mut State) -> bool {
+    /// Whether memfold may exit. That would kill a process it missed, so it scans twice.
+    fn no_process_needs_memory(&self, state: &mut State) -> bool {
         if !self.waited_for(state).is_empty() {
             return false;
         }
@@ -181,9 +183,9 @@ impl Watch<'_> {
         self.waited_for(state).is_empty()
     }
 
-    /// Whom memfold cannot leave behind: those it holds, or if there are none but memory of somebody
-    /// is here, all. (A child that was forked behind the C library's back has no helper. Which
-    /// process it is may not be known.)
+    /// The processes that memfold cannot leave behind: those it holds, or all, if it holds none but still has
+    /// the memory of one. (A child that was forked without pthread_atfork has no helper, and its PID may not
+    /// be known.)
     fn waited_for(&self, state: &State) -> Vec<i32> {
         let held = state.descendants.held();
         if held.is_empty() && self.supervisor.stats().now.processes_now > 0 {
@@ -201,7 +203,7 @@ impl Watch<'_> {
         if !state.warned {
             let name = printable(&first.name);
             log::warn!(
-                "{name} (process {}) is not under the limit: {}",
+                "{name} (PID {}) is not under the limit: {}",
                 first.pid,
                 first.reason
             );
@@ -240,8 +242,8 @@ impl Watch<'_> {
         let numbers: Vec<String> = held.iter().take(8).map(i32::to_string).collect();
         let more = if held.len() > 8 { " …" } else { "" };
         log::info!(
-            "the program ended with status {}; holding what it left running: {}{more} \
-             (interrupt to end it)",
+            "the program exited with status {}; waiting for the processes it left running: PID \
+             {}{more} (interrupt to end them)",
             outcome.exit_code(),
             numbers.join(" ")
         );
@@ -282,8 +284,8 @@ impl Watch<'_> {
 }
 
 /// The terminal stopped the program (Ctrl-Z, or it read while in the background): memfold stops
-/// as well, so that the shell sees its job stopped. It was all of the job that stopped, so that
-/// nobody waits for memfold meanwhile. `SIGSTOP` means one process (a debugger, `cpulimit`) and
+/// as well, so that the shell sees its job stopped. It was all of the job that stopped, so
+/// nothing waits for memfold meanwhile. `SIGSTOP` means one process (a debugger, `cpulimit`) and
 /// the others need memfold.
 fn follow_stop(number: i32) {
     use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};

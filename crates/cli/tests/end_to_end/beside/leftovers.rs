@@ -51,7 +51,11 @@ fn a_leftover_without_a_helper_can_be_interrupted() {
     let outcome = running.wait();
     assert!(began.elapsed() < Duration::from_secs(3), "it ended late");
     outcome.assert_success();
-    assert!(outcome.errors.contains("holding"), "{}", outcome.errors);
+    assert!(
+        outcome.errors.contains("waiting for the processes"),
+        "{}",
+        outcome.errors
+    );
     assert!(
         !outcome.errors.contains("userfaultfd"),
         "{}",
