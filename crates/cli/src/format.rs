@@ -50,8 +50,9 @@ pub fn printable(text: &str) -> String {
     let safe = |c: char| match c {
         '\n' | '\t' => ' ',
         c if c.is_control() => '?',
-        '\u{200e}' | '\u{200f}' | '\u{61c}' => '?',
-        '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
+        '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            '?'
+        }
         c => c,
     };
     text.chars().map(safe).collect()

@@ -81,7 +81,7 @@ impl Watch<'_> {
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let findings = self.look(&mut state);
-                self.warn(&mut state, findings);
+                Self::warn(&mut state, findings);
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER
                 } else {
@@ -179,12 +179,12 @@ impl Watch<'_> {
             return false;
         }
         let findings = self.look(state);
-        self.warn(state, findings);
+        Self::warn(state, findings);
         self.waited_for(state).is_empty()
     }
 
     /// The processes that memfold cannot leave behind: those it holds, or all, if it holds none but still has
-    /// the memory of one. (A child that was forked without pthread_atfork has no helper, and its PID may not
+    /// the memory of one. (A child that was forked without `pthread_atfork` has no helper, and its PID may not
     /// be known.)
     fn waited_for(&self, state: &State) -> Vec<i32> {
         let held = state.descendants.held();
@@ -194,7 +194,7 @@ impl Watch<'_> {
         held
     }
 
-    fn warn(&self, state: &mut State, findings: Vec<Finding>) {
+    fn warn(state: &mut State, findings: Vec<Finding>) {
         let lack = |finding: &&Finding| finding.reason == Reason::Descriptors;
         state.without_descriptors += findings.iter().filter(lack).count() as u64;
         let Some(first) = findings.into_iter().next() else {
@@ -221,7 +221,7 @@ impl Watch<'_> {
                 .next()
                 .unwrap_or_default()
                 .to_owned();
-            self.warn(
+            Self::warn(
                 state,
                 vec![Finding {
                     pid: self.program,
