@@ -63,13 +63,13 @@ impl Arena {
             system::keep_from_children(self.start, self.length)?;
         } else {
             system::open_up(self.beacon, PAGE_SIZE)?;
-            // Whoever reads all of a program's memory fills the beacon, too.
+            // A process that reads all of the program's memory faults the beacon in, too.
             system::wipe_in_children(self.beacon, PAGE_SIZE)?;
             system::keep_from_children(self.start, GUARD)?;
             let rest = self.beacon + PAGE_SIZE;
             system::keep_from_children(rest, self.start + self.length - rest)?;
         }
-        // While the stage is not registered (its helper was stopped and relieved), nobody but the kernel
+        // While the stage is not registered (its helper was stopped and relieved), nothing but the kernel
         // itself could fill it.
         system::forbid_huge(self.start, self.length);
         system::forbid_merging(self.start, self.length);

@@ -61,7 +61,7 @@ extern "C" fn run(handover: *const u8) -> ! {
     }
 }
 
-/// One who has said hello: the supervisor may count on it.
+/// A helper that has sent its hello: the supervisor may rely on it.
 struct Introduced {
     socket: i32,
     uffd: Uffd,
@@ -76,7 +76,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     match opened {
         // The socket is one more.
         Ok((_, trash)) => system::has_room_for(1 + DESCRIPTORS_OF_WELCOME, trash.0)?,
-        // Of no interest to the supervisor, which cannot mend it.
+        // Of no interest to the supervisor, which cannot fix it.
         Err(Errno::EMFILE) => return Err(Errno::EMFILE),
         Err(_) => {}
     }
@@ -114,7 +114,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     }
     // Where the kernel does not seal (before Linux 6.10), the supervisor does not ask for it.
     let _ = arena.seal();
-    // Before anybody's word can set it to work, and while the program waits.
+    // Before any command can set it to work, and while the program waits.
     system::give_up_privileges();
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
     Ok(Introduced {
@@ -157,7 +157,7 @@ impl Introduced {
 }
 
 /// The program's userfaultfd and the trash's. A forked child gets the former from the supervisor,
-/// who had it from the kernel; it may have given up the right to make one itself.
+/// which had it from the kernel; it may have given up the right to make one itself.
 fn open_descriptors(forked: bool) -> Result<(Uffd, Uffd), Errno> {
     let trash = Uffd::create_for_user_mode()?;
     let own = if forked { Ok(trash) } else { Uffd::create() };
@@ -167,7 +167,7 @@ fn open_descriptors(forked: bool) -> Result<(Uffd, Uffd), Errno> {
     Ok((own?, trash))
 }
 
-/// The same by the device that the supervisor hands out to whom it may; it hangs up on others.
+/// The same by the device that the supervisor sends to an admitted helper; it hangs up on others.
 fn open_by_supervisor(socket: i32) -> Result<(Uffd, Uffd), Errno> {
     let [device, _] = receive(socket, &mut Welcome::default())?;
     let (own, trash) = (Uffd::create_by(device), Uffd::create_by(device));
@@ -223,14 +223,14 @@ impl Helper {
             .filter(|run| run.unshare != 0)
         {
             // Outside the gate: a page that is missing after all faults here, and the fault is
-            // served by whoever needs the gate.
+            // served by the thread that needs the gate.
             let length = run.pages as usize * PAGE_SIZE;
             let broken = system::break_sharing(run.source as usize, length);
             run.errno = broken.err().map_or(0, |errno| errno.0);
         }
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
         if channel.gate.enter(NAP_NS, gone).is_err() {
-            // The supervisor is dead: nobody looks at the outcome.
+            // The supervisor is dead: nothing reads the outcome.
             return;
         }
         command.stale =
@@ -245,7 +245,7 @@ impl Helper {
                 self.move_run(run);
             }
         }
-        // Release: the outcome is seen by whoever sees `done`.
+        // Release: the outcome is seen by a thread that sees `done`.
         channel.done.store(posted, Ordering::Release);
         channel.gate.leave();
     }
@@ -267,7 +267,7 @@ impl Helper {
                     run.moved += (length / PAGE_SIZE as u64) as u32;
                     chunk = run.pages;
                 }
-                // A partial move tells no reason; the try at the rest does.
+                // A partial move has no reason; the next try at the rest has.
                 Err(partial) if partial.done > 0 => {
                     run.moved += (partial.done / PAGE_SIZE as u64) as u32;
                 }
@@ -332,7 +332,7 @@ pub fn fail_stranded() -> ! {
     die(b"memfold: a forked program lost the supervisor while it was let in; it is stopped, as part of its memory is there\n")
 }
 
-/// As above, as the supervisor said.
+/// As above, at the supervisor's request.
 pub fn fail_lost() -> ! {
     die(b"memfold: a program ended while it forked; its child is stopped, as part of its memory is lost\n")
 }

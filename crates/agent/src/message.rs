@@ -48,7 +48,7 @@ struct Control {
 const CONTROL_HEADER: usize = 16;
 
 /// Connects to the supervisor: by the socket's path, or where that is out of reach (a program that
-/// changed its root) by the abstract name of the same letters. That name is anybody's once the supervisor
+/// changed its root) by the abstract name of the same bytes. Any process can take that name once the supervisor
 /// is gone, and in other network namespaces, and so may the path be in another root: nothing is sent to
 /// who is not the supervisor.
 pub fn connect(rendezvous: &Rendezvous) -> Result<i32, Errno> {
@@ -64,13 +64,13 @@ pub fn connect(rendezvous: &Rendezvous) -> Result<i32, Errno> {
     })
 }
 
-/// Whether the listener is the supervisor: its user's, and where its PID can be told, by that.
+/// Whether the listener is the supervisor: by its user and, where its PID is visible, by that.
 fn is_supervisor(socket: i32, rendezvous: &Rendezvous) -> bool {
     /// Of the listener, when it began to listen: PID, user and group, as the asker's namespaces number them.
     const SO_PEERCRED: usize = 17;
     let mut credentials = [0u32; 3];
     let mut length = core::mem::size_of_val(&credentials) as u32;
-    // SAFETY: the kernel writes at most the length told into a live buffer of integers.
+    // SAFETY: the kernel writes at most that length into a live buffer of integers.
     let asked = unsafe {
         syscall(
             nr::GETSOCKOPT,
@@ -100,7 +100,7 @@ fn expected_user(rendezvous: &Rendezvous) -> Option<u32> {
         return Some(rendezvous.user);
     }
     match system::own_user_namespace() {
-        // Without `/proc` it cannot be told, and numbers mean what they mean in the first.
+        // Without `/proc` that is unknown, and numbers mean what they mean in the first.
         Err(_) => Some(rendezvous.user),
         Ok(own) if own == rendezvous.user_namespace => {
             IN_ITS_NAMESPACE.store(true, Ordering::Relaxed);
@@ -158,7 +158,7 @@ fn connect_to(path: &[u8; SOCKET_PATH_MAX], rendezvous: &Rendezvous) -> Result<i
         family: AF_UNIX,
         path: *path,
     };
-    // SAFETY: numbers, then a live address of the length told.
+    // SAFETY: numbers, then a live address of that length.
     unsafe {
         let fd = Errno::result(syscall(
             nr::SOCKET,
@@ -246,7 +246,7 @@ pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
         control_length: core::mem::size_of::<Control>(),
         flags: 0,
     };
-    // SAFETY: the kernel writes at most the lengths told into live buffers of plain integers.
+    // SAFETY: the kernel writes at most those lengths into live buffers of plain integers.
     let received = unsafe {
         syscall(
             nr::RECVMSG,

@@ -147,7 +147,7 @@ extern "C" fn child() {
     match start(inherited, Some(beacon)) {
         REFUSED if inherited != 0 => {
             // No room for a helper, or no way to the supervisor. It serves the child all the same, as
-            // one whose system calls are filtered, unless it is gone: then nobody answers.
+            // one whose system calls are filtered, unless it is gone: then there is no answer.
             ask(beacon);
         }
         STRANDED if inherited != 0 => helper::fail_stranded(),
@@ -158,7 +158,7 @@ extern "C" fn child() {
 /// Asks the supervisor for the number of this forked child's address space: 0 if nothing was managed.
 fn ask(beacon: usize) -> u64 {
     let number = look(beacon);
-    // Missing again, for who asks next.
+    // Missing again, for the next request.
     let _ = system::drop_pages(beacon, PAGE_SIZE);
     number
 }

@@ -7,7 +7,7 @@ use memfold_sys::channel::Channel;
 use memfold_sys::hello::Rendezvous;
 use memfold_sys::{Errno, PAGE_SIZE};
 
-/// 1 once pages of this program (or of whom it was forked from) may be out: from then on a
+/// 1 once pages of this program (or of the one it was forked from) may be out: from then on a
 /// beacon that reads zero means that the supervisor is gone.
 pub static MANAGED: AtomicU32 = AtomicU32::new(0);
 

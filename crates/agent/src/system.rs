@@ -27,7 +27,7 @@ const STDERR: usize = 2;
 
 /// Reserves address space without access.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
-    // SAFETY: a new private mapping at an address of the kernel's choice harms nobody.
+    // SAFETY: a new private mapping at an address that the kernel chooses replaces none.
     Errno::result(unsafe {
         syscall(
             nr::MMAP,
@@ -97,7 +97,7 @@ pub fn unlock(start: usize, length: usize) {
     unsafe { syscall(nr::MUNLOCK, [start, length, 0, 0, 0, 0]) };
 }
 
-/// Keeps the system from filling our own range with huge pages of its own accord. (One that knows none
+/// Keeps khugepaged and the fault handler from backing our own range with huge pages. (One that knows none
 /// refuses.)
 pub fn forbid_huge(start: usize, length: usize) {
     let _ = advise(start, length, MADV_NOHUGEPAGE);
@@ -138,7 +138,7 @@ pub fn keep_from_dumps(start: usize, length: usize) -> Result<(), Errno> {
 /// written: it fails if that is none.
 pub fn break_sharing(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_POPULATE_WRITE).or_else(|errno| {
-        // It stops at the first that is write-protected, say, where the others can still be moved.
+        // It stops at the first that is write-protected, for example, where the others can still be moved.
         let mut result = Err(errno);
         for page in (start..start + length).step_by(PAGE_SIZE) {
             result = result.or(advise(page, PAGE_SIZE, MADV_POPULATE_WRITE));
@@ -162,7 +162,7 @@ pub fn restore_signals(mask: u64) {
 
 fn set_mask(new: &u64, old: Option<&mut u64>) {
     let old = old.map_or(0, |o| o as *mut u64 as usize);
-    // SAFETY: both pointers are to live 8-byte masks, the size the kernel is told.
+    // SAFETY: both pointers are to live 8-byte masks, the size passed to the kernel.
     unsafe {
         syscall(
             nr::RT_SIGPROCMASK,
@@ -194,11 +194,11 @@ pub fn read_file(path: &CStr, mut look: impl FnMut(&[u8])) -> Result<(), Errno> 
     let mut buffer = MaybeUninit::<[u8; 512]>::uninit();
     let start = buffer.as_mut_ptr().cast::<u8>();
     let result = loop {
-        // SAFETY: the kernel writes at most the length told into a live buffer.
+        // SAFETY: the kernel writes at most that length into a live buffer.
         let read = unsafe { syscall(nr::READ, [file, start as usize, 512, 0, 0, 0]) };
         match Errno::result(read) {
             Ok(0) => break Ok(()),
-            // SAFETY: so many bytes of the buffer were written just now.
+            // SAFETY: that many bytes of the buffer were written just now.
             Ok(read) => look(unsafe { core::slice::from_raw_parts(start, read) }),
             Err(errno) => break Err(errno),
         }
@@ -208,7 +208,7 @@ pub fn read_file(path: &CStr, mut look: impl FnMut(&[u8])) -> Result<(), Errno> 
 }
 
 /// Whether the program runs under Valgrind, which knows no thread that the C library did not make, and
-/// ends whoever makes one. It is asked by instructions that mean nothing to a processor: rotations
+/// ends whoever makes one. It is asked by instructions that have no effect on a CPU: rotations
 /// that come to none, behind which it looks for a request and its default answer.
 pub fn is_emulated() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
@@ -243,10 +243,10 @@ pub fn own_user_namespace() -> Result<u64, Errno> {
     let mut buffer = MaybeUninit::<[u8; 64]>::uninit();
     let start = buffer.as_mut_ptr().cast::<u8>();
     let path = c"/proc/self/ns/user".as_ptr() as usize;
-    // SAFETY: a terminated path; the kernel writes at most the length told into a live buffer.
+    // SAFETY: a terminated path; the kernel writes at most that length into a live buffer.
     let read = unsafe { syscall(nr::READLINK, [path, start as usize, 64, 0, 0, 0]) };
     let read = Errno::result(read)?;
-    // SAFETY: so many bytes of the buffer were written just now.
+    // SAFETY: that many bytes of the buffer were written just now.
     let link = unsafe { core::slice::from_raw_parts(start, read) };
     let digits = link.iter().filter(|byte| byte.is_ascii_digit());
     Ok(digits.fold(0, |number: u64, byte| {
@@ -255,10 +255,10 @@ pub fn own_user_namespace() -> Result<u64, Errno> {
 }
 
 /// Gives up what the calling thread needs no more. A program that drops its privileges later drops those
-/// of its other threads alone, and whoever takes it over then may have this one do what it likes: so it must
+/// of its other threads alone, and code that takes it over can then make this one do anything: so it must
 /// have nothing that the program has not.
 ///
-/// Who may become another user becomes one that no other process has: of the program's own user it could
+/// A helper that may change its user takes one that no other process has: of the program's own user it could
 /// do what that user may (root's files), and of one that others have, it could be traced by them, and by
 /// way of it the program. Where there are no such users (in a user namespace), and for others than root
 /// with capabilities, the supervisor ends this thread when the program's change. A thread without the
@@ -274,7 +274,7 @@ pub fn give_up_privileges() {
     // SAFETY: numbers, and live structures of which the kernel reads the lengths that it knows.
     unsafe {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
-        // One who is root no more has lost its capabilities by that.
+        // A process that is no longer root has lost its capabilities by that.
         let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
         if syscall(nr::GETEUID, [0; 6]) == 0 && (!become_nobody_else() || keeps_them()) {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
@@ -290,7 +290,7 @@ fn become_nobody_else() -> bool {
     const PR_GET_DUMPABLE: usize = 3;
     const PR_SET_DUMPABLE: usize = 4;
     let mut random = 0u32;
-    // SAFETY: numbers, and a live buffer of the length told. Of the system calls, each changes the calling
+    // SAFETY: numbers, and a live buffer of that length. Of the system calls, each changes the calling
     // thread alone.
     unsafe {
         let length = core::mem::size_of_val(&random);
@@ -306,7 +306,7 @@ fn become_nobody_else() -> bool {
         let done = syscall(nr::SETRESGID, [user, user, user, 0, 0, 0]) == 0
             && syscall(nr::SETGROUPS, [0; 6]) == 0
             && syscall(nr::SETRESUID, [user, user, user, 0, 0, 0]) == 0;
-        // (The kernel makes it what `fs.suid_dumpable` says, which may be more than it was.)
+        // (The kernel makes it the value of `fs.suid_dumpable`, which may be more than it was.)
         if dumpable == 0 || dumpable == 1 {
             syscall(nr::PRCTL, [PR_SET_DUMPABLE, dumpable as usize, 0, 0, 0, 0]);
         }
@@ -327,7 +327,7 @@ pub fn leave_working_directory() {
     unsafe { syscall(nr::CHDIR, [c"/".as_ptr() as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Whether the helper's table has room for so many more descriptors.
+/// Whether the helper's table has room for that many more descriptors.
 pub fn has_room_for(descriptors: usize, any: i32) -> Result<(), Errno> {
     if descriptors == 0 {
         return Ok(());
@@ -363,7 +363,7 @@ pub fn end_program(status: u32) -> ! {
     let by_default = [0usize; 4];
     let others = !(1u64 << (signal - 1));
     set_mask(&others, None);
-    // SAFETY: a live structure of the kernel's, which says "as by default", and numbers. Nobody else is left
+    // SAFETY: a live structure of the kernel's, which means "default action", and numbers. No other thread is left
     // whose handler this was.
     unsafe {
         let action = by_default.as_ptr() as usize;
@@ -406,6 +406,6 @@ pub fn kill_program() -> ! {
         }
         syscall(nr::EXIT_GROUP, [128 + SIGKILL, 0, 0, 0, 0, 0]);
     }
-    // SAFETY: raises a signal that the kernel lets nobody block or ignore at that moment.
+    // SAFETY: raises a signal that cannot be blocked or ignored at that moment.
     unsafe { core::arch::asm!("ud2", options(noreturn)) }
 }

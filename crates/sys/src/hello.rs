@@ -3,11 +3,11 @@
 //! The helper sends one [`Hello`] with its two userfaultfds (a forked child's opens one, and sends it
 //! twice); the supervisor answers with one [`Welcome`] with the channel's descriptor (and, for a forked
 //! child, the userfaultfd that the kernel made for it). Nothing else is ever sent: afterwards the
-//! socket's end of file tells the supervisor that the address space is gone.
+//! socket's end of file means to the supervisor that the address space is gone.
 //!
 //! A program that became another user's may not make a userfaultfd that serves the kernel's own
-//! faults. Its helper says so ([`Hello::refused`]), gets a [`Welcome`] to no address space with
-//! [`DEVICE`](crate::uffd::DEVICE), which lets it, and says hello again.
+//! faults. Its helper reports that ([`Hello::refused`]), gets a [`Welcome`] to no address space with
+//! [`DEVICE`](crate::uffd::DEVICE), which allows it, and sends another [`Hello`].
 
 /// Spells "memfold1".
 pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
@@ -25,8 +25,8 @@ pub const STAGE_PAGES: usize = 2048;
 /// Pages of the trash, where dropped pages pass through.
 pub const TRASH_PAGES: usize = 128;
 
-/// Users that helpers take who can become another user: from here on, one at random for each helper, so that
-/// most likely no other process has it.
+/// First of the user IDs that helpers with `CAP_SETUID` take: one at random for each helper, so that most
+/// likely no other process has it.
 pub const FIRST_HELPER_USER: u32 = 1 << 30;
 
 /// How many of them there are.
@@ -41,7 +41,7 @@ pub const RENDEZVOUS_MARK: [u8; 32] = *b"@memfold-control-socket-path-her";
 pub struct Rendezvous {
     /// The control socket's path, zero-terminated.
     pub socket_path: [u8; SOCKET_PATH_MAX],
-    /// How many filters the supervisor's own system calls pass.
+    /// How many seccomp filters the supervisor has.
     pub filters: u32,
     /// The supervisor's user, as its own user namespace numbers it.
     pub user: u32,
@@ -68,8 +68,8 @@ impl Rendezvous {
 /// Length of what is patched in.
 pub const PATCHED: usize = SOCKET_PATH_MAX + 20;
 
-/// Finds in a `/proc/PID/status` how many filters the system calls of that process pass: 0 where the
-/// file does not say, as in a kernel without filters. Byte by byte, as the file can be long, and the
+/// Finds in a `/proc/PID/status` how many seccomp filters that process has: 0 where the file
+/// lacks the line, as in a kernel without them. Byte by byte, as the file can be long, and the
 /// preload library has nothing to compare strings with.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filters {
@@ -135,7 +135,7 @@ pub struct Hello {
     pub refused: u64,
 }
 
-/// Where the parts of an arena lie, as a [`Hello`] tells and [`Hello::layout`] has checked. Addresses.
+/// Where the parts of an arena lie, as a [`Hello`] claims and [`Hello::layout`] has checked. Addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// All of it: start and end.
@@ -150,7 +150,7 @@ pub struct Layout {
 }
 
 impl Hello {
-    /// The arena that it tells of; none if there can be no such arena. Whatever the numbers are, nothing
+    /// The arena that it claims; none if there can be no such arena. Whatever the numbers are, nothing
     /// overflows, all is page-aligned and in a program's half of the addresses, and no part overlaps
     /// another.
     pub fn layout(&self) -> Option<Layout> {
@@ -190,7 +190,7 @@ impl Hello {
 pub struct Welcome {
     /// [`MAGIC`].
     pub magic: u64,
-    /// The address space's number, from 1; 0 for who was refused a userfaultfd.
+    /// The address space's number, from 1; 0 for a helper that was refused a userfaultfd.
     pub address_space: u64,
     /// 1 if a userfaultfd comes behind the channel's descriptor and replaces the first one.
     pub replaces_uffd: u64,

@@ -22,7 +22,7 @@ pub const EVENT_UNMAP: u8 = 0x16;
 
 /// `UFFD_FEATURE_PAGEFAULT_FLAG_WP`: ranges can be write-protected.
 pub const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
-/// `UFFD_FEATURE_EVENT_FORK`; needs `CAP_SYS_PTRACE` of whoever asks for it.
+/// `UFFD_FEATURE_EVENT_FORK`; the handshake that asks for it needs `CAP_SYS_PTRACE`.
 pub const FEATURE_EVENT_FORK: u64 = 1 << 1;
 /// `UFFD_FEATURE_EVENT_REMAP`.
 pub const FEATURE_EVENT_REMAP: u64 = 1 << 2;
@@ -54,7 +54,7 @@ const IOC_ZEROPAGE: usize = 0xc020_aa04;
 const IOC_MOVE: usize = 0xc028_aa05;
 const IOC_WRITEPROTECT: usize = 0xc018_aa06;
 const IOC_CONTINUE: usize = 0xc020_aa07;
-/// Whoever may open it may make userfaultfds that serve the kernel's own faults, too.
+/// A process that may open it may create userfaultfds that also serve the kernel's own faults.
 pub const DEVICE: &CStr = c"/dev/userfaultfd";
 /// `USERFAULTFD_IOC_NEW` on [`DEVICE`].
 const IOC_NEW: usize = 0xaa00;
@@ -86,7 +86,7 @@ impl Message {
     pub fn fault_address(&self) -> u64 {
         self.arguments[1] & !(crate::PAGE_SIZE as u64 - 1)
     }
-    /// Page fault: the address as the kernel tells it, which is exact only with
+    /// Page fault: the address as the kernel reports it, which is exact only with
     /// [`FEATURE_EXACT_ADDRESS`].
     pub fn exact_fault_address(&self) -> u64 {
         self.arguments[1]
@@ -185,7 +185,7 @@ fn arrived(target: u64, source: u64, length: u64, errno: Errno) -> u64 {
     steps.take_while(has_arrived).count() as u64 * crate::PAGE_SIZE as u64
 }
 
-/// What to say of a refused move, of which this much had arrived. The next try tells of the rest.
+/// The result of a refused move of which `arrived` bytes had arrived. The next try reports the rest.
 fn told(arrived: u64, length: u64, refused: Partial) -> Result<(), Partial> {
     match arrived {
         0 => Err(refused),
@@ -258,7 +258,7 @@ impl Uffd {
         created
     }
 
-    /// As [`Uffd::create`], by an open descriptor of [`DEVICE`]: whoever opened it was allowed to.
+    /// As [`Uffd::create`], by an open descriptor of [`DEVICE`]: its opener was allowed to.
     pub fn create_by(device: i32) -> Result<Uffd, Errno> {
         // SAFETY: USERFAULTFD_IOC_NEW takes flags by value.
         let fd = unsafe { syscall(nr::IOCTL, [device as usize, IOC_NEW, CREATED, 0, 0, 0]) };
@@ -308,7 +308,7 @@ impl Uffd {
         asked == Err(Errno::EINVAL)
     }
 
-    /// Whether nobody is in the address space any more. Changes nothing: whatever the program has mapped
+    /// Whether the address space has no process any more. Changes nothing: whatever the program has mapped
     /// there, memory that is registered has nothing to continue.
     pub fn is_gone(self) -> bool {
         // The last page that a program can have with four levels of page tables.
@@ -325,7 +325,7 @@ impl Uffd {
         ioctl(self.0, IOC_WRITEPROTECT, &mut [start, length, mode])
     }
 
-    /// Allows writes again, and wakes who waits for that.
+    /// Allows writes again, and wakes the threads that wait for that.
     pub fn unprotect(self, start: u64, length: u64) -> Result<(), Errno> {
         ioctl(self.0, IOC_WRITEPROTECT, &mut [start, length, 0])
     }
@@ -341,7 +341,7 @@ impl Uffd {
     }
 
     /// Copies `length` bytes at `source` (the caller's memory) into missing pages at `target`
-    /// and wakes who waits for them.
+    /// and wakes the threads that wait for them.
     ///
     /// # Safety
     /// `source` must be readable for `length` bytes.
@@ -361,7 +361,7 @@ impl Uffd {
         unsafe { self.copy(target, source.as_ptr(), length) }
     }
 
-    /// Copies a page into a missing one without waking who waits for it.
+    /// Copies a page into a missing one without waking the threads that wait for it.
     pub fn put_page(self, target: u64, page: &[u8; crate::PAGE_SIZE]) -> Result<(), Partial> {
         let length = crate::PAGE_SIZE as u64;
         let source = page.as_ptr() as u64;
@@ -370,26 +370,25 @@ impl Uffd {
         outcome(result, argument[4], length)
     }
 
-    /// Maps the zero page over missing pages and wakes who waits for them.
+    /// Maps the zero page over missing pages and wakes the threads that wait for them.
     pub fn zero(self, target: u64, length: u64) -> Result<(), Partial> {
         let mut argument = [target, length, 0, 0];
         let result = ioctl(self.0, IOC_ZEROPAGE, &mut argument);
         outcome(result, argument[3], length)
     }
 
-    /// Moves present pages to missing ones of the same process, without waking anybody.
-    /// Works only from inside that process. Nothing is at `target` before, or what is there is nobody's.
+    /// Moves present pages to missing ones of the same process, without waking any thread.
+    /// Works only from inside that process. `target` is empty before, or its contents are not needed.
     ///
-    /// An error of which nothing was `done` means what it says: nothing was moved. The kernel's own does not.
-    /// Since it moves neighbours at once (Linux 6.18), it tries pages again whose entries in the page table
-    /// changed under it (touched for the first time in a while, or a write allowed), moves them, forgets that
-    /// it did, and finds the target of the first taken. It says `EEXIST` then; or that it moved those before
-    /// them, if there were any, and `EEXIST` to the next try. If mappings change by then, it says `EAGAIN`
-    /// without a look. Believed, that would be pages lost: whoever touched them next would be given zeros.
-    /// So it is looked which pages arrived.
+    /// After an error with `done` 0, nothing was moved. The kernel's own result does not guarantee that.
+    /// Since `UFFDIO_MOVE` batches neighbours (Linux 6.18), it retries pages whose PTEs changed under it (the
+    /// accessed bit, or a write that was allowed), moves them, loses count, and finds the target of the first
+    /// one taken: `EEXIST`, at once or, if pages before them were moved, at the next try; `EAGAIN` if the
+    /// mappings change by then. A caller that believed the error would lose those pages, and their next fault
+    /// would map zeros. So this looks with mincore which pages arrived.
     ///
-    /// After `EAGAIN` and `ENOENT` the look misses pages that the host has swapped out by then: who can see
-    /// the page table is to ask it, too.
+    /// After `EAGAIN` and `ENOENT` mincore misses pages that the host has swapped out by then: a caller that
+    /// can see the page table must ask it, too.
     pub fn move_pages(self, target: u64, source: u64, length: u64) -> Result<(), Partial> {
         let refused = match self.try_move(target, source, length) {
             Err(refused) if refused.done == 0 => refused,
@@ -400,7 +399,7 @@ impl Uffd {
             return told(bytes, length, refused);
         }
         // Something is at the source. Whether it is what was there before is not sure: mappings may have
-        // begun to change since the answer, and the page may be one that came after. Only then this says
+        // begun to change since the answer, and the page may be one that came after. Only then the kernel returns
         // `EAGAIN`, and else nothing had changed when it was looked.
         let again = match self.try_move(target, source, length) {
             Err(again) if again.done == 0 => again,
@@ -486,8 +485,8 @@ impl Uffd {
     }
 }
 
-/// Whether a descriptor is a userfaultfd: of one of another kind the same requests could mean anything,
-/// and wait for anybody.
+/// Whether a descriptor is a userfaultfd: on a descriptor of another kind the same requests could mean anything,
+/// and block.
 #[cfg(feature = "std")]
 pub fn is_userfaultfd(descriptor: std::os::fd::BorrowedFd<'_>) -> bool {
     use std::os::fd::AsRawFd;
