@@ -158,7 +158,7 @@ mod tests {
     fn statuses_are_those_of_shells() {
         let status = |errno| {
             let failure = not_started(OsStr::new("p"), &io::Error::from_raw_os_error(errno));
-            format!("{:?}", failure)
+            format!("{failure:?}")
         };
         // ENOENT, EACCES, ENOEXEC, EAGAIN.
         for (errno, code) in [(2, 127), (13, 126), (8, 126), (11, 125)] {
