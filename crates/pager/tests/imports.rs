@@ -57,7 +57,8 @@ fn expand(tree: &str, prefix: &str, found: &mut Vec<String>) {
         return;
     };
     let prefix = format!("{prefix}{}", packed(&tree[..open]));
-    let inner = &tree[open + 1..tree.rfind('}').unwrap_or(tree.len())];
+    let close = tree.rfind('}').filter(|close| *close > open);
+    let inner = &tree[open + 1..close.unwrap_or(tree.len())];
     let (mut depth, mut start) = (0, 0);
     for (place, letter) in inner.char_indices().chain([(inner.len(), ',')]) {
         match letter {
@@ -78,12 +79,14 @@ fn expand(tree: &str, prefix: &str, found: &mut Vec<String>) {
 /// All paths that begin at the crate or a parent, in use items and elsewhere.
 fn paths_of(code: &str) -> Vec<String> {
     let mut paths = Vec::new();
-    let mut rest = code;
-    while let Some(at) = rest.find("use ") {
-        let item = &rest[at + 4..];
-        let end = item.find(';').unwrap_or(item.len());
-        expand(&item[..end], "", &mut paths);
-        rest = &item[end..];
+    // Items begin their line; text in messages does not count.
+    for (at, _) in code.match_indices("use ") {
+        let line = code[..at].rsplit('\n').next().unwrap_or_default().trim();
+        if line.is_empty() || line.starts_with("pub") {
+            let item = &code[at + 4..];
+            let end = item.find(';').unwrap_or(item.len());
+            expand(&item[..end], "", &mut paths);
+        }
     }
     let of_path = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
     for start in ["crate::", "super::"] {
