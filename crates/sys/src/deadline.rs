@@ -2,7 +2,7 @@
 //! executable waits for the FUSE server that it chose.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// Threads that may be waiting past their deadline at the same time; each keeps its stack. With more,
@@ -12,7 +12,26 @@ const OVERDUE_MAX: u32 = 32;
 /// Threads that are waiting past their deadline.
 static OVERDUE: AtomicU32 = AtomicU32::new(0);
 
-/// Runs `work` in a thread of its own and returns its result; `None` if the result is not there within
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads that wait for work: to start one for each read of a starting program would cost more than the
+/// read. A thread that works past its deadline does not come back.
+static IDLE: Mutex<Vec<mpsc::Sender<Job>>> = Mutex::new(Vec::new());
+
+/// A thread that runs jobs until its sender is dropped.
+fn worker() -> Option<mpsc::Sender<Job>> {
+    let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    idle.or_else(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        let started = std::thread::Builder::new()
+            .name("deadline".into())
+            .stack_size(64 << 10)
+            .spawn(move || jobs.into_iter().for_each(|job| job()));
+        started.ok().map(|_| sender)
+    })
+}
+
+/// Runs `work` in another thread and returns its result; `None` if the result is not there within
 /// `patience`, or no thread can be had. The thread is left behind then and ends when its wait does.
 pub fn within<T: Send + 'static>(
     patience: Duration,
@@ -25,23 +44,24 @@ pub fn within<T: Send + 'static>(
     // 0 while the thread works in time, 1 once either side is through, 2 once both are.
     let sides = Arc::new(AtomicU32::new(0));
     let of_thread = sides.clone();
-    let started = std::thread::Builder::new()
-        .name("deadline".into())
-        .stack_size(64 << 10)
-        .spawn(move || {
-            // Fails only past the deadline.
-            let _ = sender.send(work());
-            if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
-                OVERDUE.fetch_sub(1, Ordering::Relaxed);
-            }
-        });
-    started.ok()?;
+    let worker = worker()?;
+    let job = move || {
+        // Fails only past the deadline.
+        let _ = sender.send(work());
+        if of_thread.fetch_add(1, Ordering::AcqRel) == 1 {
+            OVERDUE.fetch_sub(1, Ordering::Relaxed);
+        }
+    };
+    worker.send(Box::new(job)).ok()?;
     let result = receiver.recv_timeout(patience).ok();
     if result.is_none() {
         OVERDUE.fetch_add(1, Ordering::Relaxed);
         if sides.fetch_add(1, Ordering::AcqRel) == 1 {
             OVERDUE.fetch_sub(1, Ordering::Relaxed);
         }
+    } else {
+        let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.push(worker);
     }
     result
 }
