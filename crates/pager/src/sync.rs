@@ -5,7 +5,8 @@ use std::time::Duration;
 
 /// Locks a mutex and ignores poisoning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Release builds abort on panic, so only tests see a poisoned mutex.
+    // The supervisor aborts on panic. In a program that embeds the engine and goes on, a poisoned mutex
+    // guards usable data: each critical section makes its change at once.
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 

@@ -1,19 +1,12 @@
-//! An event that a thread of the engine waits for, and the engine's way to lock.
+//! An event that a thread of the engine waits for.
 
 use memfold_sys::futex;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const AWAKE: u32 = 0;
 const WAITING: u32 = 1;
 const SET: u32 = 2;
-
-/// Locks a mutex. A panic of another holder leaves the data as usable as before: each critical section
-/// makes its change at once.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One thread waits, any number set, also in signal handlers.
 #[derive(Debug, Default)]

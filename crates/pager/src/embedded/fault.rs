@@ -3,7 +3,6 @@
 use super::area::{Area, FaultServer};
 use super::backoff::pause;
 use super::engine_state::EngineState;
-use super::event::lock;
 use super::limits::{DEFERRED_FREES, WINDOW};
 use super::stats::count;
 use super::streams::Advice;
@@ -11,6 +10,7 @@ use super::worker::{Claim, Worker};
 use crate::density::{BLOCK, Density};
 use crate::page_state::StageIndex;
 use crate::page_state::{ClaimNumber, PageState};
+use crate::sync::lock;
 use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
 use memfold_sys::Errno;

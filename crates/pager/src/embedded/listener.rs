@@ -5,8 +5,8 @@
 
 use super::area::FaultServer;
 use super::engine_state::EngineState;
-use super::event::lock;
 use super::worker;
+use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{Process, own_id};
 use memfold_sys::signal::die;

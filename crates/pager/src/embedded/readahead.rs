@@ -7,12 +7,12 @@
 
 use super::area::Area;
 use super::engine_state::EngineState;
-use super::event::lock;
 use super::fault::Cause;
 use super::span_queue::WAITING;
 use super::stats::count;
 use super::streams::Advice;
 use super::worker;
+use crate::sync::lock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
 //! The spans that wait to be read ahead.
 
 use super::area::Area;
-use super::event::{Event, lock};
+use super::event::Event;
 use super::streams::Advice;
+use crate::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
