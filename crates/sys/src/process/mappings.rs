@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::PoisonError;
+use std::sync::{LazyLock, PoisonError};
 
 /// One mapping of a process, from `/proc/PID/maps`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +150,8 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
 /// Whether this kernel seals mappings (`mseal`, Linux 6.10), and lets this process.
 pub fn kernel_seals() -> bool {
     // SAFETY: an empty range.
-    unsafe { syscall(nr::MSEAL, [0; 6]) == 0 }
+    static SEALS: LazyLock<bool> = LazyLock::new(|| unsafe { syscall(nr::MSEAL, [0; 6]) == 0 });
+    *SEALS
 }
 
 const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
