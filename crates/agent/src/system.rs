@@ -207,9 +207,9 @@ pub fn read_file(path: &CStr, mut look: impl FnMut(&[u8])) -> Result<(), Errno> 
     result
 }
 
-/// Whether the program runs under Valgrind, which knows no thread that the C library did not make, and
-/// ends whoever makes one. It is asked by instructions that have no effect on a CPU: rotations
-/// that come to none, behind which it looks for a request and its default answer.
+/// Whether the program runs under Valgrind, which aborts a program that creates a thread without the C
+/// library. The request is a sequence of instructions without effect on a CPU (rotations by a full turn),
+/// after which Valgrind looks for the request and its default answer.
 pub fn is_emulated() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];

@@ -198,7 +198,7 @@ impl Guardian {
     }
 
     /// As [`Guardian::hold`], of an address space that nothing else is known of: `uffd` is never closed by
-    /// this process, whatever happens, as whoever waits for it would read zeros.
+    /// this process, whatever happens: a thread that waits for a page would then read zeros.
     ///
     /// # Errors
     /// As [`Guardian::guard`]: then it is closed with this process.

@@ -207,8 +207,8 @@ impl Inspector {
         Ok(copied)
     }
 
-    /// Copies one page out of the process, whatever is mapped there: a file that nobody serves is waited
-    /// for no longer than `patience`. `None` if the page is not there by then.
+    /// Copies one page out of the process, whatever is mapped there: the read of a FUSE file that its server
+    /// does not answer is given up after `patience`. `None` if the page is not there by then.
     pub fn read_page_within(
         &self,
         source: u64,
