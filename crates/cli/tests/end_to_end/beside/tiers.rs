@@ -84,20 +84,11 @@ fn a_full_disk_loses_nothing_and_is_counted() {
     assert_eq!(warnings(&limited), 1, "{}", limited.errors);
 }
 
-/// Figures of a run that goes on.
-fn figures(run: &Running) -> serde_json::Value {
-    let output = Command::new(memfold())
-        .args(["stat", "--json", &run.root().to_string()])
-        .output()
-        .expect("memfold stat runs");
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
 fn wait_until(run: &mut Running, what: &str, reached: impl Fn(&serde_json::Value) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !reached(&figures(run)) {
+    while !reached(&run.statistics()) {
         if Instant::now() > deadline || run.has_ended() {
-            let now = figures(run);
+            let now = run.statistics();
             eprintln!("{now:#}");
             run.give_up(what);
         }
@@ -123,7 +114,7 @@ fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() 
             && number(now, "pages_written_back") > 5000
             && number(now, "file_bytes") > MIB
     });
-    let before = figures(&run);
+    let before = run.statistics();
     let charged = &before["programs"][0];
     assert_eq!(charged["file_bytes"], before["file_bytes"], "{before:#}");
     assert!(number(charged, "resident_bytes") > 0);
@@ -134,12 +125,12 @@ fn cold_pages_are_compressed_again_and_written_and_a_swapoff_brings_them_back() 
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{output:?}");
     assert!(text.contains("are back in memory"), "{text}");
-    let after = figures(&run);
+    let after = run.statistics();
     assert_eq!(number(&after, "file_bytes"), 0);
     assert!(number(&after, "pool_bytes") > number(&before, "pool_bytes"));
     // It is not used again.
     std::thread::sleep(Duration::from_secs(3));
-    assert_eq!(number(&figures(&run), "file_bytes"), 0);
+    assert_eq!(number(&run.statistics(), "file_bytes"), 0);
     fs::write(folder.path().join("go"), "").expect("the sign to go on");
     let outcome = run.wait();
     outcome.assert_success();

@@ -23,6 +23,10 @@ use tempfile::TempDir;
 const SAMPLE_EVERY: Duration = Duration::from_millis(5);
 const SAMPLE_EVERY_BESIDE: Duration = Duration::from_millis(50);
 
+/// One sample over the limit may be the host's: it takes CPUs away for less than a heartbeat. What is
+/// memfold's is seen again.
+const RUNS_AFTER_ONE_OVER: usize = 2;
+
 /// How a program is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limits {
@@ -113,7 +117,9 @@ impl Program {
 
     /// Runs it to its end.
     pub fn run(&self, limits: Limits) -> Outcome {
-        self.start(limits).wait()
+        let mut outcome = self.start(limits).wait();
+        outcome.again = Some(self.clone());
+        outcome
     }
 
     /// Starts it and watches it.
@@ -265,6 +271,21 @@ impl Running {
         self.root
     }
 
+    /// What `memfold stat` reports of the run now.
+    pub fn statistics(&self) -> serde_json::Value {
+        // On busy CPUs a run may not answer in time.
+        for _ in 0..10 {
+            let output = Command::new(memfold())
+                .args(["stat", "--json", &self.root.to_string()])
+                .output()
+                .expect("memfold stat runs");
+            if let Ok(statistics) = serde_json::from_slice(&output.stdout) {
+                return statistics;
+            }
+        }
+        panic!("the run answers no request for its statistics");
+    }
+
     /// The program's first process.
     pub fn program(&self) -> i32 {
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -369,6 +390,7 @@ impl Running {
             samples,
             pause,
             stats,
+            again: None,
         }
     }
 }
@@ -384,6 +406,8 @@ pub struct Outcome {
     /// The longest time in which the machine let no thread of the tests run.
     pause: Duration,
     pub stats: Option<serde_json::Value>,
+    /// To run it once more; nothing where the test had a part in the run.
+    again: Option<Program>,
 }
 
 impl Outcome {
@@ -448,7 +472,8 @@ impl Outcome {
 
     /// That what was sampled stayed within the limit, plus 5 % and 8 MiB. Where the machine let no
     /// thread run for a while, as the tests' own heartbeat shows, what a program touches meanwhile
-    /// comes on top, but not for long, no more than the limit once again, and in few runs.
+    /// comes on top, but not for long, no more than the limit once again, and in few runs. A run that
+    /// is over the limit without such a pause is repeated: the next two must hold it.
     #[track_caller]
     pub fn assert_limit_held(&self) {
         self.assert_held_within(|limit| limit + limit / 20 + 8 * MIB);
@@ -469,25 +494,42 @@ impl Outcome {
             Share::Alone,
             "a limit is judged beside other tests"
         );
+        let Err(why) = self.held_within(allowed) else {
+            return;
+        };
+        let Some(program) = &self.again else {
+            panic!("{why}");
+        };
+        eprintln!("runs twice more, since {why}");
+        for _ in 0..RUNS_AFTER_ONE_OVER {
+            let next = program.run(self.limits);
+            next.assert_success();
+            if let Err(again) = next.held_within(allowed) {
+                panic!("{why}; and again, {again}");
+            }
+        }
+    }
+
+    /// Whether the limit was held; otherwise what was seen.
+    #[track_caller]
+    fn held_within(&self, allowed: fn(u64) -> u64) -> Result<(), String> {
         type Size = fn(&Sample) -> u64;
         let (limit, size): (u64, Size) = match self.limits {
-            Limits::None => return,
+            Limits::None => return Ok(()),
             Limits::Resident(limit) => (limit, |sample| sample.programs),
             Limits::Total(limit) => (limit, |sample| sample.total),
         };
-        let verdict = judge(&self.samples, size, limit, allowed(limit), self.pause);
-        match verdict {
-            Verdict::Held => {}
+        match judge(&self.samples, size, limit, allowed(limit), self.pause) {
+            Verdict::Held => Ok(()),
             Verdict::Excused { over } => {
-                let why = format!(
-                    "{}: {} KiB more, with a pause of {:?}",
-                    self.what,
-                    over / 1024,
-                    self.pause
-                );
-                note_excuse(&why);
+                let over = over / 1024;
+                note_excuse(&format!(
+                    "{}: {over} KiB more, with a pause of {:?}",
+                    self.what, self.pause
+                ));
+                Ok(())
             }
-            Verdict::Outgrown { held, samples } => panic!(
+            Verdict::Outgrown { held, samples } => Err(format!(
                 "{}: {} KiB in programs and {} KiB in memfold in {samples} samples under a limit of {} KiB; pause {:?}, statistics {:?}",
                 self.what,
                 held.programs / 1024,
@@ -495,7 +537,7 @@ impl Outcome {
                 limit / 1024,
                 self.pause,
                 self.stats
-            ),
+            )),
         }
     }
 }
