@@ -8,9 +8,9 @@
 //! ([`NoProgress`]).
 
 use crate::options::Limit;
+use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 /// First and longest duration of a relief, in milliseconds. Longer saves CPU time spent on futile
 /// reclaim, and exceeds the limit for longer once data compresses again.

@@ -14,7 +14,7 @@
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
 //! | `pool_memory` | memory for the pool |
 //! | `options` | limits and settings, for both engines |
-//! | `sync` | locking and waking |
+//! | `sync`, `time` | locking and waking; the clock |
 
 mod backoff;
 mod density;
@@ -31,6 +31,7 @@ mod pool_memory;
 mod range_set;
 mod supervised;
 mod sync;
+mod time;
 mod watermarks;
 mod zeros;
 

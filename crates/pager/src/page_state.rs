@@ -3,6 +3,7 @@
 //! Section 4 of `docs/design.md` has the states and all transitions. Under the exclusive gate a state
 //! may be stored; under the shared gate it changes by compare-and-swap from the state that was read.
 
+use crate::sync::interleave;
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -184,6 +185,7 @@ impl Entry {
 
     /// The current state.
     pub fn load(&self) -> PageState {
+        interleave();
         // Acquire: pairs with the thread that stored data in the slot or place and then set this state.
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
@@ -195,6 +197,7 @@ impl Entry {
 
     /// Changes the state if it is still `from`.
     pub fn replace(&self, from: PageState, to: PageState) -> bool {
+        interleave();
         // AcqRel: acquires the data of the slot or place in `from`, and publishes that of `to`.
         self.0
             .compare_exchange(from.pack(), to.pack(), Ordering::AcqRel, Ordering::Relaxed)

@@ -1,7 +1,12 @@
-//! Mutexes without poisoning, and an event that wakes one thread.
+//! Mutexes without poisoning, and an event that wakes one thread. The simulation schedules its threads at
+//! these.
 
-use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+#[cfg(simulated)]
+pub use crate::simulation::sync::{Event, Mutex, MutexGuard, RwLock, interleave};
+#[cfg(not(simulated))]
+pub use std::sync::{Mutex, MutexGuard, RwLock};
+#[cfg(not(simulated))]
+use std::{sync::Condvar, time::Duration};
 
 /// Locks a mutex and ignores poisoning.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -10,14 +15,22 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
+/// A point at which the simulation may switch to another thread: before each look at a state that
+/// another thread changes without a lock.
+#[cfg(not(simulated))]
+#[inline(always)]
+pub fn interleave() {}
+
 /// Wakes a thread that polls for work at intervals. Any thread notifies, one thread waits; a
 /// notification stays pending until then.
+#[cfg(not(simulated))]
 #[derive(Default)]
 pub struct Event {
     notified: Mutex<bool>,
     changed: Condvar,
 }
 
+#[cfg(not(simulated))]
 impl Event {
     /// Wakes the waiting thread, or lets its next wait return at once.
     pub fn notify(&self) {

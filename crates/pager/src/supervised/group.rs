@@ -8,13 +8,14 @@ use crate::supervised::fault::deferred::Deferred;
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::stats::{Now, ProgramUsage, Stats, Totals};
-use crate::sync::Event;
+use crate::sync::{Event, Mutex, RwLock};
+use crate::time::Instant;
 use memfold_swap::{Charge, FileTier, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The smallest resident limit that a full pool can press a group down to.
 const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;

@@ -7,6 +7,7 @@
 //! | [`fork`] | fork events: pages that the child inherited, its PID, pages that both share |
 //! | [`reclaim`] | the clock hand picks victims, a batch moves them to the stage, the reclaimer stores them |
 //! | [`registration`] | mappings are registered with a userfaultfd, and unregistered |
+//! | [`kernel`] | what the core asks of the kernel, on Linux and in the simulation |
 //! | [`helper`] | helpers connect, a stopped helper's gate is taken over, programs are killed with the supervisor |
 //! | [`swap`] | the background thread and the swap file |
 //! | [`space`] | one program: its page states, its gate, its lifecycle |
@@ -20,12 +21,15 @@ pub mod fault;
 pub mod fork;
 pub mod group;
 pub mod helper;
+pub mod kernel;
 pub mod latency;
 pub mod reclaim;
 pub mod registration;
 pub mod resources;
 pub mod space;
 pub mod stats;
+#[cfg(not(simulated))]
 pub mod supervisor;
+#[cfg(not(simulated))]
 pub mod swap;
 pub mod util;

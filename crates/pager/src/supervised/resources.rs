@@ -8,13 +8,14 @@ use crate::supervised::latency::Histogram;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::stats::Counters;
 use crate::supervised::util::tracers::SparedTracers;
-use crate::sync::{Event, lock};
+use crate::sync::{Event, Mutex, lock};
+use crate::time::Instant;
 use memfold_swap::{Charge, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::guardian::Guardian;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum number of slots whose release is pending. More makes fewer, larger frees and keeps pages in
 /// the pool for longer.

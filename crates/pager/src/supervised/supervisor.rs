@@ -2,11 +2,11 @@
 
 use crate::options::Options;
 use crate::pool_memory::MappedSource;
-use crate::supervised::fault::handler::Handlers;
+use crate::supervised::fault::listen::Handlers;
 use crate::supervised::fork::shared_counter::SharingCount;
 use crate::supervised::group::Group;
 use crate::supervised::helper::accept::Attendant;
-use crate::supervised::helper::sentinel::Sentinel;
+use crate::supervised::kernel::Ports;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
 use crate::supervised::stats::{ProgramUsage, Stats};
@@ -117,10 +117,10 @@ impl Supervisor {
     ) -> io::Result<()> {
         let group = &self.group;
         group.refresh_limit();
-        let sentinel = Arc::new(Sentinel::default());
-        let handlers = Arc::new(Handlers::new(group.clone(), sentinel.clone(), stop)?);
+        let ports = Arc::new(Ports::default());
+        let handlers = Arc::new(Handlers::new(group.clone(), ports.clone(), stop)?);
         handlers.start()?;
-        let mut attendant = Attendant::new(group.clone(), handlers.clone(), sentinel, listeners)?;
+        let mut attendant = Attendant::new(group.clone(), handlers.clone(), ports, listeners)?;
         let mut governor = Governor::new(group.clone(), handlers);
         let mut reclaimer = Reclaimer::new(group.clone());
         let mut sharing = SharingCount::new(group.clone());

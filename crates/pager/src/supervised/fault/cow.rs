@@ -20,6 +20,7 @@ use crate::supervised::fault::message::{Admission, Fault, Served};
 use crate::supervised::fault::primitives::{after_failure, wake};
 use crate::supervised::fault::room::must_wait;
 use crate::supervised::group::Group;
+use crate::supervised::kernel::Memory;
 use crate::supervised::reclaim::batch::Run;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
@@ -79,8 +80,7 @@ impl AddressSpace {
         let ends = ranges_of(&lock(&self.thread_ends));
         for range in ranges {
             for part in ends.uncovered(*range) {
-                let (start, length) = (part.start.address(), bytes(part.pages()));
-                if self.uffd().protect(start, length) == Err(Errno::EAGAIN) {
+                if self.uffd().protect(part) == Err(Errno::EAGAIN) {
                     return false;
                 }
             }
@@ -98,8 +98,7 @@ impl AddressSpace {
         for run in moves.iter().filter(|run| run.place.is_none()) {
             self.guard_helper();
             // On failure the helper's write faults and is served.
-            let length = bytes(u64::from(run.pages));
-            let _ = self.uffd().unprotect(run.page.address(), length);
+            let _ = self.uffd().unprotect(run.range());
         }
     }
 
@@ -187,10 +186,7 @@ pub fn admit_write(
     } else {
         space.clip(page, PageRange::around(page, UNSHARED_WINDOW))
     };
-    let unprotect = |range: PageRange| {
-        let uffd = space.uffd();
-        uffd.unprotect(range.start.address(), bytes(range.pages()))
-    };
+    let unprotect = |range: PageRange| space.uffd().unprotect(range);
     let mut result = unprotect(window);
     if result == Err(Errno::ENOENT) && window.pages() > 1 {
         // The window may cross into another mapping; the page alone may still be unprotected.

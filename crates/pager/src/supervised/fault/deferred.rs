@@ -11,11 +11,12 @@
 
 use crate::page::VirtualPage;
 use crate::supervised::fault::message::Fault;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
+use crate::time::Instant;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Number of reports after which a fault is served without room. More wastes CPU time on a spinning
 /// thread; fewer exceeds the limit earlier.
@@ -152,7 +153,7 @@ mod tests {
         let (deferred, space) = (Deferred::default(), Arc::new(()));
         assert!(!deferred.is_overdue());
         deferred.add(&space, fault(1, false, false));
-        std::thread::sleep(PATIENCE);
+        crate::time::sleep(PATIENCE);
         deferred.add(&space, fault(2, false, false));
         assert!(deferred.is_overdue());
         assert_eq!(deferred.take().len(), 2);

@@ -2,7 +2,6 @@
 
 use crate::page::VirtualPage;
 use crate::supervised::space::AddressSpace;
-use memfold_sys::uffd::{FAULT_PROTECTED, FAULT_WRITE, Message};
 use std::sync::atomic::Ordering;
 
 /// A fault as reported by a userfaultfd message.
@@ -16,18 +15,6 @@ pub struct Fault {
     pub protected: bool,
     /// Value of [`AddressSpace::unregistered`] when the message was read.
     pub unregistered: u32,
-}
-
-impl Fault {
-    /// The fault that `message` reports.
-    pub fn of_message(message: &Message, space: &AddressSpace) -> Fault {
-        Fault {
-            unregistered: space.unregistered.load(Ordering::Relaxed),
-            page: VirtualPage::containing(message.fault_address()),
-            write: message.fault_flags() & FAULT_WRITE != 0,
-            protected: message.fault_flags() & FAULT_PROTECTED != 0,
-        }
-    }
 }
 
 impl Fault {

@@ -3,6 +3,8 @@
 pub mod cow;
 pub mod deferred;
 pub mod handler;
+#[cfg(not(simulated))]
+pub mod listen;
 pub mod message;
 pub mod primitives;
 pub mod readahead;

@@ -1,7 +1,8 @@
 //! Steps common to all kinds of faults: copy in, wake, handle an error, kill.
 
-use crate::page::{VirtualPage, bytes};
+use crate::page::{PageRange, VirtualPage};
 use crate::supervised::fault::message::Served;
+use crate::supervised::kernel::Memory;
 use crate::supervised::space::AddressSpace;
 use memfold_sys::Errno;
 use memfold_sys::uffd::Partial;
@@ -15,13 +16,16 @@ pub fn copy(
     source: &[u8],
     pages: u64,
 ) -> Result<(), Partial> {
-    space.uffd().copy_in(page.address(), source, bytes(pages))
+    space.uffd().copy_in(page, source, pages)
 }
 
 /// Wakes the threads that wait for the pages; they run on or fault again.
 pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
     // Fails only if the address space, and so every waiting thread, is gone.
-    let _ = space.uffd().wake(page.address(), bytes(pages));
+    let _ = space.uffd().wake(PageRange {
+        start: page,
+        end: page.plus(pages),
+    });
 }
 
 /// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or
@@ -41,7 +45,7 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> S
         _ => {
             // For example ENOMEM: delay the thread, then let it fault again.
             space.resources.errors.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_micros(200));
+            crate::time::sleep(Duration::from_micros(200));
             wake(space, page, 1);
             Served::Done
         }

@@ -5,6 +5,7 @@ use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::message::Served;
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
 use crate::supervised::fault::server::Server;
+use crate::supervised::kernel::Process;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
@@ -47,12 +48,12 @@ impl Server {
         let buffer = &mut self.buffer[0];
         let read = attached
             .inspector
-            .read_pages(&[space.stage_address(place)], buffer);
+            .copy_out(&[space.stage_address(place)], buffer);
         if !matches!(read, Ok(1)) {
             // Reading fails only if the program is exiting.
             entry.replace(returning, staged);
             wake(space, page, 1);
-            std::thread::sleep(Duration::from_micros(100));
+            crate::time::sleep(Duration::from_micros(100));
             return Served::Done;
         }
         match copy(space, page, buffer, 1) {

@@ -5,6 +5,7 @@ use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::message::{Admission, Fault, Served};
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
 use crate::supervised::fault::room::room_pages;
+use crate::supervised::kernel::Memory;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
@@ -35,7 +36,7 @@ pub fn fill_zeros(
     let mut result = if owned {
         copy(space, fault.page, &ZEROS, pages)
     } else {
-        space.uffd().zero(fault.page.address(), bytes(1))
+        space.uffd().zero(fault.page)
     };
     if pages > 1
         && matches!(

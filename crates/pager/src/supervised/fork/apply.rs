@@ -15,13 +15,13 @@ use crate::supervised::fork::inheritance::{AppliedBefore, Inheritance};
 use crate::supervised::fork::reconcile::known_resident;
 use crate::supervised::fork::snapshot::RecordedChange;
 use crate::supervised::group::Group;
+use crate::supervised::kernel::Userfaultfd;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use memfold_swap::Slot;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -164,7 +164,7 @@ impl AddressSpace {
         self: &Arc<Self>,
         group: &Group,
         gate: &Exclusive<'_>,
-        (uffd, port): (OwnedFd, HelperPort),
+        (uffd, port): (Userfaultfd, HelperPort),
         concurrent: &mut ConcurrentChanges,
     ) -> Arc<AddressSpace> {
         debug_assert!(gate.is_of(self));

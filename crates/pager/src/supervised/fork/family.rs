@@ -1,7 +1,7 @@
 //! Families: address spaces with a common ancestor by fork.
 
-use crate::sync::lock;
-use std::sync::{Arc, Mutex, Weak};
+use crate::sync::{Mutex, lock};
+use std::sync::{Arc, Weak};
 
 /// A member of a family.
 pub trait Member {

@@ -9,12 +9,13 @@
 use crate::page::VirtualPage;
 use crate::supervised::group::Group;
 use crate::supervised::helper::accept::is_known_child;
+use crate::supervised::kernel::{Inspector, Memory};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
 use memfold_sys::hello::LOST;
 use memfold_sys::privilege;
-use memfold_sys::process::{Inspector, processes_by_own_number};
+use memfold_sys::process::processes_by_own_number;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,7 +42,7 @@ impl AddressSpace {
         {
             let _one_at_a_time = lock(&group.child_search);
             // The search needs descriptors, and would find nothing during a shortage.
-            let _ = patiently(|| self.uffd_descriptor().try_clone());
+            let _ = patiently(|| self.uffd().try_clone());
             let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
             if let Some(inspector) = found {
                 self.set_child_process(inspector);
@@ -85,7 +86,7 @@ fn find_process(
     beacon: VirtualPage,
 ) -> Option<Inspector> {
     let shown = space.beacon_page();
-    if let Err(partial) = space.uffd().put_page(beacon.address(), &shown)
+    if let Err(partial) = space.uffd().put_page(beacon, &shown)
         && partial.errno != Errno::EEXIST
     {
         log::debug!(

@@ -1,12 +1,13 @@
 //! Reconciling the page states of a forked child with its mappings, before its first fault is served.
 
-use crate::page::{PageRange, bytes};
+use crate::page::PageRange;
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::snapshot::{ChildMappings, Mapped, RecordedChange, contained};
+use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
@@ -24,10 +25,7 @@ impl AddressSpace {
     /// the child, and memory that the child maps there later is not registered.
     fn has_all_that_is_managed(&self) -> bool {
         let ranges = lock(&self.managed).ranges().to_vec();
-        ranges.iter().all(|range| {
-            self.uffd()
-                .is_registered(range.start.address(), bytes(range.pages()))
-        })
+        ranges.iter().all(|range| self.uffd().is_registered(*range))
     }
 
     /// Reconciles the page states of a child with its mappings, once, while the child waits.
@@ -49,7 +47,7 @@ impl AddressSpace {
         }
         let (Ok(mut gate), Ok(ranges)) = (
             self.exclusive_within(PATIENCE),
-            patiently(|| inspector.inherited_ranges()),
+            patiently(|| inspector.inherited()),
         ) else {
             let slots = inheritance.into_slots();
             self.resources.swap.release_bulk(&slots);

@@ -10,11 +10,12 @@ use crate::page::bytes;
 use crate::supervised::fork::family::Family;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::space::AddressSpace;
+use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Pause after a count, as a multiple of its duration. A larger factor takes less CPU time and leaves
 /// the estimate inaccurate for longer.
@@ -135,7 +136,7 @@ impl SharingCount {
                 continue;
             }
             if self.counted.elapsed() < self.pause_now() {
-                std::thread::sleep(SHORTEST_PAUSE);
+                crate::time::sleep(SHORTEST_PAUSE);
                 continue;
             }
             let began = Instant::now();

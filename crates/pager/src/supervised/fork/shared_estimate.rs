@@ -5,9 +5,9 @@
 //! So a count is valid only if no fork was pending and no address space was added or removed during it.
 //! Between counts, forks, exits and COW breaks adjust the estimate by their bounds.
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 /// The estimate. Any thread uses it. All atomics are Relaxed: `members` orders counts against forks and
 /// exits.

@@ -3,6 +3,7 @@
 use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
 use crate::page_table::PageTable;
+use crate::supervised::kernel::Process;
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
@@ -35,7 +36,7 @@ impl AddressSpace {
         // `store_staged` retries pages that cannot be read; `apply_fork` finds those that stay staged.
         let read = attached
             .inspector
-            .read_pages(&addresses, buffer.as_flattened_mut())
+            .copy_out(&addresses, buffer.as_flattened_mut())
             .unwrap_or(0);
         places
             .into_iter()

@@ -4,13 +4,14 @@
 //! this process started, or what that started, may speak; others are hung up on and counted. What those who
 //! may speak say is input ([`crate::supervised::helper::admission`]).
 
-use crate::supervised::fault::handler::Handlers;
+use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
 use crate::supervised::helper::discard::Discard;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, Newcomer, Newcomers};
-use crate::supervised::helper::sentinel::Sentinel;
+use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
+use crate::time::Instant;
 use memfold_sys::epoll::Epoll;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
@@ -19,7 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Tokens of the listeners; those of address spaces count from 1 and never come near.
 const LISTENERS: [u64; 2] = [0, u64::MAX];
@@ -49,7 +50,7 @@ const MOST_WARNINGS: u32 = 10;
 pub struct Attendant {
     pub(crate) group: Arc<Group>,
     pub(crate) handlers: Arc<Handlers>,
-    pub(crate) sentinel: Arc<Sentinel>,
+    pub(crate) ports: Arc<Ports>,
     pub(crate) discard: Discard,
     listeners: [OwnedFd; 2],
     epoll: Epoll,
@@ -72,7 +73,7 @@ impl Attendant {
     pub fn new(
         group: Arc<Group>,
         handlers: Arc<Handlers>,
-        sentinel: Arc<Sentinel>,
+        ports: Arc<Ports>,
         listeners: [OwnedFd; 2],
     ) -> io::Result<Attendant> {
         let epoll = Epoll::new()?;
@@ -82,7 +83,7 @@ impl Attendant {
         Ok(Attendant {
             group,
             handlers,
-            sentinel,
+            ports,
             discard: Discard::default(),
             spare: listeners[0].try_clone().ok(),
             listeners,
@@ -109,7 +110,7 @@ impl Attendant {
                 .wait(&mut ready, Some(Duration::from_millis(500)))
                 .is_err()
             {
-                std::thread::sleep(Duration::from_millis(1));
+                crate::time::sleep(Duration::from_millis(1));
             }
             for token in ready.iter().filter(|token| !LISTENERS.contains(token)) {
                 if *token >= FIRST_TOKEN {
@@ -220,7 +221,7 @@ impl Attendant {
         let since = *self.short_since.get_or_insert_with(Instant::now);
         let may_wait = since.elapsed() < SHORTAGE_PATIENCE;
         if may_wait {
-            std::thread::sleep(fd_pressure::PAUSE);
+            crate::time::sleep(fd_pressure::PAUSE);
         } else if !std::mem::replace(&mut self.said_short, true) {
             log::warn!(
                 "memfold has too few file descriptors for more programs; these run unmanaged, outside the \
@@ -237,7 +238,7 @@ impl Attendant {
         if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
             self.refuse();
         } else {
-            std::thread::sleep(fd_pressure::PAUSE);
+            crate::time::sleep(fd_pressure::PAUSE);
         }
         self.spare = self.listeners[listener].try_clone().ok();
     }

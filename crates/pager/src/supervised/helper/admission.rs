@@ -20,6 +20,9 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::helper::accept::Attendant;
 use crate::supervised::helper::peer::Peer;
+use crate::supervised::helper::takeover::PROOF_PAGES;
+use crate::supervised::kernel::Memory;
+use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
 use crate::sync::lock;
@@ -44,9 +47,6 @@ pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_REMOVE
     | uffd::FEATURE_EVENT_UNMAP
     | uffd::FEATURE_THREAD_ID;
-
-/// Pages behind the places of the stage, by which a userfaultfd is proven.
-pub const PROOF_PAGES: u64 = 1;
 
 /// So many random bytes fill the page by which a userfaultfd is proven, again and again.
 const PROOF_BYTES: usize = 64;
@@ -192,7 +192,8 @@ impl Attendant {
             let _raised = privilege::raised();
             borrow(&uffd).api(FEATURES)?;
         }
-        let port = self.sentinel.new_port()?;
+        let (port, file) = self.ports.new_port()?;
+        let port = HelperPort::new(port, file);
         let relative = self.group.space(relative);
         let relative = relative.filter(|relative| is_relative(relative, peer, user));
         let fork = relative
@@ -201,7 +202,7 @@ impl Attendant {
                 ForkState::of_child(relative.fork.family.clone(), None)
             });
         let (resources, id) = (self.group.resources.clone(), self.group.next_id());
-        let space = Arc::new(AddressSpace::new(resources, id, (uffd, port), fork));
+        let space = Arc::new(AddressSpace::new(resources, id, (uffd.into(), port), fork));
         let Some(relative) = relative else {
             return Ok(space);
         };
@@ -252,17 +253,20 @@ fn proves_itself(
 fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(), Errno> {
     let mut tries = 0;
     loop {
-        match space.uffd().put_page(address, page) {
+        match space
+            .uffd()
+            .put_page(VirtualPage::containing(address), page)
+        {
             Err(partial) if partial.errno == Errno::EAGAIN && tries < TRIES => {
                 tries += 1;
-                std::thread::sleep(Duration::from_millis(1));
+                crate::time::sleep(Duration::from_millis(1));
             }
             put => return put.map_err(|partial| partial.errno),
         }
     }
 }
 
-/// RecentRemovals pages pass through the trash, which asks for no events.
+/// Pages to be freed pass through the trash, which asks for no events.
 fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
     let trash_uffd = borrow(trash);
     // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
@@ -282,7 +286,7 @@ fn welcome(
         address_space: space.id,
         replaces_uffd: u64::from(is_child),
     };
-    let both = [channel.as_fd(), space.uffd_descriptor().as_fd()];
+    let both = [channel.as_fd(), space.uffd().as_fd()];
     let sent = if is_child { &both[..] } else { &both[..1] };
     socket::send_welcome(connection.as_fd(), &welcome, sent)
 }

@@ -59,7 +59,7 @@ mod tests {
         let began = Instant::now();
         while discard.threads.load(Ordering::Relaxed) > 0 {
             assert!(began.elapsed() < Duration::from_secs(10));
-            std::thread::yield_now();
+            crate::time::yield_now();
         }
         discard.threads.store(MOST_THREADS, Ordering::Relaxed);
         let (_reader, writer) = std::io::pipe().unwrap();

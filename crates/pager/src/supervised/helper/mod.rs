@@ -5,5 +5,4 @@ pub mod admission;
 pub mod discard;
 pub mod peer;
 pub mod pending;
-pub mod sentinel;
 pub mod takeover;

@@ -3,8 +3,9 @@
 //! There is room for so many, and for so long. Where it is full, the user with the most of them loses the
 //! oldest, so nobody keeps another user's programs out.
 
+use crate::time::Instant;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many there can be. Each takes three descriptors.
 pub const MOST: usize = 128;

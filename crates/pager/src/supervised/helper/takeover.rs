@@ -17,15 +17,25 @@
 //! The helper gets no other command until it has done this one; then the stage is registered again.
 
 use crate::page::PageRange;
-use crate::page::bytes;
 use crate::page_state::StageIndex;
-use crate::supervised::helper::admission::PROOF_PAGES;
+use crate::supervised::kernel::Memory;
 use crate::supervised::reclaim::batch::{Batch, HelperPort};
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
+
+/// Pages behind the stage, where a helper proves which address space it is of (`helper/admission.rs`).
+pub const PROOF_PAGES: u64 = 1;
+
+/// The stage with the pages behind it, which are registered with it.
+fn with_proof(stage: PageRange) -> PageRange {
+    PageRange {
+        start: stage.start,
+        end: stage.end.plus(PROOF_PAGES),
+    }
+}
 
 impl AddressSpace {
     /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
@@ -64,14 +74,12 @@ impl AddressSpace {
     }
 
     fn close_stage(&self, stage: PageRange) -> Result<(), Errno> {
-        let pages = stage.pages() + PROOF_PAGES;
-        self.uffd().unregister(stage.start.address(), bytes(pages))
+        self.uffd().unregister(with_proof(stage))
     }
 
     /// Registers the stage, with the page behind it: nothing can be moved there before.
     pub fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
-        let pages = stage.pages() + PROOF_PAGES;
-        self.uffd().register(stage.start.address(), bytes(pages))
+        self.uffd().register(with_proof(stage))
     }
 
     /// The same after a relief; where the system has no memory for it, it is tried again.

@@ -7,8 +7,9 @@
 
 use crate::supervised::group::Group;
 use crate::sync::lock;
+use crate::time::Instant;
 use memfold_sys::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval at which the CPUs are chosen. Longer costs less and follows migrating programs later.
 const INTERVAL: Duration = Duration::from_millis(10);

@@ -20,17 +20,19 @@ use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
 use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::kernel::Process;
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::batch::{Batch, Settled};
 use crate::supervised::space::gate::Inside;
 use crate::supervised::space::{AddressSpace, Attached};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
+use crate::time::Instant;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays
 /// deferred faults.
@@ -170,7 +172,7 @@ impl Reclaimer {
                 break;
             }
             if progress.cow_broken == 0 {
-                std::thread::sleep(Duration::from_micros(200));
+                crate::time::sleep(Duration::from_micros(200));
             }
         }
     }
@@ -183,7 +185,7 @@ impl Reclaimer {
             self.group.relax_limit();
         }
         self.serve_deferred();
-        std::thread::sleep(Duration::from_millis(1));
+        crate::time::sleep(Duration::from_millis(1));
     }
 
     /// Whether no page can be moved and that is not transient. It is transient while new mappings are
@@ -356,7 +358,7 @@ impl Reclaimer {
         // A page that was returned meanwhile may be missing from the stage; reading stops there.
         let read = attached
             .inspector
-            .read_pages(&places, buffer.as_flattened_mut())
+            .copy_out(&places, buffer.as_flattened_mut())
             .unwrap_or(0);
         let mut stored = Vec::with_capacity(read);
         for (index, (place, page)) in self.oldest[..read].iter().enumerate() {

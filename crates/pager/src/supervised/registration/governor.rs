@@ -1,24 +1,24 @@
 //! The governor: samples the programs' sizes, and registers their mappings once the group comes near
 //! its limit. Below that, programs run at native speed.
 
-use crate::page::{PageRange, VirtualPage, bytes};
-use crate::page_state::PageState;
-use crate::range_set::RangeSet;
-use crate::supervised::fault::handler::{Handlers, Messages};
+use crate::page::bytes;
+use crate::supervised::events::read::Messages;
+use crate::supervised::fault::listen::Handlers;
 use crate::supervised::fault::message::Served;
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::AffinityFollower;
+use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
-use crate::supervised::space::gate::{Exclusive, Inside};
-use crate::supervised::space::{AddressSpace, Attached};
+use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
+use crate::time::Instant;
 use memfold_sys::thread::{self, Standing};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use traced::Tracing;
 use unregister::Unregistering;
 
@@ -89,7 +89,7 @@ impl Governor {
         while !self.group.stopping.load(Ordering::Relaxed) {
             affinity.follow(&self.group);
             let nap = self.tick();
-            std::thread::sleep(nap);
+            crate::time::sleep(nap);
             let pause = last.elapsed().saturating_sub(nap).as_nanos() as u64;
             let longest = &self.group.resources.counters.longest_pause_ns;
             longest.fetch_max(pause, Ordering::Relaxed);
@@ -214,8 +214,8 @@ impl Governor {
             return;
         };
         // Apply pending events first: they must not be applied to mappings registered now.
-        let messages = self.handlers.read_messages(space, &mut gate);
-        if !self.register(space, &gate, attached, &scan) {
+        let messages = self.handlers.reader.read_messages(space, &mut gate);
+        if !register(space, &gate, attached, &scan) {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
@@ -236,104 +236,6 @@ impl Governor {
             }
         }
     }
-
-    /// Registers mappings. `false` if they must be scanned again.
-    ///
-    /// A range may count as managed only if it was registered before its resident pages were looked up:
-    /// a page moved out of unregistered memory is lost, because the kernel fills the hole with zeros.
-    /// The scan may be outdated, and the kernel registers whatever is mapped in a range; gaps may be
-    /// mapped without an event. So the range is checked afterwards to be one registered mapping. Only a
-    /// change with an event could have altered it in between, so no change may be in progress then.
-    ///
-    /// Nor may a change be in progress before: a fork that has copied the mappings, but not queued its
-    /// event, would create a child whose page states say managed although its mappings are not
-    /// registered.
-    ///
-    /// Ranges that were registered and do not count stay registered, because other memory may have
-    /// moved there. Unmanaged memory is never paged out, and its faults are served.
-    fn register(
-        &self,
-        space: &AddressSpace,
-        gate: &Exclusive<'_>,
-        attached: &Attached,
-        scan: &VmaScan,
-    ) -> bool {
-        debug_assert!(gate.is_of(space));
-        if space.is_changing() {
-            return false;
-        }
-        let uffd = space.uffd();
-        if lock(&space.managed).ranges().is_empty()
-            && uffd
-                .register(attached.arena.beacon.address(), bytes(1))
-                .is_err()
-        {
-            return false;
-        }
-        let mut found = Vec::new();
-        let mut complete = true;
-        for range in &scan.unmanaged {
-            if !is_still_mapped(attached, *range) {
-                complete = false;
-                continue;
-            }
-            for part in lock(&space.managed).uncovered(*range) {
-                let (start, length) = (part.start.address(), bytes(part.pages()));
-                // A mapping that is gone or was replaced is scanned again later.
-                if uffd.register_protectable(start, length).is_err() {
-                    lock(&space.refused).note(part);
-                    continue;
-                }
-                match space.present(part) {
-                    Ok(present) if uffd.is_registered(start, length) => found.push((part, present)),
-                    _ => complete = false,
-                }
-            }
-        }
-        if space.is_changing() {
-            return false;
-        }
-        for (part, present) in found {
-            for piece in scan.guards.uncovered(part) {
-                note_present(space, gate, piece, &present);
-                lock(&space.managed).add(piece);
-                space.protect_new(piece);
-            }
-        }
-        complete
-    }
-}
-
-/// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a
-/// mapping splits it, and mremap fails on a split mapping.
-fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
-    match attached.inspector.mapping_at(range.start.address()) {
-        Ok(Some((start, end))) => start <= range.start.address() && range.end.address() <= end,
-        Ok(None) => false,
-        Err(_) => true,
-    }
-}
-
-/// Sets the page states of resident pages of a range that becomes managed.
-fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &RangeSet) {
-    let note = |range: PageRange, state: PageState| {
-        for page in range.start.0..range.end.0 {
-            let entry = gate.table().entry(VirtualPage(page));
-            entry.replace(PageState::Hole, state);
-        }
-    };
-    let present = present.covered(piece);
-    if let Some((ranges, removal)) =
-        lock(&space.removed.unmanaged).pending(space.resources.seconds())
-    {
-        let removed = present.iter().flat_map(|range| ranges.covered(*range));
-        removed.for_each(|range| note(range, PageState::Removed(removal)));
-    }
-    let state = PageState::Resident {
-        skips: 0,
-        shared: space.fork.forked.load(Ordering::Relaxed),
-    };
-    present.into_iter().for_each(|range| note(range, state));
 }
 
 /// Whether no helper would kill the program when the supervisor dies: it never had a helper, or its

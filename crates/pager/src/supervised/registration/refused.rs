@@ -7,7 +7,8 @@
 
 use crate::page::PageRange;
 use crate::range_set::RangeSet;
-use std::time::{Duration, Instant};
+use crate::time::Instant;
+use std::time::Duration;
 
 /// Interval at which registration is retried. Longer costs less and keeps memory unmanaged for longer.
 const AGAIN: Duration = Duration::from_secs(10);

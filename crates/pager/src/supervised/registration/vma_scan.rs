@@ -16,6 +16,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
+use crate::supervised::kernel::Process;
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
@@ -50,7 +51,7 @@ pub struct VmaScan {
 impl VmaScan {
     /// Scans the VMAs of a program.
     pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
-        let areas = attached.inspector.areas()?;
+        let areas = attached.inspector.vmas()?;
         let mut scan = VmaScan::default();
         lock(&space.refused).age();
         for (index, area) in areas.iter().enumerate() {
@@ -67,10 +68,8 @@ impl VmaScan {
             let parts = lock(&space.managed).uncovered(range);
             let mut guards = Vec::new();
             for part in &parts {
-                let found = attached
-                    .inspector
-                    .guards(part.start.address(), part.end.address())?;
-                guards.extend(found.iter().map(|&(s, e)| PageRange::of_addresses(s, e)));
+                let found = attached.inspector.guard_regions(*part)?;
+                guards.extend(found);
             }
             if parts == [range] && is_small_tail(&lock(&space.managed), range) {
                 scan.tails.push(range);

@@ -1,7 +1,7 @@
 //! The clock hand of an address space.
 
 use crate::page::{PageRange, VirtualPage};
-use std::sync::Mutex;
+use crate::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves

@@ -3,8 +3,9 @@
 use crate::page::VirtualPage;
 use crate::supervised::fork::family::{Family, Member};
 use crate::supervised::fork::inheritance::Inheritance;
+use crate::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 
 /// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
 /// Relaxed: the gate, or creation of the child, publishes what they announce.

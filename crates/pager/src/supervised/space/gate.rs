@@ -6,10 +6,11 @@
 
 use crate::page_table::PageTable;
 use crate::supervised::space::AddressSpace;
+use crate::time::Instant;
 use memfold_sys::gate::{Abandoned, NAP_NS};
 use std::cell::{LazyCell, UnsafeCell};
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Data that is accessible through a guard of the gate only.
 #[derive(Default)]

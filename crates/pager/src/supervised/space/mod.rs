@@ -4,6 +4,8 @@
 
 pub mod clock;
 pub mod cow;
+#[cfg(not(simulated))]
+pub mod departure;
 pub mod fork_state;
 pub mod gate;
 pub mod life;
@@ -32,6 +34,7 @@ use crate::supervised::events::reorder::Order;
 use crate::supervised::fault::readahead::sequential::Windows;
 use crate::supervised::fork::family;
 use crate::supervised::fork::shared_estimate::PendingFork;
+use crate::supervised::kernel::{Inspector, Memory, Process, SharedChannel, Userfaultfd};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
 use crate::supervised::registration::refused::Refused;
@@ -39,18 +42,14 @@ use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;
 use crate::supervised::space::stopped::StopState;
 use crate::supervised::space::table_sweep::Sweep;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use memfold_swap::{Charge, Page, Scratch, Slot, SlotRanges, StoreError};
-use memfold_sys::owned_uffd::borrow;
-use memfold_sys::port::SharedChannel;
-use memfold_sys::process::{Credentials, Inspector};
-use memfold_sys::uffd::Uffd;
-use memfold_sys::{Errno, PAGE_SIZE};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::Credentials;
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// Where the helper's memory lies in the program. Never managed.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +80,7 @@ pub struct Changes {
     pub order: Order,
     /// Userfaultfds of forked children, by the number in
     /// [`Change::Fork`](crate::supervised::events::reorder::Change).
-    pub forks: HashMap<u64, (OwnedFd, PendingFork)>,
+    pub forks: HashMap<u64, (Userfaultfd, PendingFork)>,
     /// The number of the next fork.
     pub next_fork: u64,
     /// The last read failed.
@@ -96,7 +95,7 @@ pub struct Changes {
 pub struct AddressSpace {
     /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
-    uffd: OwnedFd,
+    uffd: Userfaultfd,
     /// Memory shared with the helper.
     pub channel: Arc<SharedChannel>,
     /// What all address spaces share.
@@ -168,7 +167,7 @@ impl AddressSpace {
     pub fn new(
         resources: Arc<Resources>,
         id: u64,
-        (uffd, helper_port): (OwnedFd, HelperPort),
+        (uffd, helper_port): (Userfaultfd, HelperPort),
         fork: ForkState<AddressSpace>,
     ) -> AddressSpace {
         let mut table = Gated::<PageTable>::default();
@@ -216,12 +215,7 @@ impl AddressSpace {
     }
 
     /// The userfaultfd that the stage and managed ranges are registered with.
-    pub fn uffd(&self) -> Uffd {
-        borrow(&self.uffd)
-    }
-
-    /// The userfaultfd's descriptor, for epoll.
-    pub fn uffd_descriptor(&self) -> &OwnedFd {
+    pub fn uffd(&self) -> &Userfaultfd {
         &self.uffd
     }
 
@@ -249,12 +243,7 @@ impl AddressSpace {
     /// The pages of a range that are resident (pagemap).
     pub fn present(&self, range: PageRange) -> io::Result<RangeSet> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
-        let (start, end) = (range.start.address(), range.end.address());
-        let mut regions = RangeSet::default();
-        for (start, end) in inspector.present(start, end)? {
-            regions.add(PageRange::of_addresses(start, end));
-        }
-        Ok(regions)
+        inspector.resident(range)
     }
 
     /// Notes the process of a child without a helper.
@@ -266,42 +255,6 @@ impl AddressSpace {
     /// Whether the program exited or executed another one.
     pub fn has_left(&self) -> bool {
         self.life.phase() >= Phase::Left
-    }
-
-    /// Makes the helper exit if it is the only thread left of a program whose threads exited one by one
-    /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper
-    /// exits with the main thread's status, the only one that is known.
-    pub fn end_helper_after_threads(&self) {
-        if !self.has_left()
-            && let Some(attached) = self.attached()
-            && let Some(status) = attached.inspector.left_to_one()
-        {
-            self.channel.dismiss_helper(status);
-        }
-    }
-
-    /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program
-    /// could use the helper's.
-    pub fn follow_privileges(&self) {
-        let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
-            return;
-        };
-        let privileges = || {
-            let of_helper = attached.inspector.credentials().ok();
-            of_helper.filter(Credentials::are_privileged)
-        };
-        let Some(of_helper) = attached.to_follow.get_or_init(privileges) else {
-            return;
-        };
-        let process = attached.inspector.process();
-        let of_program = process.credentials(process.pid());
-        if of_program.is_ok_and(|now| now != *of_helper) {
-            log::info!(
-                "process {} gave up privileges: its helper exits, and no more of its pages are paged out",
-                process.pid()
-            );
-            self.channel.dismiss_helper(0);
-        }
     }
 
     /// The program exited or executed another one: nothing of it is resident.
@@ -344,9 +297,7 @@ impl AddressSpace {
 
     /// Whether a mapping change is in progress or its event is unread (the kernel's `mmap_changing`).
     pub fn is_changing(&self) -> bool {
-        // The kernel checks `mmap_changing` before the range, which is invalid.
-        let probed = self.uffd().zero(1, PAGE_SIZE as u64);
-        probed.is_err_and(|partial| partial.errno == Errno::EAGAIN)
+        self.uffd.is_changing()
     }
 
     /// Kills the program, which cannot be served any more, and logs why. `false` if its PID is unknown;

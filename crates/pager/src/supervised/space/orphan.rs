@@ -3,9 +3,9 @@
 
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
+use crate::time::Instant;
 use memfold_sys::guardian::Guarded;
 use std::sync::OnceLock;
-use std::time::Instant;
 
 /// What guards a program that its helper cannot kill.
 pub struct Orphan {

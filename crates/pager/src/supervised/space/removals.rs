@@ -1,7 +1,7 @@
 //! `madvise` events of an address space.
 
 use crate::supervised::events::recent_remove::RecentRemovals;
-use std::sync::Mutex;
+use crate::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 
 /// `madvise` events (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`) of one program.

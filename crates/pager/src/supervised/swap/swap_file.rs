@@ -9,6 +9,7 @@
 //! Writes are synchronous, because compressing and encrypting a batch takes much longer than writing
 //! it, and no other thread waits for the write.
 
+use crate::sync::{Mutex, lock};
 use memfold_swap::{FileBackend, FileTier};
 use memfold_sys::PAGE_SIZE;
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -16,10 +17,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use crate::sync::lock;
 
 /// Maximum number of buffers kept for reuse. More saves allocations under concurrent loads and takes
 /// more memory.

@@ -10,6 +10,7 @@
 
 use crate::supervised::group::Group;
 use crate::sync::lock;
+use crate::time::Instant;
 use memfold_swap::{
     FileKey, FileTier, MAX_AGE, MigrateReport, NewSwapSpaceError, ScanPolicy, Scratch, StoreError,
     TierKind,
@@ -18,7 +19,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::options::{Options, SwapFileOptions};
 use crate::supervised::swap::swap_file::SwapFile;

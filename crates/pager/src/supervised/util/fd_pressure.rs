@@ -1,9 +1,10 @@
 //! Descriptor shortage (EMFILE, ENFILE): retried for a while, because other threads and processes close
 //! descriptors. Programs wait meanwhile.
 
+use crate::time::Instant;
 use memfold_sys::Errno;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for which an operation is retried. Longer survives longer shortages and blocks the thread for
 /// longer.
@@ -23,7 +24,7 @@ pub fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
     loop {
         match operation() {
             Err(error) if is_shortage(&error) && began.elapsed() < PATIENCE => {
-                std::thread::sleep(PAUSE);
+                crate::time::sleep(PAUSE);
             }
             done => return done,
         }

@@ -1,7 +1,8 @@
 //! Waiting time without the time in which this process was stopped.
 
+use crate::time::Instant;
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most time that counts between two readings, as this process may have been stopped in between. A
 /// larger value counts more of a stop.
@@ -45,14 +46,14 @@ mod tests {
         }
         let read_often = waited.so_far();
         assert!(read_often < Duration::from_secs(5), "{read_often:?}");
-        std::thread::sleep(Duration::from_millis(20));
+        crate::time::sleep(Duration::from_millis(20));
         assert!(waited.so_far() >= read_often + Duration::from_millis(20));
     }
 
     #[test]
     fn a_stop_counts_little() {
         let waited = RunTime::begin();
-        std::thread::sleep(4 * STEP);
+        crate::time::sleep(4 * STEP);
         assert!(waited.so_far() <= STEP);
     }
 }

@@ -1,7 +1,6 @@
 //! Tracers whose pages reclaim spares for a while; `space/stopped.rs` explains why.
 
-use crate::sync::lock;
-use std::sync::Mutex;
+use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// PIDs of spared tracers, each with an end time in milliseconds since the supervisor's start. Any

@@ -7,13 +7,12 @@ pub mod plan;
 pub mod post;
 pub mod settle;
 
-use crate::page::VirtualPage;
+use crate::page::{PageRange, VirtualPage};
 use crate::page_state::StageIndex;
+use crate::supervised::kernel::{ChannelFile, Port, SharedChannel};
 use memfold_sys::Errno;
 use memfold_sys::channel::MoveRun;
-use memfold_sys::port::{Port, SharedChannel};
 use memfold_sys::uffd::is_unseen;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A run of contiguous pages of a batch.
@@ -29,6 +28,14 @@ pub struct Run {
 }
 
 impl Run {
+    /// The pages.
+    pub fn range(&self) -> PageRange {
+        PageRange {
+            start: self.page,
+            end: self.page.plus(u64::from(self.pages)),
+        }
+    }
+
     /// Adds pages to a result that arrived in the stage without being reported. For EAGAIN, and for
     /// ENOENT of a missing mapping, the kernel returns before it looks at the pages, and an earlier try
     /// may have moved some of them; see [`Uffd::move_pages`](memfold_sys::uffd::Uffd::move_pages).
@@ -81,7 +88,7 @@ pub struct HelperPort {
     /// Posts commands and reads outcomes.
     pub port: Port,
     /// The channel's descriptor, until it is handed to the program.
-    file: Option<OwnedFd>,
+    file: Option<ChannelFile>,
     /// The batch in flight.
     pub batch: Option<Batch>,
     /// The gate was taken over from the helper, which was stopped inside. The rest of its command has
@@ -104,7 +111,7 @@ pub struct Settled {
 
 impl HelperPort {
     /// The port of a new channel.
-    pub fn new(port: Port, file: OwnedFd) -> HelperPort {
+    pub fn new(port: Port, file: ChannelFile) -> HelperPort {
         HelperPort {
             port,
             file: Some(file),
@@ -115,7 +122,7 @@ impl HelperPort {
     }
 
     /// Takes the channel's descriptor, to hand it to the program.
-    pub fn take_file(&mut self) -> Option<OwnedFd> {
+    pub fn take_file(&mut self) -> Option<ChannelFile> {
         self.file.take()
     }
 

@@ -7,8 +7,9 @@ use crate::supervised::fault::server::SWAP_IN_WINDOW;
 use crate::supervised::fault::swap_in::Claim;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
+use crate::time::Instant;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after which a recall pauses for the governor's next sample. Longer recalls faster and delays
 /// samples.
@@ -74,7 +75,7 @@ impl Governor {
                     page
                 }
                 Some(Next::Awaited(page)) => {
-                    std::thread::sleep(Duration::from_micros(50));
+                    crate::time::sleep(Duration::from_micros(50));
                     page
                 }
             };
@@ -98,7 +99,7 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.take_over_gate();
         };
-        let messages = self.handlers.read_messages(space, &mut gate);
+        let messages = self.handlers.reader.read_messages(space, &mut gate);
         drop(gate);
         self.serve_messages(space, messages);
         true

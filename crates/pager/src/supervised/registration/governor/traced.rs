@@ -12,11 +12,12 @@ use crate::page_table::PageTable;
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
+use crate::time::Instant;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval of checks for tracers. Longer costs less and delays the recall.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);

@@ -13,19 +13,21 @@
 
 use super::recall::SLICE;
 use super::{GATE_PATIENCE, Governor};
-use crate::page::{PageRange, VirtualPage, bytes};
+use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
+use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
+use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::port::UnregisterWanted;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time after the answer in which the program may register the range. Longer leaves new mappings
 /// unmanaged for longer.
@@ -151,7 +153,7 @@ impl Governor {
         number: u32,
     ) -> Option<Request> {
         let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
-        let messages = self.handlers.read_messages(space, &mut gate);
+        let messages = self.handlers.reader.read_messages(space, &mut gate);
         let mut managed = RangeSet::default();
         let mut regions = lock(&space.managed);
         let parts = regions.covered(range);
@@ -175,7 +177,7 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };
-        let messages = self.handlers.read_messages(space, &mut gate);
+        let messages = self.handlers.reader.read_messages(space, &mut gate);
         // A batch that the helper has not begun is stale from now on.
         space.begin_events(&gate);
         let is_ready = !space.is_changing()
@@ -244,9 +246,7 @@ fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Re
     arrived.into_iter().for_each(|part| ours.add(part));
     add_unmanaged(space, request.range, &mut ours);
     for part in ours.ranges() {
-        let _ = space
-            .uffd()
-            .unregister(part.start.address(), bytes(part.pages()));
+        let _ = space.uffd().unregister(*part);
     }
     space.apply_unmap(gate, request.range);
     space.unregistered.fetch_add(1, Ordering::Relaxed);
@@ -258,12 +258,11 @@ fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Re
 fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
     let areas = space
         .attached()
-        .and_then(|attached| attached.inspector.areas().ok());
+        .and_then(|attached| attached.inspector.vmas().ok());
     for area in areas.iter().flatten().filter(|area| area.movable) {
         let part = PageRange::of_addresses(area.start, area.end).intersection(range);
         for piece in ours.uncovered(part) {
-            let (start, length) = (piece.start.address(), bytes(piece.pages()));
-            if space.uffd().register_protectable(start, length).is_ok() {
+            if space.uffd().register_protectable(piece).is_ok() {
                 ours.add(piece);
             }
         }

@@ -1,12 +1,12 @@
 //! Threads that do nothing but live: when the supervisor dies, the kernel tells every program's
 //! helper through the futexes these threads own, whatever the supervisor died of.
 
-use crate::supervised::reclaim::batch::HelperPort;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use memfold_sys::port::{Port, ROBUST_OFFSET};
 use memfold_sys::thread::RobustList;
 use std::io;
-use std::sync::{Arc, Mutex, mpsc};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
 
 /// Makes channels that are watched.
 #[derive(Default)]
@@ -16,19 +16,18 @@ pub struct Sentinel {
 
 impl Sentinel {
     /// A channel for a new address space.
-    pub fn new_port(&self) -> io::Result<HelperPort> {
+    pub fn new_port(&self) -> io::Result<(Port, OwnedFd)> {
         let mut lists = lock(&self.lists);
         for list in lists.iter() {
             match Port::create(list.clone()) {
                 Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => {}
                 Err(error) => return Err(error),
-                Ok((port, file)) => return Ok(HelperPort::new(port, file)),
+                created => return created,
             }
         }
         let list = Self::start_thread()?;
         lists.push(list.clone());
-        let (port, file) = Port::create(list)?;
-        Ok(HelperPort::new(port, file))
+        Port::create(list)
     }
 
     fn start_thread() -> io::Result<Arc<RobustList>> {

@@ -1,0 +1,234 @@
+//! Reading the messages of a userfaultfd, and applying the events among them.
+//!
+//! The gate is held exclusively throughout: see `events/apply.rs`.
+
+use crate::supervised::events::reorder::Change;
+use crate::supervised::fault::message::Fault;
+use crate::supervised::fork::apply::ConcurrentChanges;
+use crate::supervised::fork::stash::Stash;
+use crate::supervised::group::Group;
+use crate::supervised::kernel::{MESSAGES, Memory, Message, Ports, Userfaultfd};
+use crate::supervised::reclaim::batch::HelperPort;
+use crate::supervised::space::gate::Exclusive;
+use crate::supervised::space::{AddressSpace, Changes};
+use crate::supervised::util::fd_pressure::{self, patiently};
+use crate::supervised::util::run_time::RunTime;
+use crate::sync::lock;
+use std::cell::LazyCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Longest wait for mapping changes to pause, after which events are applied in an order that may be
+/// wrong. Longer blocks the faults of a program that never pauses; the kernel refuses its page changes
+/// meanwhile anyway.
+const QUIET_PATIENCE: Duration = Duration::from_secs(10);
+/// First and longest sleep between two reads while mappings change. Each sleep is twice the previous
+/// one, so that the changing thread can run on this CPU.
+const QUIET_NAP: Duration = Duration::from_micros(5);
+const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
+
+/// Faults and forked children of one read of messages, to be served outside the gate.
+#[derive(Default)]
+pub struct Messages {
+    /// Faults, each with the TID of its thread in the program's PID namespace.
+    pub faults: Vec<(Fault, u32)>,
+    /// Children whose fork was applied.
+    pub children: Vec<Arc<AddressSpace>>,
+    /// Contents of the stage before a fork event was read.
+    stash: Option<Stash>,
+}
+
+/// Reads the messages of a group's programs. Any thread uses it; it has no mutable state.
+pub struct Reader {
+    group: Arc<Group>,
+    ports: Arc<Ports>,
+}
+
+impl Reader {
+    /// A reader for the programs of a group. Channels of forked children are made by `ports`.
+    pub fn new(group: Arc<Group>, ports: Arc<Ports>) -> Reader {
+        Reader { group, ports }
+    }
+
+    /// Reads messages and applies their events. The caller serves the faults after leaving the gate.
+    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &mut Exclusive<'_>) -> Messages {
+        let mut messages = Messages::default();
+        let mut changes = lock(&space.changes);
+        let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
+            return messages;
+        };
+        space.begin_events(gate);
+        let (mut beside, mut emptied) = (ConcurrentChanges::default(), Vec::new());
+        if changes.order.has_fork() {
+            space.store_staged(gate, messages.stash.take());
+        }
+        loop {
+            let change = changes.order.next(&lock(&space.managed), quiet);
+            if let Some(change) = change {
+                beside.note(space, gate, change, changes.order.has_fork());
+            }
+            match change {
+                None => break,
+                Some(Change::Unmap(range)) => {
+                    space.apply_unmap(gate, range);
+                    emptied.push(range);
+                }
+                Some(Change::Remove(range)) => space.apply_remove(gate, range),
+                Some(Change::Remap { from, to, stays }) => {
+                    // Unless quiet, the echo may be yet to come.
+                    space.apply_remap(gate, from, to, stays && quiet);
+                    emptied.push(from);
+                }
+                Some(Change::Fork(number)) => {
+                    if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
+                        let child = self.fork(space, gate, uffd, &mut beside);
+                        messages.children.extend(child);
+                    }
+                }
+            }
+        }
+        beside.finish(space);
+        let table = gate.table_mut();
+        emptied.into_iter().for_each(|range| table.prune(range));
+        messages
+    }
+
+    fn fork(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &Exclusive<'_>,
+        uffd: Userfaultfd,
+        beside: &mut ConcurrentChanges,
+    ) -> Option<Arc<AddressSpace>> {
+        match patiently(|| self.ports.new_port()) {
+            Ok((port, file)) => {
+                let port = HelperPort::new(port, file);
+                Some(space.apply_fork(&self.group, gate, (uffd, port), beside))
+            }
+            Err(error) => {
+                log::warn!(
+                    "a forked child hangs at its next fault: no channel could be created ({error}); raise `ulimit -n` and \
+                     kill the child"
+                );
+                // Closing the userfaultfd would let the child read zeros; kept open, it makes its faults wait.
+                if let Err(error) = self.group.resources.guardian.hold_for_good(uffd.into()) {
+                    log::error!(
+                        "cannot keep a forked child from reading zeros after memfold ends ({error}); kill the \
+                         child first"
+                    );
+                }
+                None
+            }
+        }
+    }
+}
+
+/// Reads messages until there are none and, if mappings changed, until no change is in progress. `None`
+/// if there is nothing to apply; otherwise whether it is quiet, that is, the events of all completed
+/// changes were read.
+fn collect(
+    space: &AddressSpace,
+    gate: &Exclusive<'_>,
+    messages: &mut Messages,
+    changes: &mut Changes,
+) -> Option<bool> {
+    let waited = LazyCell::new(RunTime::begin);
+    // Events of an earlier read may still be pending.
+    let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
+    let mut nap = QUIET_NAP;
+    let mut buffer = Vec::with_capacity(MESSAGES);
+    loop {
+        if messages.stash.is_none() && space.channel.is_forking() && space.is_changing() {
+            // Once the event is read, the parent runs and may be gone at any moment.
+            messages.stash = Some(space.stash(gate));
+        }
+        let read = match space.uffd().read(&mut buffer) {
+            Ok(read) => read,
+            Err(_) if space.is_gone() => {
+                space.life.detach();
+                return any.then_some(false);
+            }
+            Err(errno) => {
+                // For example EMFILE for a child's userfaultfd. The event stays unread, events that
+                // were read stay pending, and the kernel refuses page changes until both are handled.
+                if !std::mem::replace(&mut changes.unreadable, true) {
+                    log::warn!("a program's events cannot be read ({errno}); it waits");
+                }
+                crate::time::sleep(fd_pressure::PAUSE);
+                return None;
+            }
+        };
+        changes.unreadable = false;
+        for message in buffer.drain(..) {
+            let Some(change) = sort(message, space, messages, changes) else {
+                continue;
+            };
+            any = true;
+            needs_order |= change.needs_order();
+            changes.order.push(change);
+        }
+        let is_all = read < MESSAGES;
+        if is_all && !needs_order {
+            return any.then_some(true);
+        }
+        if is_all && !space.is_changing() {
+            return Some(true);
+        }
+        if waited.so_far() > QUIET_PATIENCE {
+            log::warn!(
+                "a program has changed its mappings for {} s without a pause; \
+                 their order is a guess from now on",
+                QUIET_PATIENCE.as_secs()
+            );
+            return Some(false);
+        }
+        if !is_all {
+            continue;
+        }
+        // The thread whose event was read must run to complete its change, possibly on this CPU.
+        crate::time::sleep(nap);
+        nap = (2 * nap).min(QUIET_NAP_LONGEST);
+    }
+}
+
+/// Notes a fault among the messages; returns the change that an event reports.
+fn sort(
+    message: Message,
+    space: &AddressSpace,
+    messages: &mut Messages,
+    changes: &mut Changes,
+) -> Option<Change> {
+    match message {
+        Message::Fault {
+            page,
+            write,
+            protected,
+            thread,
+        } => {
+            let unregistered = space.unregistered.load(Ordering::Relaxed);
+            let fault = Fault {
+                page,
+                write,
+                protected,
+                unregistered,
+            };
+            messages.faults.push((fault, thread));
+            None
+        }
+        Message::Unmap(range) => Some(Change::Unmap(range)),
+        Message::Remove(range) => Some(Change::Remove(range)),
+        Message::Remap { from, to } => Some(Change::Remap {
+            from,
+            to,
+            stays: true,
+        }),
+        Message::Fork(uffd) => {
+            let number = changes.next_fork;
+            changes.next_fork += 1;
+            let under_way = space.resources.shared.begin_fork();
+            changes.forks.insert(number, (uffd, under_way));
+            Some(Change::Fork(number))
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The host's kernel.
+
+use crate::page::{PageRange, VirtualPage, bytes};
+use crate::range_set::RangeSet;
+use crate::supervised::kernel::{MESSAGES, Memory, Message, Process};
+use memfold_swap::Page;
+use memfold_sys::owned_uffd::borrow;
+use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
+use memfold_sys::uffd::{self, FAULT_PROTECTED, FAULT_WRITE, Partial, Uffd};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+pub use crate::supervised::kernel::sentinel::Sentinel as Ports;
+pub use memfold_sys::port::{Port, SharedChannel};
+pub use memfold_sys::process::Inspector;
+/// A channel's descriptor, which is handed to the program.
+pub type ChannelFile = OwnedFd;
+
+/// A program's userfaultfd.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl From<OwnedFd> for Userfaultfd {
+    fn from(descriptor: OwnedFd) -> Self {
+        Userfaultfd(descriptor)
+    }
+}
+
+impl From<Userfaultfd> for OwnedFd {
+    fn from(userfaultfd: Userfaultfd) -> Self {
+        userfaultfd.0
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Userfaultfd {
+    fn uffd(&self) -> Uffd {
+        borrow(&self.0)
+    }
+
+    /// Another descriptor of the same userfaultfd.
+    pub fn try_clone(&self) -> io::Result<OwnedFd> {
+        self.0.try_clone()
+    }
+}
+
+/// First address and length in bytes.
+fn span(range: PageRange) -> (u64, u64) {
+    (range.start.address(), bytes(range.pages()))
+}
+
+impl Memory for Userfaultfd {
+    fn copy_in(&self, page: VirtualPage, source: &[u8], pages: u64) -> Result<(), Partial> {
+        self.uffd().copy_in(page.address(), source, bytes(pages))
+    }
+
+    fn put_page(&self, page: VirtualPage, contents: &Page) -> Result<(), Partial> {
+        self.uffd().put_page(page.address(), contents)
+    }
+
+    fn zero(&self, page: VirtualPage) -> Result<(), Partial> {
+        self.uffd().zero(page.address(), bytes(1))
+    }
+
+    fn wake(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().wake(start, length)
+    }
+
+    fn protect(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().protect(start, length)
+    }
+
+    fn unprotect(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().unprotect(start, length)
+    }
+
+    fn register(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().register(start, length)
+    }
+
+    fn register_protectable(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().register_protectable(start, length)
+    }
+
+    fn unregister(&self, range: PageRange) -> Result<(), Errno> {
+        let (start, length) = span(range);
+        self.uffd().unregister(start, length)
+    }
+
+    fn is_registered(&self, range: PageRange) -> bool {
+        let (start, length) = span(range);
+        self.uffd().is_registered(start, length)
+    }
+
+    fn is_changing(&self) -> bool {
+        // The kernel checks `mmap_changing` before the range, which is invalid.
+        let probed = self.uffd().zero(1, PAGE_SIZE as u64);
+        probed.is_err_and(|partial| partial.errno == Errno::EAGAIN)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.uffd().is_gone()
+    }
+
+    fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno> {
+        let mut buffer = [uffd::Message::default(); MESSAGES];
+        let read = self.uffd().read_now(&mut buffer)?;
+        messages.extend(buffer[..read].iter().filter_map(message_of));
+        Ok(read)
+    }
+}
+
+/// `None` for an event that was not asked for.
+fn message_of(message: &uffd::Message) -> Option<Message> {
+    let range = || {
+        let (start, end) = message.range();
+        PageRange::of_addresses(start, end)
+    };
+    match message.event {
+        uffd::EVENT_PAGEFAULT => Some(Message::Fault {
+            page: VirtualPage::containing(message.fault_address()),
+            write: message.fault_flags() & FAULT_WRITE != 0,
+            protected: message.fault_flags() & FAULT_PROTECTED != 0,
+            thread: message.fault_thread(),
+        }),
+        uffd::EVENT_UNMAP => Some(Message::Unmap(range())),
+        uffd::EVENT_REMOVE => Some(Message::Remove(range())),
+        uffd::EVENT_REMAP => {
+            let (from, to, length) = message.remap();
+            Some(Message::Remap {
+                from: PageRange::of_addresses(from, from + length),
+                to: VirtualPage::containing(to),
+            })
+        }
+        uffd::EVENT_FORK => Some(Message::Fork(message.take_fork_descriptor().into())),
+        _ => None,
+    }
+}
+
+impl Process for Inspector {
+    fn resident(&self, range: PageRange) -> io::Result<RangeSet> {
+        let (start, end) = (range.start.address(), range.end.address());
+        let mut regions = RangeSet::default();
+        for (start, end) in self.present(start, end)? {
+            regions.add(PageRange::of_addresses(start, end));
+        }
+        Ok(regions)
+    }
+
+    fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {
+        self.read_pages(addresses, target)
+    }
+
+    fn vmas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
+        self.areas()
+    }
+
+    fn guard_regions(&self, range: PageRange) -> io::Result<Vec<PageRange>> {
+        let found = self.guards(range.start.address(), range.end.address())?;
+        Ok(found
+            .iter()
+            .map(|&(start, end)| PageRange::of_addresses(start, end))
+            .collect())
+    }
+
+    fn mapping_around(&self, page: VirtualPage) -> io::Result<Option<(u64, u64)>> {
+        self.mapping_at(page.address())
+    }
+
+    fn inherited(&self) -> io::Result<Vec<InheritedRange>> {
+        self.inherited_ranges()
+    }
+}

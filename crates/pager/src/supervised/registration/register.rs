@@ -1,0 +1,107 @@
+//! Registering mappings with a program's userfaultfd.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::page_state::PageState;
+use crate::range_set::RangeSet;
+use crate::supervised::kernel::{Memory, Process};
+use crate::supervised::registration::vma_scan::VmaScan;
+use crate::supervised::space::gate::{Exclusive, Inside};
+use crate::supervised::space::{AddressSpace, Attached};
+use crate::sync::lock;
+use std::sync::atomic::Ordering;
+
+/// Registers mappings. `false` if they must be scanned again.
+///
+/// A range may count as managed only if it was registered before its resident pages were looked up:
+/// a page moved out of unregistered memory is lost, because the kernel fills the hole with zeros.
+/// The scan may be outdated, and the kernel registers whatever is mapped in a range; gaps may be
+/// mapped without an event. So the range is checked afterwards to be one registered mapping. Only a
+/// change with an event could have altered it in between, so no change may be in progress then.
+///
+/// Nor may a change be in progress before: a fork that has copied the mappings, but not queued its
+/// event, would create a child whose page states say managed although its mappings are not
+/// registered.
+///
+/// Ranges that were registered and do not count stay registered, because other memory may have
+/// moved there. Unmanaged memory is never paged out, and its faults are served.
+pub fn register(
+    space: &AddressSpace,
+    gate: &Exclusive<'_>,
+    attached: &Attached,
+    scan: &VmaScan,
+) -> bool {
+    debug_assert!(gate.is_of(space));
+    if space.is_changing() {
+        return false;
+    }
+    let uffd = space.uffd();
+    if lock(&space.managed).ranges().is_empty()
+        && uffd
+            .register(PageRange::around(attached.arena.beacon, 1))
+            .is_err()
+    {
+        return false;
+    }
+    let mut found = Vec::new();
+    let mut complete = true;
+    for range in &scan.unmanaged {
+        if !is_still_mapped(attached, *range) {
+            complete = false;
+            continue;
+        }
+        for part in lock(&space.managed).uncovered(*range) {
+            // A mapping that is gone or was replaced is scanned again later.
+            if uffd.register_protectable(part).is_err() {
+                lock(&space.refused).note(part);
+                continue;
+            }
+            match space.present(part) {
+                Ok(present) if uffd.is_registered(part) => found.push((part, present)),
+                _ => complete = false,
+            }
+        }
+    }
+    if space.is_changing() {
+        return false;
+    }
+    for (part, present) in found {
+        for piece in scan.guards.uncovered(part) {
+            note_present(space, gate, piece, &present);
+            lock(&space.managed).add(piece);
+            space.protect_new(piece);
+        }
+    }
+    complete
+}
+
+/// Whether a range still lies in one mapping, as far as the kernel reports it. Registering a part of a
+/// mapping splits it, and mremap fails on a split mapping.
+fn is_still_mapped(attached: &Attached, range: PageRange) -> bool {
+    match attached.inspector.mapping_around(range.start) {
+        Ok(Some((start, end))) => start <= range.start.address() && range.end.address() <= end,
+        Ok(None) => false,
+        Err(_) => true,
+    }
+}
+
+/// Sets the page states of resident pages of a range that becomes managed.
+fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, present: &RangeSet) {
+    let note = |range: PageRange, state: PageState| {
+        for page in range.start.0..range.end.0 {
+            let entry = gate.table().entry(VirtualPage(page));
+            entry.replace(PageState::Hole, state);
+        }
+    };
+    let present = present.covered(piece);
+    if let Some((ranges, removal)) =
+        lock(&space.removed.unmanaged).pending(space.resources.seconds())
+    {
+        let removed = present.iter().flat_map(|range| ranges.covered(*range));
+        removed.for_each(|range| note(range, PageState::Removed(removal)));
+    }
+    let state = PageState::Resident {
+        skips: 0,
+        shared: space.fork.forked.load(Ordering::Relaxed),
+    };
+    present.into_iter().for_each(|range| note(range, state));
+}

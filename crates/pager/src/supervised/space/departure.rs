@@ -1,0 +1,42 @@
+//! Helpers that are to exit before their program does.
+
+use crate::supervised::space::AddressSpace;
+use memfold_sys::process::Credentials;
+
+impl AddressSpace {
+    /// Makes the helper exit if it is the only thread left of a program whose threads exited one by one
+    /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper
+    /// exits with the main thread's status, the only one that is known.
+    pub fn end_helper_after_threads(&self) {
+        if !self.has_left()
+            && let Some(attached) = self.attached()
+            && let Some(status) = attached.inspector.left_to_one()
+        {
+            self.channel.dismiss_helper(status);
+        }
+    }
+
+    /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program
+    /// could use the helper's.
+    pub fn follow_privileges(&self) {
+        let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
+            return;
+        };
+        let privileges = || {
+            let of_helper = attached.inspector.credentials().ok();
+            of_helper.filter(Credentials::are_privileged)
+        };
+        let Some(of_helper) = attached.to_follow.get_or_init(privileges) else {
+            return;
+        };
+        let process = attached.inspector.process();
+        let of_program = process.credentials(process.pid());
+        if of_program.is_ok_and(|now| now != *of_helper) {
+            log::info!(
+                "process {} gave up privileges: its helper exits, and no more of its pages are paged out",
+                process.pid()
+            );
+            self.channel.dismiss_helper(0);
+        }
+    }
+}
