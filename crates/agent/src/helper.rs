@@ -257,8 +257,8 @@ impl Helper {
         run.errno = 0;
         let mut chunk = run.pages;
         while run.moved < run.pages {
-            let done = run.moved as u64 * PAGE_SIZE as u64;
-            let length = chunk.min(run.pages - run.moved) as u64 * PAGE_SIZE as u64;
+            let done = u64::from(run.moved) * PAGE_SIZE as u64;
+            let length = u64::from(chunk.min(run.pages - run.moved)) * PAGE_SIZE as u64;
             match self
                 .uffd
                 .move_pages(run.target + done, run.source + done, length)
@@ -287,7 +287,7 @@ impl Helper {
     /// every ioctl on it fail meanwhile. The trash is registered with one that asks for none.
     fn drop_run(&self, run: &DropRun) -> Result<(), Errno> {
         let mut start = run.start;
-        let mut left = run.pages as u64;
+        let mut left = u64::from(run.pages);
         while left > 0 {
             let pages = left.min(TRASH_PAGES as u64);
             let length = pages * PAGE_SIZE as u64;

@@ -18,6 +18,10 @@
 #![cfg_attr(feature = "standalone", no_std)]
 // Without `standalone` there is no loader to call it: it is built for lints and documentation only.
 #![cfg_attr(not(feature = "standalone"), allow(dead_code))]
+#![allow(
+    unreachable_pub,
+    reason = "its interface is what it exports to the loader"
+)]
 
 mod arena;
 mod helper;

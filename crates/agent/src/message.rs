@@ -185,7 +185,7 @@ fn connect_to(path: &[u8; SOCKET_PATH_MAX], rendezvous: &Rendezvous) -> Result<i
 /// Sends a plain structure and descriptors (none or two).
 pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> Result<(), Errno> {
     let mut vector = IoVector {
-        base: value as *const T as usize,
+        base: core::ptr::from_ref::<T>(value) as usize,
         length: core::mem::size_of::<T>(),
     };
     let mut control = Control {
@@ -197,9 +197,9 @@ pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> R
     let header = MessageHeader {
         name: 0,
         name_length: 0,
-        vector: &mut vector,
+        vector: &raw mut vector,
         vector_length: 1,
-        control: &mut control,
+        control: &raw mut control,
         control_length: if descriptors.is_some() {
             CONTROL_HEADER + 8
         } else {
@@ -228,7 +228,7 @@ pub fn send<T: Copy>(socket: i32, value: &T, descriptors: Option<[i32; 2]>) -> R
 pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
     let expected = core::mem::size_of::<T>();
     let mut vector = IoVector {
-        base: value as *mut T as usize,
+        base: core::ptr::from_mut::<T>(value) as usize,
         length: expected,
     };
     let mut control = Control {
@@ -240,9 +240,9 @@ pub fn receive<T: Copy>(socket: i32, value: &mut T) -> Result<[i32; 2], Errno> {
     let mut header = MessageHeader {
         name: 0,
         name_length: 0,
-        vector: &mut vector,
+        vector: &raw mut vector,
         vector_length: 1,
-        control: &mut control,
+        control: &raw mut control,
         control_length: core::mem::size_of::<Control>(),
         flags: 0,
     };

@@ -161,12 +161,19 @@ pub fn restore_signals(mask: u64) {
 }
 
 fn set_mask(new: &u64, old: Option<&mut u64>) {
-    let old = old.map_or(0, |o| o as *mut u64 as usize);
+    let old = old.map_or(0, |o| core::ptr::from_mut::<u64>(o) as usize);
     // SAFETY: both pointers are to live 8-byte masks, the size passed to the kernel.
     unsafe {
         syscall(
             nr::RT_SIGPROCMASK,
-            [SIG_SETMASK, new as *const u64 as usize, old, 8, 0, 0],
+            [
+                SIG_SETMASK,
+                core::ptr::from_ref::<u64>(new) as usize,
+                old,
+                8,
+                0,
+                0,
+            ],
         )
     };
 }

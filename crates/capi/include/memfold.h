@@ -168,22 +168,22 @@ typedef struct {
 #define MEMFOLD_ALGORITHM_ZSTD 1
 
 /*
- Swap the range in before it is touched, as far as there is room: MADV_WILLNEED.
+ Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`.
  */
 #define MEMFOLD_PREFETCH 0
 
 /*
- Reclaim moves the range out first: MADV_COLD.
+ Reclaim moves the range out first: `MADV_COLD`.
  */
 #define MEMFOLD_MARK_COLD 1
 
 /*
- Move the range out now: MADV_PAGEOUT.
+ Move the range out now: `MADV_PAGEOUT`.
  */
 #define MEMFOLD_PAGE_OUT 2
 
 /*
- Discard the contents of the range, which reads as zeros then: MADV_DONTNEED. No other thread may
+ Discard the contents of the range, which reads as zeros then: `MADV_DONTNEED`. No other thread may
  access the range until the call returns.
  */
 #define MEMFOLD_DISCARD 3

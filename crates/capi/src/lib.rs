@@ -32,13 +32,13 @@ pub const MEMFOLD_ALGORITHM_LZ4: u32 = 0;
 /// Zstandard: smaller, slower.
 pub const MEMFOLD_ALGORITHM_ZSTD: u32 = 1;
 
-/// Swap the range in before it is touched, as far as there is room: MADV_WILLNEED.
+/// Swap the range in before it is touched, as far as there is room: `MADV_WILLNEED`.
 pub const MEMFOLD_PREFETCH: c_int = 0;
-/// Reclaim moves the range out first: MADV_COLD.
+/// Reclaim moves the range out first: `MADV_COLD`.
 pub const MEMFOLD_MARK_COLD: c_int = 1;
-/// Move the range out now: MADV_PAGEOUT.
+/// Move the range out now: `MADV_PAGEOUT`.
 pub const MEMFOLD_PAGE_OUT: c_int = 2;
-/// Discard the contents of the range, which reads as zeros then: MADV_DONTNEED. No other thread may
+/// Discard the contents of the range, which reads as zeros then: `MADV_DONTNEED`. No other thread may
 /// access the range until the call returns.
 pub const MEMFOLD_DISCARD: c_int = 3;
 
@@ -350,7 +350,7 @@ pub unsafe extern "C" fn memfold_advise(start: *mut c_void, length: usize, advic
 /// `start` is only compared with the addresses of regions: any value is sound.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_pin(start: *mut c_void, length: usize) -> c_int {
-    match at(start, length, |region, range| region.pin_detached(range)) {
+    match at(start, length, Region::pin_detached) {
         Ok(pin) => {
             let key = (start as usize, length);
             regions().pins.entry(key).or_default().push(pin);

@@ -15,12 +15,12 @@ fn a_child_advises_on_its_own_regions() {
     unsafe {
         let limit = || {
             let mut limit = std::ptr::null_mut();
-            assert_eq!(memfold_new(std::ptr::null(), &mut limit), 0);
+            assert_eq!(memfold_new(std::ptr::null(), &raw mut limit), 0);
             limit
         };
         let map = |limit, bytes| {
             let mut start = std::ptr::null_mut();
-            assert_eq!(memfold_map(limit, bytes, &mut start), 0);
+            assert_eq!(memfold_map(limit, bytes, &raw mut start), 0);
             start
         };
         let parents = limit();
@@ -46,7 +46,7 @@ fn a_child_advises_on_its_own_regions() {
             libc::_exit(std::panic::catch_unwind(run).unwrap_or(3));
         }
         let mut status = 0;
-        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
         let code = libc::WEXITSTATUS(status);
         assert!(libc::WIFEXITED(status), "{status:#x}");
         if code == 2 {
@@ -69,13 +69,17 @@ fn statistics_are_those_of_the_rust_library() {
     // SAFETY: pointers to what lives here.
     unsafe {
         let mut limit = std::ptr::null_mut();
-        assert_eq!(memfold_new(std::ptr::null(), &mut limit), 0);
+        assert_eq!(memfold_new(std::ptr::null(), &raw mut limit), 0);
         let mut start = std::ptr::null_mut();
-        assert_eq!(memfold_map(limit, 3 << 20, &mut start), 0);
+        assert_eq!(memfold_map(limit, 3 << 20, &raw mut start), 0);
         let mut stats: memfold_stats = std::mem::zeroed();
-        assert_eq!(memfold_get_stats(limit, &mut stats), -1, "without a size");
+        assert_eq!(
+            memfold_get_stats(limit, &raw mut stats),
+            -1,
+            "without a size"
+        );
         stats.size = size_of::<memfold_stats>();
-        assert_eq!(memfold_get_stats(limit, &mut stats), 0);
+        assert_eq!(memfold_get_stats(limit, &raw mut stats), 0);
         let mapped = Stats::FIELDS
             .iter()
             .position(|field| field.name == "mapped_bytes");
@@ -85,7 +89,7 @@ fn statistics_are_those_of_the_rust_library() {
         // An older header's structure ends earlier.
         stats.size = first + 8;
         stats.values = [9; Stats::FIELDS.len()];
-        assert_eq!(memfold_get_stats(limit, &mut stats), 0);
+        assert_eq!(memfold_get_stats(limit, &raw mut stats), 0);
         assert_ne!(stats.values[0], 9);
         assert!(stats.values[1..].iter().all(|value| *value == 9));
         assert_eq!(memfold_unmap(start), 0);

@@ -1,28 +1,8 @@
 //! The `memfold` command.
-#![warn(clippy::pedantic)]
-#![warn(missing_debug_implementations, rust_2018_idioms)]
 #![allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "PIDs and signals are signed to the kernel; numbers are rounded only to be shown"
+    unreachable_pub,
+    reason = "nothing in a program is reachable from outside"
 )]
-#![allow(
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "there is no public interface; each Failure holds its message"
-)]
-#![allow(
-    clippy::items_after_statements,
-    reason = "a constant that is used once stands beside its use"
-)]
-#![allow(
-    clippy::format_collect,
-    clippy::format_push_string,
-    reason = "no text is long enough for its allocations to count"
-)]
-#![allow(clippy::similar_names, reason = "state and stats")]
 
 mod arguments;
 mod describe;

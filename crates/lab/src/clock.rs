@@ -18,7 +18,7 @@ fn read(clock: libc::clockid_t) -> Duration {
         tv_nsec: 0,
     };
     // SAFETY: `time` is valid for writes, and lives across the call.
-    let result = unsafe { libc::clock_gettime(clock, &mut time) };
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
     assert_eq!(
         result, 0,
         "clock_gettime: the CPU clocks of the caller always exist"

@@ -56,7 +56,7 @@ enum Drain {
     Raised,
 }
 
-/// Nice value of a raised drainer: the highest priority of SCHED_OTHER.
+/// Nice value of a raised drainer: the highest priority of `SCHED_OTHER`.
 const RAISED: i32 = -20;
 
 const VARIANTS: [(&str, Variant); 9] = [
@@ -88,7 +88,7 @@ impl Variant {
     }
 }
 
-/// Whether RLIMIT_NICE or CAP_SYS_NICE allows [`RAISED`].
+/// Whether `RLIMIT_NICE` or `CAP_SYS_NICE` allows [`RAISED`].
 fn may_raise() -> bool {
     // In a thread of its own, so that the caller keeps its nice value.
     let raised = thread::spawn(|| {
@@ -205,7 +205,7 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// How a bare madvise() is timed, as a lower bound.
+/// How a bare `madvise()` is timed, as a lower bound.
 #[derive(Debug, Clone, Copy)]
 enum Floor {
     /// One thread, one call, idle CPUs.
@@ -214,7 +214,7 @@ enum Floor {
     Shared { busy: bool },
 }
 
-/// Milliseconds that madvise() takes to free as much memory as the objects of `bytes` of pages
+/// Milliseconds that `madvise()` takes to free as much memory as the objects of `bytes` of pages
 /// fill.
 fn time_of_discard(bytes: usize, sizes: &[usize], floor: Floor) -> Result<f64> {
     let objects = bytes / PAGE_SIZE;
@@ -479,7 +479,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             subtracted.push(scope.spawn(|| {
                 subtracted_time(&start, || {
                     while go_on() {
-                        allocator.compact(&go_on)
+                        allocator.compact(&go_on);
                     }
                 })
             }));
@@ -488,7 +488,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
             subtracted.push(scope.spawn(|| {
                 subtracted_time(&start, || {
                     while go_on() {
-                        std::hint::spin_loop()
+                        std::hint::spin_loop();
                     }
                 })
             }));
@@ -507,7 +507,7 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let before = process_cpu();
         start.wait();
         let first_free = Instant::now();
-        let ended = callers.into_iter().map(|caller| caller.join());
+        let ended = callers.into_iter().map(thread::ScopedJoinHandle::join);
         let caller_time: Duration = ended.map(|time| time.unwrap_or(Duration::MAX)).sum();
         let last_free = Instant::now();
         // CPU time of the polling below is subtracted too.
@@ -520,8 +520,8 @@ fn measure(variant: Variant, case: Case, sizes: &[usize]) -> Result<Outcome> {
         let polling = thread_cpu().saturating_sub(before_polling);
         let back = allocator.resident_bytes() == 0;
         stop.store(true, Ordering::Relaxed);
-        let ended = subtracted.into_iter().map(|thread| thread.join());
-        let not_counted: Duration = ended.map(|time| time.unwrap_or_default()).sum();
+        let ended = subtracted.into_iter().map(thread::ScopedJoinHandle::join);
+        let not_counted: Duration = ended.map(Result::unwrap_or_default).sum();
         let cpu = process_cpu()
             .saturating_sub(before)
             .saturating_sub(not_counted + polling);

@@ -1,5 +1,9 @@
 //! `memfold-lab`: experiments on compressed swap. Each published design runs beside memfold's, with
 //! the published figures, on this machine.
+#![allow(
+    unreachable_pub,
+    reason = "nothing in a program is reachable from outside"
+)]
 
 mod baselines;
 mod chain;

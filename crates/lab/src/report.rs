@@ -52,7 +52,7 @@ impl Samples {
         match sorted.len() {
             0 => f64::NAN,
             odd if odd % 2 == 1 => sorted[middle],
-            _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+            _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
         }
     }
 
@@ -243,7 +243,7 @@ pub fn commit() -> &'static str {
     env!("MEMFOLD_LAB_COMMIT")
 }
 
-/// Anonymous memory of this process in bytes (`Anonymous` of smaps_rollup).
+/// Anonymous memory of this process in bytes (`Anonymous` of `smaps_rollup`).
 pub fn anonymous_bytes() -> Result<usize> {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     let kib = rollup

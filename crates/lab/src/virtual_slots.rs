@@ -205,8 +205,7 @@ fn published(workload: &str, variant: &str) -> Value {
         ("usemem", "virtual-without-recent-cluster") => "+2.4 %".into(),
         ("usemem", "virtual") => "+0.4 %".into(),
         ("memhog", "virtual-without-any") => "+3.1 % real time (48 GB)".into(),
-        ("memhog", "virtual-without-recent-cluster") => "-0.8 %".into(),
-        ("memhog", "virtual") => "-0.8 %".into(),
+        ("memhog", "virtual-without-recent-cluster" | "virtual") => "-0.8 %".into(),
         _ => Value::Null,
     }
 }

@@ -177,7 +177,13 @@ fn zswap() -> Vec<String> {
     let folder = fs::read_dir("/sys/module/zswap/parameters");
     let files = folder.into_iter().flatten().flatten();
     let mut texts: Vec<String> = files
-        .map(|file| format!("{:?} {:?}", file.path(), fs::read(file.path()).unwrap()))
+        .map(|file| {
+            format!(
+                "{} {:?}",
+                file.path().display(),
+                fs::read(file.path()).unwrap()
+            )
+        })
         .collect();
     texts.sort();
     texts

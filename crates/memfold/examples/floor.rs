@@ -84,7 +84,7 @@ fn cpu_time() -> Duration {
         tv_nsec: 0,
     };
     // SAFETY: fills a live structure.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
@@ -92,7 +92,7 @@ fn cpu_time() -> Duration {
 fn each(pages: usize, run: impl FnOnce()) -> f64 {
     let start = cpu_time();
     run();
-    (cpu_time() - start).as_secs_f64() * 1e9 / pages as f64
+    cpu_time().saturating_sub(start).as_secs_f64() * 1e9 / pages as f64
 }
 
 /// Pages as LZ4 leaves them, one behind the other.
@@ -179,8 +179,11 @@ impl Missing {
             let mut before: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = empty_handler as *const () as usize;
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-            libc::sigfillset(&mut action.sa_mask);
-            assert_eq!(libc::sigaction(libc::SIGBUS, &action, &mut before), 0);
+            libc::sigfillset(&raw mut action.sa_mask);
+            assert_eq!(
+                libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before),
+                0
+            );
             before
         };
         UFFD.store(self.uffd.0 as u64, Relaxed);
@@ -190,7 +193,7 @@ impl Missing {
             black_box(self.address(0).read_volatile());
         });
         // SAFETY: what was installed before.
-        unsafe { libc::sigaction(libc::SIGBUS, &before, std::ptr::null_mut()) };
+        unsafe { libc::sigaction(libc::SIGBUS, &raw const before, std::ptr::null_mut()) };
         self.clear();
         taken
     }

@@ -64,7 +64,7 @@ fn main() -> Result<ExitCode, memfold::Error> {
     let words = region.view::<u64>();
     let mut wrong = (0..pages).filter(|page| !is_right(words, *page)).count();
     // A step without a factor in common with the number of pages visits each once.
-    let step = (1..)
+    let step = (1..=pages)
         .map(|n| pages / 3 + n)
         .find(|step| gcd(*step, pages) == 1);
     let step = step.expect("there is one below 2 × pages");

@@ -14,12 +14,12 @@ fn limit_addresses(more: usize) -> libc::rlimit {
     // SAFETY: fills and reads live structures.
     unsafe {
         let mut before: libc::rlimit = std::mem::zeroed();
-        assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &mut before), 0);
+        assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &raw mut before), 0);
         let now = libc::rlimit {
             rlim_cur: (pages * PAGE + more) as u64,
             ..before
         };
-        assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &now), 0);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const now), 0);
         before
     }
 }

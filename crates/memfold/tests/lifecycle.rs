@@ -136,7 +136,7 @@ fn a_pin_counts_what_it_keeps_in_memory() {
     let region = memfold.map(6 * MIB).unwrap();
     let mut pins = Vec::new();
     let refused = (0..region.len()).step_by(16 * PAGE).find_map(|start| {
-        let pin = region.pin_detached(start..start + 1);
+        let pin = region.pin_detached(start..=start);
         pin.map(|pin| pins.push(pin)).err()
     });
     assert!(
@@ -209,7 +209,7 @@ fn a_child_does_not_wait_for_what_its_parent_releases() {
                 libc::_exit(0);
             }
             let mut status = 0;
-            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
             assert_eq!(status, 0);
         }
     });

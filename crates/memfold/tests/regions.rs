@@ -230,12 +230,12 @@ fn pages_are_counted_alike_in_all_modes() {
                 verify_page(&region[number * PAGE..][..PAGE], number as u64, generation);
             }
         };
-        pass(&mut region, &Vec::from_iter(0..pages), 1);
+        pass(&mut region, &(0..pages).collect::<Vec<_>>(), 1);
         assert_eq!(counted(), [all; 3], "{mode}");
         if mode == Mode::Protection {
             // Half of each block: what is left of it is zeros, and never stored.
             region.discard(..).unwrap();
-            let half = Vec::from_iter((0..pages).filter(|number| number % 16 < 8));
+            let half: Vec<usize> = (0..pages).filter(|number| number % 16 < 8).collect();
             pass(&mut region, &half, 2);
             assert_eq!(counted(), [all * 5 / 2, all * 3 / 2, all * 3 / 2], "{mode}");
         }
@@ -312,7 +312,7 @@ fn system_calls_need_a_pin_or_thread_mode() {
         drop(pin);
         assert_eq!(memfold.stats().pinned_bytes, 0);
         assert!(matches!(
-            region.pin(MIB..MIB + 1),
+            region.pin(MIB..=MIB),
             Err(Error::OutOfRange { .. })
         ));
         let large = memfold.map(64 * MIB).unwrap();
@@ -374,7 +374,7 @@ fn bad_requests_say_what_is_wrong() {
     assert!(matches!(memfold.map(usize::MAX), Err(Error::Length(_))));
     let region = memfold.map(PAGE).unwrap();
     assert!(matches!(
-        region.mark_cold(5..PAGE + 1),
+        region.mark_cold(5..=PAGE),
         Err(Error::OutOfRange { .. })
     ));
     assert!(memfold.is_handler_installed());

@@ -53,7 +53,10 @@ fn set_handler(signal: i32, handler: usize, flags: i32) {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
         action.sa_flags = flags;
-        assert_eq!(libc::sigaction(signal, &action, std::ptr::null_mut()), 0);
+        assert_eq!(
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut()),
+            0
+        );
     }
 }
 
@@ -85,7 +88,7 @@ fn forked(run: impl FnOnce() -> i32) -> i32 {
             libc::_exit(run());
         }
         let mut status = 0;
-        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
         status
     }
 }
@@ -145,7 +148,7 @@ fn handlers_may_touch_regions(mode: Mode) {
         it_value: interval,
     };
     // SAFETY: a live structure.
-    unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) };
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) };
     while READ.load(Ordering::Relaxed) < 300 {
         region.page_out(..).unwrap();
         assert!(region.chunks_exact(PAGE).all(|page| page[0] == 0x5a));
@@ -153,7 +156,7 @@ fn handlers_may_touch_regions(mode: Mode) {
     // SAFETY: as above; all zeros stop the timer.
     unsafe {
         let stopped: libc::itimerval = std::mem::zeroed();
-        libc::setitimer(libc::ITIMER_REAL, &stopped, std::ptr::null_mut());
+        libc::setitimer(libc::ITIMER_REAL, &raw const stopped, std::ptr::null_mut());
     }
     REGION.store(std::ptr::null_mut(), Ordering::SeqCst);
     while INSIDE.load(Ordering::SeqCst) > 0 {
@@ -180,7 +183,8 @@ fn a_small_alternate_stack_is_enough(mode: Mode) {
                 ss_size: stack.len(),
             };
             // SAFETY: the stack lives until it is given up below.
-            unsafe { assert_eq!(libc::sigaltstack(&alternate, std::ptr::null_mut()), 0) };
+            let set = unsafe { libc::sigaltstack(&raw const alternate, std::ptr::null_mut()) };
+            assert_eq!(set, 0);
             for (number, page) in region.chunks_exact_mut(PAGE).enumerate() {
                 fill_page(page, number as u64, 1);
             }
@@ -192,7 +196,7 @@ fn a_small_alternate_stack_is_enough(mode: Mode) {
                 ..alternate
             };
             // SAFETY: gives the stack up.
-            unsafe { libc::sigaltstack(&none, std::ptr::null_mut()) };
+            unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
         });
     });
 }

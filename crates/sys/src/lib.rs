@@ -8,27 +8,6 @@
 //!
 //! Linux on x86-64 only, 4 KiB pages.
 #![cfg_attr(not(feature = "std"), no_std)]
-#![warn(clippy::pedantic)]
-#![warn(missing_debug_implementations, rust_2018_idioms, unreachable_pub)]
-#![allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_possible_wrap,
-    clippy::cast_sign_loss,
-    reason = "the kernel's types on the one platform there is: words of 64 bits, results as signed numbers"
-)]
-#![allow(
-    clippy::missing_errors_doc,
-    reason = "most errors are whatever the kernel returns; those that mean something are documented"
-)]
-#![allow(
-    clippy::must_use_candidate,
-    reason = "an unused result of a question is harmless; what must be used is a Result or marked"
-)]
-#![allow(
-    clippy::items_after_statements,
-    reason = "a constant that is used once stands beside its use"
-)]
-#![allow(clippy::similar_names, reason = "uid and gid, start and stat")]
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("memfold supports Linux on x86-64 only");

@@ -4,6 +4,10 @@
 //! The programs are in `tests/programs`; `MEMFOLD_TEST_ROUNDS` says how often each
 //! comparison is repeated, and how long torture takes. libtest starts tests in the order of their
 //! names: those that need the machine for themselves come first.
+#![allow(
+    unreachable_pub,
+    reason = "nothing in a program is reachable from outside"
+)]
 
 #[macro_use]
 mod support;

@@ -58,7 +58,7 @@ impl<T: Atomics> Array<T> {
             // (Adding zero instead would be compiled to a load, which populates nothing.)
             unsafe {
                 (*self.base.cast::<AtomicU8>().as_ptr().add(page * PAGE_SIZE))
-                    .store(0, Ordering::Relaxed)
+                    .store(0, Ordering::Relaxed);
             };
         }
     }

@@ -51,7 +51,7 @@ struct Cursor {
 /// The clusters of a space, and the cluster that each CPU allocates from.
 #[derive(Debug)]
 pub struct Clusters {
-    clusters: Vec<Cluster>,
+    all: Vec<Cluster>,
     cursors: Vec<Padded<Mutex<Cursor>>>,
     lists: Mutex<Lists>,
 }
@@ -65,7 +65,7 @@ impl Clusters {
     pub fn new(slots: usize, cpus: usize) -> Self {
         let count = slots.div_ceil(CLUSTER);
         Self {
-            clusters: (0..count).map(|_| Cluster::default()).collect(),
+            all: (0..count).map(|_| Cluster::default()).collect(),
             cursors: (0..cpus).map(|_| Padded::default()).collect(),
             lists: Mutex::new(Lists {
                 listed: Vec::with_capacity(count),
@@ -77,12 +77,12 @@ impl Clusters {
     /// Memory of the clusters' records, in bytes.
     #[cfg(test)]
     pub fn bytes(&self) -> usize {
-        self.clusters.len() * size_of::<Cluster>()
+        self.all.len() * size_of::<Cluster>()
     }
 
     /// Locks the cluster of a slot.
     pub fn lock(&self, slot: usize) -> Held<'_> {
-        self.clusters[slot / CLUSTER].lock.lock()
+        self.all[slot / CLUSTER].lock.lock()
     }
 
     /// Allocates up to `wanted` slots from the CPU's cluster, under its lock, and tries another
@@ -96,9 +96,9 @@ impl Clusters {
     ) -> usize {
         let mut cursor = lock(&self.cursors[cpu % self.cursors.len()].0);
         // Bounded: a cluster with free slots may consist of slots that `take` refuses.
-        for _ in 0..=2 * self.clusters.len() {
+        for _ in 0..=2 * self.all.len() {
             if let Some(number) = cursor.cluster {
-                let cluster = &self.clusters[number];
+                let cluster = &self.all[number];
                 let mut taken = 0;
                 {
                     let _held = cluster.lock.lock();
@@ -128,29 +128,29 @@ impl Clusters {
         let mut lists = lock(&self.lists);
         let number = if let Some(number) = lists.listed.pop() {
             number
-        } else if lists.next < self.clusters.len() {
+        } else if lists.next < self.all.len() {
             lists.next += 1;
             lists.next - 1
         } else {
             // Fall back to any cluster with a free slot.
-            (1..self.clusters.len()).find(|&number| {
-                let cluster = &self.clusters[number];
+            (1..self.all.len()).find(|&number| {
+                let cluster = &self.all[number];
                 cluster.home.load(Relaxed) == home::FULL
                     && (cluster.used.load(Relaxed) as usize) < CLUSTER
             })?
         };
-        self.clusters[number].home.store(home::HELD, Relaxed);
+        self.all[number].home.store(home::HELD, Relaxed);
         Some(number)
     }
 
     fn release(&self, number: usize) {
         let mut lists = lock(&self.lists);
-        self.clusters[number].home.store(home::FULL, Relaxed);
+        self.all[number].home.store(home::FULL, Relaxed);
         self.list_if_free(&mut lists, number);
     }
 
     fn list_if_free(&self, lists: &mut Lists, number: usize) {
-        let cluster = &self.clusters[number];
+        let cluster = &self.all[number];
         if cluster.home.load(Relaxed) == home::FULL && cluster.used.load(Relaxed) <= LISTED_AT {
             cluster.home.store(home::LISTED, Relaxed);
             lists.listed.push(number);
@@ -161,7 +161,7 @@ impl Clusters {
     /// cluster's lock, which it may have dropped.
     pub fn freed(&self, slot: usize, count: u32) {
         let number = slot / CLUSTER;
-        let before = self.clusters[number].used.fetch_sub(count, AcqRel);
+        let before = self.all[number].used.fetch_sub(count, AcqRel);
         assert!(
             before >= count,
             "freed {count} slots of cluster {number}, which has {before}"

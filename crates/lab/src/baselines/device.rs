@@ -113,7 +113,7 @@ impl Device {
         }
     }
 
-    fn at(&self, entry: u64) -> (usize, Location) {
+    fn at(entry: u64) -> (usize, Location) {
         let number = (entry >> KIND_SHIFT) as usize;
         assert!(number > 0, "the slot of the device is empty");
         let location = entry & ((1 << KIND_SHIFT) - 1);
@@ -123,7 +123,7 @@ impl Device {
     /// The location of a slot's page, without the lock.
     #[inline]
     pub fn look_up(&self, slot: usize) -> Location {
-        self.at(self.table[slot].load(Acquire) & !LOCKED).1
+        Self::at(self.table[slot].load(Acquire) & !LOCKED).1
     }
 
     /// Copies the page of a slot to `out`.
@@ -134,7 +134,7 @@ impl Device {
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
         let word = self.lock(slot);
-        let (number, location) = self.at(word);
+        let (number, location) = Self::at(word);
         let stored = Stored::new(Slot::from_raw(slot as u32), location, &self.annex[slot]);
         let loaded = self.tiers.tiers[number].load(stored, out, scratch);
         self.table[slot].store(word, Release);
@@ -146,7 +146,7 @@ impl Device {
         let mut locations = vec![Vec::new(); self.tiers.tiers.len()];
         let mut bytes = 0;
         for slot in slots {
-            let (number, location) = self.at(self.lock(slot));
+            let (number, location) = Self::at(self.lock(slot));
             self.table[slot].store(0, Release);
             bytes += self.tiers.tiers[number].bytes(location);
             locations[number].push(location);

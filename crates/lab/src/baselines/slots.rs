@@ -12,7 +12,7 @@
 //! clean. Once half of the device is used, such cache-only slots are reclaimed for other pages.
 
 use std::sync::{
-    Mutex,
+    Mutex, PoisonError,
     atomic::{AtomicU64, Ordering::*},
 };
 
@@ -120,7 +120,7 @@ impl Directory {
     }
 
     fn insert(&self, cluster: usize) {
-        let mut taken = self.taken.lock().unwrap_or_else(|held| held.into_inner());
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let [top, middle, leaf] = Self::path(cluster);
         let mut node = 0;
         for index in [top, middle] {
@@ -336,7 +336,7 @@ impl Slots {
     }
 
     /// Allocates `wanted` virtual slots.
-    fn take_slots(&self, above: &Virtual, thread: usize, wanted: usize, slots: &mut Vec<usize>) {
+    fn take_slots(above: &Virtual, thread: usize, wanted: usize, slots: &mut Vec<usize>) {
         while slots.len() < wanted {
             let left = wanted - slots.len();
             let taken = above.clusters.allocate(thread, left, |slot| {
@@ -492,7 +492,7 @@ impl SwapDesign for Slots {
                     slots.extend_from_slice(&places);
                 }
                 Some(above) => {
-                    self.take_slots(above, thread, places.len(), &mut slots);
+                    Self::take_slots(above, thread, places.len(), &mut slots);
                     for (&slot, &place) in slots.iter().zip(&places) {
                         above.reverse[place].store(slot as u64, Release);
                     }

@@ -119,7 +119,7 @@ impl Process {
         let mut status = 0;
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
         // SAFETY: the child is not reaped yet, and both pointers are valid for writes.
-        let waited = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };
+        let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
         ensure!(waited == pid, "wait4 of PID {pid} failed");
         self.ended = true;
         // SAFETY: the call succeeded, and any bit pattern is a valid `rusage`.

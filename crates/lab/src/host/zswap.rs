@@ -71,8 +71,8 @@ impl Zswap {
         &self.compressor
     }
 
-    /// Current statistics.
-    pub fn usage(&self) -> Result<ZswapUse> {
+    /// Current statistics, which are the whole kernel's.
+    pub fn usage() -> Result<ZswapUse> {
         let meminfo = read("/proc/meminfo")?;
         let bytes = |name: &str| -> Result<u64> {
             let line = meminfo.lines().find_map(|line| line.strip_prefix(name));

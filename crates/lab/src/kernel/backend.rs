@@ -262,7 +262,7 @@ impl Session {
             original: usage.original,
             used: usage.used,
         });
-        let zswap = self.zswap.as_ref().and_then(|zswap| zswap.usage().ok());
+        let zswap = self.zswap.as_ref().and_then(|_| Zswap::usage().ok());
         let zswap = zswap.map(|usage| Pool {
             original: usage.original,
             used: usage.used,

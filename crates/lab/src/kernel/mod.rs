@@ -188,9 +188,10 @@ impl Suite {
                 if given_up.contains(&backend.to_string()) {
                     continue;
                 }
-                let kills_allowed = match runs.is_empty() {
-                    true => KILLS_ALLOWED,
-                    false => KILLS_ALLOWED_LATER,
+                let kills_allowed = if runs.is_empty() {
+                    KILLS_ALLOWED
+                } else {
+                    KILLS_ALLOWED_LATER
                 };
                 let run = self
                     .run_once(case, backend, kills_allowed)
@@ -322,7 +323,7 @@ fn synthetic(case: &Case, backend: &Backend, session: &Session) -> Result<Figure
     words.extend(arguments.iter().cloned());
     let program = std::env::current_exe()?.into_os_string();
     let ended = measure::run(session.command(&program, &words)?, |stop| {
-        session.watch(stop)
+        session.watch(stop);
     })?;
     let mut figures = Figures::from_output(&ended.output)?;
     figures.0.extend(ended.figures.0);

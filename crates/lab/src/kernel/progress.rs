@@ -29,10 +29,8 @@ impl Progress {
         rounds: usize,
         figures: &Figures,
     ) {
-        let performance = METRICS.iter().filter(|metric| !metric.cost);
-        let first = performance
-            .filter_map(|metric| Some((metric, figures.get(metric.name)?)))
-            .next();
+        let mut performance = METRICS.iter().filter(|metric| !metric.cost);
+        let first = performance.find_map(|metric| Some((metric, figures.get(metric.name)?)));
         let figure = first.map_or(String::new(), |(metric, value)| {
             format!("{value:.4} {}", metric.unit)
         });

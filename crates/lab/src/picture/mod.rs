@@ -42,11 +42,11 @@ pub fn run(options: &Options) -> Result<()> {
     write_lines(&input, lines)?;
 
     let alone = Run::new(&input, &folder.path().join("alone"));
-    let native = alone.watch(&mut alone.command(&[]), None)?;
+    let native = alone.watch(&mut Run::command(&[]), None)?;
     let limited = Run::new(&input, &folder.path().join("limited"));
     let memfold_path = memfold.to_str().context("memfold's path is not UTF-8")?;
     let prefix = [memfold_path, "run", "--quiet", "--limit", limit, "--"];
-    let under = limited.watch(&mut limited.command(&prefix), Some(&memfold))?;
+    let under = limited.watch(&mut Run::command(&prefix), Some(&memfold))?;
     ensure!(
         alone.output()? == limited.output()?,
         "sort printed something else under memfold: this is a bug"
@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// The program behind the words of `prefix`.
-    fn command(&self, prefix: &[&str]) -> Command {
+    fn command(prefix: &[&str]) -> Command {
         let mut words = prefix.iter().chain(&PROGRAM);
         let mut command = Command::new(words.next().expect("PROGRAM has words"));
         command.args(words);

@@ -103,10 +103,10 @@ fn stat(memfold: &Path, pid: u32) -> Result<Option<Value>> {
         .args(["stat", "--json", &pid.to_string()])
         .output()
         .context("memfold stat cannot be started")?;
-    match output.status.success() {
-        true => Ok(Some(serde_json::from_slice(&output.stdout)?)),
-        false => Ok(None),
+    if !output.status.success() {
+        return Ok(None);
     }
+    Ok(Some(serde_json::from_slice(&output.stdout)?))
 }
 
 fn number(stat: &Value, name: &str) -> Result<u64> {

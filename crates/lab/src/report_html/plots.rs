@@ -119,7 +119,7 @@ fn embedded(all: &Experiments) -> Chart {
     let clusters = cases.into_iter().filter_map(|name| {
         let workload = format!("embedded-{name}");
         let mut cluster = kernel(all, &workload, 1, None, "throughput_mib_per_s")?;
-        cluster.label = name.to_owned();
+        cluster.label = name.into();
         Some(cluster)
     });
     Chart {
@@ -144,7 +144,7 @@ fn redis(all: &Experiments) -> Chart {
     ];
     let clusters = cases.into_iter().filter_map(|(workload, metric, label)| {
         let mut cluster = kernel(all, workload, 1, None, metric)?;
-        cluster.label = label.to_owned();
+        cluster.label = label.into();
         Some(cluster)
     });
     Chart {

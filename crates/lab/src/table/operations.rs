@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use memfold_swap::{Page, Scratch, Slot, SlotRanges};
+use memfold_swap::{Location, Page, Scratch, Slot, SlotRanges};
 
 use super::designs::{Nowhere, some_page};
 use crate::{baselines::SwapDesign, random::Random};
@@ -133,11 +133,7 @@ fn work<D: SwapDesign>(
 #[inline(never)]
 fn look_up_all<D: SwapDesign>(design: &D, slots: &[Slot]) -> u64 {
     slots.iter().fold(0, |sum, &slot| {
-        sum.wrapping_add(
-            design
-                .look_up(slot)
-                .map_or(u64::MAX, |found| found.into_raw()),
-        )
+        sum.wrapping_add(design.look_up(slot).map_or(u64::MAX, Location::into_raw))
     })
 }
 

@@ -13,7 +13,7 @@ use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, SlotRange, SlotRanges};
 
 use crate::{baselines::SwapDesign, clock, random::Random};
 
-/// Pages per reclaim batch (the kernel's SWAP_CLUSTER_MAX).
+/// Pages per reclaim batch (the kernel's `SWAP_CLUSTER_MAX`).
 const RECLAIMED_TOGETHER: usize = 32;
 
 /// The order in which pages are touched.

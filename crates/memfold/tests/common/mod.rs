@@ -1,5 +1,9 @@
 //! What the tests of regions share.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test file compiles this, and uses a part"
+)]
 
 use memfold::{Memfold, MemfoldBuilder, Mode};
 

@@ -122,7 +122,7 @@ fn a_full_pipe_for_messages_holds_nothing_up() {
     let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
     // 64 KiB unless it is set.
     writer
-        .write_all(&[b'x'; 1 << 16])
+        .write_all(&vec![b'x'; 1 << 16])
         .expect("room in the pipe");
     // What is started without the library is told of.
     let script = "trap 'echo told; exit 3' TERM; env -u LD_PRELOAD sleep 4 2>&1 & \

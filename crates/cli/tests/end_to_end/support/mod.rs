@@ -107,7 +107,12 @@ fn compile(name: &str, sources: &[&str], options: &[&str]) -> PathBuf {
 /// descriptor open for writing, and no program can be executed while there is one.
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status();
-    assert!(status.expect("cp runs").success(), "cp {from:?} {to:?}");
+    assert!(
+        status.expect("cp runs").success(),
+        "cp {} {}",
+        from.display(),
+        to.display()
+    );
 }
 
 /// The torture program, whose source has several parts.

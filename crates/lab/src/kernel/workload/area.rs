@@ -24,7 +24,7 @@ pub trait Pages {
 
     /// Size in MiB.
     fn mebibytes(&self) -> f64 {
-        (self.pages() * PAGE_SIZE) as f64 / (1 << 20) as f64
+        (self.pages() * PAGE_SIZE) as f64 / f64::from(1 << 20)
     }
 
     /// Writes every page. Returns the wall time.
@@ -103,7 +103,7 @@ impl Area {
         Ok(Self { base, pages })
     }
 
-    /// MADV_PAGEOUT of the whole mapping.
+    /// `MADV_PAGEOUT` of the whole mapping.
     pub fn advise_page_out(&self) -> Result<()> {
         // SAFETY: the range is this mapping, and the call keeps its contents.
         let failed = unsafe {
@@ -134,7 +134,7 @@ impl Area {
         drop(self);
         Unmapped {
             waited: started.elapsed(),
-            cpu: process_cpu() - cpu,
+            cpu: process_cpu().saturating_sub(cpu),
             place: Some(Place { base, pages }),
         }
     }

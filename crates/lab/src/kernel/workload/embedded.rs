@@ -1,4 +1,4 @@
-//! Memory of the library against anonymous memory with MADV_PAGEOUT, in a program that pages out
+//! Memory of the library against anonymous memory with `MADV_PAGEOUT`, in a program that pages out
 //! explicitly; no limit applies.
 
 use std::time::Instant;
@@ -68,7 +68,7 @@ impl Swapped for Folded {
         let waited = started.elapsed();
         // The CPU time of the background release is part of the cost.
         memfold.wait_for_release();
-        let cpu = process_cpu() - cpu;
+        let cpu = process_cpu().saturating_sub(cpu);
         let region = memfold.map(length)?;
         let mut again = Self { memfold, region };
         again.write_all(data);
@@ -104,7 +104,7 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
     let started = Instant::now();
     memory.page_out()?;
     let seconds = started.elapsed().as_secs_f64();
-    let cpu = process_cpu() - cpu;
+    let cpu = process_cpu().saturating_sub(cpu);
     match options.value("order").unwrap_or("page-out") {
         "page-out" => {
             let mebibytes = memory.mebibytes();
@@ -119,7 +119,7 @@ fn phase(options: &Options, mut memory: impl Swapped) -> Result<Figures> {
             let mut figures = read_all(&mut memory, Order::named(order)?)?;
             for (name, _) in &mut figures.0 {
                 if name == "own_cpu_ms" {
-                    *name = "timed_cpu_ms".to_owned();
+                    *name = "timed_cpu_ms".into();
                 }
             }
             spoil(options, &mut memory);

@@ -12,7 +12,7 @@ use super::{
     Data, Figures, WORKLOAD, WRONG_RESULT, Wrong,
     area::{Area, Pages},
     pages,
-    workers::{evict, gone_after, start_workers},
+    workers::{Worker, evict, gone_after, start_workers},
 };
 use crate::Options;
 
@@ -22,10 +22,7 @@ pub fn run(options: &Options) -> Result<Figures> {
     let mut workers = start_workers(options)?;
     let out = evict(&mut workers, options)?;
     let megabytes = (options.number("megabytes", 64)? / 2).max(1).to_string();
-    let mut processes: Vec<_> = workers
-        .into_iter()
-        .map(|worker| worker.into_process())
-        .collect();
+    let mut processes: Vec<_> = workers.into_iter().map(Worker::into_process).collect();
     let started = Instant::now();
     for process in &mut processes {
         process.kill()?;

@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
                 read_all(held, Order::named(&line["read-".len()..])?)?
             }
             "spent?" => {
-                let spent = process_cpu() - spent;
+                let spent = process_cpu().saturating_sub(spent);
                 Figures::default().with("own_cpu_ms", spent.as_secs_f64() * 1e3)
             }
             "check" => {
@@ -136,7 +136,7 @@ impl Order {
 /// Reads and checks the stamp of every page in an order.
 pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let order = order.of(area.pages());
-    let mebibytes = (order.len() * PAGE_SIZE) as f64 / (1 << 20) as f64;
+    let mebibytes = (order.len() * PAGE_SIZE) as f64 / f64::from(1 << 20);
     let mut latencies = Latencies::for_count(order.len());
     let cpu = process_cpu();
     let started = Instant::now();
@@ -154,7 +154,10 @@ pub fn read_all(area: &mut impl Pages, order: Order) -> Result<Figures> {
     let figures = Figures::default()
         .with("seconds", seconds)
         .with("throughput_mib_per_s", mebibytes / seconds)
-        .with("own_cpu_ms", (process_cpu() - cpu).as_secs_f64() * 1e3);
+        .with(
+            "own_cpu_ms",
+            process_cpu().saturating_sub(cpu).as_secs_f64() * 1e3,
+        );
     Ok(latencies.add_to(figures))
 }
 
