@@ -1,5 +1,6 @@
 //! The documents agree with each other and with the sources.
 
+use memfold_pager::{Now, Totals};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -205,6 +206,27 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
+/// The names that the rows of a table begin with.
+fn rows(table: &str) -> BTreeSet<&str> {
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    rows.filter_map(|row| row.split('`').nth(1)).collect()
+}
+
+#[test]
+fn every_statistic_is_documented() {
+    let statistics = read("docs/statistics.md");
+    let (of_the_run, of_now) = statistics
+        .split_once("## `memfold stat --json`")
+        .expect("a section on what runs now");
+    for (table, fields) in [(of_the_run, Totals::FIELDS), (of_now, Now::FIELDS)] {
+        let documented = rows(table);
+        for field in fields {
+            let name = field.name;
+            assert!(documented.contains(name), "docs/statistics.md lacks {name}");
+        }
+    }
+}
+
 #[test]
 fn what_is_documented_is_in_the_sources() {
     let sources = sources();
@@ -231,8 +253,7 @@ fn what_is_documented_is_in_the_sources() {
         }
     }
     let statistics = read("docs/statistics.md");
-    for row in statistics.lines().filter(|line| line.starts_with("| `")) {
-        let name = row.split('`').nth(1).unwrap_or_default();
+    for name in rows(&statistics) {
         assert!(has_word(&sources, name), "no statistic {name}");
         checked += 1;
     }

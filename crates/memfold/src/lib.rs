@@ -8,8 +8,8 @@ mod region;
 #[cfg(feature = "allocator-api2")]
 pub use allocator::RegionAllocator;
 pub use builder::{Memfold, MemfoldBuilder};
-pub use memfold_pager::Algorithm;
-pub use memfold_pager::embedded::{Error, Mode, Stats, StatsField, handle_fault as handle_signal};
+pub use memfold_pager::embedded::{Error, Mode, Stats, handle_fault as handle_signal};
+pub use memfold_pager::{Algorithm, StatsField};
 pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
 
 /// The version of this crate.

@@ -13,6 +13,7 @@
 //! | `density` | how much of a block of pages is resident, for readahead |
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
 //! | `pool_memory` | memory for the pool |
+//! | `statistics` | the table that each statistic is a line of |
 //! | `options` | limits and settings, for both engines |
 //! | `sync`, `time` | locking and waking; the clock |
 
@@ -29,6 +30,7 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
+mod statistics;
 mod supervised;
 mod sync;
 mod time;
@@ -36,6 +38,7 @@ mod watermarks;
 mod zeros;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
+pub use statistics::StatsField;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 pub use supervised::supervisor::{Control, StartError, Supervisor};
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError};

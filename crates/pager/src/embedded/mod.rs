@@ -77,4 +77,4 @@ pub use engine::{Engine, default_limit};
 pub use error::Error;
 pub use region::{PinnedPages, Region};
 pub use signals::handle_fault;
-pub use stats::{Stats, StatsField};
+pub use stats::Stats;

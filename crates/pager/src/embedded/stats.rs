@@ -2,47 +2,44 @@
 //! [`Stats::FIELDS`] the C structure and the Python dictionary all come from one table.
 
 use super::config::Mode;
+use crate::statistics::statistics;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Makes [`Stats`], [`Counters`] and [`Gauges`] of the table below. A `counter` is counted by the
 /// engine's threads; a `gauge` is computed by `EngineState::gauges` when statistics are taken.
-macro_rules! statistics {
+macro_rules! engine_statistics {
     ($($(#[doc = $doc:literal])+ $kind:ident $name:ident;)+) => {
-        /// Statistics of an engine. Counters are exact, and count from its start.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        #[non_exhaustive]
-        pub struct Stats {
-            /// How faults are served.
-            pub mode: Mode,
-            $($(#[doc = $doc])+ pub $name: u64,)+
+        statistics! {
+            /// Statistics of an engine. Counters are exact, and count from its start.
+            #[non_exhaustive]
+            Stats [
+                /// How faults are served.
+                mode: Mode,
+            ] {
+                $($(#[doc = $doc])+ $name,)+
+            }
         }
 
         impl Stats {
-            /// Name and description of each number, in the order of [`values`](Self::values).
-            pub const FIELDS: &'static [StatsField] = &[
-                $(StatsField { name: stringify!($name), description: concat!($($doc, "\n"),+) },)+
-            ];
-
             /// All numbers, in the order of [`FIELDS`](Self::FIELDS).
             pub fn values(&self) -> [u64; Self::FIELDS.len()] {
                 [$(self.$name),+]
             }
 
             pub(super) fn new(mode: Mode, counters: &Counters, gauges: Gauges) -> Stats {
-                Stats { mode, $($name: statistics!(@value $kind $name counters gauges),)+ }
+                Stats { mode, $($name: engine_statistics!(@value $kind $name counters gauges),)+ }
             }
         }
 
-        statistics!(@split {} {} $($kind $name;)+);
+        engine_statistics!(@split {} {} $($kind $name;)+);
     };
     (@value counter $name:ident $counters:ident $gauges:ident) => { $counters.$name.load(Relaxed) };
     (@value gauge $name:ident $counters:ident $gauges:ident) => { $gauges.$name };
     (@split {$($counter:ident)*} {$($gauge:ident)*} counter $name:ident; $($rest:tt)*) => {
-        statistics!(@split {$($counter)* $name} {$($gauge)*} $($rest)*);
+        engine_statistics!(@split {$($counter)* $name} {$($gauge)*} $($rest)*);
     };
     (@split {$($counter:ident)*} {$($gauge:ident)*} gauge $name:ident; $($rest:tt)*) => {
-        statistics!(@split {$($counter)*} {$($gauge)* $name} $($rest)*);
+        engine_statistics!(@split {$($counter)*} {$($gauge)* $name} $($rest)*);
     };
     (@split {$($counter:ident)*} {$($gauge:ident)*}) => {
         /// The counters, which faulting threads and the engine's own add to.
@@ -56,7 +53,7 @@ macro_rules! statistics {
 }
 
 // The order is that of the C structure: append only, until the major version changes.
-statistics! {
+engine_statistics! {
     /// The limit on everything, in bytes; 0 where only the resident limit is set.
     gauge limit_bytes;
     /// Bytes that may be resident now: what the pool and the metadata leave of the limit.
@@ -100,16 +97,6 @@ statistics! {
     /// The most pages that were ever resident above the limit, because the rest could not be moved
     /// out, or moving it out gained nothing.
     gauge over_limit_pages;
-}
-
-/// One number of [`Stats`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StatsField {
-    /// The name of the field in Rust, in C, and in Python's dictionary.
-    pub name: &'static str,
-    /// What is counted, in which unit.
-    pub description: &'static str,
 }
 
 /// Adds to a counter.

@@ -4,6 +4,7 @@
 //! (with the feature `serde`), and its row in [`Totals::FIELDS`] or [`Now::FIELDS`], against which the
 //! documentation is checked.
 
+use crate::statistics::statistics;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Latency of fault service as the handler sees it, in nanoseconds.
@@ -36,37 +37,23 @@ pub struct ProgramUsage {
     pub file_bytes: u64,
 }
 
-/// Defines a struct of `u64` fields and a table of their names and meanings.
-macro_rules! numbers {
-    ($(#[$meta:meta])* $name:ident { $(#[doc = $doc:literal] $field:ident,)* }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        pub struct $name {
-            $(#[doc = $doc] pub $field: u64,)*
-        }
-
-        impl $name {
-            /// JSON names of the fields and their meanings.
-            pub const FIELDS: &'static [(&'static str, &'static str)] =
-                &[$((stringify!($field), $doc),)*];
-        }
-    };
-}
-
 /// Defines [`Totals`], and [`Counters`] from the fields that threads count.
 macro_rules! totals {
-    (counted { $(#[doc = $cdoc:literal] $counter:ident,)* } computed { $(#[doc = $vdoc:literal] $value:ident,)* }) => {
-        numbers! {
+    (
+        counted { $($(#[doc = $cdoc:literal])+ $counter:ident,)* }
+        computed { $($(#[doc = $vdoc:literal])+ $value:ident,)* }
+    ) => {
+        statistics! {
             /// Statistics since the start of the run, and its limits. Bytes and pages are exact; peaks
             /// are the largest samples.
-            Totals { $(#[doc = $cdoc] $counter,)* $(#[doc = $vdoc] $value,)* }
+            #[derive(Default)]
+            Totals { $($(#[doc = $cdoc])+ $counter,)* $($(#[doc = $vdoc])+ $value,)* }
         }
 
         /// Counters that all threads add to. All accesses are Relaxed: no data depends on their order.
         #[derive(Debug, Default)]
         pub struct Counters {
-            $(#[doc = $cdoc] pub $counter: AtomicU64,)*
+            $($(#[doc = $cdoc])+ pub $counter: AtomicU64,)*
         }
 
         impl Counters {
@@ -81,73 +68,75 @@ macro_rules! totals {
     };
 }
 
-numbers! {
+statistics! {
     /// Current usage, in bytes.
+    #[derive(Default)]
     Now {
-        #[doc = "resident anonymous memory, staged pages included"]
+        /// Resident anonymous memory, staged pages included.
         resident_bytes,
-        #[doc = "the compressed pool"]
+        /// The compressed pool.
         pool_bytes,
-        #[doc = "swap tables and page states"]
+        /// Swap tables and page states.
         metadata_bytes,
-        #[doc = "pages on their way out, part of `resident_bytes`"]
+        /// Pages on their way out, part of `resident_bytes`.
         staged_bytes,
-        #[doc = "stored pages in the swap file"]
+        /// Stored pages in the swap file.
         file_bytes,
-        #[doc = "number of programs under the limit now"]
+        /// Number of programs under the limit now.
         processes_now,
     }
 }
 
 totals! {
     counted {
-        #[doc = "largest `resident_bytes`"]
+        /// Largest `resident_bytes`.
         peak_resident_bytes,
-        #[doc = "largest `pool_bytes`"]
+        /// Largest `pool_bytes`.
         peak_pool_bytes,
-        #[doc = "largest sum of resident, pool and metadata bytes"]
+        /// Largest sum of resident, pool and metadata bytes.
         peak_total_bytes,
-        #[doc = "largest `file_bytes`"]
+        /// Largest `file_bytes`.
         peak_file_bytes,
-        #[doc = "largest size of the swap tables"]
+        /// Largest size of the swap tables.
         peak_table_bytes,
-        #[doc = "slots that held a page at that moment"]
+        /// Slots that held a page at that moment.
         peak_table_slots,
-        #[doc = "faults that brought back a page from the pool or the file"]
+        /// Faults that brought back a page from the pool or the file.
         faults_swap_in,
-        #[doc = "first touches of a page"]
+        /// First touches of a page.
         faults_zero_fill,
-        #[doc = "faults on a page in the swap cache (staged, not yet stored)"]
+        /// Faults on a page in the swap cache (staged, not yet stored).
         faults_cache,
-        #[doc = "pages stored"]
+        /// Pages stored.
         pages_out,
-        #[doc = "pages brought back from the pool or the file, readahead included"]
+        /// Pages brought back from the pool or the file, readahead included.
         pages_in,
-        #[doc = "program images that were under the limit"]
+        /// Program images that were under the limit.
         processes,
-        #[doc = "connections that memfold hung up on: of processes outside the run, or for want of descriptors"]
+        /// Connections that memfold closed: of processes outside the run, or for want of descriptors.
         connections_refused,
-        #[doc = "largest excess over the limit that reclaim could not remove, in pages"]
+        /// Largest excess over the limit that reclaim could not remove, in pages.
         over_limit_pages,
-        #[doc = "longest time in which the supervisor could not sample the programs' sizes, for want of a CPU or a lock"]
+        /// Longest time in which the supervisor could not sample the programs' sizes, for want of a
+        /// CPU or a lock.
         longest_pause_ns,
     }
     computed {
-        #[doc = "the total limit in force; 0 where only the resident limit is set"]
+        /// The total limit in force; 0 where only the resident limit is set.
         limit_bytes,
-        #[doc = "the resident limit in force: with a total limit, what pool and metadata leave of it"]
+        /// The resident limit in force: with a total limit, what pool and metadata leave of it.
         resident_limit_bytes,
-        #[doc = "stored pages that were one repeated word"]
+        /// Stored pages that were one repeated word.
         pages_same_filled,
-        #[doc = "bytes that the stored pages took in the pool"]
+        /// Bytes that the stored pages took in the pool.
         bytes_stored,
-        #[doc = "bytes of the stored pages before compression"]
+        /// Bytes of the stored pages before compression.
         bytes_original,
-        #[doc = "stored pages that were compressed again, with Zstandard"]
+        /// Stored pages that were compressed again, with Zstandard.
         pages_recompressed,
-        #[doc = "stored pages that were written to the swap file"]
+        /// Stored pages that were written to the swap file.
         pages_written_back,
-        #[doc = "reads and writes of the swap file that failed"]
+        /// Reads and writes of the swap file that failed.
         file_errors,
     }
 }
