@@ -1,6 +1,7 @@
 //! The documents agree with each other and with the sources.
 
 use memfold_pager::{Now, Totals};
+use memfold_testing::files;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,21 +28,6 @@ fn between<'a>(text: &'a str, before: &str, behind: &str) -> &'a str {
     let start = text.find(before).expect("its beginning") + before.len();
     let length = text[start..].find(behind).expect("its end");
     text[start..start + length].trim()
-}
-
-/// Files below a folder whose names end so.
-fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            found.extend(files(&path, ending));
-        } else if path.to_string_lossy().ends_with(ending) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    found
 }
 
 #[test]

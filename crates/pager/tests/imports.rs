@@ -2,23 +2,13 @@
 //! its files can be understood, or tested, without the others. A module and its submodules count as one
 //! place.
 
+use memfold_testing::files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module of a crate imports, by paths such as `supervised::fault::serve`.
 type Imports = BTreeMap<String, BTreeSet<String>>;
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("the folder can be read") {
-        let path = entry.expect("the folder can be read").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// The module that a file holds; empty for the crate's root.
 fn module_of(root: &Path, file: &Path) -> String {
@@ -127,8 +117,7 @@ fn resolve(path: &str, module: &str, modules: &BTreeSet<String>) -> Option<Strin
 }
 
 fn imports_of(root: &Path) -> Imports {
-    let mut files = Vec::new();
-    sources(root, &mut files);
+    let files = files(root, ".rs");
     let modules: BTreeSet<String> = files.iter().map(|file| module_of(root, file)).collect();
     let is_inside = |one: &str, other: &str| one.starts_with(&format!("{other}::"));
     let import = |file: &PathBuf| {

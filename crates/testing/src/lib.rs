@@ -1,6 +1,8 @@
-//! What the tests of all crates share: how a test is left out, random numbers, fuzz inputs.
+//! What the tests of all crates share: how a test is left out, random numbers, fuzz inputs, lists of
+//! files.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// Reports that the running test, or a part of it, is left out for want of `missing`, past libtest's
 /// capture of output.
@@ -48,6 +50,27 @@ impl Random {
     pub fn below(&mut self, bound: usize) -> usize {
         ((self.next_word() >> 16) % bound as u64) as usize
     }
+}
+
+/// The files below a folder whose names end in `ending`, in order.
+///
+/// # Panics
+/// If a folder cannot be read.
+#[must_use]
+pub fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder);
+    let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.expect("an entry of the folder").path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path.to_string_lossy().ends_with(ending) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
 }
 
 /// Runs a fuzz target on all of its corpus (`fuzz/corpus/TARGET`), and on random bytes.
