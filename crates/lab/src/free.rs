@@ -9,7 +9,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc, Barrier,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use memfold_sys::thread::{nice, set_nice};
-use zsmalloc::{Config, Drainer, ObjectWord, PAGE_SIZE, PageRun, PageSource, Pool, Relocate};
+use zsmalloc::{Config, Drainer, PAGE_SIZE, PageRun, PageSource, Pool};
 
 use crate::{
     Options,
@@ -27,6 +27,7 @@ use crate::{
     random::Random,
     report::{Report, Row, Samples, rounded},
     trace,
+    words::{NUMBER_BYTES, Words},
 };
 
 /// Neighbouring pages that are stored together, as by reclaim. A larger cluster puts more
@@ -354,15 +355,13 @@ impl Allocator for Original {
     }
 }
 
-/// memfold's pool. The owner keeps the object words in a table; each object starts with its number.
+/// memfold's pool.
 struct Ours {
     pool: Arc<Pool<Mapping>>,
-    words: Vec<AtomicU64>,
+    words: Words,
     variant: Variant,
     _drainer: Option<Drainer>,
 }
-
-const NUMBER_BYTES: usize = size_of::<u32>();
 
 impl Ours {
     fn new(variant: Variant, case: Case, objects: usize) -> Result<Self> {
@@ -381,35 +380,11 @@ impl Ours {
         let drainer = with_drainer
             .then(|| Drainer::spawn_with(pool.clone(), move || variant.prepare_drainer()))
             .transpose()?;
-        let words = (0..objects).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
             pool,
-            words,
+            words: Words::new(objects),
             variant,
             _drainer: drainer,
-        })
-    }
-
-    /// Takes an object's word out of the table, after which compaction cannot change it.
-    fn take(&self, number: usize) -> Option<ObjectWord> {
-        ObjectWord::from_raw(self.words[number].swap(0, Ordering::AcqRel))
-    }
-}
-
-impl Relocate for Ours {
-    fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
-        let Some((number, _)) = object.split_first_chunk::<NUMBER_BYTES>() else {
-            return false;
-        };
-        let number = u32::from_le_bytes(*number) as usize;
-        self.words.get(number).is_some_and(|word| {
-            word.compare_exchange(
-                old.into_raw(),
-                new.into_raw(),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok()
         })
     }
 }
@@ -417,17 +392,15 @@ impl Relocate for Ours {
 impl Allocator for Ours {
     fn store(&self, number: usize, bytes: &[u8]) -> Result<()> {
         let size = bytes.len().min(PAGE_SIZE - NUMBER_BYTES);
-        let word = self
-            .pool
-            .store(&[&(number as u32).to_le_bytes(), &bytes[..size]])?;
-        self.words[number].store(word.into_raw(), Ordering::Release);
+        let word = self.pool.store(&[&Words::head(number), &bytes[..size]])?;
+        self.words.put(number, word);
         Ok(())
     }
 
     fn free(&self, numbers: std::ops::Range<usize>) {
         if let Variant::Deferred(_) = self.variant {
             for number in numbers {
-                if let Some(word) = self.take(number) {
+                if let Some(word) = self.words.take(number) {
                     self.pool.free_deferred(word);
                 }
             }
@@ -436,7 +409,7 @@ impl Allocator for Ours {
         let mut words = Vec::with_capacity(BULK.min(numbers.len()));
         for start in numbers.clone().step_by(BULK) {
             let end = numbers.end.min(start + BULK);
-            words.extend((start..end).filter_map(|number| self.take(number)));
+            words.extend((start..end).filter_map(|number| self.words.take(number)));
             self.pool.free_bulk(&mut words);
             words.clear();
         }
@@ -446,7 +419,7 @@ impl Allocator for Ours {
     }
 
     fn compact(&self, go_on: &dyn Fn() -> bool) {
-        self.pool.compact(self, go_on);
+        self.pool.compact(&self.words, go_on);
     }
 
     fn resident_bytes(&self) -> usize {

@@ -25,6 +25,7 @@ mod soak;
 mod table;
 mod trace;
 mod virtual_slots;
+mod words;
 
 use std::{
     io::{Write, stderr},

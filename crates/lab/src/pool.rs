@@ -3,13 +3,10 @@
 //! Each variant runs in its own process. Its memory is the growth of the process's anonymous pages
 //! since before the first object, metadata and slack included.
 
-use std::{
-    process::Command,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use zsmalloc::{Config, ObjectWord, PAGE_SIZE, Pool, Relocate};
+use zsmalloc::{Config, PAGE_SIZE, Pool};
 
 use crate::{
     Options,
@@ -17,6 +14,7 @@ use crate::{
     random::Random,
     report::{Report, Row, anonymous_bytes, rounded},
     trace::{TRACES, Trace},
+    words::{NUMBER_BYTES, Words},
 };
 
 /// The hidden subcommand that measures one variant.
@@ -141,39 +139,18 @@ fn measure<H: Holder>(trace: &[usize], make: impl FnOnce() -> Result<H>) -> Resu
     report("compacted", left)
 }
 
-/// memfold's pool. Each object starts with its number, by which compaction finds its word.
+/// memfold's pool.
 struct InPool {
     pool: Pool<Mapping>,
-    words: Vec<AtomicU64>,
+    words: Words,
 }
-
-const NUMBER_BYTES: usize = size_of::<u32>();
 
 impl InPool {
     fn new() -> Result<Self> {
         let config = Config::with_capacity_pages(1 << 20).shards(1);
-        let words = (0..OBJECTS).map(|_| AtomicU64::new(0)).collect();
         Ok(Self {
             pool: Pool::new(Mapping, config)?,
-            words,
-        })
-    }
-}
-
-impl Relocate for InPool {
-    fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
-        let Some((number, _)) = object.split_first_chunk::<NUMBER_BYTES>() else {
-            return false;
-        };
-        let number = u32::from_le_bytes(*number) as usize;
-        self.words.get(number).is_some_and(|word| {
-            word.compare_exchange(
-                old.into_raw(),
-                new.into_raw(),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
-            .is_ok()
+            words: Words::new(OBJECTS),
         })
     }
 }
@@ -183,26 +160,24 @@ impl Holder for InPool {
         let bytes = [0x5a; PAGE_SIZE];
         // An incompressible page has no room for the number. It takes a page of its own, which
         // compaction never moves, so the number is never read.
-        let head = (number as u32).to_le_bytes();
         let word = if size + NUMBER_BYTES <= PAGE_SIZE {
-            self.pool.store(&[&head, &bytes[..size]])?
+            self.pool.store(&[&Words::head(number), &bytes[..size]])?
         } else {
             self.pool
                 .store(&[&[0xff; NUMBER_BYTES], &bytes[..size - NUMBER_BYTES]])?
         };
-        self.words[number].store(word.into_raw(), Ordering::Release);
+        self.words.put(number, word);
         Ok(())
     }
 
     fn free(&mut self, number: usize) {
-        let word = self.words[number].swap(0, Ordering::AcqRel);
-        if let Some(word) = ObjectWord::from_raw(word) {
+        if let Some(word) = self.words.take(number) {
             self.pool.free(word);
         }
     }
 
     fn compact(&mut self) {
-        self.pool.compact(self, || true);
+        self.pool.compact(&self.words, || true);
         self.pool.trim();
     }
 }
