@@ -6,6 +6,8 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::*},
 };
 
+use memfold_swap::SlotRange;
+
 use super::array::{Held, Padded, SpinLock};
 
 /// Slots per cluster.
@@ -54,6 +56,20 @@ pub struct Clusters {
     all: Vec<Cluster>,
     cursors: Vec<Padded<Mutex<Cursor>>>,
     lists: Mutex<Lists>,
+}
+
+/// Calls `run` with the first slot and the number of slots of each part of the ranges that lies in
+/// one cluster.
+pub fn in_each_cluster(ranges: &[SlotRange], mut run: impl FnMut(usize, usize)) {
+    for range in ranges {
+        let mut first = range.start().into_raw() as usize;
+        let end = first + range.count() as usize;
+        while first < end {
+            let here = (CLUSTER - first % CLUSTER).min(end - first);
+            run(first, here);
+            first += here;
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

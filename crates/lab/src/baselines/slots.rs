@@ -22,7 +22,7 @@ use memfold_swap::{LoadError, Location, Page, Scratch, Slot, SlotRange, StoreErr
 use super::{
     SwapDesign, ThreadStats,
     array::{Array, Padded, SpinLock},
-    clusters::{CLUSTER, Clusters},
+    clusters::{CLUSTER, Clusters, in_each_cluster},
     device::{Device, Tiers},
 };
 
@@ -538,15 +538,9 @@ impl SwapDesign for Slots {
 
     fn release(&self, thread: usize, ranges: &[SlotRange]) {
         let mut freed = Vec::new();
-        for range in ranges {
-            let mut first = range.start().into_raw() as usize;
-            let end = first + range.count() as usize;
-            while first < end {
-                let here = (CLUSTER - first % CLUSTER).min(end - first);
-                self.release_in(thread, first, here, &mut freed);
-                first += here;
-            }
-        }
+        in_each_cluster(ranges, |first, count| {
+            self.release_in(thread, first, count, &mut freed);
+        });
         self.free_places(thread, &freed);
     }
 

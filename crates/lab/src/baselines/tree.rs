@@ -18,7 +18,7 @@ use memfold_swap::{
 use super::{
     SwapDesign, ThreadStats,
     array::{Array, Atomics, SpinLock},
-    clusters::{CLUSTER, Clusters},
+    clusters::{CLUSTER, Clusters, in_each_cluster},
 };
 
 /// Slots per tree: 64 MB.
@@ -353,15 +353,9 @@ impl SwapDesign for TreeSpace {
 
     fn release(&self, thread: usize, ranges: &[SlotRange]) {
         let mut freed = Vec::new();
-        for range in ranges {
-            let mut first = range.start().into_raw() as usize;
-            let end = first + range.count() as usize;
-            while first < end {
-                let here = (CLUSTER - first % CLUSTER).min(end - first);
-                self.release_in(first, here, &mut freed);
-                first += here;
-            }
-        }
+        in_each_cluster(ranges, |first, count| {
+            self.release_in(first, count, &mut freed);
+        });
         self.stats.freed(thread, freed.len() as u64);
         self.tier.free(&mut freed);
     }
