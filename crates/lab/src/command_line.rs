@@ -165,6 +165,11 @@ fn runs(help: &'static str) -> Arg {
     option("runs", "N", help)
 }
 
+fn memfold() -> Arg {
+    let help = "The memfold binary [default: the one beside memfold-lab]";
+    option("memfold", "PATH", help)
+}
+
 /// The options of `kernel`; `report` passes them on.
 fn kernel_options() -> [Arg; 7] {
     [
@@ -176,11 +181,7 @@ fn kernel_options() -> [Arg; 7] {
             "Factor on all sizes; 1 is the published sizes [default: 1]",
         ),
         runs("Rounds; every backend runs once in each [default: 5]"),
-        option(
-            "memfold",
-            "PATH",
-            "The memfold binary [default: the one beside memfold-lab]",
-        ),
+        memfold(),
         option(
             "python",
             "PATH",
@@ -294,11 +295,7 @@ fn comparisons() -> [Command; 4] {
                 "N",
                 "Length of sampling, after a warm-up of a fifth of it [default: 10]",
             ),
-            option(
-                "memfold",
-                "PATH",
-                "The memfold binary [default: the one beside memfold-lab]",
-            ),
+            memfold(),
         ]),
         Command::new("report")
             .about("Run all experiments; one HTML page with plots and the published figures")
@@ -327,11 +324,7 @@ fn comparisons() -> [Command; 4] {
                 option("out", "FILE", "The SVG to write"),
                 option("limit", "SIZE", "The limit [default: 128M]"),
                 option("lines", "N", "Lines to sort [default: 4000000]"),
-                option(
-                    "memfold",
-                    "PATH",
-                    "The memfold binary [default: the one beside memfold-lab]",
-                ),
+                memfold(),
             ]),
     ]
 }
