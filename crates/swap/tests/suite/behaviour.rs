@@ -1,6 +1,6 @@
 //! What a space promises, one thing at a time.
 
-use crate::common::{noise, text};
+use crate::common::{assert_empty, config, noise, space, text};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memfold_swap::{
@@ -8,19 +8,6 @@ use memfold_swap::{
     Slot, StoreError, SwapConfig, SwapSpace, TierKind, fill,
 };
 use zsmalloc::{HeapSource, PageRun, PageSource, SourceError};
-
-fn config() -> SwapConfig {
-    SwapConfig {
-        pool_capacity_pages: 1 << 14,
-        max_slots: 1 << 16,
-        shards: 2,
-        ..Default::default()
-    }
-}
-
-fn space() -> SwapSpace<HeapSource> {
-    SwapSpace::new(HeapSource::new(), config()).unwrap()
-}
 
 fn repeated(word: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
@@ -143,13 +130,7 @@ fn an_emptied_space_gives_its_memory_back() {
     space.release_bulk(&even);
     assert_eq!(space.usage().slots_in_use as usize, odd.len());
     space.release_bulk(&odd);
-    space.trim();
-    let usage = space.usage();
-    assert_eq!(
-        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
-        (0, 0, 0)
-    );
-    assert_eq!(usage.table_bytes, PAGE_SIZE as u64);
+    assert_empty(&space);
 }
 
 #[test]
@@ -401,7 +382,7 @@ fn only_pages_that_stay_cold_are_recompressed() {
         assert_holds(&space, *slot, page);
     }
     space.release_bulk(&slots);
-    assert_eq!(space.usage().stored_bytes, 0);
+    assert_empty(&space);
 }
 
 #[test]

@@ -11,7 +11,40 @@ use std::{
 
 use memfold_testing::Random;
 
-use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page};
+use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page, SwapConfig, SwapSpace};
+use zsmalloc::{HeapSource, PageSource};
+
+/// 64 MiB of pool and 256 MiB of pages.
+pub(crate) fn config() -> SwapConfig {
+    SwapConfig {
+        pool_capacity_pages: 1 << 14,
+        max_slots: 1 << 16,
+        shards: 2,
+        ..Default::default()
+    }
+}
+
+pub(crate) fn space() -> SwapSpace<HeapSource> {
+    SwapSpace::new(HeapSource::new(), config()).unwrap()
+}
+
+pub(crate) fn space_with_file(config: SwapConfig, tier: Arc<FileTier>) -> SwapSpace<HeapSource> {
+    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
+    space.add_tier(Box::new(tier)).unwrap();
+    space
+}
+
+/// Trims a space, in which no page may be left, nor memory but for the records of clusters.
+#[track_caller]
+pub(crate) fn assert_empty<S: PageSource>(space: &SwapSpace<S>) {
+    space.trim();
+    let usage = space.usage();
+    assert_eq!(
+        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
+        (0, 0, 0)
+    );
+    assert!(usage.table_bytes <= PAGE_SIZE as u64, "{usage:?}");
+}
 
 /// A file in memory that can be made to fail, and whose contents can be damaged.
 #[derive(Clone, Default)]

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
-use crate::common::{MemoryFile, noise, text};
+use crate::common::{MemoryFile, assert_empty, config, noise, space_with_file, text};
 use memfold_swap::{
     Corruption, FileBackend, FileKey, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page,
     ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKind,
@@ -13,15 +13,7 @@ use zsmalloc::HeapSource;
 const FILE: u64 = 64 << 20;
 
 fn space(tier: &Arc<FileTier>) -> SwapSpace<HeapSource> {
-    let config = SwapConfig {
-        pool_capacity_pages: 1 << 14,
-        max_slots: 1 << 16,
-        shards: 2,
-        ..Default::default()
-    };
-    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
-    space.add_tier(Box::new(Arc::clone(tier))).unwrap();
-    space
+    space_with_file(config(), Arc::clone(tier))
 }
 
 fn mixed(seed: u64) -> Page {
@@ -100,7 +92,7 @@ fn pages_go_to_the_file_and_come_back() {
     write_back(&space);
     space.release_bulk(&stored.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
     assert_eq!(tier.usage().used_bytes, 0);
-    assert_eq!(space.usage().stored_bytes, 0);
+    assert_empty(&space);
 }
 
 /// A file that does something at its first write.
@@ -346,11 +338,9 @@ fn what_the_pool_has_no_room_for_goes_to_the_file() {
     let tier = file.tier(FILE);
     let config = SwapConfig {
         pool_capacity_pages: 1024,
-        max_slots: 1 << 16,
-        ..Default::default()
+        ..config()
     };
-    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
-    space.add_tier(Box::new(Arc::clone(&tier))).unwrap();
+    let space = space_with_file(config, tier);
     let stored = store(&space, 1..4000);
     assert!(space.usage().file_pages > 500, "{:?}", space.usage());
     assert_all_right(&space, &stored);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::text;
+use crate::common::{assert_empty, config, text};
 use memfold_swap::{Gather, GatherConfig, Scratch, SlotRanges, SwapConfig, SwapSpace, fill};
 use zsmalloc::HeapSource;
 
@@ -13,8 +13,7 @@ fn space() -> Arc<SwapSpace<HeapSource>> {
     let config = SwapConfig {
         pool_capacity_pages: 1 << 15,
         max_slots: 1 << 18,
-        shards: 2,
-        ..Default::default()
+        ..config()
     };
     Arc::new(SwapSpace::new(HeapSource::new(), config).unwrap())
 }
@@ -154,12 +153,8 @@ fn many_bring_and_some_help() {
         });
     });
     gather.flush();
-    space.trim();
+    assert_empty(&space);
     let usage = space.usage();
-    assert_eq!(
-        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
-        (0, 0, 0)
-    );
     let done = gather.usage();
     assert_eq!(
         done.released_at_once + done.released_by_others,

@@ -1,23 +1,11 @@
 //! Groups are charged for what is theirs, and those above them too.
 
-use crate::common::{MemoryFile, noise, text};
-use memfold_swap::{
-    Charge, GroupUsage, PAGE_SIZE, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind,
-};
+use crate::common::{MemoryFile, assert_empty, config, noise, space_with_file, text};
+use memfold_swap::{Charge, GroupUsage, PAGE_SIZE, ScanPolicy, Scratch, Slot, SwapSpace, TierKind};
 use zsmalloc::HeapSource;
 
 fn space() -> SwapSpace<HeapSource> {
-    let config = SwapConfig {
-        pool_capacity_pages: 1 << 14,
-        max_slots: 1 << 16,
-        shards: 2,
-        ..Default::default()
-    };
-    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
-    space
-        .add_tier(Box::new(MemoryFile::default().tier(64 << 20)))
-        .unwrap();
-    space
+    space_with_file(config(), MemoryFile::default().tier(64 << 20))
 }
 
 #[track_caller]
@@ -136,12 +124,7 @@ fn what_outlives_a_group_is_its_parents() {
         space.release_bulk(late);
         assert_charged(parent.usage(), 0, 0);
     }
-    space.trim();
-    let usage = space.usage();
-    assert_eq!(
-        (usage.slots_in_use, usage.table_bytes),
-        (0, PAGE_SIZE as u64)
-    );
+    assert_empty(&space);
 }
 
 #[test]
@@ -178,7 +161,6 @@ fn groups_come_and_go_while_others_work() {
             }
         });
     });
-    space.trim();
+    assert_empty(&space);
     assert_eq!(space.root_group().usage(), GroupUsage::default());
-    assert_eq!(space.usage().stored_bytes, 0);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::common::{MemoryFile, assert_empty, config};
 use memfold_swap::{
     Fault, Faults, FaultyTier, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
     TierKind,
@@ -109,12 +110,11 @@ impl Pair {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 12,
             max_slots: 1 << 13,
-            shards: 2,
-            ..Default::default()
+            ..config()
         };
         let wrap = |tier| Box::new(FaultyTier::new(tier, faults.clone())) as Box<_>;
         let mut space = SwapSpace::with_tiers(HeapSource::new(), config, wrap).unwrap();
-        let file = crate::common::MemoryFile::default().tier(64 << 20);
+        let file = MemoryFile::default().tier(64 << 20);
         space.add_tier(wrap(Box::new(file))).unwrap();
         Self {
             space,
@@ -272,9 +272,6 @@ proptest! {
         pair.audit();
         let held = std::mem::take(&mut pair.held);
         pair.space.release_bulk(&held);
-        pair.space.trim();
-        let usage = pair.space.usage();
-        prop_assert_eq!((usage.slots_in_use, usage.stored_bytes, usage.pool_bytes), (0, 0, 0));
-        prop_assert!(usage.table_bytes <= PAGE_SIZE as u64);
+        assert_empty(&pair.space);
     }
 }

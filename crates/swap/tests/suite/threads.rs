@@ -10,6 +10,7 @@ use std::{
 
 use memfold_testing::Random;
 
+use crate::common::{MemoryFile, assert_empty, config, space_with_file};
 use memfold_swap::{
     PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace, TierKind, fill,
 };
@@ -20,17 +21,10 @@ const RUN: Duration = Duration::from_secs(3);
 fn space() -> SwapSpace<HeapSource> {
     let config = SwapConfig {
         pool_capacity_pages: 1 << 15,
-        max_slots: 1 << 16,
         shards: 4,
-        ..Default::default()
+        ..config()
     };
-    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
-    space
-        .add_tier(Box::new(
-            crate::common::MemoryFile::default().tier(256 << 20),
-        ))
-        .unwrap();
-    space
+    space_with_file(config, MemoryFile::default().tier(256 << 20))
 }
 
 /// The page that `seed` stands for; its first word is `seed`, unless it repeats another.
@@ -146,13 +140,7 @@ fn pages_are_right_while_all_threads_work() {
     for (slot, _) in passed.into_inner().unwrap() {
         space.release(slot);
     }
-    space.trim();
-    let usage = space.usage();
-    assert_eq!(
-        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
-        (0, 0, 0)
-    );
-    assert_eq!(usage.table_bytes, PAGE_SIZE as u64);
+    assert_empty(&space);
 }
 
 /// Threads count one slot up and down across the border of what an entry holds.
@@ -186,7 +174,7 @@ fn large_counts_are_exact() {
     });
     assert_eq!(space.count(slot), 251);
     space.release_bulk(&[slot; 251]);
-    assert_eq!(space.usage().slots_in_use, 0);
+    assert_empty(&space);
 }
 
 /// Walks through clusters that come and go.
