@@ -15,6 +15,12 @@ fn text(output: &Output) -> String {
         .to_string()
 }
 
+#[track_caller]
+fn assert_success(output: &Output) {
+    let status = output.status;
+    assert!(status.success(), "{status}: {}", text(output));
+}
+
 /// Whether a user can make the folder that a library's path is in, or is in it already.
 fn can_make(user: u32, library: &Path) -> bool {
     let folder = library.parent().expect("a folder");
@@ -45,7 +51,7 @@ fn what_stays_behind_carries_a_path_that_nobody_else_can_make() {
         .arg(&stays)
         .output()
         .expect("memfold runs");
-    assert!(output.status.success(), "{}", text(&output));
+    assert_success(&output);
     let library = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     assert!(library.is_absolute() && !library.exists(), "{library:?}");
     assert!(!can_make(STRANGER, &library), "{library:?} is anybody's");
@@ -92,12 +98,7 @@ fn another_users_run_leaves_its_name_taken() {
          test $(stat -c %Y /tmp/memfold*) -gt $(date -d '+5 years' +%s) || exit 6"
     );
     let output = stage.run(&script);
-    assert!(
-        output.status.success(),
-        "{}: {}",
-        output.status,
-        text(&output)
-    );
+    assert_success(&output);
 }
 
 #[test]
@@ -126,12 +127,7 @@ fn names_that_others_took_keep_nobody_from_starting() {
         python().display()
     );
     let output = stage.run(&script);
-    assert!(
-        output.status.success(),
-        "{}: {}",
-        output.status,
-        text(&output)
-    );
+    assert_success(&output);
 }
 
 #[test]
