@@ -3,8 +3,8 @@
 #
 #   crates/capi/install.sh [--profile PROFILE] [PREFIX]      (default: release, /usr/local)
 #
-# Needs cargo and binutils. `cargo cinstall -p memfold-capi` (cargo-c) installs the same files, but
-# its static library exports the symbols of LZ4, zstd and xxHash, too.
+# Needs cargo and binutils. `cargo cinstall` (cargo-c, README.md) installs the same files, but its
+# static library exports the symbols of LZ4, zstd and xxHash, too.
 set -eu
 profile=release
 if [ "${1:-}" = --profile ]; then
