@@ -1,6 +1,6 @@
 /* Both sides of a fork write to all they share, at once and as fast as they can.
  *
- *   copies MEGABYTES
+ *   copies MEGABYTES ROUNDS
  *
  * Prints one line, the same in every run; MISMATCH, and a status that is not 0, where a
  * page is wrong. */
@@ -9,8 +9,6 @@
 
 #include <stdlib.h>
 #include <sys/wait.h>
-
-#define ROUNDS 6
 
 static size_t pages;
 static uint64_t *memory;
@@ -35,11 +33,12 @@ static void verify(const char *who, uint64_t even, uint64_t odd)
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
+    if (argc != 3)
         return 2;
+    uint64_t rounds = strtoul(argv[2], NULL, 10);
     pages = strtoul(argv[1], NULL, 10) * 256;
     memory = map_stamped(pages);
-    for (uint64_t round = 1; round <= ROUNDS; round++) {
+    for (uint64_t round = 1; round <= rounds; round++) {
         uint64_t parents = 2 * round, childs = 100 + round;
         pid_t child = fork();
         if (child < 0)

@@ -11,7 +11,7 @@
  *   departures drops MEGABYTES   one thread forks while others unmap: children have what was not
  *                                unmapped yet
  *
- * Races (race, stays, over) take so many times as long as a third argument says.
+ * left, race, stays and over take so many times as long as a third argument says.
  *
  * MISMATCH on stdout, and a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 
 static size_t pages;
-/* So many times as many forks in a race. */
+/* So many times as many forks. */
 static unsigned times;
 static uint64_t *memory;
 
@@ -49,7 +49,7 @@ static void must_end_well(pid_t child)
  * gone.  Its child reports through a pipe. */
 static void left(char *self)
 {
-    for (unsigned round = 0; round < 30; round++) {
+    for (unsigned round = 0; round < 15 * times; round++) {
         int channel[2];
         if (pipe(channel))
             _exit(2);
@@ -267,7 +267,7 @@ static void stays(void)
     stamp_piece(piece->now, 1);
     pthread_t mover;
     pthread_create(&mover, NULL, move_and_leave, NULL);
-    for (unsigned round = 0; round < 100 * times; round++) {
+    for (unsigned round = 0; round < 50 * times; round++) {
         pid_t child = fork();
         if (child == 0) {
             uint64_t *start = piece->next && can_be_read(piece->next) ? piece->next : piece->now;
@@ -339,7 +339,7 @@ static void over(void)
     stamp_piece(piece->now, 1);
     pthread_t mover;
     pthread_create(&mover, NULL, move_over, NULL);
-    for (unsigned round = 0; round < 300 * times; round++) {
+    for (unsigned round = 0; round < 150 * times; round++) {
         size_t part = pages / 16;
         verify_pages("driving the piece out", memory, round % 16 * part, (round % 16 + 1) * part, 1);
         pid_t child = fork();
@@ -375,7 +375,7 @@ static void race(void)
     pthread_t movers[2];
     for (size_t mover = 0; mover < 2; mover++)
         pthread_create(&movers[mover], NULL, move_about, (void *)mover);
-    for (unsigned round = 0; round < 30 * times; round++) {
+    for (unsigned round = 0; round < 15 * times; round++) {
         pid_t child = fork();
         if (child == 0) {
             look_at_pieces();

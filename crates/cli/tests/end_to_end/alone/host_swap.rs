@@ -1,6 +1,6 @@
 //! A program whose memory the host itself swaps out while memfold moves it.
 
-use crate::support::{Limits, MIB, Program, skip, torture};
+use crate::support::{Limits, MIB, Program, skip, torture, torture_seconds};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -115,10 +115,11 @@ fn pages_survive_the_hosts_own_swap() {
     // All but what frees lazily: memory that a fork copies then is the kernel's to take in the child.
     let disturbances = "grow,shrink,move,part,dontunmap,dontneed,advice,readonly,noaccess,unmap,fixed,\
                         syscalls,lock,churn,sparse,brk,fork,wipe,spawn,signals,threads";
+    let seconds = torture_seconds(5).to_string();
     let program = Program::new("sh")
         .args(["-c", &script, "sh"])
         .arg(torture())
-        .args(["--seconds", "5", "--megabytes", "64", "--threads", "3"])
+        .args(["--seconds", &seconds, "--megabytes", "64", "--threads", "3"])
         .args(["--disturb", disturbances]);
     let ended = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {

@@ -1,12 +1,14 @@
 //! The limit holds while pages go to the swap file.
 
 use crate::beside::tiers::{assert_empty, with_file};
-use crate::support::{Limits, MIB, Program, python, source};
+use crate::support::{Limits, MIB, Program, python, short_or_long, source};
 
 #[test]
 fn what_does_not_fit_goes_to_the_swap_file_and_comes_back() {
     alone!(&["python3"]);
-    let program = Program::new(python()).arg(source("objects.py"));
+    let program = Program::new(python())
+        .arg(source("objects.py"))
+        .arg(short_or_long("0.6", "1"));
     let native = program.run(Limits::None);
     native.assert_success();
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -1,6 +1,6 @@
 //! Whoever dies, no program ever reads wrong memory, and nothing is left behind.
 
-use crate::support::{Limits, MIB, Program, Running, compiled, is_alive};
+use crate::support::{Limits, MIB, Program, Running, compiled, is_alive, rounds};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -43,12 +43,12 @@ fn kill_supervisor(mut running: Running, least: usize) {
 fn the_supervisors_death_ends_the_program_before_it_reads_anything_wrong() {
     beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    for round in 0..12 {
+    for round in 0..6 * rounds() {
         let file = folder.path().join(format!("result-{round}"));
         let mut running = verifier(&file).start(Limits::Resident(16 * MIB));
-        running.wait_for_output(1 + round % 3);
+        running.wait_for_output(1 + round as usize % 3);
         // At another moment of its rounds each time.
-        std::thread::sleep(Duration::from_millis(7 * round as u64));
+        std::thread::sleep(Duration::from_millis(7 * u64::from(round)));
         let processes = running.processes();
         assert!(
             processes.len() >= 2,

@@ -42,7 +42,7 @@ fn a_child_forked_beside_an_unmapping_has_what_was_not_unmapped_yet() {
 #[test]
 fn a_child_without_a_helper_dies_with_the_supervisor() {
     beside!(&["cc"]);
-    for round in 0..4 {
+    for round in 0..2 * u64::from(rounds()) {
         let mut running = departures("raw", "32").start(Limits::Resident(16 * MIB));
         running.wait_for_output(4);
         // By now the child is known to have none.

@@ -1,6 +1,6 @@
 //! Programs that verify every page they own, each in one unusual state of its mappings.
 
-use crate::support::{Limits, MIB, Program, compiled, skip};
+use crate::support::{Limits, MIB, Program, Share, compiled, short_or_long, skip, turn};
 use std::time::Duration;
 
 #[test]
@@ -103,6 +103,22 @@ fn the_last_pages_that_a_program_can_have_are_kept() {
         return;
     }
     assert_eq!(outcome.text(), "last_pages ok\n");
+}
+
+/// Most of its time it waits until what was dropped is looked at: the short form judges no limit.
+#[test]
+fn what_was_dropped_is_zero_and_known_to_be_gone() {
+    let share = short_or_long(Share::Beside, Share::Alone);
+    let Some(_turn) = turn(share, &["cc"]) else {
+        return;
+    };
+    let program = Program::new(compiled("dropped", &["dropped.c"], &[])).args(["48", "13"]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "dropped ok\n");
+    if share == Share::Alone {
+        outcome.assert_limit_held();
+    }
 }
 
 /// A program that writes over its channel harms itself, if anybody.

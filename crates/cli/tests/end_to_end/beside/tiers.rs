@@ -1,6 +1,8 @@
 //! What does not fit goes to the swap file, what stays cold is moved, and nothing of it shows.
 
-use crate::support::{Limits, MIB, Outcome, Program, Running, compiled, memfold, python, source};
+use crate::support::{
+    Limits, MIB, Outcome, Program, Running, compiled, memfold, python, short_or_long, source,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -37,7 +39,11 @@ fn warnings(outcome: &Outcome) -> usize {
 fn a_full_swap_file_loses_nothing_and_is_said_once() {
     beside!(&["cc"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
-    let program = with_file(verify(96, 3, folder.path()), folder.path(), "2M");
+    let program = with_file(
+        verify(96, short_or_long(1, 3), folder.path()),
+        folder.path(),
+        "2M",
+    );
     let limited = program.run(Limits::Total(40 * MIB));
     limited.assert_success();
     assert!(limited.number("pages_written_back") > 0.0);
@@ -77,7 +83,11 @@ fn a_full_disk_loses_nothing_and_is_counted() {
     beside!(&["cc", "mount"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let disk = TinyDisk::new();
-    let program = with_file(verify(96, 3, folder.path()), disk.0.path(), "1G");
+    let program = with_file(
+        verify(96, short_or_long(1, 3), folder.path()),
+        disk.0.path(),
+        "1G",
+    );
     let limited = program.run(Limits::Total(40 * MIB));
     limited.assert_success();
     assert!(limited.number("file_errors") > 0.0);
@@ -160,9 +170,9 @@ fn zstandard_is_denser_than_lz4() {
     beside!(&["python3"]);
     let stored = |algorithm: &str| {
         let program = Program::new(python())
-            .arg(source("objects.py"))
+            .args([source("objects.py"), "0.5".into()])
             .memfold_options(["--algo", algorithm, "--recompress-after", "off"]);
-        let outcome = program.run(Limits::Resident(120 * MIB));
+        let outcome = program.run(Limits::Resident(60 * MIB));
         outcome.assert_success();
         outcome.number("bytes_stored") / outcome.number("bytes_original")
     };

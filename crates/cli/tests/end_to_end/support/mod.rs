@@ -124,7 +124,8 @@ pub fn torture() -> PathBuf {
     )
 }
 
-/// How often each comparison is repeated: `MEMFOLD_TEST_ROUNDS`, by default 1.
+/// `MEMFOLD_TEST_ROUNDS`: 1, the default, is the short form, 2 the one of `.ci/run`; with more, torture
+/// takes longer and comparisons are repeated.
 pub fn rounds() -> u32 {
     std::env::var("MEMFOLD_TEST_ROUNDS")
         .ok()
@@ -132,25 +133,35 @@ pub fn rounds() -> u32 {
         .unwrap_or(1)
 }
 
+/// Whether tests take all of their time, data and limits.
+pub fn is_long() -> bool {
+    rounds() > 1
+}
+
+/// Of the two, the first in the short form.
+pub fn short_or_long<T>(short: T, long: T) -> T {
+    if is_long() { long } else { short }
+}
+
 /// How long torture takes that takes so many seconds in two rounds.
 pub fn torture_seconds(in_two_rounds: u32) -> u32 {
     (in_two_rounds * rounds()).div_ceil(2)
 }
 
-/// Runs `program` unlimited, then with a quarter of that run's peak resident, then
-/// with `total_percent` of it as a limit on everything; each time the output must be
-/// the same and the limit must hold.  Returns the unlimited run's outcome.
+/// Runs `program` unlimited, then with `total_percent` of that run's peak as a limit on everything and,
+/// but for the short form, with a quarter of it resident; each time the output must be the same and the
+/// limit must hold.  Returns the unlimited run's outcome.
 pub fn same_as_unlimited(program: &Program, total_percent: u64) -> Outcome {
     let native = program.run(Limits::None);
     native.assert_success();
     let peak = native.peak().total;
     let limits = [
-        Limits::Resident((peak / 4).max(LEAST_RESIDENT)),
         Limits::Total(peak * total_percent / 100),
+        Limits::Resident((peak / 4).max(LEAST_RESIDENT)),
     ];
-    for limits in limits {
-        for _ in 0..rounds() {
-            let limited = program.run(limits);
+    for limits in &limits[..short_or_long(1, 2)] {
+        for _ in 0..rounds().div_ceil(2) {
+            let limited = program.run(*limits);
             limited.assert_success();
             assert!(
                 limited.output == native.output,
