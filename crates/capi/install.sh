@@ -1,20 +1,31 @@
 #!/bin/sh
 # Builds the C library and installs it with its header and memfold.pc:
 #
-#   crates/capi/install.sh [--profile PROFILE] [PREFIX]      (default: release, /usr/local)
+#   crates/capi/install.sh [--profile PROFILE | --built FOLDER] [PREFIX]   (default: release, /usr/local)
+#
+# --built takes the libraries from a folder, where cargo has built them.
 #
 # Needs cargo and binutils. `cargo cinstall` (cargo-c, README.md) installs the same files, but its
 # static library exports the symbols of LZ4, zstd and xxHash, too.
 set -eu
 profile=release
-if [ "${1:-}" = --profile ]; then
+built=
+case "${1:-}" in
+--profile)
     profile=$2
     shift 2
-fi
+    ;;
+--built)
+    built=$2
+    shift 2
+    ;;
+esac
 prefix=${1:-/usr/local}
 here=$(cd "$(dirname "$0")" && pwd)
-built=${CARGO_TARGET_DIR:-$here/../../target}/$(echo "$profile" | sed 's/^dev$/debug/')
-cargo build --profile "$profile" --locked -p memfold-capi --lib --manifest-path "$here/Cargo.toml"
+if [ -z "$built" ]; then
+    built=${CARGO_TARGET_DIR:-$here/../../target}/$(echo "$profile" | sed 's/^dev$/debug/')
+    cargo build --profile "$profile" --locked -p memfold-capi --lib --manifest-path "$here/Cargo.toml"
+fi
 
 mkdir -p "$prefix/lib/pkgconfig" "$prefix/include"
 cp "$here/include/memfold.h" "$prefix/include/"

@@ -22,10 +22,17 @@ fn output(command: &mut Command) -> String {
 fn installed() -> &'static Path {
     static PREFIX: LazyLock<TempDir> = LazyLock::new(|| {
         let prefix = tempfile::tempdir().unwrap();
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let mut install = Command::new(crate_folder().join("install.sh"));
-        install.args(["--profile", "dev"]).arg(prefix.path());
-        output(install.env("CARGO_TARGET_DIR", target));
+        if std::env::var_os("MEMFOLD_TEST_ROUNDS").is_some() {
+            let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+            install.env("CARGO_TARGET_DIR", target);
+            install.args(["--profile", "dev"]);
+        } else {
+            // The script would build the library's dependencies with other features than these tests'.
+            let tests = std::env::current_exe().unwrap();
+            install.arg("--built").arg(tests.parent().unwrap());
+        }
+        output(install.arg(prefix.path()));
         prefix
     });
     PREFIX.path()
