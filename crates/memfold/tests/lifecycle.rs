@@ -59,7 +59,9 @@ fn nothing_is_left_of_an_engine_dropped_right_after_its_regions() {
         std::thread::sleep(Duration::from_micros(300));
         drop((last, memfold));
     }
-    assert_eq!(descriptors(), before);
+    // Some of `before` may have been of an engine of the test before, which was ending.
+    let now = descriptors();
+    assert!(now <= before, "{before} descriptors have become {now}");
 }
 
 #[test]
