@@ -130,6 +130,9 @@ struct Difference {
     present: u64,
     usable: u64,
     registered: u64,
+    /// Registered pages that are explained only by a mapping that stayed behind although its echo was
+    /// read: its unmapping would have to have been taken for the echo.
+    left_behind: u64,
 }
 
 impl Group<'_> {
@@ -179,6 +182,10 @@ impl Group<'_> {
                 + pages(&outside(&missing, &child.wiped)),
             usable: of(&child.usable),
             registered: of(&child.registered),
+            left_behind: pages(&within(
+                &outside(&child.registered, &mapped.registered),
+                &left,
+            )),
         }
     }
 }
@@ -336,6 +343,20 @@ mod tests {
         }
         let child = mapped(&[(40, 50), (0, 10)], &[]);
         assert_eq!(saw(&history, 0, &at_fork, &child), [true; 3]);
+    }
+
+    #[test]
+    fn a_mapping_that_moved_away_is_not_taken_to_have_stayed() {
+        // Moved over another and back, then unmapped; nothing resident. The child is of the middle.
+        let history = [
+            unmap(20, 30, &[]),
+            remap(0, 20, false, &[]),
+            remap(20, 0, false, &[]),
+            unmap(0, 10, &[]),
+        ];
+        let child = mapped(&[(20, 30)], &[]);
+        let contained = saw(&history, 4, &Mapped::default(), &child);
+        assert_eq!(contained, [true, true, false, false]);
     }
 
     #[test]
