@@ -11,17 +11,28 @@
 //! | `page`, `range_set` | page numbers, ranges, sets of ranges |
 //! | `page_state`, `page_table` | the state of one page; the radix tree of states |
 //! | `density` | how much of a block of pages is resident, for readahead |
+//! | `bugs` | switches by which the simulation puts past bugs back |
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
 //! | `pool_memory` | memory for the pool |
 //! | `statistics` | the table that each statistic is a line of |
 //! | `options` | limits and settings, for both engines |
 //! | `sync`, `time` | locking and waking; the clock |
 
+#![cfg_attr(
+    simulated,
+    allow(dead_code, reason = "the simulation runs the core alone")
+)]
+
 mod backoff;
+#[cfg(simulated)]
+pub mod bugs;
+#[cfg(not(simulated))]
+mod bugs;
 mod density;
+#[cfg(not(simulated))]
 pub mod embedded;
 /// Entry points of the fuzz targets, which tests also run on `fuzz/corpus`.
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(all(any(test, feature = "fuzzing"), not(simulated)))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod options;
@@ -30,6 +41,8 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
+#[cfg(simulated)]
+pub mod simulation;
 mod statistics;
 mod supervised;
 mod sync;
@@ -40,5 +53,7 @@ mod zeros;
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
 pub use statistics::StatsField;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
+#[cfg(not(simulated))]
 pub use supervised::supervisor::{Control, StartError, Supervisor};
+#[cfg(not(simulated))]
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError};

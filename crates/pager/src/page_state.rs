@@ -3,6 +3,7 @@
 //! Section 4 of `docs/design.md` has the states and all transitions. Under the exclusive gate a state
 //! may be stored; under the shared gate it changes by compare-and-swap from the state that was read.
 
+use crate::bugs::Bug;
 use crate::sync::interleave;
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,6 +74,9 @@ pub struct ClaimNumber(u32);
 impl ClaimNumber {
     /// The claim after `count` others of the address space.
     pub fn new(count: u32) -> ClaimNumber {
+        if Bug::ClaimsWithoutNumbers.is_back() {
+            return ClaimNumber(0);
+        }
         ClaimNumber(count & NUMBER_MASK)
     }
 }

@@ -12,7 +12,7 @@ use crate::sync::{Event, Mutex, RwLock};
 use crate::time::Instant;
 use memfold_swap::{Charge, FileTier, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub struct Group {
     /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's
     /// start.
     pub found_mappings: AtomicU64,
-    spaces: RwLock<HashMap<u64, Arc<AddressSpace>>>,
+    spaces: RwLock<BTreeMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
     /// Serializes searches for the process of a forked child.
     pub child_search: Mutex<()>,
@@ -110,7 +110,7 @@ impl Group {
         self.read_spaces(|spaces| spaces.values().cloned().collect())
     }
 
-    fn read_spaces<R>(&self, read: impl FnOnce(&HashMap<u64, Arc<AddressSpace>>) -> R) -> R {
+    fn read_spaces<R>(&self, read: impl FnOnce(&BTreeMap<u64, Arc<AddressSpace>>) -> R) -> R {
         read(
             &self
                 .spaces

@@ -3,6 +3,7 @@
 //! The gate is held exclusively from reading the messages until all events are applied. So no page is
 //! copied in or moved out meanwhile, and the helper finds the event count of a planned batch stale.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
 use crate::supervised::reclaim::batch::Batch;
@@ -17,8 +18,12 @@ impl AddressSpace {
     pub fn begin_events(&self, gate: &Exclusive<'_>) {
         debug_assert!(gate.is_of(self));
         // A batch executed before the event is settled; one not executed yet becomes stale.
-        Batch::settle(self, gate);
-        self.channel.bump_event_count();
+        if !Bug::SettledTooLate.is_back() {
+            Batch::settle(self, gate);
+        }
+        if !Bug::StaleBatchExecuted.is_back() {
+            self.channel.bump_event_count();
+        }
     }
 
     /// Applies munmap, a mapping over the range, or a shrinking heap.
@@ -37,6 +42,9 @@ impl AddressSpace {
         let removal = Removal::new(self.resources.seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);
+        if Bug::ZerosBesideMadvise.is_back() {
+            return;
+        }
         gate.table()
             .entry(range.start)
             .replace(PageState::Hole, removed);
@@ -50,8 +58,21 @@ impl AddressSpace {
         let mut slots = SlotRanges::new();
         let mut stage = lock(&self.stage);
         gate.table().visit(range, |_, entry| {
+            let is_dropped = matches!(after, PageState::Removed(_));
+            let mut after = after;
             match entry.load() {
                 PageState::Hole => return true,
+                PageState::Resident { .. } if is_dropped && Bug::DroppedPagesMovedOut.is_back() => {
+                    return true;
+                }
+                PageState::Staged(place) if is_dropped && Bug::ZerosBesideMadvise.is_back() => {
+                    stage.retire(place);
+                    after = PageState::Hole;
+                }
+                PageState::Swapped(slot) if is_dropped && Bug::ZerosBesideMadvise.is_back() => {
+                    slots.push(slot);
+                    after = PageState::Hole;
+                }
                 // A fault that claimed the page finds the claim gone and releases the slot.
                 PageState::Resident { .. }
                 | PageState::Moving(_)

@@ -2,6 +2,7 @@
 //!
 //! The gate is held exclusively throughout: see `events/apply.rs`.
 
+use crate::bugs::Bug;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::message::Fault;
 use crate::supervised::fork::apply::ConcurrentChanges;
@@ -111,16 +112,27 @@ impl Reader {
                     "a forked child hangs at its next fault: no channel could be created ({error}); raise `ulimit -n` and \
                      kill the child"
                 );
-                // Closing the userfaultfd would let the child read zeros; kept open, it makes its faults wait.
-                if let Err(error) = self.group.resources.guardian.hold_for_good(uffd.into()) {
-                    log::error!(
-                        "cannot keep a forked child from reading zeros after memfold ends ({error}); kill the \
-                         child first"
-                    );
-                }
+                self.keep_waiting(uffd);
                 None
             }
         }
+    }
+
+    /// Makes the faults of a child wait: closing the userfaultfd would let it read zeros.
+    #[cfg(not(simulated))]
+    fn keep_waiting(&self, uffd: Userfaultfd) {
+        if let Err(error) = self.group.resources.guardian.hold_for_good(uffd.into()) {
+            log::error!(
+                "cannot keep a forked child from reading zeros after memfold ends ({error}); kill the child \
+                 first"
+            );
+        }
+    }
+
+    /// The model always has room for a channel.
+    #[cfg(simulated)]
+    fn keep_waiting(&self, uffd: Userfaultfd) {
+        unreachable!("no channel for {uffd:?}");
     }
 }
 
@@ -139,7 +151,11 @@ fn collect(
     let mut nap = QUIET_NAP;
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
-        if messages.stash.is_none() && space.channel.is_forking() && space.is_changing() {
+        if messages.stash.is_none()
+            && !Bug::StageReadAfterFork.is_back()
+            && space.channel.is_forking()
+            && space.is_changing()
+        {
             // Once the event is read, the parent runs and may be gone at any moment.
             messages.stash = Some(space.stash(gate));
         }
@@ -169,7 +185,7 @@ fn collect(
             changes.order.push(change);
         }
         let is_all = read < MESSAGES;
-        if is_all && !needs_order {
+        if is_all && (!needs_order || Bug::EventsNotAwaited.is_back()) {
             return any.then_some(true);
         }
         if is_all && !space.is_changing() {

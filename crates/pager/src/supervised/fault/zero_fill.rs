@@ -1,5 +1,6 @@
 //! First touches: zero-filled pages, and pages of the stage that `mlockall` faults in.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{PageState, StageIndex};
 use crate::supervised::fault::message::{Admission, Fault, Served};
@@ -80,7 +81,12 @@ pub fn fill_zeros(
         } else {
             *before
         };
-        entry.replace(PageState::Clearing, after);
+        let claim = if Bug::ZerosWithoutClaim.is_back() && step == 0 {
+            *before
+        } else {
+            PageState::Clearing
+        };
+        entry.replace(claim, after);
     }
     if done < pages {
         // Threads that faulted on the rest of the window meanwhile wait for this claim.
@@ -145,7 +151,12 @@ fn claim_holes(
         state,
         PageState::Hole | PageState::Removed(_) | PageState::Resident { .. }
     );
-    if !known || !entry.replace(state, PageState::Clearing) {
+    let claim = if Bug::ZerosWithoutClaim.is_back() {
+        state
+    } else {
+        PageState::Clearing
+    };
+    if !known || !entry.replace(state, claim) {
         return Vec::new();
     }
     let mut claimed = vec![state];

@@ -3,9 +3,12 @@
 pub mod apply;
 pub mod dedup;
 pub mod family;
+#[cfg(not(simulated))]
 pub mod find_child;
+pub mod identify;
 pub mod inheritance;
 pub mod reconcile;
+#[cfg(not(simulated))]
 pub mod shared_counter;
 pub mod shared_estimate;
 pub mod snapshot;

@@ -14,6 +14,7 @@
 //! (`MREMAP_DONTUNMAP`) cannot be detected. Then the order in which the events were read decides. It is
 //! that of the changes unless a thread was preempted between its change and its event.
 
+use crate::bugs::Bug;
 use crate::page::PageRange;
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
@@ -70,6 +71,10 @@ pub fn contained(
     child: &ChildMappings,
 ) -> Vec<bool> {
     let mut contained = vec![false; history.len()];
+    if Bug::ForkTakenByReadOrder.is_back() {
+        contained[..forked_at].fill(true);
+        return contained;
+    }
     for (footprint, members) in groups(history) {
         let changes: Vec<&RecordedChange> = members.iter().map(|index| &history[*index]).collect();
         let before = members.partition_point(|index| *index < forked_at);

@@ -1,5 +1,6 @@
 //! Page-out: victims, batches through the stage, and the reclaimer thread.
 
+#[cfg(not(simulated))]
 pub mod affinity;
 pub mod batch;
 pub mod priority;

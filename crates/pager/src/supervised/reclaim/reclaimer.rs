@@ -21,6 +21,7 @@ use crate::supervised::fault::server::Server;
 use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::kernel::Process;
+#[cfg(not(simulated))]
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::batch::plan::LOOKED_AT;
 use crate::supervised::reclaim::batch::{Batch, Settled};
@@ -109,17 +110,22 @@ impl Reclaimer {
     }
 
     /// Runs until the group stops.
+    #[cfg(not(simulated))]
     pub fn run(&mut self) {
         self.group.resources.priority.begin();
         let mut affinity = AffinityFollower::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            self.group
-                .resources
-                .wait_for_wake(Duration::from_millis(50));
+            self.wait();
             affinity.follow(&self.group);
             self.reclaim();
-            self.group.resources.free_pending();
         }
+    }
+
+    /// Waits for a wake-up, not for long.
+    pub fn wait(&self) {
+        self.group
+            .resources
+            .wait_for_wake(Duration::from_millis(50));
     }
 
     fn watermarks(&self) -> Watermarks {
@@ -127,8 +133,14 @@ impl Reclaimer {
         Watermarks::of(self.group.resources.resident_limit_bytes())
     }
 
-    /// Brings the group below its lower watermark if it is above the upper one.
-    fn reclaim(&mut self) {
+    /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
+    /// handlers left.
+    pub fn reclaim(&mut self) {
+        self.reclaim_to_watermark();
+        self.group.resources.free_pending();
+    }
+
+    fn reclaim_to_watermark(&mut self) {
         let marks = self.watermarks();
         if self.group.resources.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
             return;
@@ -253,6 +265,7 @@ impl Reclaimer {
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
         let target = self.command(space, excess_bytes, &mut progress);
+        #[cfg(not(simulated))]
         self.group.hold_pool_limit(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
         (progress.stored, progress.refused) = self.store_staged(space, surplus.min(BATCH));

@@ -1,5 +1,6 @@
 //! Registering mappings with a program's userfaultfd.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::range_set::RangeSet;
@@ -93,8 +94,9 @@ fn note_present(space: &AddressSpace, gate: &Exclusive<'_>, piece: PageRange, pr
         }
     };
     let present = present.covered(piece);
-    if let Some((ranges, removal)) =
-        lock(&space.removed.unmanaged).pending(space.resources.seconds())
+    if !Bug::DropUnknownWhereUnmanaged.is_back()
+        && let Some((ranges, removal)) =
+            lock(&space.removed.unmanaged).pending(space.resources.seconds())
     {
         let removed = present.iter().flat_map(|range| ranges.covered(*range));
         removed.for_each(|range| note(range, PageState::Removed(removal)));

@@ -25,7 +25,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 /// Smallest mapping to manage, in pages. A smaller value saves little memory and splits more VMAs.
-const SMALLEST_MAPPING_PAGES: u64 = 16;
+/// The simulation has few pages.
+const SMALLEST_MAPPING_PAGES: u64 = if cfg!(simulated) { 1 } else { 16 };
 /// Divisor of the adjacent managed range: memory that grew stays unmanaged below this part. A larger
 /// divisor manages memory earlier and creates more VMAs.
 const PART_OF_RANGE: u64 = 16;

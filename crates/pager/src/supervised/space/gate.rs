@@ -4,6 +4,7 @@
 //! guard: only guards give access to the table. The gate is in the supervisor's memory
 //! (`memfold_sys::gate`), so no program can break its exclusion.
 
+use crate::bugs::Bug;
 use crate::page_table::PageTable;
 use crate::supervised::space::AddressSpace;
 use crate::time::Instant;
@@ -99,6 +100,9 @@ impl AddressSpace {
     pub fn try_shared(&self) -> Option<Shared<'_>> {
         let entered = self.channel.gate().try_enter_shared();
         // `then_some` would construct, and drop, a guard even if the gate was not entered.
+        if Bug::GateLeftUnentered.is_back() && !entered {
+            drop(Shared(self));
+        }
         entered.then(|| Shared(self))
     }
 

@@ -2,6 +2,7 @@
 //! Their pages must not read as zeros then.
 
 use crate::supervised::space::AddressSpace;
+#[cfg(not(simulated))]
 use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::time::Instant;
 use memfold_sys::guardian::Guarded;
@@ -36,6 +37,7 @@ impl Default for Orphan {
 impl AddressSpace {
     /// Guards a program that has no helper, or lost it. The governor retries while descriptors are
     /// short.
+    #[cfg(not(simulated))]
     pub fn guard(&self) {
         let guardian = &self.resources.guardian;
         // If a helper exited, the survivor is another process that shares the memory (CLONE_VM).

@@ -1,0 +1,88 @@
+//! Bugs of this repository's past. Each is a small switch in the code that mended it: the simulation puts
+//! it back, to show that it would be found. Elsewhere the switches are constants.
+
+/// A bug, named after what went wrong, with the commit that mended it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// e8ada87: a fault took another fault's claim of the same page and slot for its own.
+    ClaimsWithoutNumbers,
+    /// e2a24a7: readahead brought in zeros that `madvise` dropped afterwards.
+    ZerosBesideMadvise,
+    /// 9d4febf: pages that `madvise` was about to drop became managed, and were preserved.
+    DropUnknownWhereUnmanaged,
+    /// fe33c2e: pages that `madvise` was about to drop were moved out, and came back.
+    DroppedPagesMovedOut,
+    /// 0fd2cf3: a child was taken to contain what was read before its fork, whatever it had mapped.
+    ForkTakenByReadOrder,
+    /// 37ee88a: a child kept what was not mapped any more at its fork.
+    ForkNotCompared,
+    /// 2b73378: the stage was not read before a fork's event let the parent go.
+    StageReadAfterFork,
+    /// 37ee88a: events were applied in the order in which they were read.
+    EventsInReadOrder,
+    /// 37ee88a: events were applied before all of them were there.
+    EventsNotAwaited,
+    /// 37ee88a: the unmapping that follows a move was applied to what was mapped there since.
+    EchoesApplied,
+    /// 5a86423: a command was done only after the helper had left the gate.
+    #[cfg_attr(
+        not(simulated),
+        expect(dead_code, reason = "the helper's, of which the model has its own")
+    )]
+    DoneOutsideGate,
+    /// 5a86423: a late fault put zeros where a page had just been moved out.
+    ZerosWithoutClaim,
+    /// cc636dd, 960bdfa: pages that the kernel moved and did not report were taken for missing.
+    MovesForgotten,
+    /// 7c7a6b9: a gate was left that had not been entered.
+    GateLeftUnentered,
+    /// fe33c2e: a batch that was executed before an event was settled after it.
+    SettledTooLate,
+    /// fe33c2e: a batch planned before an event was executed after it.
+    StaleBatchExecuted,
+}
+
+impl Bug {
+    /// Those that the simulation finds within two minutes.
+    #[cfg(simulated)]
+    pub const ALL: [Bug; 14] = [
+        Bug::ZerosBesideMadvise,
+        Bug::DropUnknownWhereUnmanaged,
+        Bug::DroppedPagesMovedOut,
+        Bug::ForkTakenByReadOrder,
+        Bug::ForkNotCompared,
+        Bug::StageReadAfterFork,
+        Bug::EventsInReadOrder,
+        Bug::EventsNotAwaited,
+        Bug::EchoesApplied,
+        Bug::DoneOutsideGate,
+        Bug::MovesForgotten,
+        Bug::GateLeftUnentered,
+        Bug::SettledTooLate,
+        Bug::StaleBatchExecuted,
+    ];
+
+    /// Whether the simulation has put it back.
+    #[cfg(not(simulated))]
+    #[inline(always)]
+    pub const fn is_back(self) -> bool {
+        false
+    }
+
+    /// Whether the simulation has put it back, on this thread.
+    #[cfg(simulated)]
+    pub fn is_back(self) -> bool {
+        BACK.get() == Some(self)
+    }
+
+    /// Puts one back on this thread, or none.
+    #[cfg(simulated)]
+    pub fn put_back(bug: Option<Bug>) {
+        BACK.set(bug);
+    }
+}
+
+#[cfg(simulated)]
+thread_local! {
+    static BACK: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}

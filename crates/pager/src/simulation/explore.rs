@@ -1,0 +1,124 @@
+//! Many executions, each of a seed.
+
+use crate::bugs::Bug;
+use crate::simulation::history::History;
+use crate::simulation::run::execute;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+/// Steps of an execution after which it counts as hung, where each thread runs again and again.
+const MOST_STEPS: usize = 1_000_000;
+/// Steps after which an execution is left alone where some threads run only when others wait: there a page
+/// may be paged out each time before its thread has seen it.
+const ENOUGH_STEPS: usize = 50_000;
+/// Changes of priority in a schedule that prefers some threads.
+const PRIORITY_CHANGES: usize = 3;
+
+fn config(most: MaxSteps) -> Config {
+    let mut config = Config::new();
+    config.stack_size = 1 << 18;
+    config.failure_persistence = FailurePersistence::None;
+    config.max_steps = most;
+    config.silence_warnings = true;
+    config
+}
+
+/// Executes a history in `schedules` schedules, which `seed` chooses.
+///
+/// # Panics
+/// If a page does not hold what it must, a program does not end, or something is left.
+pub fn run(history: &History, seed: u64, schedules: usize) {
+    let once = history.clone();
+    if seed.is_multiple_of(2) {
+        let scheduler = RandomScheduler::new_from_seed(seed, schedules);
+        Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(&once));
+    } else {
+        let scheduler = PctScheduler::new_from_seed(seed, PRIORITY_CHANGES, schedules);
+        Runner::new(scheduler, config(MaxSteps::ContinueAfter(ENOUGH_STEPS)))
+            .run(move || execute(&once));
+    }
+}
+
+/// The same; the message of the panic if it fails.
+pub fn try_run(history: &History, seed: u64, schedules: usize) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| run(history, seed, schedules))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        text.unwrap_or_else(|| "a panic".to_owned())
+    })
+}
+
+/// A history that fails, with its schedules.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The seed of history and schedules.
+    pub seed: u64,
+    /// What the programs did.
+    pub history: History,
+    /// Number of schedules of which one fails.
+    pub schedules: usize,
+    /// What went wrong.
+    pub why: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Failure {
+            seed,
+            history,
+            schedules,
+            why,
+        } = self;
+        write!(
+            out,
+            "{why}\n{} steps, in one of {schedules} schedules of seed {seed}:\n{history}",
+            history.steps()
+        )
+    }
+}
+
+/// Schedules of each history.
+const SCHEDULES: usize = 3;
+
+/// Executes the history of a seed, with a bug of the past if one is given.
+pub fn check(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
+    Bug::put_back(bug);
+    let history = History::of_seed(seed);
+    try_run(&history, seed, SCHEDULES).map_err(|why| Failure {
+        seed,
+        history,
+        schedules: SCHEDULES,
+        why,
+    })
+}
+
+/// The shortest history found within a time that still fails, if the panics of executions can be caught.
+pub fn shorten(failure: Failure, bug: Option<Bug>, patience: Duration) -> Failure {
+    /// Schedules of each shorter history: fewer of them fail.
+    const MORE_SCHEDULES: usize = 40;
+    Bug::put_back(bug);
+    let began = Instant::now();
+    let mut shortest = failure;
+    'again: loop {
+        for history in shortest.history.shorter() {
+            if began.elapsed() >= patience {
+                return shortest;
+            }
+            for seed in [shortest.seed, shortest.seed ^ 1] {
+                if let Err(why) = try_run(&history, seed, MORE_SCHEDULES) {
+                    shortest = Failure {
+                        seed,
+                        history,
+                        schedules: MORE_SCHEDULES,
+                        why,
+                    };
+                    continue 'again;
+                }
+            }
+        }
+        return shortest;
+    }
+}

@@ -1,0 +1,274 @@
+//! What programs do: made from a seed, printed, and made shorter.
+
+use memfold_testing::Random;
+use std::fmt;
+
+/// Pages of the largest area.
+pub const AREA_PAGES: u64 = 6;
+/// Areas that one thread has at most.
+pub const AREAS: usize = 3;
+/// Places for areas in an address space. Few, so that addresses are used again soon.
+pub const PLACES: usize = 12;
+
+/// One step of a thread. Areas are numbers of the thread's own; a step on an area that is not mapped does
+/// nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// mmap of so many pages.
+    Map(usize, u64),
+    /// Writes one page.
+    Write(usize, u64),
+    /// Reads one page.
+    Read(usize, u64),
+    /// Writes a page of any thread: of all pages that are mapped, the one of this number.
+    Poke(u64),
+    /// Reads a page of any thread.
+    Peek(u64),
+    /// Lets others run, until memfold manages an area or long enough.
+    Rest(usize),
+    /// Writes all pages.
+    Fill(usize),
+    /// Reads all pages.
+    Check(usize),
+    /// `madvise(MADV_DONTNEED)` from one page on.
+    Drop(usize, u64),
+    /// munmap.
+    Unmap(usize),
+    /// mremap to a free place; the flag is `MREMAP_DONTUNMAP`.
+    Move(usize, bool),
+    /// mremap to a free place, and back at once.
+    Away(usize),
+    /// mremap over another area of the thread.
+    MoveOver(usize, usize),
+    /// fork; the child does these steps.
+    Fork(Vec<Step>),
+    /// In a forked child: starts a helper.
+    Connect,
+}
+
+/// What the threads of one program do, and how much of it may be resident.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// Steps of each thread.
+    pub threads: Vec<Vec<Step>>,
+    /// Threads take the same places for their areas. Else each has its own.
+    pub share_places: bool,
+    /// The resident limit, in pages.
+    pub limit: u64,
+    /// Places of the stage.
+    pub stage: u64,
+    /// Threads that serve faults.
+    pub handlers: usize,
+    /// What the kernel forgets to tell is chosen by this.
+    pub seed: u64,
+}
+
+impl History {
+    /// The history of a seed.
+    pub fn of_seed(seed: u64) -> History {
+        let mut random = Random::new(seed);
+        let share_places = random.below(2) == 0;
+        let weights = Weights::choose(&mut random, share_places);
+        let threads = 1 + random.below(3);
+        let length = 4 + random.below(12);
+        let rests = random.below(4) != 0;
+        let threads = (0..threads).map(|_| {
+            let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+            if rests {
+                steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+            }
+            steps.extend((0..length).map(|_| weights.step(&mut random)));
+            if share_places {
+                keep_one_move(&mut steps);
+            }
+            steps
+        });
+        let threads: Vec<_> = threads.collect();
+        let forks = weights.has_forks();
+        History {
+            threads,
+            share_places,
+            limit: if forks { 16 } else { 6 } + random.below(8) as u64,
+            stage: 4 + random.below(8) as u64,
+            handlers: 1 + random.below(2),
+            seed,
+        }
+    }
+
+    /// Whether threads access each other's pages.
+    pub fn has_strangers(&self) -> bool {
+        let mut steps = self.threads.iter().flatten();
+        steps.any(|step| matches!(step, Step::Poke(_) | Step::Peek(_)))
+    }
+
+    /// All steps, those of children included.
+    pub fn steps(&self) -> usize {
+        self.threads.iter().map(|steps| count(steps)).sum()
+    }
+
+    /// Histories that are a little shorter, the shortest first.
+    pub fn shorter(&self) -> Vec<History> {
+        let mut shorter = Vec::new();
+        let mut with = |change: &dyn Fn(&mut History)| {
+            let mut history = self.clone();
+            change(&mut history);
+            if history != *self {
+                shorter.push(history);
+            }
+        };
+        if self.threads.len() > 1 {
+            for thread in 0..self.threads.len() {
+                with(&|history| drop(history.threads.remove(thread)));
+            }
+        }
+        with(&|history| history.handlers = 1);
+        for thread in 0..self.threads.len() {
+            let length = self.threads[thread].len();
+            for part in [length / 2, length / 4, 1] {
+                if part == 0 {
+                    continue;
+                }
+                for start in (0..length).step_by(part) {
+                    with(&|history| {
+                        let end = (start + part).min(length);
+                        history.threads[thread].drain(start..end);
+                    });
+                }
+            }
+            for index in 0..length {
+                if let Step::Fork(child) = &self.threads[thread][index] {
+                    for left_out in 0..child.len() {
+                        with(&|history| {
+                            if let Step::Fork(child) = &mut history.threads[thread][index] {
+                                child.remove(left_out);
+                            }
+                        });
+                    }
+                }
+            }
+        }
+        shorter
+    }
+}
+
+/// A row of docs/limits.md: what moves in where another thread's memory has left, and on again before the
+/// event of the departure is read.
+fn keep_one_move(steps: &mut Vec<Step>) {
+    let mut moves = 0;
+    steps.retain(|step| {
+        moves += usize::from(matches!(step, Step::Move(..)));
+        !matches!(step, Step::Move(..)) || moves == 1
+    });
+}
+
+fn count(steps: &[Step]) -> usize {
+    let own = |step: &Step| match step {
+        Step::Fork(child) => 1 + count(child),
+        _ => 1,
+    };
+    steps.iter().map(own).sum()
+}
+
+/// How often each kind of step comes in one history: many histories lack some kinds, so that others
+/// meet more often.
+struct Weights([usize; KINDS]);
+
+const KINDS: usize = 15;
+/// Some kinds.
+const DROP: usize = 5;
+const UNMAP: usize = 6;
+const MOVE_OVER: usize = 9;
+const MOVE_AND_STAY: usize = 8;
+const POKE: usize = 10;
+const PEEK: usize = 11;
+const FORK: usize = 13;
+const AWAY: usize = 14;
+
+impl Weights {
+    fn choose(random: &mut Random, share_places: bool) -> Weights {
+        let mut weights = [0; KINDS];
+        for weight in &mut weights {
+            *weight = [0, 1, 1, 4][random.below(4)];
+        }
+        // Forks take long, and make histories with others in them long.
+        weights[FORK] = [0, 0, 0, 1, 2][random.below(5)];
+        if random.below(2) == 0 {
+            weights[POKE] = 0;
+            weights[PEEK] = 0;
+        }
+        if share_places {
+            // Rows of docs/limits.md: what one thread unmaps or drops where the memory of another has just moved
+            // in or away.
+            for kind in [DROP, UNMAP, MOVE_AND_STAY, MOVE_OVER, AWAY] {
+                weights[kind] = 0;
+            }
+        }
+        if weights[FORK] > 0 {
+            // Rows of docs/limits.md: what a child sees of these beside its fork.
+            weights[DROP] = 0;
+            weights[MOVE_AND_STAY] = 0;
+        }
+        // Something is to do in each.
+        weights[0] = weights[0].max(1);
+        Weights(weights)
+    }
+
+    fn has_forks(&self) -> bool {
+        self.0[FORK] > 0
+    }
+
+    fn step(&self, random: &mut Random) -> Step {
+        let mut number = random.below(self.0.iter().sum());
+        let mut kind = 0;
+        while number >= self.0[kind] {
+            number -= self.0[kind];
+            kind += 1;
+        }
+        let area = random.below(AREAS);
+        let page = random.below(AREA_PAGES as usize) as u64;
+        match kind {
+            0 => Step::Write(area, page),
+            1 => Step::Map(area, 1 + page),
+            2 => Step::Read(area, page),
+            3 => Step::Fill(area),
+            4 => Step::Check(area),
+            5 => Step::Drop(area, page / 2),
+            6 => Step::Unmap(area),
+            7 => Step::Move(area, false),
+            8 => Step::Move(area, true),
+            9 => Step::MoveOver(area, random.below(AREAS)),
+            10 => Step::Poke(random.below(64) as u64),
+            11 => Step::Peek(random.below(64) as u64),
+            12 => Step::Rest(area),
+            FORK => Step::Fork(self.steps_of_child(random)),
+            _ => Step::Away(area),
+        }
+    }
+
+    fn steps_of_child(&self, random: &mut Random) -> Vec<Step> {
+        let mut weights = self.0;
+        weights[FORK] = 0;
+        weights[DROP] = weights[0];
+        weights[MOVE_AND_STAY] = weights[0];
+        let length = random.below(5);
+        let mut steps: Vec<Step> = (0..length).map(|_| Weights(weights).step(random)).collect();
+        if random.below(2) == 0 {
+            steps.insert(random.below(steps.len() + 1), Step::Connect);
+        }
+        steps
+    }
+}
+
+impl fmt::Display for History {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            out,
+            "limit {} pages, stage {} places, {} handlers, shared places {}",
+            self.limit, self.stage, self.handlers, self.share_places
+        )?;
+        for (number, steps) in self.threads.iter().enumerate() {
+            writeln!(out, "thread {number}: {steps:?}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,23 @@
+//! The core under a simulated kernel: its threads, a model of Linux, and programs that know what each of
+//! their pages must hold, scheduled by a seed.
+//!
+//! A seed makes a [`History`](history::History), what the programs do, and a schedule. The same seed is
+//! the same execution. `docs/testing.md` says what this can find, and how to add to it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `model` | what Linux does |
+//! | `history`, `program` | what programs do, and what they check |
+//! | `run` | one execution: memfold's threads beside the program's |
+//! | `explore` | many executions; the shortest history that fails |
+//! | `trace` | an execution, step by step |
+//! | `sync`, `time` | what the core locks, waits and sleeps with |
+
+pub mod explore;
+pub mod history;
+pub mod model;
+pub mod program;
+pub mod run;
+pub mod sync;
+pub mod time;
+pub mod trace;

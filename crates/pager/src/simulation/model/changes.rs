@@ -1,0 +1,242 @@
+//! Changes of mappings by the program: munmap, mremap, `madvise`, fork, exit.
+//!
+//! A change of registered memory is a step under `mmap_lock`; then its thread queues the event and waits
+//! until it is read, and only then is the change over for the userfaultfd. `madvise` drops its pages last.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::simulation::model::memory::{
+    Expected, Frame, Mapped, Memory, MemoryState, Registered, Step,
+};
+use crate::simulation::model::userfaultfd::Userfaultfd;
+use crate::simulation::run::BEACON;
+use crate::simulation::sync::dawdle;
+use crate::simulation::trace::{short, trace};
+use crate::supervised::kernel::Message;
+use crate::sync::interleave;
+use crate::time;
+use std::sync::Arc;
+
+impl Memory {
+    /// Maps `pages` pages at the first of these places that is free.
+    pub fn map(&self, places: impl Iterator<Item = VirtualPage>, pages: u64) -> Option<PageRange> {
+        interleave();
+        let mut state = self.state();
+        let ranges = places.map(|start| PageRange {
+            start,
+            end: start.plus(pages),
+        });
+        let range = { ranges }.find(|range| state.is_free(*range))?;
+        state.map(range, false);
+        Some(range)
+    }
+
+    /// Maps memory of the helper.
+    pub fn map_own(&self, range: PageRange) {
+        self.state().map(range, true);
+    }
+
+    /// munmap.
+    pub fn unmap(&self, range: PageRange) {
+        let mut state = self.begin_change(range);
+        let registered = state.unmap(range);
+        trace(|| format!("unmaps {}", short(range)));
+        state.queues.changing += u32::from(registered);
+        drop(state);
+        if registered {
+            self.finish_change(Message::Unmap(range));
+        }
+    }
+
+    /// `madvise(MADV_DONTNEED)`.
+    pub fn drop_pages(&self, range: PageRange) {
+        let mut state = self.begin_change(range);
+        for page in range.start.0..range.end.0 {
+            if let Some(expected) = state.expected.get_mut(&VirtualPage(page))
+                && let Expected::Exactly(tag) = *expected
+            {
+                *expected = Expected::OrZero(tag);
+            }
+        }
+        if !state.is_registered(range) {
+            // Without an event, `mmap_lock` is held throughout, and nothing is registered meanwhile.
+            let pages = range.start.0..range.end.0;
+            pages.for_each(|page| state.drop_page(VirtualPage(page)));
+            return;
+        }
+        state.queues.changing += 1;
+        drop(state);
+        self.finish_change(Message::Remove(range));
+        dawdle();
+        for page in range.start.0..range.end.0 {
+            interleave();
+            self.state().drop_page(VirtualPage(page));
+        }
+    }
+
+    /// mremap to a fixed place, over what is mapped there. With `stays`, the mapping stays behind, empty
+    /// (`MREMAP_DONTUNMAP`).
+    pub fn remap(&self, from: PageRange, to: VirtualPage, stays: bool) {
+        let state = self.begin_change(from);
+        self.remap_in(state, from, to, stays);
+    }
+
+    /// mremap to the first of these places that is free.
+    pub fn remap_to_free(
+        &self,
+        from: PageRange,
+        mut places: impl Iterator<Item = VirtualPage>,
+        stays: bool,
+    ) -> Option<VirtualPage> {
+        let state = self.begin_change(from);
+        let to = places.find(|to| state.is_free(from.moved(from.start, *to)))?;
+        self.remap_in(state, from, to, stays);
+        Some(to)
+    }
+
+    fn remap_in(&self, mut state: Step<'_>, from: PageRange, to: VirtualPage, stays: bool) {
+        let target = from.moved(from.start, to);
+        let over = state.unmap(target);
+        let registered = state.is_registered(from);
+        // Each event to come is a change in progress of its own.
+        let echo = registered && !stays;
+        state.queues.changing += u32::from(over) + u32::from(registered) + u32::from(echo);
+        state.remap(from, to, stays);
+        trace(|| format!("moves {} to {:#x}, stays {stays}", short(from), to.0));
+        drop(state);
+        if over {
+            self.finish_change(Message::Unmap(target));
+        }
+        if registered {
+            self.finish_change(Message::Remap { from, to });
+        }
+        if echo {
+            self.finish_change(Message::Unmap(from));
+        }
+    }
+
+    /// fork: a child that shares all pages. It has no thread before the event is read.
+    pub fn fork(&self, pid: i32) -> Arc<Memory> {
+        let child = Arc::new(Memory::new(pid));
+        let everything = PageRange {
+            start: VirtualPage(0),
+            end: VirtualPage(u64::MAX),
+        };
+        let mut state = self.begin_change(everything);
+        let registered = state.is_registered(everything);
+        {
+            let mut copy = child.state();
+            // The helper's memory is not copied (`MADV_DONTFORK`), but for the beacon, which is empty.
+            let pages = state
+                .pages
+                .iter()
+                .filter(|(page, mapped)| !mapped.own || **page == BEACON);
+            copy.pages = pages
+                .map(|(page, mapped)| (*page, mapped.clone()))
+                .collect();
+            if let Some(beacon) = copy.pages.get_mut(&BEACON) {
+                beacon.frame = None;
+            }
+            copy.expected = state.expected.clone();
+            copy.areas = state.areas;
+        }
+        state.queues.changing += u32::from(registered);
+        trace(|| format!("forks {pid}"));
+        drop(state);
+        if registered {
+            self.finish_change(Message::Fork(Userfaultfd(child.clone())));
+        }
+        child
+    }
+
+    /// The last thread is gone.
+    pub fn exit(&self) {
+        interleave();
+        let mut state = self.state();
+        state.gone = true;
+        state.pages.clear();
+        state.expected.clear();
+        state.queues.end();
+    }
+
+    /// Takes `mmap_lock` for a change, once no ioctl is changing pages.
+    fn begin_change(&self, range: PageRange) -> Step<'_> {
+        loop {
+            interleave();
+            let state = self.state();
+            if state.queues.changing_pages == 0 || !state.is_registered(range) {
+                return state;
+            }
+            drop(state);
+            time::yield_now();
+        }
+    }
+
+    /// Queues an event, and waits until it is read.
+    fn finish_change(&self, event: Message) {
+        // `mmap_lock` is released; others may change and queue before this.
+        dawdle();
+        trace(|| format!("posts {event:x?}"));
+        let number = self.state().queues.post(event);
+        self.wait(|state| state.queues.was_read(number));
+        dawdle();
+        self.state().queues.changing -= 1;
+        trace(|| "has changed".to_owned());
+    }
+}
+
+impl MemoryState {
+    /// Whether any page of a range is registered.
+    fn is_registered(&self, range: PageRange) -> bool {
+        let mut pages = self.pages.range(range.start..range.end);
+        pages.any(|(_, page)| page.registered != Registered::No)
+    }
+
+    /// `madvise` drops a page.
+    fn drop_page(&mut self, page: VirtualPage) {
+        trace(|| format!("drops {:#x}", page.0));
+        if let Some(mapped) = self.pages.get_mut(&page) {
+            mapped.frame = None;
+            mapped.protected = false;
+        }
+        if let Some(expected) = self.expected.get_mut(&page) {
+            *expected = Expected::Exactly(0);
+        }
+    }
+
+    /// Unmaps a range; returns whether it was registered.
+    fn unmap(&mut self, range: PageRange) -> bool {
+        let registered = self.is_registered(range);
+        for page in range.start.0..range.end.0 {
+            self.pages.remove(&VirtualPage(page));
+            self.expected.remove(&VirtualPage(page));
+        }
+        registered
+    }
+
+    fn remap(&mut self, from: PageRange, to: VirtualPage, stays: bool) {
+        self.areas += 2;
+        let (area, left) = (self.areas, self.areas - 1);
+        for step in 0..from.pages() {
+            let (source, target) = (from.start.plus(step), to.plus(step));
+            let Some(mapped) = self.pages.remove(&source) else {
+                continue;
+            };
+            if stays {
+                let empty = Mapped {
+                    area: left,
+                    frame: None::<Frame>,
+                    protected: false,
+                    ..mapped.clone()
+                };
+                self.pages.insert(source, empty);
+            }
+            self.pages.insert(target, Mapped { area, ..mapped });
+            if let Some(expected) = self.expected.remove(&source) {
+                self.expected.insert(target, expected);
+                if stays {
+                    self.expected.insert(source, Expected::Exactly(0));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The gate, and the channel between supervisor and helper.
+
+use crate::simulation::sync::lock_model;
+use crate::sync::interleave;
+use crate::time;
+use memfold_sys::channel::{DropRun, MoveRun};
+use memfold_sys::gate::Abandoned;
+use memfold_sys::port::Outcome;
+use shuttle::thread::Thread;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Nothing is handed to a program of the model.
+pub type ChannelFile = ();
+
+/// Looks at a gate before the time of one wait is over.
+const LOOKS: u64 = 64;
+
+/// The supervisor's gate of one address space.
+#[derive(Default)]
+pub struct Gate(Mutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
+    shared: u32,
+    exclusive: bool,
+    /// Threads that wait to be alone; newcomers stay out.
+    pending: u32,
+}
+
+impl Gate {
+    fn enter(
+        &self,
+        nap_ns: u64,
+        give_up: impl Fn() -> bool,
+        enter: impl Fn(&mut Inside) -> bool,
+    ) -> Result<(), Abandoned> {
+        loop {
+            interleave();
+            if enter(&mut lock_model(&self.0)) {
+                return Ok(());
+            }
+            time::sleep(Duration::from_nanos(nap_ns / LOOKS));
+            if give_up() {
+                return Err(Abandoned);
+            }
+        }
+    }
+
+    /// Enters shared.
+    pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        self.enter(nap_ns, give_up, |inside| {
+            let free = !inside.exclusive && inside.pending == 0;
+            inside.shared += u32::from(free);
+            free
+        })
+    }
+
+    /// Enters shared, or not at all.
+    pub fn try_enter_shared(&self) -> bool {
+        self.enter_shared(0, || true).is_ok()
+    }
+
+    /// Leaves after `enter_shared`.
+    pub fn leave_shared(&self) {
+        lock_model(&self.0).shared -= 1;
+        interleave();
+    }
+
+    /// Enters alone.
+    pub fn enter_exclusive(
+        &self,
+        nap_ns: u64,
+        give_up: impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
+        lock_model(&self.0).pending += 1;
+        let entered = self.enter(nap_ns, give_up, |inside| {
+            let free = !inside.exclusive && inside.shared == 0;
+            inside.exclusive |= free;
+            free
+        });
+        lock_model(&self.0).pending -= 1;
+        entered
+    }
+
+    /// Leaves after `enter_exclusive`.
+    pub fn leave_exclusive(&self) {
+        lock_model(&self.0).exclusive = false;
+        interleave();
+    }
+}
+
+/// The helper's part of the gate.
+#[derive(Default)]
+pub struct HelperGate(Mutex<HelperInside>);
+
+#[derive(Default)]
+struct HelperInside {
+    helper: bool,
+    closed: bool,
+}
+
+impl HelperGate {
+    /// For the helper: enters once it is open. `false` if the channel was closed for good.
+    pub fn enter(&self) {
+        loop {
+            interleave();
+            let mut inside = lock_model(&self.0);
+            if !inside.closed {
+                inside.helper = true;
+                return;
+            }
+            drop(inside);
+            time::yield_now();
+        }
+    }
+
+    /// For the helper: leaves.
+    pub fn leave(&self) {
+        lock_model(&self.0).helper = false;
+        interleave();
+    }
+
+    /// For the supervisor: keeps the helper out.
+    pub fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        loop {
+            interleave();
+            let mut inside = lock_model(&self.0);
+            if !inside.helper {
+                inside.closed = true;
+                return Ok(());
+            }
+            drop(inside);
+            time::sleep(Duration::from_nanos(nap_ns / LOOKS));
+            if give_up() {
+                return Err(Abandoned);
+            }
+        }
+    }
+
+    /// For the supervisor: lets the helper in again.
+    pub fn open(&self) {
+        lock_model(&self.0).closed = false;
+        interleave();
+    }
+
+    /// No helper of the model is stopped inside.
+    pub fn relieve(&self) -> bool {
+        false
+    }
+}
+
+/// A command, as the helper sees it.
+#[derive(Debug, Clone, Default)]
+pub struct Command {
+    /// The event count at which the moves were planned.
+    pub event_count: u32,
+    /// Staged pages to drop.
+    pub drops: Vec<DropRun>,
+    /// Pages to move, or to break COW of.
+    pub moves: Vec<MoveRun>,
+}
+
+/// The part of a channel that any thread uses.
+#[derive(Default)]
+pub struct SharedChannel {
+    gate: Gate,
+    helper_gate: HelperGate,
+    event_count: AtomicU32,
+    posted: AtomicU32,
+    done: AtomicU32,
+    /// Threads of the program that are forking.
+    pub forking: AtomicU32,
+    /// The helper is to end.
+    pub closed: AtomicBool,
+    command: Mutex<Command>,
+    outcome: Mutex<Outcome>,
+    helper: Mutex<Option<Thread>>,
+}
+
+impl SharedChannel {
+    /// The supervisor's gate.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The helper's part of it.
+    pub fn helper_gate(&self) -> &HelperGate {
+        &self.helper_gate
+    }
+
+    /// Whether a thread of the program is about to fork, forks or has just done so.
+    pub fn is_forking(&self) -> bool {
+        interleave();
+        self.forking.load(Ordering::Relaxed) != 0
+    }
+
+    /// Events applied so far.
+    pub fn event_count(&self) -> u32 {
+        self.event_count.load(Ordering::Relaxed)
+    }
+
+    /// Makes planned moves stale.
+    pub fn bump_event_count(&self) {
+        self.event_count.fetch_add(1, Ordering::Relaxed);
+        interleave();
+    }
+
+    /// Waits until a command other than `done` is done, at most `timeout`.
+    pub fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
+        const LOOKS: u32 = 32;
+        for _ in 0..LOOKS {
+            if self.done.load(Ordering::Relaxed) == posted {
+                return true;
+            }
+            time::sleep(timeout / LOOKS);
+        }
+        false
+    }
+
+    /// For the helper: the next command, with its number, and `None` at the end.
+    pub fn next_command(&self, done: u32) -> Option<(u32, Command)> {
+        *lock_model(&self.helper) = Some(shuttle::thread::current());
+        loop {
+            if self.closed.load(Ordering::Relaxed) {
+                return None;
+            }
+            let posted = self.posted.load(Ordering::Relaxed);
+            if posted != done {
+                return Some((posted, lock_model(&self.command).clone()));
+            }
+            shuttle::thread::park();
+        }
+    }
+
+    /// For the helper: notes that a command is done.
+    pub fn finish(&self, posted: u32, outcome: Outcome) {
+        *lock_model(&self.outcome) = outcome;
+        self.done.store(posted, Ordering::Relaxed);
+        interleave();
+    }
+
+    /// Ends the helper.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.wake_helper();
+    }
+
+    fn wake_helper(&self) {
+        let helper = lock_model(&self.helper).clone();
+        if let Some(helper) = helper {
+            helper.unpark();
+        }
+    }
+}
+
+/// The supervisor's end of a channel.
+#[derive(Default)]
+pub struct Port {
+    shared: Arc<SharedChannel>,
+    posted: u32,
+    outstanding: bool,
+}
+
+impl Port {
+    /// The part that any thread may use.
+    pub fn shared(&self) -> &Arc<SharedChannel> {
+        &self.shared
+    }
+
+    /// The number of the last command.
+    pub fn posted(&self) -> u32 {
+        self.posted
+    }
+
+    /// Whether the last command is done.
+    pub fn is_done(&self) -> bool {
+        interleave();
+        self.shared.done.load(Ordering::Relaxed) == self.posted
+    }
+
+    /// Posts a command.
+    ///
+    /// # Panics
+    /// If the outcome of the one before was not taken.
+    pub fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
+        assert!(!self.outstanding, "one command at a time");
+        *lock_model(&self.shared.command) = Command {
+            event_count,
+            drops: drops.to_vec(),
+            moves: moves.to_vec(),
+        };
+        self.posted += 1;
+        self.outstanding = true;
+        self.shared.posted.store(self.posted, Ordering::Relaxed);
+        self.shared.wake_helper();
+        interleave();
+    }
+
+    /// What became of the last command; `None` while it is not done.
+    pub fn outcome(&mut self, _drops: usize, _moves: usize) -> Option<Outcome> {
+        if !self.outstanding || !self.is_done() {
+            return None;
+        }
+        self.outstanding = false;
+        Some(lock_model(&self.shared.outcome).clone())
+    }
+}
+
+/// Makes channels.
+#[derive(Default)]
+pub struct Ports;
+
+impl Ports {
+    /// A channel for a new address space.
+    pub fn new_port(&self) -> io::Result<(Port, ChannelFile)> {
+        Ok((Port::default(), ()))
+    }
+}

@@ -1,0 +1,165 @@
+//! The helper's thread: executes commands, as `crates/agent/src/helper.rs` does.
+
+use crate::bugs::Bug;
+use crate::page::VirtualPage;
+use crate::simulation::model::channel::{Command, SharedChannel};
+use crate::simulation::model::memory::{Frame, Memory, Registered};
+use crate::simulation::model::userfaultfd::Userfaultfd;
+use crate::simulation::sync::dawdle;
+use crate::simulation::trace::trace;
+use crate::sync::interleave;
+use memfold_sys::Errno;
+use memfold_sys::channel::{DropRun, MoveRun};
+use memfold_sys::port::Outcome;
+use memfold_testing::Random;
+use std::sync::Arc;
+
+/// One of so many moves goes further than the kernel tells.
+const FORGOTTEN: usize = 4;
+
+/// A helper.
+pub struct Helper {
+    memory: Arc<Memory>,
+    userfaultfd: Userfaultfd,
+    channel: Arc<SharedChannel>,
+    /// Its TID.
+    thread: u32,
+    random: Random,
+}
+
+impl Helper {
+    /// The helper of a program. `seed` decides what the kernel forgets to tell.
+    pub fn new(memory: Arc<Memory>, channel: Arc<SharedChannel>, thread: u32, seed: u64) -> Helper {
+        Helper {
+            userfaultfd: Userfaultfd(memory.clone()),
+            memory,
+            channel,
+            thread,
+            random: Random::new(seed),
+        }
+    }
+
+    /// Executes commands until the channel is closed.
+    pub fn run(mut self) {
+        let mut done = 0;
+        while let Some((posted, command)) = self.channel.next_command(done) {
+            self.execute(posted, command);
+            done = posted;
+        }
+    }
+
+    fn execute(&mut self, posted: u32, command: Command) {
+        let Command {
+            event_count,
+            mut drops,
+            mut moves,
+        } = command;
+        for run in &mut drops {
+            self.drop_run(run);
+        }
+        for run in moves.iter_mut().filter(|run| run.unshare != 0) {
+            run.errno = 0;
+            for step in 0..run.pages {
+                let page = VirtualPage::containing(run.source).plus(u64::from(step));
+                if self.memory.populate_write(page, self.thread).is_err() {
+                    run.errno = Errno::ENOMEM.0;
+                    break;
+                }
+            }
+        }
+        let channel = self.channel.clone();
+        channel.helper_gate().enter();
+        let stale = channel.event_count() != event_count;
+        if !stale {
+            for run in moves.iter_mut().filter(|run| run.unshare == 0) {
+                self.move_run(run);
+            }
+        }
+        trace(|| format!("has done command {posted}, stale {stale}"));
+        let late = Bug::DoneOutsideGate.is_back();
+        if late {
+            channel.helper_gate().leave();
+            dawdle();
+        }
+        channel.finish(
+            posted,
+            Outcome {
+                stale,
+                drops,
+                moves,
+            },
+        );
+        if !late {
+            channel.helper_gate().leave();
+        }
+    }
+
+    fn drop_run(&self, run: &mut DropRun) {
+        run.errno = 0;
+        for step in 0..run.pages {
+            interleave();
+            let page = VirtualPage::containing(run.start).plus(u64::from(step));
+            if let Some(mapped) = self.memory.state().pages.get_mut(&page) {
+                mapped.frame = None;
+            }
+        }
+    }
+
+    fn move_run(&mut self, run: &mut MoveRun) {
+        (run.moved, run.errno) = (0, 0);
+        let forgets = self.random.below(FORGOTTEN) == 0;
+        let changing = match self.userfaultfd.begin() {
+            Ok(changing) => changing,
+            Err(errno) => {
+                run.errno = errno.0;
+                return;
+            }
+        };
+        while run.moved < run.pages {
+            interleave();
+            let step = u64::from(run.moved);
+            let source = VirtualPage::containing(run.source).plus(step);
+            let target = VirtualPage::containing(run.target).plus(step);
+            if let Err(errno) = move_page(changing.0, source, target) {
+                run.errno = errno.0;
+                break;
+            }
+            run.moved += 1;
+            trace(|| format!("moves page {:#x} to the stage at {:#x}", source.0, target.0));
+        }
+        drop(changing);
+        if forgets && run.moved > 0 {
+            dawdle();
+            // The kernel moved some pages, lost count, and found the mappings changing at the next try.
+            let told = self.random.below(run.moved as usize) as u32;
+            let is_unseen = run.moved < run.pages && run.errno == Errno::ENOENT.0;
+            if is_unseen || self.userfaultfd.begin().is_err() {
+                run.moved = told;
+                run.errno = Errno::EAGAIN.0;
+            }
+        }
+    }
+}
+
+/// Moves one page (`UFFDIO_MOVE`).
+fn move_page(memory: &Memory, source: VirtualPage, target: VirtualPage) -> Result<(), Errno> {
+    let mut state = memory.state();
+    let place = state.pages.get(&target).ok_or(Errno::ENOENT)?;
+    if place.registered == Registered::No {
+        return Err(Errno::EINVAL);
+    }
+    if place.frame.is_some() {
+        return Err(Errno::EEXIST);
+    }
+    let page = state.pages.get_mut(&source).ok_or(Errno::ENOENT)?;
+    let frame = page.frame.as_ref().ok_or(Errno::ENOENT)?;
+    if frame.is_shared() {
+        return Err(Errno::EBUSY);
+    }
+    let frame: Option<Frame> = page.frame.take();
+    page.protected = false;
+    if let Some(place) = state.pages.get_mut(&target) {
+        place.frame = frame;
+    }
+    Ok(())
+}

@@ -1,0 +1,335 @@
+//! Mappings and pages of one program, and accesses by its threads.
+//!
+//! A page's contents are a number (its *tag*), spread over a whole page where the core sees it, so that a
+//! page that was mixed with another is found out.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::simulation::model::userfaultfd::Queues;
+use crate::simulation::sync::lock_model;
+use crate::simulation::trace::trace;
+use crate::sync::interleave;
+use memfold_swap::Page;
+use shuttle::thread::{self, Thread};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What a page in memory is.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    /// The kernel's page of zeros.
+    Zero,
+    /// A page of memory; more than one owner share it since a fork.
+    Page(Arc<AtomicU64>),
+}
+
+impl Frame {
+    /// A page of memory with these contents.
+    pub fn of(tag: u64) -> Frame {
+        Frame::Page(Arc::new(AtomicU64::new(tag)))
+    }
+
+    /// Its contents.
+    pub fn tag(&self) -> u64 {
+        match self {
+            Frame::Zero => 0,
+            Frame::Page(tag) => tag.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether another address space maps it, too.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Frame::Page(page) if Arc::strong_count(page) > 1)
+    }
+}
+
+/// How a page's mapping is registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registered {
+    /// Not at all.
+    No,
+    /// For missing pages.
+    Missing,
+    /// For missing and write-protected pages.
+    Protectable,
+}
+
+/// One mapped page.
+#[derive(Debug, Clone)]
+pub struct Mapped {
+    /// The `mmap` that made it; neighbours of one number and one way of being registered are one VMA.
+    pub area: u32,
+    /// How it is registered.
+    pub registered: Registered,
+    /// What is there; nothing if it is missing.
+    pub frame: Option<Frame>,
+    /// Writes are faults.
+    pub protected: bool,
+    /// The helper's, which no scan offers for management.
+    pub own: bool,
+}
+
+/// What the program must read from a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// These contents.
+    Exactly(u64),
+    /// These contents or zeros: a `madvise` is in progress.
+    OrZero(u64),
+}
+
+impl Expected {
+    fn allows(self, tag: u64) -> bool {
+        match self {
+            Expected::Exactly(expected) => tag == expected,
+            Expected::OrZero(expected) => tag == expected || tag == 0,
+        }
+    }
+}
+
+/// An address space as the kernel has it.
+#[derive(Default)]
+pub struct MemoryState {
+    /// Mapped pages.
+    pub pages: BTreeMap<VirtualPage, Mapped>,
+    /// What the program's pages must hold. The stage has none.
+    pub expected: BTreeMap<VirtualPage, Expected>,
+    /// The userfaultfd's queues.
+    pub queues: Queues,
+    /// The last number given to an `mmap`.
+    pub areas: u32,
+    /// The program has exited: no thread is in it any more.
+    pub gone: bool,
+}
+
+/// An address space, shared by its threads, its userfaultfd and its `/proc` files.
+pub struct Memory {
+    /// The process.
+    pub pid: i32,
+    state: Mutex<MemoryState>,
+}
+
+/// A segmentation fault: nothing is mapped there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmapped;
+
+impl Memory {
+    /// An empty address space.
+    pub fn new(pid: i32) -> Memory {
+        Memory {
+            pid,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The state, for one step.
+    #[track_caller]
+    pub fn state(&self) -> Step<'_> {
+        Step(Some(lock_model(&self.state)))
+    }
+
+    /// Resident pages.
+    pub fn resident_pages(&self) -> u64 {
+        let state = self.state();
+        let frames = state.pages.values().filter_map(|page| page.frame.as_ref());
+        frames
+            .filter(|frame| matches!(frame, Frame::Page(_)))
+            .count() as u64
+    }
+
+    /// Reads a page, as the thread with this TID.
+    pub fn read(&self, page: VirtualPage, thread: u32) -> Result<u64, Unmapped> {
+        self.access(page, thread, false, |state, frame| {
+            let tag = frame.tag();
+            trace(|| format!("reads {:#x}: {tag:#x}", page.0));
+            if let Some(expected) = state.get_mut(&page) {
+                assert!(
+                    expected.allows(tag),
+                    "process {}: page {:#x} reads as {tag:#x}, but {expected:x?} was expected",
+                    current_pid(),
+                    page.0
+                );
+                *expected = Expected::Exactly(tag);
+            }
+            tag
+        })
+    }
+
+    /// Writes a page of the program.
+    pub fn write(&self, page: VirtualPage, thread: u32, tag: u64) -> Result<(), Unmapped> {
+        self.access(page, thread, true, |state, frame| {
+            if let Frame::Page(contents) = frame {
+                contents.store(tag, Ordering::Relaxed);
+                trace(|| format!("writes {:#x}: {tag:#x}", page.0));
+            }
+            if let Some(expected) = state.get_mut(&page) {
+                *expected = Expected::Exactly(tag);
+            }
+        })
+    }
+
+    /// Writes to a page without changing it (`MADV_POPULATE_WRITE`).
+    pub fn populate_write(&self, page: VirtualPage, thread: u32) -> Result<(), Unmapped> {
+        self.access(page, thread, true, |_, _| ())
+    }
+
+    /// One access: faults until the page is there and may be accessed so, then does `then` in one step.
+    fn access<R>(
+        &self,
+        page: VirtualPage,
+        thread: u32,
+        write: bool,
+        then: impl FnOnce(&mut BTreeMap<VirtualPage, Expected>, &Frame) -> R,
+    ) -> Result<R, Unmapped> {
+        CURRENT.set(self.pid);
+        loop {
+            interleave();
+            let mut state = self.state();
+            let MemoryState {
+                pages,
+                queues,
+                expected,
+                ..
+            } = &mut *state;
+            let mapped = pages.get_mut(&page).ok_or(Unmapped)?;
+            let protected = match (&mapped.frame, mapped.registered) {
+                (None, Registered::No) => {
+                    // The kernel's own zeros.
+                    mapped.frame = Some(if write { Frame::of(0) } else { Frame::Zero });
+                    continue;
+                }
+                (None, _) => false,
+                (Some(_), Registered::Protectable) if write && mapped.protected => true,
+                (Some(frame), _) => {
+                    if write && (frame.is_shared() || matches!(frame, Frame::Zero)) {
+                        // COW.
+                        mapped.frame = Some(Frame::of(frame.tag()));
+                        continue;
+                    }
+                    return Ok(then(expected, frame));
+                }
+            };
+            let number = queues.fault(page, write, protected, thread);
+            drop(state);
+            trace(|| {
+                format!(
+                    "fault on {:#x}, write {write}, protected {protected}",
+                    page.0
+                )
+            });
+            self.wait(|state| !state.queues.waits(number));
+        }
+    }
+
+    /// Sleeps until `is_over`, which another thread makes true before it wakes this one.
+    pub fn wait(&self, is_over: impl Fn(&MemoryState) -> bool) {
+        while !is_over(&self.state()) {
+            thread::park();
+        }
+    }
+}
+
+/// The state, locked for one step. At its end, the threads that it woke can run.
+pub struct Step<'a>(Option<MutexGuard<'a, MemoryState>>);
+
+impl Deref for Step<'_> {
+    type Target = MemoryState;
+
+    fn deref(&self) -> &MemoryState {
+        self.0.as_ref().expect("locked until dropped")
+    }
+}
+
+impl DerefMut for Step<'_> {
+    fn deref_mut(&mut self) -> &mut MemoryState {
+        self.0.as_mut().expect("locked until dropped")
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        let woken = self.queues.take_woken();
+        self.0 = None;
+        if !std::thread::panicking() {
+            // Each of these is a point of scheduling.
+            woken.iter().for_each(Thread::unpark);
+        }
+    }
+}
+
+thread_local! {
+    static CURRENT: std::cell::Cell<i32> = const { std::cell::Cell::new(0) };
+}
+
+fn current_pid() -> i32 {
+    CURRENT.get()
+}
+
+/// The thread that calls, to be woken.
+pub fn this_thread() -> Thread {
+    thread::current()
+}
+
+impl MemoryState {
+    /// The mapped pages of a range.
+    pub fn mapped(&mut self, range: PageRange) -> impl Iterator<Item = (VirtualPage, &mut Mapped)> {
+        let range = self.pages.range_mut(range.start..range.end);
+        range.map(|(page, mapped)| (*page, mapped))
+    }
+
+    /// Maps a range, which is free.
+    pub fn map(&mut self, range: PageRange, own: bool) {
+        self.areas += 1;
+        let area = self.areas;
+        for page in range.start.0..range.end.0 {
+            let page = VirtualPage(page);
+            let mapped = Mapped {
+                area,
+                registered: Registered::No,
+                frame: None,
+                protected: false,
+                own,
+            };
+            let before = self.pages.insert(page, mapped);
+            assert!(before.is_none(), "page {:#x} is mapped twice", page.0);
+            if !own {
+                self.expected.insert(page, Expected::Exactly(0));
+            }
+        }
+    }
+
+    /// Whether nothing is mapped in a range.
+    pub fn is_free(&self, range: PageRange) -> bool {
+        self.pages.range(range.start..range.end).next().is_none()
+    }
+}
+
+/// A page as the core sees it.
+pub fn spread(tag: u64, page: &mut [u8]) {
+    page.fill(0);
+    if tag != 0 {
+        let last = page.len() - 8;
+        page[..8].copy_from_slice(&tag.to_le_bytes());
+        page[8..16].copy_from_slice(&tag.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
+        page[last..].copy_from_slice(&(!tag).to_le_bytes());
+    }
+}
+
+/// The tag of a page that the core copies in.
+///
+/// # Panics
+/// If it is no page that [`spread`] made.
+pub fn gather(page: &[u8]) -> u64 {
+    let tag = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
+    let mut whole: Page = [0; memfold_sys::PAGE_SIZE];
+    spread(tag, &mut whole);
+    if whole != page {
+        // A beacon, whose contents are its own matter.
+        return BEACON | tag;
+    }
+    tag
+}
+
+/// Marks what is no page of a program.
+const BEACON: u64 = 1 << 63;

@@ -1,0 +1,26 @@
+//! A model of what Linux does with the memory of programs and their userfaultfds.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `memory` | mappings and pages of one program; accesses by its threads |
+//! | `changes` | munmap, mremap, `madvise`, fork, exit |
+//! | `userfaultfd` | the userfaultfd of a program: its messages, its ioctls |
+//! | `process` | what `/proc` shows |
+//! | `channel` | the gate and the channel between supervisor and helper |
+//! | `helper` | the helper's thread |
+//!
+//! State is behind ordinary mutexes that are never held across a point of scheduling: what such a lock
+//! covers is one step for all threads. A step is what the kernel does under `mmap_lock`, a page's lock, or
+//! the lock of a userfaultfd's queues; where the kernel releases them, another thread may run
+//! (`interleave`).
+
+pub mod changes;
+pub mod channel;
+pub mod helper;
+pub mod memory;
+pub mod process;
+pub mod userfaultfd;
+
+pub use channel::{ChannelFile, Port, Ports, SharedChannel};
+pub use process::Inspector;
+pub use userfaultfd::Userfaultfd;

@@ -1,0 +1,181 @@
+//! What `/proc` shows of a process.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::range_set::RangeSet;
+use crate::simulation::model::memory::{Frame, Memory, Registered, spread};
+use crate::supervised::group::Group;
+use crate::supervised::kernel::{Memory as _, Process};
+use crate::supervised::space::AddressSpace;
+use crate::sync::interleave;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A look at a process.
+pub struct Inspector(pub Arc<Memory>);
+
+/// The process of a forked child: its userfaultfd knows it.
+pub fn find_process(
+    space: &AddressSpace,
+    _: &Group,
+    _: u32,
+    beacon: VirtualPage,
+) -> Option<Inspector> {
+    let _ = space.uffd().put_page(beacon, &space.beacon_page());
+    Some(Inspector(space.uffd().0.clone()))
+}
+
+/// Pages whose states one step of a scan of the page table reads.
+const SCANNED_AT_ONCE: u64 = 4;
+
+impl Inspector {
+    /// Its PID.
+    pub fn pid(&self) -> i32 {
+        self.0.pid
+    }
+
+    /// No program of the model is ever stopped.
+    pub fn is_stopped(&self) -> bool {
+        false
+    }
+
+    /// As above.
+    pub fn stands_still(&self) -> bool {
+        false
+    }
+
+    /// No program is traced.
+    pub fn tracer(&self) -> Option<i32> {
+        None
+    }
+
+    /// The stage is.
+    pub fn has_sealed(&self, _: &[(u64, u64)]) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    /// Nothing to close.
+    pub fn close_flags(&self) {}
+
+    /// There is no pidfd.
+    pub fn handle(&self) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The core kills a program only if its data is lost, which must not happen.
+    ///
+    /// # Panics
+    /// Always.
+    pub fn kill(&self, _: i32) -> io::Result<()> {
+        panic!("process {} is killed", self.pid());
+    }
+
+    fn gone() -> io::Error {
+        io::Error::from_raw_os_error(libc::ESRCH)
+    }
+}
+
+impl Process for Inspector {
+    fn resident(&self, range: PageRange) -> io::Result<RangeSet> {
+        let mut resident = RangeSet::default();
+        let (mut page, mut scanned) = (range.start, 0);
+        loop {
+            if scanned % SCANNED_AT_ONCE == 0 {
+                interleave();
+            }
+            scanned += 1;
+            let state = self.0.state();
+            if state.gone {
+                return Err(Self::gone());
+            }
+            let Some((found, mapped)) = state.pages.range(page..range.end).next() else {
+                return Ok(resident);
+            };
+            if mapped.frame.is_some() {
+                resident.add(PageRange::around(*found, 1));
+            }
+            page = found.plus(1);
+        }
+    }
+
+    fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {
+        for (index, address) in addresses.iter().enumerate() {
+            interleave();
+            let state = self.0.state();
+            let frame = state.pages.get(&VirtualPage::containing(*address));
+            let Some(frame) = frame.and_then(|page| page.frame.as_ref()) else {
+                let gone = state.gone && index == 0;
+                return if gone { Err(Self::gone()) } else { Ok(index) };
+            };
+            spread(frame.tag(), &mut target[index * PAGE_SIZE..][..PAGE_SIZE]);
+        }
+        Ok(addresses.len())
+    }
+
+    fn vmas(&self) -> io::Result<Vec<VirtualMemoryArea>> {
+        interleave();
+        let areas = self.areas(|_| true);
+        let area = |(range, own, _): &(PageRange, bool, bool)| VirtualMemoryArea {
+            start: range.start.address(),
+            end: range.end.address(),
+            movable: !own,
+            guard: false,
+        };
+        Ok(areas.iter().map(area).collect())
+    }
+
+    fn guard_regions(&self, _: PageRange) -> io::Result<Vec<PageRange>> {
+        Ok(Vec::new())
+    }
+
+    fn mapping_around(&self, page: VirtualPage) -> io::Result<Option<(u64, u64)>> {
+        interleave();
+        let found = self.areas(|_| true).into_iter();
+        let range = { found }
+            .map(|(range, ..)| range)
+            .find(|range| (range.start..range.end).contains(&page));
+        Ok(range.map(|range| (range.start.address(), range.end.address())))
+    }
+
+    fn inherited(&self) -> io::Result<Vec<InheritedRange>> {
+        interleave();
+        if self.0.state().gone {
+            return Err(Self::gone());
+        }
+        let areas = self.areas(|registered| registered != Registered::No);
+        let area = |(range, own, _): &(PageRange, bool, bool)| InheritedRange {
+            start: range.start.address(),
+            end: range.end.address(),
+            wiped: false,
+            movable: !own,
+        };
+        Ok(areas.iter().map(area).collect())
+    }
+}
+
+impl Inspector {
+    /// The VMAs that are registered so: range, whether it is the helper's, whether anything is resident.
+    fn areas(&self, wanted: impl Fn(Registered) -> bool) -> Vec<(PageRange, bool, bool)> {
+        let state = self.0.state();
+        let mut areas: Vec<(PageRange, bool, bool)> = Vec::new();
+        let mut last: Option<(u32, Registered)> = None;
+        for (page, mapped) in &state.pages {
+            if !wanted(mapped.registered) {
+                continue;
+            }
+            let kind = (mapped.area, mapped.registered);
+            let resident = matches!(mapped.frame, Some(Frame::Page(_)));
+            match areas.last_mut() {
+                Some((range, _, any)) if range.end == *page && last == Some(kind) => {
+                    range.end = page.plus(1);
+                    *any |= resident;
+                }
+                _ => areas.push((PageRange::around(*page, 1), mapped.own, resident)),
+            }
+            last = Some(kind);
+        }
+        areas
+    }
+}

@@ -1,0 +1,220 @@
+//! Programs: threads that do the steps of a history and check each page that they read.
+
+use crate::page::{PageRange, VirtualPage};
+use crate::simulation::history::{AREA_PAGES, AREAS, PLACES, Step};
+use crate::simulation::model::memory::{Mapped, Memory, Registered};
+use crate::simulation::run::{BEACON, World, named};
+use crate::time;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The first place for areas.
+const FIRST: u64 = 0x400;
+/// Distance of two places. There is no gap between full areas.
+const DISTANCE: u64 = AREA_PAGES;
+
+/// All places for areas.
+pub fn places() -> impl Iterator<Item = VirtualPage> {
+    (0..PLACES as u64).map(|place| VirtualPage(FIRST + place * DISTANCE))
+}
+
+/// One thread of a program.
+pub struct ProgramThread {
+    world: Arc<World>,
+    memory: Arc<Memory>,
+    areas: [Option<PageRange>; AREAS],
+    /// Where it maps areas.
+    places: Vec<VirtualPage>,
+    /// Its TID.
+    thread: u32,
+    written: u64,
+}
+
+impl ProgramThread {
+    /// A thread without areas.
+    pub fn new(world: Arc<World>, memory: Arc<Memory>, places: Vec<VirtualPage>) -> ProgramThread {
+        ProgramThread {
+            places,
+            thread: world.next_thread(),
+            world,
+            memory,
+            areas: [None; AREAS],
+            written: 0,
+        }
+    }
+
+    /// Does the steps, then checks all its pages.
+    pub fn run(mut self, steps: &[Step]) {
+        steps.iter().for_each(|step| self.step(step));
+        for area in 0..AREAS {
+            self.check(area);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Map(area, pages) => {
+                if self.areas[area].is_none() {
+                    self.areas[area] = self.memory.map(self.places.iter().copied(), pages);
+                }
+            }
+            Step::Write(area, page) => self.write(area, page),
+            Step::Read(area, page) => self.read(area, page),
+            Step::Poke(number) => {
+                if let Some(page) = self.any_page(number) {
+                    self.written += 1;
+                    // Another thread may have unmapped it.
+                    let _ = self.memory.write(page, self.thread, self.tag());
+                }
+            }
+            Step::Peek(number) => {
+                if let Some(page) = self.any_page(number) {
+                    let _ = self.memory.read(page, self.thread);
+                }
+            }
+            Step::Rest(area) => self.rest(area),
+            Step::Fill(area) => (0..AREA_PAGES).for_each(|page| self.write(area, page)),
+            Step::Check(area) => self.check(area),
+            Step::Drop(area, first) => {
+                if let Some(range) = self.areas[area] {
+                    let start = range.start.plus(first.min(range.pages() - 1));
+                    self.memory.drop_pages(PageRange { start, ..range });
+                }
+            }
+            Step::Unmap(area) => {
+                if let Some(range) = self.areas[area].take() {
+                    self.memory.unmap(range);
+                }
+            }
+            Step::Move(area, stays) => self.relocate(area, stays),
+            Step::Away(area) => {
+                let before = self.areas[area];
+                self.relocate(area, false);
+                if let (Some(before), Some(after)) = (before, self.areas[area])
+                    && let Some(back) = {
+                        let place = [before.start].into_iter();
+                        self.memory.remap_to_free(after, place, false)
+                    }
+                {
+                    self.areas[area] = Some(after.moved(after.start, back));
+                }
+            }
+            Step::MoveOver(area, other) => {
+                if let (Some(from), Some(over)) = (self.areas[area], self.areas[other])
+                    && area != other
+                    && from.pages() <= over.pages()
+                {
+                    // The rest of the area that is moved over stays mapped; it is given up first.
+                    self.areas[area] = None;
+                    let target = from.moved(from.start, over.start);
+                    if target != over {
+                        self.memory.unmap(PageRange {
+                            start: target.end,
+                            ..over
+                        });
+                    }
+                    self.memory.remap(from, over.start, false);
+                    self.areas[other] = Some(target);
+                }
+            }
+            Step::Fork(ref child) => self.fork(child.clone()),
+            Step::Connect => self.world.connect(&self.memory),
+        }
+    }
+
+    fn page(&self, area: usize, page: u64) -> Option<VirtualPage> {
+        let range = self.areas[area]?;
+        (page < range.pages()).then(|| range.start.plus(page))
+    }
+
+    /// Contents that no other write has.
+    fn tag(&self) -> u64 {
+        u64::from(self.thread) << 32 | self.written
+    }
+
+    /// One of the pages of all threads.
+    fn any_page(&self, number: u64) -> Option<VirtualPage> {
+        let state = self.memory.state();
+        let count = state.expected.len();
+        let number = (number as usize).checked_rem(count)?;
+        state.expected.keys().nth(number).copied()
+    }
+
+    fn rest(&self, area: usize) {
+        const LOOKS: usize = 40;
+        let managed = |page| {
+            let state = self.memory.state();
+            let mapped: Option<&Mapped> = state.pages.get(&page);
+            mapped.is_none_or(|mapped| mapped.registered != Registered::No)
+        };
+        for _ in 0..LOOKS {
+            if self.page(area, 0).is_none_or(managed) {
+                return;
+            }
+            time::yield_now();
+        }
+    }
+
+    fn read(&self, area: usize, page: u64) {
+        if let Some(page) = self.page(area, page) {
+            self.memory.read(page, self.thread).expect("it is mapped");
+        }
+    }
+
+    fn check(&self, area: usize) {
+        (0..AREA_PAGES).for_each(|page| self.read(area, page));
+    }
+
+    fn write(&mut self, area: usize, page: u64) {
+        if let Some(page) = self.page(area, page) {
+            self.written += 1;
+            self.memory
+                .write(page, self.thread, self.tag())
+                .expect("it is mapped");
+        }
+    }
+
+    fn relocate(&mut self, area: usize, stays: bool) {
+        let Some(from) = self.areas[area] else {
+            return;
+        };
+        let places = self.places.iter().copied();
+        let Some(to) = self.memory.remap_to_free(from, places, stays) else {
+            return;
+        };
+        if stays {
+            self.memory.unmap(from);
+        }
+        self.areas[area] = Some(from.moved(from.start, to));
+    }
+
+    fn fork(&mut self, steps: Vec<Step>) {
+        let channel = self.world.channel_of(&self.memory);
+        let raise = |by: i32| {
+            if let Some(channel) = &channel {
+                channel.forking.fetch_add(by as u32, Ordering::Relaxed);
+            }
+        };
+        raise(1);
+        let memory = self.memory.fork(self.world.next_process());
+        raise(-1);
+        let child = ProgramThread {
+            areas: self.areas,
+            ..ProgramThread::new(self.world.clone(), memory.clone(), places().collect())
+        };
+        let world = self.world.clone();
+        let thread = named("child", move || {
+            let number = child.thread;
+            // As the library's fork handler does, before anything else.
+            let _ = memory.read(BEACON, number);
+            child.run(&steps);
+            // What the other threads of the parent had is the child's, too.
+            let pages: Vec<_> = memory.state().expected.keys().copied().collect();
+            for page in pages {
+                memory.read(page, number).expect("it is mapped");
+            }
+            world.exit(&memory);
+        });
+        self.world.keep(thread);
+    }
+}

@@ -1,0 +1,60 @@
+//! What happens before the first fault of a forked child is served.
+
+#[cfg(simulated)]
+use crate::simulation::model::process::find_process;
+#[cfg(not(simulated))]
+use crate::supervised::fork::find_child::find_process;
+use crate::supervised::group::Group;
+use crate::supervised::space::AddressSpace;
+use crate::supervised::util::fd_pressure::patiently;
+use crate::sync::lock;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::LOST;
+use std::sync::atomic::Ordering;
+
+/// Number of searches: listing `/proc` may miss a process while others exit. More delays the first
+/// fault of a child that cannot be found.
+const SEARCHES: u32 = 3;
+
+impl AddressSpace {
+    /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
+    /// reconciles its page states with its mappings. `false` if only its beacon may be served, because
+    /// some of its pages are lost and its process was not found to be killed.
+    pub fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
+        if lock(&self.fork.inheritance).is_none() {
+            return true;
+        }
+        if self.inspector().is_none()
+            && let (Some(thread), Some(beacon)) = (thread, self.fork.beacon())
+        {
+            let _one_at_a_time = lock(&group.child_search);
+            // The search needs descriptors, and would find nothing during a shortage.
+            let _ = patiently(|| self.uffd().try_clone());
+            let found = (0..SEARCHES).find_map(|_| find_process(self, group, thread, beacon));
+            if let Some(inspector) = found {
+                self.set_child_process(inspector);
+            }
+        }
+        const WHY: &str = "pages that it inherited were lost: its parent exited during the fork, or they \
+                           could not be stored";
+        if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
+            return false;
+        }
+        self.reconcile();
+        true
+    }
+
+    /// The contents of a child's beacon: its ID, or [`LOST`], and the secret.
+    pub fn beacon_page(&self) -> [u8; PAGE_SIZE] {
+        let number = if self.fork.lost.load(Ordering::Relaxed) {
+            LOST
+        } else {
+            self.id
+        };
+        let mut page = [0; PAGE_SIZE];
+        page[..8].copy_from_slice(&number.to_le_bytes());
+        // The child does not read the secret; it identifies the child's process.
+        page[8..24].copy_from_slice(&self.fork.secret);
+        page
+    }
+}

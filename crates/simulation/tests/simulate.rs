@@ -1,0 +1,77 @@
+//! The pager's core under the model of Linux. docs/testing.md says how to replay a seed, and how to add a
+//! case.
+
+use memfold_simulation::bugs::Bug;
+use memfold_simulation::simulation::explore::{Failure, check, shorten};
+use std::panic;
+use std::time::{Duration, Instant};
+
+/// Longest search for a shorter history that fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Time in which each bug of the past must be found.
+const LONGEST_SEARCH: Duration = Duration::from_secs(120);
+
+/// Seconds of histories; `memfold-lab simulate` runs longer.
+fn seconds() -> Duration {
+    let seconds = std::env::var("MEMFOLD_SIMULATE_SECONDS");
+    let seconds = seconds.map_or(30, |seconds| seconds.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds)
+}
+
+/// Panics of executions are reported by their seed.
+fn silence_panics_of_executions() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        let is_of_test = panic
+            .location()
+            .is_some_and(|location| location.file().ends_with("simulate.rs"));
+        if is_of_test {
+            report(panic);
+        }
+    }));
+}
+
+#[test]
+fn every_page_holds_what_it_must() {
+    silence_panics_of_executions();
+    let (began, mut seed) = (Instant::now(), 0);
+    while began.elapsed() < seconds() {
+        if let Err(failure) = check(seed, None) {
+            panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
+        }
+        seed += 1;
+    }
+    println!("{seed} histories");
+    assert!(seed > 100, "only {seed} histories in {:?}", seconds());
+}
+
+/// Where the search for a bug begins: a little before the seed at which it was found last, so that the test
+/// is short. After a change of the histories the search is as long as it takes, within two minutes.
+fn first_seed(bug: Bug) -> u64 {
+    match bug {
+        Bug::ZerosBesideMadvise | Bug::DropUnknownWhereUnmanaged => 521,
+        Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 61,
+        Bug::StageReadAfterFork | Bug::DoneOutsideGate => 183,
+        Bug::EchoesApplied => 769,
+        Bug::StaleBatchExecuted => 933,
+        _ => 0,
+    }
+}
+
+#[test]
+fn each_past_bug_is_found() {
+    silence_panics_of_executions();
+    for bug in Bug::ALL {
+        let began = Instant::now();
+        let first = first_seed(bug);
+        let mut seeds = (first..).take_while(|_| began.elapsed() < LONGEST_SEARCH);
+        let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
+        let Some(Failure { seed, why, .. }) = found else {
+            panic!("{bug:?} was not found in {LONGEST_SEARCH:?}, from seed {first} on");
+        };
+        println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
+        if let Err(failure) = check(seed, None) {
+            panic!("without {bug:?}, too: seed {seed}: {failure}");
+        }
+    }
+}
