@@ -9,8 +9,8 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, picture, pool, report::Report, report_html, soak, table,
-    trace, virtual_slots,
+    chain, exit, free, host, kernel, picture, pool, report::Report, report_html, simulate, soak,
+    table, trace, virtual_slots,
 };
 
 const EXAMPLES: &str = "\
@@ -276,7 +276,7 @@ fn designs() -> [Command; 6] {
     ]
 }
 
-fn comparisons() -> [Command; 4] {
+fn comparisons() -> [Command; 5] {
     let out = option("out", "DIR", "Folder for the page, plots and JSON");
     [
         experiment(
@@ -296,6 +296,17 @@ fn comparisons() -> [Command; 4] {
                 "Length of sampling, after a warm-up of a fifth of it [default: 10]",
             ),
             memfold(),
+        ]),
+        experiment(
+            "simulate",
+            "The pager under a simulated kernel: schedules by seed, each page checked",
+        )
+        .args([
+            option("minutes", "N", "How long [default: 1]"),
+            option("seed", "N", "The first seed [default: 0]"),
+            option("threads", "N", "Threads [default: one for each CPU]"),
+            option("bug", "NAME", "Put a bug of the past back"),
+            flag("trace", "Print what happens in the executions of one seed"),
         ]),
         Command::new("report")
             .about("Run all experiments; one HTML page with plots and the published figures")
@@ -388,6 +399,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "exit" => print(exit::run(&options)?),
         "kernel" => print(kernel::run(&options)?),
         "soak" => print(soak::run(&options)?),
+        "simulate" => print(simulate::run(&options)?),
         "report" => report_html::run(options),
         "picture" => picture::run(&options),
         "trace" => trace::run(&options),

@@ -21,6 +21,7 @@ mod pool;
 mod random;
 mod report;
 mod report_html;
+mod simulate;
 mod soak;
 mod table;
 mod trace;
