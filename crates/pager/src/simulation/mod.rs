@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `model` | what Linux does |
 //! | `history`, `program` | what programs do, and what they check |
-//! | `run` | one execution: memfold's threads beside the program's |
+//! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `trace` | an execution, step by step |
 //! | `sync`, `time` | what the core locks, waits and sleeps with |
@@ -21,3 +21,4 @@ pub mod run;
 pub mod sync;
 pub mod time;
 pub mod trace;
+pub mod world;

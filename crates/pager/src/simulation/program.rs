@@ -3,7 +3,7 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::history::{AREA_PAGES, AREAS, PLACES, Step};
 use crate::simulation::model::memory::{Mapped, Memory, Registered};
-use crate::simulation::run::{BEACON, World, named};
+use crate::simulation::world::{BEACON, World, named};
 use crate::time;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

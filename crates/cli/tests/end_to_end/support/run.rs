@@ -282,6 +282,7 @@ impl Running {
             if let Ok(statistics) = serde_json::from_slice(&output.stdout) {
                 return statistics;
             }
+            thread::sleep(Duration::from_millis(200));
         }
         panic!("the run answers no request for its statistics");
     }

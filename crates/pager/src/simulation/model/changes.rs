@@ -8,9 +8,9 @@ use crate::simulation::model::memory::{
     Expected, Frame, Mapped, Memory, MemoryState, Registered, Step,
 };
 use crate::simulation::model::userfaultfd::Userfaultfd;
-use crate::simulation::run::BEACON;
 use crate::simulation::sync::dawdle;
 use crate::simulation::trace::{short, trace};
+use crate::simulation::world::BEACON;
 use crate::supervised::kernel::Message;
 use crate::sync::interleave;
 use crate::time;

@@ -4,7 +4,7 @@
 //! page that was mixed with another is found out.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::simulation::model::userfaultfd::Queues;
+use crate::simulation::model::queues::Queues;
 use crate::simulation::sync::lock_model;
 use crate::simulation::trace::trace;
 use crate::sync::interleave;
@@ -264,11 +264,6 @@ thread_local! {
 
 fn current_pid() -> i32 {
     CURRENT.get()
-}
-
-/// The thread that calls, to be woken.
-pub fn this_thread() -> Thread {
-    thread::current()
 }
 
 impl MemoryState {

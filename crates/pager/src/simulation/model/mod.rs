@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `memory` | mappings and pages of one program; accesses by its threads |
 //! | `changes` | munmap, mremap, `madvise`, fork, exit |
-//! | `userfaultfd` | the userfaultfd of a program: its messages, its ioctls |
+//! | `queues`, `userfaultfd` | the userfaultfd of a program: its messages, its ioctls |
 //! | `process` | what `/proc` shows |
 //! | `channel` | the gate and the channel between supervisor and helper |
 //! | `helper` | the helper's thread |
@@ -19,6 +19,7 @@ pub mod channel;
 pub mod helper;
 pub mod memory;
 pub mod process;
+pub mod queues;
 pub mod userfaultfd;
 
 pub use channel::{ChannelFile, Port, Ports, SharedChannel};

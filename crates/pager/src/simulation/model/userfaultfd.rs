@@ -2,124 +2,15 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::model::memory::Memory as Program;
-use crate::simulation::model::memory::{Frame, MemoryState, Registered, gather, this_thread};
+use crate::simulation::model::memory::{Frame, MemoryState, Registered, gather};
 use crate::simulation::trace::{short, trace};
 use crate::supervised::kernel::{MESSAGES, Memory, Message};
 use crate::sync::interleave;
 use memfold_swap::Page;
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
-use shuttle::thread::Thread;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-
-/// Faults and events of one userfaultfd.
-#[derive(Default)]
-pub struct Queues {
-    /// Changes in progress, or with an unread event (`mmap_changing`).
-    pub changing: u32,
-    /// Ioctls under way that change pages; no change of the mappings begins meanwhile
-    /// (`map_changing_lock`).
-    pub changing_pages: u32,
-    faults: Vec<FaultEntry>,
-    events: VecDeque<(u64, Message, Thread)>,
-    /// The events that were read, until their threads go on.
-    read: Vec<u64>,
-    next: u64,
-    /// Threads that serve it.
-    listeners: Vec<Thread>,
-    /// Threads to wake at the end of the step.
-    woken: Vec<Thread>,
-}
-
-struct FaultEntry {
-    number: u64,
-    page: VirtualPage,
-    write: bool,
-    protected: bool,
-    thread: u32,
-    read: bool,
-    sleeper: Thread,
-}
-
-impl Queues {
-    /// Queues a fault of the calling thread.
-    pub fn fault(&mut self, page: VirtualPage, write: bool, protected: bool, thread: u32) -> u64 {
-        self.next += 1;
-        self.faults.push(FaultEntry {
-            number: self.next,
-            page,
-            write,
-            protected,
-            thread,
-            read: false,
-            sleeper: this_thread(),
-        });
-        self.alert();
-        self.next
-    }
-
-    /// Whether the thread of a fault still waits.
-    pub fn waits(&self, number: u64) -> bool {
-        self.faults.iter().any(|fault| fault.number == number)
-    }
-
-    /// Pages whose threads wait.
-    pub fn waiting(&self) -> Vec<VirtualPage> {
-        self.faults.iter().map(|fault| fault.page).collect()
-    }
-
-    fn wake(&mut self, range: PageRange) {
-        let in_range = |fault: &mut FaultEntry| (range.start..range.end).contains(&fault.page);
-        let woken = self.faults.extract_if(.., in_range);
-        self.woken.extend(woken.map(|fault| fault.sleeper));
-    }
-
-    /// Queues an event of the calling thread.
-    pub fn post(&mut self, event: Message) -> u64 {
-        self.next += 1;
-        self.events.push_back((self.next, event, this_thread()));
-        self.alert();
-        self.next
-    }
-
-    /// The address space ends: its helper waits no longer.
-    pub fn end(&mut self) {
-        let faults = self.faults.drain(..);
-        self.woken.extend(faults.map(|fault| fault.sleeper));
-        self.alert();
-    }
-
-    /// Whether an event was read.
-    pub fn was_read(&self, number: u64) -> bool {
-        self.read.contains(&number)
-    }
-
-    /// Wakes the threads that serve this userfaultfd.
-    pub fn alert(&mut self) {
-        self.woken.extend(self.listeners.iter().cloned());
-    }
-
-    /// The threads that the step woke.
-    pub fn take_woken(&mut self) -> Vec<Thread> {
-        std::mem::take(&mut self.woken)
-    }
-
-    /// Adds a thread that serves it.
-    pub fn listen(&mut self, thread: Thread) {
-        self.listeners.push(thread);
-    }
-
-    /// Whether a message can be read, and is listened for.
-    pub fn has_work(&self) -> bool {
-        !self.listeners.is_empty() && self.is_readable()
-    }
-
-    fn is_readable(&self) -> bool {
-        !self.events.is_empty() || self.faults.iter().any(|fault| !fault.read)
-    }
-}
 
 /// A program's userfaultfd.
 pub struct Userfaultfd(pub Arc<Program>);
@@ -329,24 +220,10 @@ impl Memory for Userfaultfd {
         while read < MESSAGES {
             // The kernel looks for each message anew.
             interleave();
-            let mut state = self.0.state();
-            let queues = &mut state.queues;
-            if let Some(fault) = queues.faults.iter_mut().find(|fault| !fault.read) {
-                fault.read = true;
-                messages.push(Message::Fault {
-                    page: fault.page,
-                    write: fault.write,
-                    protected: fault.protected,
-                    thread: fault.thread,
-                });
-            } else if let Some((number, event, sleeper)) = queues.events.pop_front() {
-                queues.read.push(number);
-                queues.woken.push(sleeper);
-                trace(|| format!("reads event {event:x?}"));
-                messages.push(event);
-            } else {
+            let Some(message) = self.0.state().queues.next_message() else {
                 break;
-            }
+            };
+            messages.push(message);
             read += 1;
         }
         Ok(read)

@@ -1,0 +1,324 @@
+//! memfold's threads in one execution, and what programs need of them.
+
+use crate::options::Limit;
+use crate::page::{PageRange, VirtualPage};
+use crate::pool_memory::MappedSource;
+use crate::simulation::history::History;
+use crate::simulation::model::helper::Helper;
+use crate::simulation::model::memory::Memory;
+use crate::simulation::model::{Inspector, Port, Ports, SharedChannel, Userfaultfd};
+use crate::simulation::sync::lock_model;
+use crate::simulation::time;
+use crate::supervised::events::read::{Messages, Reader};
+use crate::supervised::fault::handler::{Listener, serve_space};
+use crate::supervised::fault::message::Served;
+use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::server::Server;
+use crate::supervised::group::Group;
+use crate::supervised::reclaim::batch::HelperPort;
+use crate::supervised::reclaim::reclaimer::Reclaimer;
+use crate::supervised::registration::register::register;
+use crate::supervised::registration::vma_scan::VmaScan;
+use crate::supervised::space::fork_state::ForkState;
+use crate::supervised::space::{AddressSpace, Arena, Attached};
+use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_sys::PAGE_SIZE;
+use shuttle::thread::{self, JoinHandle, Thread};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// The page in which a forked child reads its ID.
+pub const BEACON: VirtualPage = VirtualPage(0x80);
+/// The first page of the stage.
+const STAGE: VirtualPage = VirtualPage(0x100);
+
+/// memfold and its programs in one execution.
+pub struct World {
+    group: Arc<Group>,
+    reader: Reader,
+    stage: u64,
+    seed: u64,
+    has_strangers: bool,
+    threads: AtomicU32,
+    handlers: OnceLock<Vec<Thread>>,
+    /// Programs that run.
+    alive: AtomicU32,
+    /// Threads of helpers and forked children.
+    threads_started: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl World {
+    /// A world for the programs of a history.
+    pub fn new(history: &History) -> World {
+        let config = SwapConfig {
+            pool_capacity_pages: 1024,
+            max_slots: 1 << 12,
+            shards: 1,
+            ..SwapConfig::default()
+        };
+        let swap = SwapSpace::new(MappedSource::default(), config).expect("a swap space");
+        let limit = Limit {
+            total_bytes: None,
+            resident_bytes: Some(history.limit * PAGE_SIZE as u64),
+        };
+        let group = Arc::new(Group::new(limit, swap, None));
+        World {
+            reader: Reader::new(group.clone(), Arc::new(Ports)),
+            group,
+            stage: history.stage,
+            seed: history.seed,
+            has_strangers: history.has_strangers(),
+            threads: AtomicU32::new(0),
+            handlers: OnceLock::new(),
+            alive: AtomicU32::new(0),
+            threads_started: Mutex::default(),
+        }
+    }
+
+    /// A TID that no other thread has.
+    pub fn next_thread(&self) -> u32 {
+        self.threads.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A PID for a forked child.
+    pub fn next_process(&self) -> i32 {
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        self.next_thread() as i32
+    }
+
+    fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
+        let spaces = self.group.spaces().into_iter();
+        { spaces }.find(|space| Arc::ptr_eq(&space.uffd().0, memory))
+    }
+
+    /// The channel to the helper of a program.
+    pub fn channel_of(&self, memory: &Arc<Memory>) -> Option<Arc<SharedChannel>> {
+        let space = self.space_of(memory)?;
+        space.attached().is_some().then(|| space.channel.clone())
+    }
+
+    /// Starts a program that forked from none.
+    pub fn start(&self, memory: &Arc<Memory>) {
+        self.alive.fetch_add(1, Ordering::Relaxed);
+        memory.map_own(PageRange::around(BEACON, 1));
+        let (resources, id) = (self.group.resources.clone(), self.group.next_id());
+        let port = HelperPort::new(Port::default(), ());
+        let space = AddressSpace::new(
+            resources,
+            id,
+            (Userfaultfd(memory.clone()), port),
+            ForkState::default(),
+        );
+        let space = Arc::new(space);
+        self.listen(&space);
+        self.group.add_space(space.clone());
+        self.attach(&space, memory);
+    }
+
+    /// A forked child starts its helper.
+    pub fn connect(&self, memory: &Arc<Memory>) {
+        if let Some(space) = self.space_of(memory)
+            && space.attached().is_none()
+        {
+            space.identify_child(&self.group, None);
+            self.attach(&space, memory);
+        }
+    }
+
+    fn attach(&self, space: &Arc<AddressSpace>, memory: &Arc<Memory>) {
+        // Beside the stage that its parent had.
+        let start = STAGE.plus(u64::from(self.next_thread()) * (self.stage + 2));
+        let stage = PageRange {
+            start,
+            end: start.plus(self.stage),
+        };
+        let whole = PageRange {
+            start,
+            end: stage.end.plus(1),
+        };
+        memory.map_own(whole);
+        space.open_stage(stage).expect("the stage is mapped");
+        let attached = Attached {
+            inspector: Arc::new(Inspector(memory.clone())),
+            arena: Arena {
+                whole,
+                stage,
+                beacon: BEACON,
+            },
+            to_follow: OnceLock::new(),
+        };
+        let number = self.next_thread();
+        space.helper.store(number, Ordering::Relaxed);
+        assert!(space.attach(attached), "one helper");
+        space.life.attach();
+        let seed = self.seed ^ u64::from(number);
+        let helper = Helper::new(memory.clone(), space.channel.clone(), number, seed);
+        self.keep(named("helper", move || helper.run()));
+    }
+
+    /// Waits for a thread at the end.
+    pub fn keep(&self, thread: JoinHandle<()>) {
+        lock_model(&self.threads_started).push(thread);
+    }
+
+    fn listen(&self, space: &AddressSpace) {
+        for handler in self.handlers.get().into_iter().flatten() {
+            space.uffd().0.state().queues.listen(handler.clone());
+            handler.unpark();
+        }
+    }
+
+    /// A program's last thread exits, its helper with it.
+    pub fn exit(&self, memory: &Arc<Memory>) {
+        if let Some(channel) = self.channel_of(memory) {
+            channel.close();
+        }
+        memory.exit();
+        if self.alive.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.group.stopping.store(true, Ordering::Relaxed);
+            self.wake_handlers();
+        }
+    }
+
+    fn wake_handlers(&self) {
+        self.handlers
+            .get()
+            .into_iter()
+            .flatten()
+            .for_each(Thread::unpark);
+    }
+
+    /// The handlers' threads, once.
+    pub fn set_handlers(&self, threads: Vec<Thread>) {
+        assert!(self.handlers.set(threads).is_ok(), "set once");
+    }
+
+    /// A helper's or a child's thread that is not waited for yet.
+    pub fn started(&self) -> Option<JoinHandle<()>> {
+        lock_model(&self.threads_started).pop()
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.group.stopping.load(Ordering::Relaxed)
+    }
+
+    /// A handler thread.
+    pub fn handle(self: &Arc<Self>) {
+        let mut server = Server::new(self.group.clone());
+        let mut listener = WorldListener(self.clone());
+        while !self.is_stopping() {
+            let mut any = false;
+            for space in self.group.spaces() {
+                if space.uffd().0.state().queues.has_work() {
+                    any = true;
+                    serve_space(&space, &mut server, &self.reader, &mut listener);
+                }
+            }
+            if !any {
+                thread::park();
+            }
+        }
+    }
+
+    /// The governor's thread.
+    pub fn govern(&self) {
+        let mut server = Server::new(self.group.clone());
+        while !self.is_stopping() {
+            for space in self.group.spaces() {
+                if space.is_gone() {
+                    space.life.die();
+                    space.leave();
+                    self.group.remove_space(space.id);
+                    continue;
+                }
+                space.note_resident_pages(space.uffd().0.resident_pages());
+                self.register(&space, &mut server);
+                space.protect_shared();
+            }
+            self.group.refresh_limit();
+            self.group.resources.wake_reclaimer();
+            time::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn register(&self, space: &Arc<AddressSpace>, server: &mut Server) {
+        let Some(attached) = space.attached() else {
+            return;
+        };
+        let Ok(scan) = VmaScan::of(space, attached) else {
+            return;
+        };
+        if scan.unmanaged.is_empty() {
+            return;
+        }
+        let Ok(mut gate) = space.exclusive_within(Duration::from_millis(5)) else {
+            return;
+        };
+        let messages = self.reader.read_messages(space, &mut gate);
+        register(space, &gate, attached, &scan);
+        drop(gate);
+        self.serve(space, messages, server);
+    }
+
+    fn serve(&self, space: &Arc<AddressSpace>, messages: Messages, server: &mut Server) {
+        messages
+            .children
+            .iter()
+            .for_each(|child| self.listen(child));
+        for (fault, thread) in messages.faults {
+            let admission = space.admission_of(thread);
+            if server.serve(space, fault, admission) == Served::Retry {
+                wake(space, fault.page, 1);
+            }
+        }
+    }
+
+    /// The reclaimer's thread.
+    pub fn reclaim(&self) {
+        let mut reclaimer = Reclaimer::new(self.group.clone());
+        while !self.is_stopping() {
+            reclaimer.wait();
+            reclaimer.reclaim();
+        }
+    }
+
+    /// After the end of all threads: nothing is left.
+    pub fn finish(self: Arc<Self>) {
+        for space in self.group.spaces() {
+            self.group.remove_space(space.id);
+        }
+        // Faults of programs that have exited since.
+        drop(self.group.deferred.take());
+        self.group.resources.free_pending();
+        let usage = self.group.resources.swap.usage();
+        assert_eq!(usage.stored_pages, 0, "pages are left in the swap space");
+        // Where one thread drops what another touches, a page may be missing that was known to be there.
+        let errors = self.group.resources.errors.load(Ordering::Relaxed);
+        assert!(
+            errors == 0 || self.has_strangers,
+            "{errors} errors of memfold"
+        );
+    }
+}
+
+struct WorldListener(Arc<World>);
+
+impl Listener for WorldListener {
+    fn listen(&mut self, child: &AddressSpace) {
+        self.0.listen(child);
+    }
+
+    fn set_aside(&mut self, _: &AddressSpace) {
+        // The next look finds the messages again.
+        time::yield_now();
+    }
+
+    fn note_fault(&mut self, _: &AddressSpace, _: u32) {}
+}
+
+/// Starts a thread with a name.
+pub fn named(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    let builder = thread::Builder::new().name(name.to_owned());
+    builder.spawn(run).expect("a thread")
+}
