@@ -100,6 +100,7 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     let outcome = running.wait();
     outcome.assert_success();
     assert!(outcome.text().ends_with("held ok\n"), "{}", outcome.text());
-    let warnings = outcome.errors.matches("the limit is exceeded").count();
+    // On busy CPUs reclaim may say, too, that it found nothing to page out.
+    let warnings = outcome.errors.matches("is stopped by a debugger").count();
     assert_eq!(warnings, 1, "{}", outcome.errors);
 }

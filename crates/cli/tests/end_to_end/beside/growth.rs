@@ -23,7 +23,7 @@ fn most_metadata(run: &Running, time: Duration) -> u64 {
 #[test]
 fn page_tables_of_random_mappings_do_not_grow() {
     beside!(&["cc"]);
-    let program = Program::new(compiled("randmap", &["randmap.c"], &[])).args(["9", "200"]);
+    let program = Program::new(compiled("randmap", &["randmap.c"], &[])).args(["15", "200"]);
     let running = program.start(Limits::Total(48 * MIB));
     std::thread::sleep(Duration::from_secs(2));
     let early = most_metadata(&running, Duration::from_millis(1500));

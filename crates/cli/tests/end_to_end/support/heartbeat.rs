@@ -1,8 +1,8 @@
 //! How long the machine keeps an ordinary thread waiting, measured by the tests themselves.
 
 use memfold_sys::thread::{allowed_cpus, pin_to};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,13 @@ pub struct Heartbeat {
 impl Heartbeat {
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
+        let cpus = allowed_cpus();
+        let beating = Arc::new(Barrier::new(cpus.len() + 1));
         let beat_on = |cpu| {
-            let stopped = Arc::clone(&stop);
+            let (stopped, beating) = (Arc::clone(&stop), Arc::clone(&beating));
             thread::spawn(move || {
                 pin_to(cpu).expect("an allowed CPU");
+                beating.wait();
                 let mut longest = Duration::ZERO;
                 let mut last = Instant::now();
                 while !stopped.load(Ordering::Relaxed) {
@@ -33,7 +36,9 @@ impl Heartbeat {
                 longest
             })
         };
-        let threads = allowed_cpus().into_iter().map(beat_on).collect();
+        let threads = cpus.into_iter().map(beat_on).collect();
+        // What comes next may keep them from starting.
+        beating.wait();
         Self { stop, threads }
     }
 

@@ -274,6 +274,7 @@ impl Running {
     /// What `memfold stat` reports of the run now.
     pub fn statistics(&self) -> serde_json::Value {
         // On busy CPUs a run may not answer in time.
+        let mut last = String::new();
         for _ in 0..10 {
             let output = Command::new(memfold())
                 .args(["stat", "--json", &self.root.to_string()])
@@ -282,9 +283,14 @@ impl Running {
             if let Ok(statistics) = serde_json::from_slice(&output.stdout) {
                 return statistics;
             }
+            last = String::from_utf8_lossy(&output.stderr).into_owned();
             thread::sleep(Duration::from_millis(200));
         }
-        panic!("the run answers no request for its statistics");
+        panic!(
+            "{} does not tell its statistics after {:?}: {last}",
+            self.what,
+            self.started.elapsed()
+        );
     }
 
     /// The program's first process.
