@@ -10,13 +10,14 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// The counters, by their names in the report.
-pub const COUNTERS: [&str; 6] = [
+pub const COUNTERS: [&str; 7] = [
     "descriptors",
     "threads",
     "mappings",
     "heap_bytes",
     "table_bytes",
     "pool_bytes",
+    "unowned_pool_bytes",
 ];
 
 /// A running supervisor.
@@ -52,6 +53,7 @@ impl Supervisor {
             anonymous.saturating_sub(pool + tables),
             tables,
             pool,
+            pool.saturating_sub(owned(&stat)?),
         ];
         Ok(counters.map(|counter| counter as f64))
     }
@@ -79,6 +81,19 @@ impl Supervisor {
         ensure!(output.status.success(), "memfold stat: {}", error.trim());
         Ok(serde_json::from_slice(&output.stdout)?)
     }
+}
+
+/// Bytes of the pool that the programs' pages take. The rest is what the allocator wastes, and what
+/// no program has.
+fn owned(stat: &Value) -> Result<u64> {
+    let programs = stat["programs"].as_array();
+    let programs = programs.context("memfold stat prints no programs")?;
+    let bytes = programs
+        .iter()
+        .map(|program| program["pool_bytes"].as_u64());
+    { bytes }
+        .sum::<Option<u64>>()
+        .context("memfold stat prints no pool_bytes of a program")
 }
 
 fn kibibytes(status: &str, name: &str) -> Option<u64> {
