@@ -37,8 +37,8 @@ thread_local! {
 pub fn run(options: &Options) -> Result<Report> {
     let bug = options.value("bug").map(bug_of).transpose()?;
     let first = options.number("seed", 0)? as u64;
-    name_the_seed_of_panics();
     if options.has("trace") {
+        // Panics are shown, with `RUST_BACKTRACE=1` where they came from.
         trace::set(true);
         let failed = check(first, bug).err();
         trace::set(false);
@@ -47,6 +47,7 @@ pub fn run(options: &Options) -> Result<Report> {
             None => Ok(Report::new("simulate")),
         };
     }
+    name_the_seed_of_panics();
     let minutes = options.value("minutes").unwrap_or("1");
     let time = minutes.parse().ok().map(|minutes: f64| minutes * 60.0);
     let time = time.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -38,6 +38,20 @@ pub enum Bug {
     GateLeftUnentered,
     /// fe33c2e: a batch that was executed before an event was settled after it.
     SettledTooLate,
+    /// A fork began between the reader's look for forks and its read, and the parent was gone before its
+    /// stage was read.
+    #[cfg_attr(
+        not(simulated),
+        expect(dead_code, reason = "the library's, of which the model has its own")
+    )]
+    ForksUnseenByReader,
+    /// A helper that waited for a page did not see the supervisor die, and nothing else killed its program.
+    HelperUnguarded,
+    /// Pages above 2^47 bytes shared their entries with others.
+    HighPagesShareEntries,
+    /// A parent was killed before the event of a move was read: what its child had paged out there read as
+    /// zeros.
+    UnreadMovesIgnored,
     /// fe33c2e: a batch planned before an event was executed after it.
     StaleBatchExecuted,
 }
@@ -45,7 +59,8 @@ pub enum Bug {
 impl Bug {
     /// Those that the simulation finds within two minutes.
     #[cfg(simulated)]
-    pub const ALL: [Bug; 14] = [
+    pub const ALL: [Bug; 20] = [
+        Bug::ClaimsWithoutNumbers,
         Bug::ZerosBesideMadvise,
         Bug::DropUnknownWhereUnmanaged,
         Bug::DroppedPagesMovedOut,
@@ -56,9 +71,14 @@ impl Bug {
         Bug::EventsNotAwaited,
         Bug::EchoesApplied,
         Bug::DoneOutsideGate,
+        Bug::ZerosWithoutClaim,
         Bug::MovesForgotten,
         Bug::GateLeftUnentered,
         Bug::SettledTooLate,
+        Bug::ForksUnseenByReader,
+        Bug::UnreadMovesIgnored,
+        Bug::HelperUnguarded,
+        Bug::HighPagesShareEntries,
         Bug::StaleBatchExecuted,
     ];
 

@@ -1,6 +1,7 @@
 //! The page states of one address space: a radix tree like the hardware's page table. Nodes are
 //! allocated on demand and freed when only holes are left in them.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
 use memfold_swap::Slot;
@@ -82,7 +83,7 @@ fn index(page: VirtualPage, level: u32) -> usize {
 }
 
 fn is_high(page: VirtualPage) -> bool {
-    page.0 >> LOW_BITS != 0
+    page.0 >> LOW_BITS != 0 && !Bug::HighPagesShareEntries.is_back()
 }
 
 impl PageTable {

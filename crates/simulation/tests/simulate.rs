@@ -2,7 +2,9 @@
 //! case.
 
 use memfold_simulation::bugs::Bug;
-use memfold_simulation::simulation::explore::{Failure, check, shorten};
+use memfold_simulation::simulation::adversity::Adversity;
+use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
+use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
 use std::panic;
 use std::time::{Duration, Instant};
 
@@ -45,15 +47,33 @@ fn every_page_holds_what_it_must() {
     assert!(seed > 100, "only {seed} histories in {:?}", seconds());
 }
 
+/// A row of docs/limits.md is true: what the kernel writes by a reference that is no pin may be lost.
+#[test]
+fn a_late_write_of_the_kernel_may_be_lost() {
+    silence_panics_of_executions();
+    let history = |last| History {
+        threads: vec![vec![
+            Step::Map(0, AREA_PAGES),
+            Step::Fill(0),
+            Step::Map(1, AREA_PAGES),
+            Step::Fill(1),
+            Step::Rest(0),
+            last,
+        ]],
+        limit: 8,
+        handlers: 1,
+        adversity: Adversity::default(),
+        ..History::of_seed(4)
+    };
+    let is_lost = |history: &History| (0..200).any(|seed| try_run(history, seed, 1).is_err());
+    assert!(is_lost(&history(Step::LateWrite(0, 1))));
+    assert!(!is_lost(&history(Step::Write(0, 1))));
+}
+
 /// Where the search for a bug begins: a little before the seed at which it was found last, so that the test
 /// is short. After a change of the histories the search is as long as it takes, within two minutes.
 fn first_seed(bug: Bug) -> u64 {
     match bug {
-        Bug::ZerosBesideMadvise | Bug::DropUnknownWhereUnmanaged => 521,
-        Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 61,
-        Bug::StageReadAfterFork | Bug::DoneOutsideGate => 183,
-        Bug::EchoesApplied => 769,
-        Bug::StaleBatchExecuted => 933,
         _ => 0,
     }
 }
@@ -61,17 +81,23 @@ fn first_seed(bug: Bug) -> u64 {
 #[test]
 fn each_past_bug_is_found() {
     silence_panics_of_executions();
+    let mut missed = Vec::new();
     for bug in Bug::ALL {
         let began = Instant::now();
         let first = first_seed(bug);
         let mut seeds = (first..).take_while(|_| began.elapsed() < LONGEST_SEARCH);
         let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
         let Some(Failure { seed, why, .. }) = found else {
-            panic!("{bug:?} was not found in {LONGEST_SEARCH:?}, from seed {first} on");
+            missed.push(format!("{bug:?}, from seed {first} on"));
+            continue;
         };
         println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
         if let Err(failure) = check(seed, None) {
             panic!("without {bug:?}, too: seed {seed}: {failure}");
         }
     }
+    assert!(
+        missed.is_empty(),
+        "not found in {LONGEST_SEARCH:?}: {missed:?}"
+    );
 }

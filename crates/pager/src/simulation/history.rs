@@ -1,5 +1,6 @@
 //! What programs do: made from a seed, printed, and made shorter.
 
+use crate::simulation::adversity::Adversity;
 use memfold_testing::Random;
 use std::fmt;
 
@@ -44,6 +45,11 @@ pub enum Step {
     Fork(Vec<Step>),
     /// In a forked child: starts a helper.
     Connect,
+    /// The kernel takes a reference of a page without pinning it, the pages of another area are written, and
+    /// then the kernel writes. No history of a seed has it: docs/limits.md.
+    LateWrite(usize, usize),
+    /// All threads of the program end at once, wherever they are (SIGKILL).
+    Kill,
 }
 
 /// What the threads of one program do, and how much of it may be resident.
@@ -59,6 +65,8 @@ pub struct History {
     pub stage: u64,
     /// Threads that serve faults.
     pub handlers: usize,
+    /// What goes wrong in the kernel.
+    pub adversity: Adversity,
     /// What the kernel forgets to tell is chosen by this.
     pub seed: u64,
 }
@@ -67,6 +75,9 @@ impl History {
     /// The history of a seed.
     pub fn of_seed(seed: u64) -> History {
         let mut random = Random::new(seed);
+        if random.below(12) == 0 {
+            return History::with_strangers(seed, &mut random);
+        }
         let share_places = random.below(2) == 0;
         let weights = Weights::choose(&mut random, share_places);
         let threads = 1 + random.below(3);
@@ -78,6 +89,9 @@ impl History {
                 steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
             }
             steps.extend((0..length).map(|_| weights.step(&mut random)));
+            if random.below(KILLED) == 0 {
+                steps.push(Step::Kill);
+            }
             if share_places {
                 keep_one_move(&mut steps);
             }
@@ -91,14 +105,70 @@ impl History {
             limit: if forks { 16 } else { 6 } + random.below(8) as u64,
             stage: 4 + random.below(8) as u64,
             handlers: 1 + random.below(2),
+            adversity: Adversity::choose(&mut random),
             seed,
         }
     }
 
-    /// Whether threads access each other's pages.
-    pub fn has_strangers(&self) -> bool {
+    /// One thread changes and moves a page that others read, and two handlers serve both: two faults on one
+    /// page are served at once.
+    fn with_strangers(seed: u64, random: &mut Random) -> History {
+        const ROUNDS: usize = 4;
+        let mut owner = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+        owner.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
+        for _ in 0..ROUNDS {
+            if random.below(4) != 0 {
+                owner.push(Step::Away(0));
+            } else {
+                owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES)]);
+            }
+            owner.extend([Step::Write(0, 0), Step::Fill(1), Step::Check(0)]);
+        }
+        let strangers = [0, 0].map(|first| vec![Step::Peek(first); 4 * ROUNDS]);
+        History {
+            threads: [owner].into_iter().chain(strangers).collect(),
+            share_places: false,
+            limit: 8 + random.below(4) as u64,
+            stage: 4 + random.below(4) as u64,
+            handlers: 2,
+            adversity: Adversity {
+                preemption: true,
+                ..Adversity::default()
+            },
+            seed,
+        }
+    }
+
+    /// A program that forks with pages in the stage, and is killed at once.
+    fn of_last_fork(seed: u64, random: &mut Random) -> History {
+        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+        steps.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
+        steps.extend((0..random.below(3)).map(|area| Step::Fill(area % 2)));
+        steps.extend([Step::Fork(vec![Step::Check(0)]), Step::Kill]);
+        History {
+            threads: vec![steps],
+            share_places: false,
+            limit: 10 + random.below(6) as u64,
+            stage: 4 + random.below(4) as u64,
+            handlers: 1 + random.below(2),
+            adversity: Adversity {
+                preemption: true,
+                ..Adversity::default()
+            },
+            seed,
+        }
+    }
+
+    /// Whether the core may meet errors. Where one thread drops what another touches, a page may be missing
+    /// that was known to be there; a killed program's memory cannot be read; requests fail.
+    pub fn may_err(&self) -> bool {
+        let may = |step: &Step| matches!(step, Step::Poke(_) | Step::Peek(_) | Step::Kill);
         let mut steps = self.threads.iter().flatten();
-        steps.any(|step| matches!(step, Step::Poke(_) | Step::Peek(_)))
+        self.adversity.shortages
+            || steps.any(|step| match step {
+                Step::Fork(child) => child.iter().any(may),
+                step => may(step),
+            })
     }
 
     /// All steps, those of children included.
@@ -122,6 +192,7 @@ impl History {
             }
         }
         with(&|history| history.handlers = 1);
+        with(&|history| history.adversity = Adversity::default());
         for thread in 0..self.threads.len() {
             let length = self.threads[thread].len();
             for part in [length / 2, length / 4, 1] {
@@ -168,6 +239,9 @@ fn count(steps: &[Step]) -> usize {
     };
     steps.iter().map(own).sum()
 }
+
+/// One of so many threads and children kills its program at its end.
+const KILLED: usize = 12;
 
 /// How often each kind of step comes in one history: many histories lack some kinds, so that others
 /// meet more often.
@@ -255,6 +329,9 @@ impl Weights {
         if random.below(2) == 0 {
             steps.insert(random.below(steps.len() + 1), Step::Connect);
         }
+        if random.below(KILLED) == 0 {
+            steps.push(Step::Kill);
+        }
         steps
     }
 }
@@ -263,8 +340,8 @@ impl fmt::Display for History {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "limit {} pages, stage {} places, {} handlers, shared places {}",
-            self.limit, self.stage, self.handlers, self.share_places
+            "limit {} pages, stage {} places, {} handlers, shared places {}, {:?}",
+            self.limit, self.stage, self.handlers, self.share_places, self.adversity
         )?;
         for (number, steps) in self.threads.iter().enumerate() {
             writeln!(out, "thread {number}: {steps:?}")?;

@@ -13,6 +13,7 @@
 //! | `trace` | an execution, step by step |
 //! | `sync`, `time` | what the core locks, waits and sleeps with |
 
+pub mod adversity;
 pub mod explore;
 pub mod history;
 pub mod model;

@@ -1,5 +1,6 @@
 //! Programs: threads that do the steps of a history and check each page that they read.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::history::{AREA_PAGES, AREAS, PLACES, Step};
 use crate::simulation::model::memory::{Mapped, Memory, Registered};
@@ -8,14 +9,24 @@ use crate::time;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The first place for areas.
-const FIRST: u64 = 0x400;
+/// The first place for areas, behind the stages of all processes.
+const FIRST: u64 = 0x1_0000;
 /// Distance of two places. There is no gap between full areas.
 const DISTANCE: u64 = AREA_PAGES;
 
-/// All places for areas.
-pub fn places() -> impl Iterator<Item = VirtualPage> {
-    (0..PLACES as u64).map(|place| VirtualPage(FIRST + place * DISTANCE))
+/// Pages that four levels of page tables map.
+const FOUR_LEVELS: u64 = 1 << 36;
+
+/// All places for areas. With `high`, each second one differs from the one before it in a bit that four
+/// levels of page tables do not have.
+pub fn places(high: bool) -> impl Iterator<Item = VirtualPage> {
+    (0..PLACES as u64).map(move |place| {
+        let (above, place) = match high {
+            true => (place % 2 * FOUR_LEVELS, place & !1),
+            false => (0, place),
+        };
+        VirtualPage(above + FIRST + place * DISTANCE)
+    })
 }
 
 /// One thread of a program.
@@ -118,7 +129,9 @@ impl ProgramThread {
                 }
             }
             Step::Fork(ref child) => self.fork(child.clone()),
+            Step::LateWrite(area, other) => self.late_write(area, other),
             Step::Connect => self.world.connect(&self.memory),
+            Step::Kill => self.world.kill(&self.memory),
         }
     }
 
@@ -157,7 +170,8 @@ impl ProgramThread {
 
     fn read(&self, area: usize, page: u64) {
         if let Some(page) = self.page(area, page) {
-            self.memory.read(page, self.thread).expect("it is mapped");
+            let read = self.memory.read(page, self.thread).map(|_| ());
+            self.memory.must_be_mapped(read);
         }
     }
 
@@ -168,10 +182,21 @@ impl ProgramThread {
     fn write(&mut self, area: usize, page: u64) {
         if let Some(page) = self.page(area, page) {
             self.written += 1;
-            self.memory
-                .write(page, self.thread, self.tag())
-                .expect("it is mapped");
+            let written = self.memory.write(page, self.thread, self.tag());
+            self.memory.must_be_mapped(written);
         }
+    }
+
+    /// A write by the kernel to the first page of an area, after all of another area was written.
+    fn late_write(&mut self, area: usize, other: usize) {
+        let Some(page) = self.page(area, 0) else {
+            return;
+        };
+        // Its reference does not keep the page from being moved, as a pin would.
+        let frame = self.memory.reference(page);
+        (0..AREA_PAGES).for_each(|page| self.write(other, page));
+        self.written += 1;
+        self.memory.write_late(page, frame, self.tag());
     }
 
     fn relocate(&mut self, area: usize, stays: bool) {
@@ -196,11 +221,20 @@ impl ProgramThread {
             }
         };
         raise(1);
+        if let Some(channel) = &channel
+            && !Bug::ForksUnseenByReader.is_back()
+        {
+            channel.helper_gate().wait_open();
+        }
         let memory = self.memory.fork(self.world.next_process());
         raise(-1);
         let child = ProgramThread {
             areas: self.areas,
-            ..ProgramThread::new(self.world.clone(), memory.clone(), places().collect())
+            ..ProgramThread::new(
+                self.world.clone(),
+                memory.clone(),
+                places(self.world.is_high()).collect(),
+            )
         };
         let world = self.world.clone();
         let thread = named("child", move || {
@@ -211,7 +245,8 @@ impl ProgramThread {
             // What the other threads of the parent had is the child's, too.
             let pages: Vec<_> = memory.state().expected.keys().copied().collect();
             for page in pages {
-                memory.read(page, number).expect("it is mapped");
+                let read = memory.read(page, number).map(|_| ());
+                memory.must_be_mapped(read);
             }
             world.exit(&memory);
         });

@@ -5,13 +5,14 @@ use crate::simulation::model::memory::Memory;
 use crate::simulation::program::{ProgramThread, places};
 use crate::simulation::trace::trace;
 use crate::simulation::world::{World, named};
-use crate::simulation::{sync, time};
+use crate::simulation::{adversity, sync, time};
 use std::sync::Arc;
 
 /// One execution of a history, as a thread of shuttle's.
 pub fn execute(history: &History) {
     time::reset();
     sync::reset();
+    adversity::begin(history.adversity);
     trace(|| "begins".to_owned());
     let world = Arc::new(World::new(history));
     type Role = (&'static str, fn(&World));
@@ -37,7 +38,8 @@ pub fn execute(history: &History) {
         .map(|(number, steps)| {
             let is_its =
                 |place: &usize| history.share_places || place % history.threads.len() == number;
-            let its = places().enumerate().filter(|(place, _)| is_its(place));
+            let all = places(history.adversity.high).enumerate();
+            let its = all.filter(|(place, _)| is_its(place));
             let its = its.map(|(_, start)| start).collect();
             let thread = ProgramThread::new(world.clone(), memory.clone(), its);
             let steps = steps.clone();

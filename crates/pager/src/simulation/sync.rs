@@ -1,6 +1,6 @@
 //! What the core locks and waits with, where shuttle chooses which thread runs next.
 
-use crate::simulation::time;
+use crate::simulation::{adversity, time};
 use shuttle::rand::Rng;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -35,6 +35,11 @@ pub fn dawdle() {
             time::yield_now();
         }
     }
+}
+
+/// Where a thread of memfold may be preempted for very long.
+pub fn stall() {
+    (0..adversity::preempt()).for_each(|_| time::yield_now());
 }
 
 /// Forgets what belongs to the last execution.

@@ -4,6 +4,7 @@
 use crate::page::bytes;
 use crate::pool_memory::MappedSource;
 use crate::supervised::fork::shared_estimate::SharedPages;
+use crate::supervised::kernel::Guardian;
 use crate::supervised::latency::Histogram;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::stats::Counters;
@@ -12,7 +13,6 @@ use crate::sync::{Event, Mutex, lock};
 use crate::time::Instant;
 use memfold_swap::{Charge, Gather, GatherConfig, Slot, SlotRanges, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::guardian::Guardian;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

@@ -19,8 +19,11 @@ use std::sync::Arc;
 impl Memory {
     /// Maps `pages` pages at the first of these places that is free.
     pub fn map(&self, places: impl Iterator<Item = VirtualPage>, pages: u64) -> Option<PageRange> {
-        interleave();
+        self.wait_while_stopped();
         let mut state = self.state();
+        if state.gone {
+            return None;
+        }
         let ranges = places.map(|start| PageRange {
             start,
             end: start.plus(pages),
@@ -64,12 +67,17 @@ impl Memory {
             return;
         }
         state.queues.changing += 1;
+        state.dropping.push(range);
         drop(state);
         self.finish_change(Message::Remove(range));
         dawdle();
         for page in range.start.0..range.end.0 {
             interleave();
             self.state().drop_page(VirtualPage(page));
+        }
+        let mut state = self.state();
+        if let Some(index) = state.dropping.iter().position(|one| *one == range) {
+            state.dropping.swap_remove(index);
         }
     }
 
@@ -145,6 +153,10 @@ impl Memory {
         if registered {
             self.finish_change(Message::Fork(Userfaultfd(child.clone())));
         }
+        if self.state().gone {
+            // A parent that is killed meanwhile has no child.
+            child.exit();
+        }
         child
     }
 
@@ -161,7 +173,7 @@ impl Memory {
     /// Takes `mmap_lock` for a change, once no ioctl is changing pages.
     fn begin_change(&self, range: PageRange) -> Step<'_> {
         loop {
-            interleave();
+            self.wait_while_stopped();
             let state = self.state();
             if state.queues.changing_pages == 0 || !state.is_registered(range) {
                 return state;
@@ -177,7 +189,7 @@ impl Memory {
         dawdle();
         trace(|| format!("posts {event:x?}"));
         let number = self.state().queues.post(event);
-        self.wait(|state| state.queues.was_read(number));
+        self.wait(|state| state.gone || state.queues.was_read(number));
         dawdle();
         self.state().queues.changing -= 1;
         trace(|| "has changed".to_owned());
@@ -198,8 +210,10 @@ impl MemoryState {
             mapped.frame = None;
             mapped.protected = false;
         }
-        if let Some(expected) = self.expected.get_mut(&page) {
-            *expected = Expected::Exactly(0);
+        match self.expected.get_mut(&page) {
+            // It may have been moved to the stage, which is as if it was written afterwards.
+            Some(Expected::WrittenOrZero(_)) | None => {}
+            Some(expected) => *expected = Expected::Exactly(0),
         }
     }
 

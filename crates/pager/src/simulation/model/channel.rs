@@ -1,6 +1,6 @@
 //! The gate, and the channel between supervisor and helper.
 
-use crate::simulation::sync::lock_model;
+use crate::simulation::sync::{lock_model, stall};
 use crate::sync::interleave;
 use crate::time;
 use memfold_sys::channel::{DropRun, MoveRun};
@@ -51,6 +51,7 @@ impl Gate {
 
     /// Enters shared.
     pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        stall();
         self.enter(nap_ns, give_up, |inside| {
             let free = !inside.exclusive && inside.pending == 0;
             inside.shared += u32::from(free);
@@ -123,6 +124,17 @@ impl HelperGate {
         interleave();
     }
 
+    /// For a thread of the program that is about to fork: waits until no messages are being read.
+    pub fn wait_open(&self) {
+        loop {
+            interleave();
+            if !lock_model(&self.0).closed {
+                return;
+            }
+            time::yield_now();
+        }
+    }
+
     /// For the supervisor: keeps the helper out.
     pub fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
         loop {
@@ -146,9 +158,11 @@ impl HelperGate {
         interleave();
     }
 
-    /// No helper of the model is stopped inside.
+    /// For the supervisor: takes the place of a helper that is stopped inside. `false` if it is not.
     pub fn relieve(&self) -> bool {
-        false
+        let relieved = std::mem::take(&mut lock_model(&self.0).helper);
+        interleave();
+        relieved
     }
 }
 

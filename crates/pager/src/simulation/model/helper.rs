@@ -2,6 +2,7 @@
 
 use crate::bugs::Bug;
 use crate::page::VirtualPage;
+use crate::simulation::adversity;
 use crate::simulation::model::channel::{Command, SharedChannel};
 use crate::simulation::model::memory::{Frame, Memory, Registered};
 use crate::simulation::model::userfaultfd::Userfaultfd;
@@ -13,6 +14,7 @@ use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
 use memfold_testing::Random;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// One of so many moves goes further than the kernel tells.
 const FORGOTTEN: usize = 4;
@@ -59,9 +61,13 @@ impl Helper {
         }
         for run in moves.iter_mut().filter(|run| run.unshare != 0) {
             run.errno = 0;
+            // While it waits for a page, it does not see the supervisor die.
+            let guarded = self.memory.guarded.load(Ordering::Relaxed);
+            assert!(guarded, "the helper of {} is not guarded", self.memory.pid);
             for step in 0..run.pages {
                 let page = VirtualPage::containing(run.source).plus(u64::from(step));
-                if self.memory.populate_write(page, self.thread).is_err() {
+                let refused = adversity::is_refused();
+                if refused || self.memory.populate_write(page, self.thread).is_err() {
                     run.errno = Errno::ENOMEM.0;
                     break;
                 }
@@ -69,11 +75,17 @@ impl Helper {
         }
         let channel = self.channel.clone();
         channel.helper_gate().enter();
+        self.memory.stop_sometimes();
         let stale = channel.event_count() != event_count;
         if !stale {
             for run in moves.iter_mut().filter(|run| run.unshare == 0) {
                 self.move_run(run);
+                self.memory.stop_sometimes();
             }
+        }
+        if self.memory.state().gone {
+            // Killed in the gate.
+            return;
         }
         trace(|| format!("has done command {posted}, stale {stale}"));
         let late = Bug::DoneOutsideGate.is_back();
@@ -153,7 +165,7 @@ fn move_page(memory: &Memory, source: VirtualPage, target: VirtualPage) -> Resul
     }
     let page = state.pages.get_mut(&source).ok_or(Errno::ENOENT)?;
     let frame = page.frame.as_ref().ok_or(Errno::ENOENT)?;
-    if frame.is_shared() {
+    if frame.is_shared() || adversity::is_refused() {
         return Err(Errno::EBUSY);
     }
     let frame: Option<Frame> = page.frame.take();

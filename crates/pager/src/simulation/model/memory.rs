@@ -4,16 +4,18 @@
 //! page that was mixed with another is found out.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::simulation::adversity;
 use crate::simulation::model::queues::Queues;
 use crate::simulation::sync::lock_model;
 use crate::simulation::trace::trace;
 use crate::sync::interleave;
+use crate::time;
 use memfold_swap::Page;
 use shuttle::thread::{self, Thread};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a page in memory is.
 #[derive(Debug, Clone)]
@@ -77,13 +79,17 @@ pub enum Expected {
     Exactly(u64),
     /// These contents or zeros: a `madvise` is in progress.
     OrZero(u64),
+    /// These contents, which were written while a `madvise` was in progress, or zeros.
+    WrittenOrZero(u64),
 }
 
 impl Expected {
     fn allows(self, tag: u64) -> bool {
         match self {
             Expected::Exactly(expected) => tag == expected,
-            Expected::OrZero(expected) => tag == expected || tag == 0,
+            Expected::OrZero(expected) | Expected::WrittenOrZero(expected) => {
+                tag == expected || tag == 0
+            }
         }
     }
 }
@@ -95,18 +101,24 @@ pub struct MemoryState {
     pub pages: BTreeMap<VirtualPage, Mapped>,
     /// What the program's pages must hold. The stage has none.
     pub expected: BTreeMap<VirtualPage, Expected>,
+    /// Ranges that `madvise` is dropping.
+    pub dropping: Vec<PageRange>,
     /// The userfaultfd's queues.
     pub queues: Queues,
     /// The last number given to an `mmap`.
     pub areas: u32,
     /// The program has exited: no thread is in it any more.
     pub gone: bool,
+    /// All threads of the program are stopped.
+    pub stopped: bool,
 }
 
 /// An address space, shared by its threads, its userfaultfd and its `/proc` files.
 pub struct Memory {
     /// The process.
     pub pid: i32,
+    /// The guardian kills it when the supervisor dies.
+    pub guarded: AtomicBool,
     state: Mutex<MemoryState>,
 }
 
@@ -119,6 +131,7 @@ impl Memory {
     pub fn new(pid: i32) -> Memory {
         Memory {
             pid,
+            guarded: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -140,7 +153,7 @@ impl Memory {
 
     /// Reads a page, as the thread with this TID.
     pub fn read(&self, page: VirtualPage, thread: u32) -> Result<u64, Unmapped> {
-        self.access(page, thread, false, |state, frame| {
+        self.access(page, thread, false, |state, frame, dropping| {
             let tag = frame.tag();
             trace(|| format!("reads {:#x}: {tag:#x}", page.0));
             if let Some(expected) = state.get_mut(&page) {
@@ -150,7 +163,9 @@ impl Memory {
                     current_pid(),
                     page.0
                 );
-                *expected = Expected::Exactly(tag);
+                if !dropping {
+                    *expected = Expected::Exactly(tag);
+                }
             }
             tag
         })
@@ -158,20 +173,44 @@ impl Memory {
 
     /// Writes a page of the program.
     pub fn write(&self, page: VirtualPage, thread: u32, tag: u64) -> Result<(), Unmapped> {
-        self.access(page, thread, true, |state, frame| {
+        self.access(page, thread, true, |state, frame, dropping| {
             if let Frame::Page(contents) = frame {
                 contents.store(tag, Ordering::Relaxed);
                 trace(|| format!("writes {:#x}: {tag:#x}", page.0));
             }
             if let Some(expected) = state.get_mut(&page) {
-                *expected = Expected::Exactly(tag);
+                *expected = match dropping {
+                    true => Expected::WrittenOrZero(tag),
+                    false => Expected::Exactly(tag),
+                };
             }
         })
     }
 
+    /// A reference of the memory that is mapped at a page (`FOLL_GET`); nothing if it is missing.
+    pub fn reference(&self, page: VirtualPage) -> Weak<AtomicU64> {
+        let state = self.state();
+        let frame = state.pages.get(&page).and_then(|page| page.frame.as_ref());
+        match frame {
+            Some(Frame::Page(contents)) => Arc::downgrade(contents),
+            _ => Weak::new(),
+        }
+    }
+
+    /// Writes to memory by a reference of it. The program waits for it, and expects it in a page.
+    pub fn write_late(&self, page: VirtualPage, frame: Weak<AtomicU64>, tag: u64) {
+        let mut state = self.state();
+        if let Some(contents) = frame.upgrade() {
+            contents.store(tag, Ordering::Relaxed);
+        }
+        if let Some(expected) = state.expected.get_mut(&page) {
+            *expected = Expected::Exactly(tag);
+        }
+    }
+
     /// Writes to a page without changing it (`MADV_POPULATE_WRITE`).
     pub fn populate_write(&self, page: VirtualPage, thread: u32) -> Result<(), Unmapped> {
-        self.access(page, thread, true, |_, _| ())
+        self.access(page, thread, true, |_, _, _| ())
     }
 
     /// One access: faults until the page is there and may be accessed so, then does `then` in one step.
@@ -180,16 +219,17 @@ impl Memory {
         page: VirtualPage,
         thread: u32,
         write: bool,
-        then: impl FnOnce(&mut BTreeMap<VirtualPage, Expected>, &Frame) -> R,
+        then: impl FnOnce(&mut BTreeMap<VirtualPage, Expected>, &Frame, bool) -> R,
     ) -> Result<R, Unmapped> {
         CURRENT.set(self.pid);
         loop {
-            interleave();
+            self.wait_while_stopped();
             let mut state = self.state();
             let MemoryState {
                 pages,
                 queues,
                 expected,
+                dropping,
                 ..
             } = &mut *state;
             let mapped = pages.get_mut(&page).ok_or(Unmapped)?;
@@ -207,7 +247,9 @@ impl Memory {
                         mapped.frame = Some(Frame::of(frame.tag()));
                         continue;
                     }
-                    return Ok(then(expected, frame));
+                    let is_dropped = |range: &PageRange| (range.start..range.end).contains(&page);
+                    let dropping = dropping.iter().any(is_dropped);
+                    return Ok(then(expected, frame, dropping));
                 }
             };
             let number = queues.fault(page, write, protected, thread);
@@ -220,6 +262,43 @@ impl Memory {
             });
             self.wait(|state| !state.queues.waits(number));
         }
+    }
+
+    /// Nothing but the death of its program makes an access fail.
+    ///
+    /// # Panics
+    /// If it failed otherwise.
+    #[track_caller]
+    pub fn must_be_mapped(&self, result: Result<(), Unmapped>) {
+        if result.is_err() {
+            assert!(self.state().gone, "a page is not mapped");
+        }
+    }
+
+    /// A point at which the threads of a stopped program wait.
+    pub fn wait_while_stopped(&self) {
+        interleave();
+        while self.state().stopped {
+            time::yield_now();
+        }
+    }
+
+    /// Stops all threads of the program, with the helper that calls this, for a while.
+    pub fn stop_sometimes(&self) {
+        let looks = adversity::stop();
+        if looks == 0 {
+            return;
+        }
+        trace(|| "is stopped".to_owned());
+        self.state().stopped = true;
+        for _ in 0..looks {
+            if self.state().gone {
+                break;
+            }
+            time::yield_now();
+        }
+        self.state().stopped = false;
+        trace(|| "goes on".to_owned());
     }
 
     /// Sleeps until `is_over`, which another thread makes true before it wakes this one.

@@ -8,6 +8,7 @@
 //! | `process` | what `/proc` shows |
 //! | `channel` | the gate and the channel between supervisor and helper |
 //! | `helper` | the helper's thread |
+//! | `guardian` | which programs are killed when the supervisor dies |
 //!
 //! State is behind ordinary mutexes that are never held across a point of scheduling: what such a lock
 //! covers is one step for all threads. A step is what the kernel does under `mmap_lock`, a page's lock, or
@@ -16,6 +17,7 @@
 
 pub mod changes;
 pub mod channel;
+pub mod guardian;
 pub mod helper;
 pub mod memory;
 pub mod process;
@@ -23,5 +25,6 @@ pub mod queues;
 pub mod userfaultfd;
 
 pub use channel::{ChannelFile, Port, Ports, SharedChannel};
+pub use guardian::{Guarded, Guardian};
 pub use process::Inspector;
 pub use userfaultfd::Userfaultfd;

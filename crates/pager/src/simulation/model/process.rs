@@ -2,6 +2,8 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
+use crate::simulation::adversity::has_killed;
+use crate::simulation::model::guardian::ProcessHandle;
 use crate::simulation::model::memory::{Frame, Memory, Registered, spread};
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{Memory as _, Process};
@@ -10,7 +12,6 @@ use crate::sync::interleave;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// A look at a process.
@@ -36,14 +37,14 @@ impl Inspector {
         self.0.pid
     }
 
-    /// No program of the model is ever stopped.
+    /// Whether all threads are stopped.
     pub fn is_stopped(&self) -> bool {
-        false
+        self.0.state().stopped
     }
 
-    /// As above.
+    /// Whether its helper does nothing until a signal comes.
     pub fn stands_still(&self) -> bool {
-        false
+        self.is_stopped()
     }
 
     /// No program is traced.
@@ -59,17 +60,20 @@ impl Inspector {
     /// Nothing to close.
     pub fn close_flags(&self) {}
 
-    /// There is no pidfd.
-    pub fn handle(&self) -> io::Result<OwnedFd> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// The process.
+    pub fn handle(&self) -> io::Result<ProcessHandle> {
+        Ok(self.0.clone())
     }
 
-    /// The core kills a program only if its data is lost, which must not happen.
+    /// The core kills a program only if its data is lost. That may happen to a child whose parent is killed
+    /// while it forks.
     ///
     /// # Panics
-    /// Always.
+    /// If no program was killed before.
     pub fn kill(&self, _: i32) -> io::Result<()> {
-        panic!("process {} is killed", self.pid());
+        assert!(has_killed(), "process {} is killed", self.pid());
+        self.0.exit();
+        Ok(())
     }
 
     fn gone() -> io::Error {

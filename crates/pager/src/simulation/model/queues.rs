@@ -77,10 +77,11 @@ impl Queues {
         self.next
     }
 
-    /// The address space ends: its helper waits no longer.
+    /// The address space ends: no thread waits any longer, and no event is there to read.
     pub fn end(&mut self) {
-        let faults = self.faults.drain(..);
-        self.woken.extend(faults.map(|fault| fault.sleeper));
+        let faults = self.faults.drain(..).map(|fault| fault.sleeper);
+        let events = self.events.drain(..).map(|(.., sleeper)| sleeper);
+        self.woken.extend(faults.chain(events));
         self.alert();
     }
 

@@ -1,8 +1,10 @@
 //! A program's userfaultfd: its queues of messages, and its ioctls.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::simulation::adversity;
 use crate::simulation::model::memory::Memory as Program;
 use crate::simulation::model::memory::{Frame, MemoryState, Registered, gather};
+use crate::simulation::sync::stall;
 use crate::simulation::trace::{short, trace};
 use crate::supervised::kernel::{MESSAGES, Memory, Message};
 use crate::sync::interleave;
@@ -53,13 +55,16 @@ impl Userfaultfd {
             done: step * PAGE_SIZE as u64,
             errno: if step > 0 { Errno::EAGAIN } else { errno },
         };
+        stall();
         let changing = self.begin().map_err(|errno| stopped(0, errno))?;
         for step in 0..pages {
             interleave();
             let page = first.plus(step);
+            let refused = adversity::is_refused();
             let mut state = changing.0.state();
             let MemoryState { pages, queues, .. } = &mut *state;
             let errno = match pages.get_mut(&page) {
+                _ if refused => Errno::ENOMEM,
                 None => Errno::ENOENT,
                 Some(mapped) if mapped.registered == Registered::No => Errno::ENOENT,
                 Some(mapped) if mapped.frame.is_some() => Errno::EEXIST,
@@ -122,6 +127,9 @@ impl Userfaultfd {
         let mut state = self.0.state();
         if state.gone {
             return Err(Errno::ESRCH);
+        }
+        if adversity::is_refused() {
+            return Err(Errno::ENOMEM);
         }
         let mut any = false;
         for (_, page) in state.mapped(range) {
@@ -216,6 +224,7 @@ impl Memory for Userfaultfd {
     }
 
     fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno> {
+        stall();
         let mut read = 0;
         while read < MESSAGES {
             // The kernel looks for each message anew.

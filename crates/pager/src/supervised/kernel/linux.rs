@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use crate::supervised::kernel::sentinel::Sentinel as Ports;
+pub use memfold_sys::guardian::{Guarded, Guardian};
 pub use memfold_sys::port::{Port, SharedChannel};
 pub use memfold_sys::process::Inspector;
 /// A channel's descriptor, which is handed to the program.

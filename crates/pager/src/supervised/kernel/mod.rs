@@ -6,6 +6,7 @@
 //! | [`Inspector`] | open files of `/proc/PID` | a look at the same |
 //! | [`Port`], [`SharedChannel`] | memory shared with the helper | a command that the model's helper executes |
 //! | [`Ports`] | makes channels | the same |
+//! | [`Guardian`] | a process that kills programs when the supervisor dies | notes which it would kill |
 //!
 //! Which column is compiled is a matter of `cfg(simulated)`: `crates/simulation` compiles this crate's
 //! sources a second time with it. All calls are static. [`Memory`] and [`Process`] are what both columns
@@ -18,10 +19,12 @@ pub mod sentinel;
 
 #[cfg(simulated)]
 pub use crate::simulation::model::{
-    ChannelFile, Inspector, Port, Ports, SharedChannel, Userfaultfd,
+    ChannelFile, Guarded, Guardian, Inspector, Port, Ports, SharedChannel, Userfaultfd,
 };
 #[cfg(not(simulated))]
-pub use linux::{ChannelFile, Inspector, Port, Ports, SharedChannel, Userfaultfd};
+pub use linux::{
+    ChannelFile, Guarded, Guardian, Inspector, Port, Ports, SharedChannel, Userfaultfd,
+};
 
 use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;

@@ -1,11 +1,11 @@
 //! Guarding programs that no helper kills when the supervisor dies: they have none, or it may be blocked.
 //! Their pages must not read as zeros then.
 
+use crate::supervised::kernel::Guarded;
 use crate::supervised::space::AddressSpace;
 #[cfg(not(simulated))]
 use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::time::Instant;
-use memfold_sys::guardian::Guarded;
 use std::sync::OnceLock;
 
 /// What guards a program that its helper cannot kill.

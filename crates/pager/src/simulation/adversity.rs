@@ -1,0 +1,86 @@
+//! What goes wrong in the kernel, or is unusual there, beside what programs do.
+
+use memfold_testing::Random;
+use shuttle::rand::Rng;
+use std::cell::Cell;
+
+/// One of so many requests fails where memory is short.
+const REFUSED: u32 = 24;
+
+/// What may go wrong in one history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Adversity {
+    /// The helper is stopped now and then, in the gate too, with all threads of its program.
+    pub stops: bool,
+    /// Requests to the kernel fail now and then for want of memory, or because a page is pinned.
+    pub shortages: bool,
+    /// Threads of memfold are preempted for long where they are about to fill pages.
+    pub preemption: bool,
+    /// Half of the places are above 2^47 bytes (five-level page tables).
+    pub high: bool,
+}
+
+impl Adversity {
+    /// What the history of a seed has: mostly nothing.
+    pub fn choose(random: &mut Random) -> Adversity {
+        let mut one_of = |many| random.below(many) == 0;
+        Adversity {
+            stops: one_of(5),
+            shortages: one_of(6),
+            preemption: one_of(12),
+            high: one_of(8),
+        }
+    }
+}
+
+thread_local! {
+    static NOW: Cell<Adversity> = Cell::default();
+}
+
+thread_local! {
+    static KILLED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes that a program was killed.
+pub fn note_kill() {
+    KILLED.set(true);
+}
+
+/// Whether a program was killed in this execution.
+pub fn has_killed() -> bool {
+    KILLED.get()
+}
+
+/// Sets what goes wrong in the execution that this thread begins.
+pub fn begin(adversity: Adversity) {
+    NOW.set(adversity);
+    KILLED.set(false);
+}
+
+/// Whether this request fails.
+pub fn is_refused() -> bool {
+    NOW.get().shortages && shuttle::rand::thread_rng().gen_range(0..REFUSED) == 0
+}
+
+/// For how many looks a thread of memfold is preempted: at times so long that a page can be brought in,
+/// written and paged out again meanwhile.
+pub fn preempt() -> u32 {
+    const LONGEST: u32 = 400;
+    let mut random = shuttle::rand::thread_rng();
+    let one_of = if NOW.get().preemption { 3 } else { 32 };
+    match random.gen_range(0..one_of) {
+        0 => random.gen_range(1..LONGEST),
+        _ => 0,
+    }
+}
+
+/// For how many looks the helper stands still at this point.
+pub fn stop() -> u32 {
+    const ONE_OF: u32 = 8;
+    const LONGEST: u32 = 300;
+    let mut random = shuttle::rand::thread_rng();
+    match NOW.get().stops && random.gen_range(0..ONE_OF) == 0 {
+        true => random.gen_range(1..LONGEST),
+        false => 0,
+    }
+}
