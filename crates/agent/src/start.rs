@@ -3,9 +3,12 @@
 use crate::arena::Arena;
 use crate::state::{Handover, MANAGED, REFUSED, STRANDED, channel, make_note};
 use crate::{helper, system};
+use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use memfold_sys::futex::{self, OWNER_DIED};
+use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Filters, LOST, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
-use memfold_sys::{Errno, PAGE_SIZE, futex};
+use memfold_sys::{Errno, PAGE_SIZE};
 
 /// What the supervisor writes into the image that it unpacks for the run: a [`Rendezvous`].
 #[used]
@@ -111,11 +114,20 @@ extern "C" fn load() {
 static LOAD: extern "C" fn() = load;
 
 /// The supervisor must know of a fork before it reads of it: the moment it does, the parent may be
-/// gone, and what is staged in it.
+/// gone, and what is staged in it. A read that began before the fork was announced is waited for.
 extern "C" fn prepare() {
-    if let Some(channel) = channel() {
-        channel.forking.fetch_add(1, Ordering::Release);
-    }
+    /// Naps before the fork goes on in spite of a supervisor that reads all the time: its other threads
+    /// change mappings without a pause. More delays such forks.
+    const NAPS: u32 = 50;
+    let Some(channel) = channel() else {
+        return;
+    };
+    channel.forking.fetch_add(1, Ordering::SeqCst);
+    let naps = Cell::new(0);
+    channel.gate.wait_open(NAP_NS, || {
+        naps.set(naps.get() + 1);
+        naps.get() == NAPS || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0
+    });
 }
 
 extern "C" fn parent() {

@@ -199,6 +199,13 @@ impl HelperGate {
         }
     }
 
+    /// For a thread of the program that has just announced a fork: waits until the supervisor is not
+    /// reading messages. The next time it closes the gate, it sees the announcement: both are `SeqCst`.
+    pub fn wait_open(&self, nap_ns: u64, give_up: impl Fn() -> bool) {
+        let blocked = || self.state.load(Ordering::SeqCst) & EXCLUSIVE != 0;
+        while blocked() && self.queue.sleep(blocked, nap_ns, &give_up).is_ok() {}
+    }
+
     /// For the supervisor, which holds its own gate exclusively: keeps the helper out. `give_up` is asked
     /// whatever the program does to the word.
     pub fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
@@ -212,7 +219,7 @@ impl HelperGate {
                 }
                 if self
                     .state
-                    .compare_exchange(state, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed)
+                    .compare_exchange(state, EXCLUSIVE, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok()
                 {
                     return Ok(());
@@ -348,6 +355,22 @@ mod tests {
         gate.enter(1000, AT_ONCE).unwrap();
         gate.leave();
         assert!(!gate.relieve(), "it is not inside");
+    }
+
+    #[cfg(feature = "std")]
+    #[test]
+    fn a_fork_waits_for_a_read_that_may_not_have_seen_it() {
+        let gate = HelperGate::new();
+        gate.wait_open(1000, || unreachable!("it is open"));
+        gate.close(1000, AT_ONCE).unwrap();
+        let asked = core::cell::Cell::new(0);
+        gate.wait_open(1000, || asked.replace(asked.get() + 1) == 2);
+        assert_eq!(asked.get(), 3, "closed until it gives up");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| gate.wait_open(NAP_NS, || false));
+            gate.open();
+            waits.join().unwrap();
+        });
     }
 
     #[test]

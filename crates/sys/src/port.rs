@@ -93,7 +93,7 @@ impl SharedChannel {
     /// Whether a thread of the program is about to fork, forks or has just done so.
     pub fn is_forking(&self) -> bool {
         // Acquire: the flag is raised before the system call.
-        self.channel().forking.load(Ordering::Acquire) != 0
+        self.channel().forking.load(Ordering::SeqCst) != 0
     }
 
     /// Events applied so far.
