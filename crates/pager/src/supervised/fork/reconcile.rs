@@ -80,7 +80,14 @@ impl AddressSpace {
             }
         }
         let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
+        let usable = mappings.usable.clone();
         apply_contained(inheritance, self, &gate, mappings);
+        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(&gate, &registered, &usable) {
+            self.kill_program(
+                "its parent was killed while one of its threads moved memory and another forked, so memfold \
+                 does not know where the child has its paged-out pages",
+            );
+        }
         for gone in registered.uncovered(PageTable::everything()) {
             self.apply_unmap(&gate, gone);
         }
@@ -88,6 +95,35 @@ impl AddressSpace {
             self.apply_wipe(&gate, *range);
         }
         gate.table_mut().prune(PageTable::everything());
+    }
+}
+
+impl AddressSpace {
+    /// Whether the child may contain a move whose event was never raised: a thread that is killed before its
+    /// event is read takes it along. Then registered memory is not managed, and in a range at least as long
+    /// pages that are paged out are not mapped.
+    fn may_have_moved(
+        &self,
+        gate: &Exclusive<'_>,
+        registered: &RangeSet,
+        usable: &RangeSet,
+    ) -> bool {
+        let managed = lock(&self.managed).clone();
+        let unknown = usable.ranges().iter();
+        let unknown = unknown.flat_map(|range| managed.uncovered(*range));
+        let Some(shortest) = unknown.map(|range| range.pages()).min() else {
+            return false;
+        };
+        let unmapped = managed.ranges().iter();
+        let mut unmapped = unmapped.flat_map(|range| registered.uncovered(*range));
+        unmapped.any(|range| {
+            let mut any = false;
+            gate.table().visit(range, |_, entry| {
+                any |= matches!(entry.load(), PageState::Swapped(_));
+                !any
+            });
+            any && range.pages() >= shortest
+        })
     }
 }
 
