@@ -92,16 +92,17 @@ impl AddressSpace {
     /// Unprotects the pages whose COW the next command breaks, so that the helper's writes raise no
     /// faults.
     pub fn unprotect_for_cow_break(&self, moves: &[Run]) {
-        // A child inherits the protection of its parent's pages.
-        if !self.fork.forked.load(Ordering::Relaxed) {
-            return;
+        let mut breaks = moves.iter().filter(|run| run.place.is_none()).peekable();
+        if breaks.peek().is_some() && !Bug::HelperUnguarded.is_back() {
+            self.guard_helper();
         }
-        for run in moves.iter().filter(|run| run.place.is_none()) {
-            if !Bug::HelperUnguarded.is_back() {
-                self.guard_helper();
+        // A child inherits the protection of its parent's pages. Elsewhere pinned pages are taken for
+        // shared ones.
+        if self.fork.forked.load(Ordering::Relaxed) {
+            for run in breaks {
+                // On failure the helper's write faults and is served.
+                let _ = self.uffd().unprotect(run.range());
             }
-            // On failure the helper's write faults and is served.
-            let _ = self.uffd().unprotect(run.range());
         }
     }
 
