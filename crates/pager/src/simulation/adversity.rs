@@ -65,12 +65,12 @@ pub fn is_refused() -> bool {
 /// For how many looks a thread of memfold is preempted: at times so long that a page can be brought in,
 /// written and paged out again meanwhile.
 pub fn preempt() -> u32 {
+    const ONE_OF: u32 = 4;
     const LONGEST: u32 = 400;
     let mut random = shuttle::rand::thread_rng();
-    let one_of = if NOW.get().preemption { 3 } else { 32 };
-    match random.gen_range(0..one_of) {
-        0 => random.gen_range(1..LONGEST),
-        _ => 0,
+    match NOW.get().preemption && random.gen_range(0..ONE_OF) == 0 {
+        true => random.gen_range(1..LONGEST),
+        false => 0,
     }
 }
 

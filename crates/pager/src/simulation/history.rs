@@ -113,18 +113,19 @@ impl History {
     /// One thread changes and moves a page that others read, and two handlers serve both: two faults on one
     /// page are served at once.
     fn with_strangers(seed: u64, random: &mut Random) -> History {
-        const ROUNDS: usize = 4;
+        const ROUNDS: usize = 3;
         let mut owner = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
         owner.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
         for _ in 0..ROUNDS {
-            if random.below(4) != 0 {
-                owner.push(Step::Away(0));
-            } else {
-                owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES)]);
+            match random.below(4) {
+                0 => owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES)]),
+                1 => owner.push(Step::Drop(0, 0)),
+                _ => owner.push(Step::Away(0)),
             }
             owner.extend([Step::Write(0, 0), Step::Fill(1), Step::Check(0)]);
         }
-        let strangers = [0, 0].map(|first| vec![Step::Peek(first); 4 * ROUNDS]);
+        let page = random.below(2) as u64;
+        let strangers = [0, page].map(|page| vec![Step::Peek(page); 4 * ROUNDS]);
         History {
             threads: [owner].into_iter().chain(strangers).collect(),
             share_places: false,
