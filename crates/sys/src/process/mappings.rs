@@ -41,11 +41,9 @@ fn whole(file: &File) -> io::Result<String> {
     const PART: usize = 1 << 15;
     let mut bytes = Vec::new();
     loop {
-        let read = bytes.len();
-        bytes.resize(read + PART, 0);
-        let part = file.read_at(&mut bytes[read..], read as u64)?;
-        bytes.truncate(read + part);
-        if part == 0 {
+        bytes.reserve(PART);
+        let at = bytes.len() as u64;
+        if rustix::io::pread(file, rustix::buffer::spare_capacity(&mut bytes), at)? == 0 {
             return Ok(text_of(bytes));
         }
     }
