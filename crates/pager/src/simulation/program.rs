@@ -89,7 +89,8 @@ impl ProgramThread {
             Step::Drop(area, first) => {
                 if let Some(range) = self.areas[area] {
                     let start = range.start.plus(first.min(range.pages() - 1));
-                    self.memory.drop_pages(PageRange { start, ..range });
+                    // Another thread may have unmapped some.
+                    let _ = self.memory.drop_pages(PageRange { start, ..range });
                 }
             }
             Step::Unmap(area) => {

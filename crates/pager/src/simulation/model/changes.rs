@@ -5,7 +5,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::model::memory::{
-    Expected, Frame, Mapped, Memory, MemoryState, Registered, Step,
+    Expected, Frame, Mapped, Memory, MemoryState, Registered, Step, Unmapped,
 };
 use crate::simulation::model::userfaultfd::Userfaultfd;
 use crate::simulation::sync::dawdle;
@@ -50,8 +50,8 @@ impl Memory {
         }
     }
 
-    /// `madvise(MADV_DONTNEED)`.
-    pub fn drop_pages(&self, range: PageRange) {
+    /// `madvise(MADV_DONTNEED)`. Fails if anything is not mapped there.
+    pub fn drop_pages(&self, range: PageRange) -> Result<(), Unmapped> {
         let mut state = self.begin_change(range);
         for page in range.start.0..range.end.0 {
             if let Some(expected) = state.expected.get_mut(&VirtualPage(page))
@@ -60,25 +60,62 @@ impl Memory {
                 *expected = Expected::OrZero(tag);
             }
         }
-        if !state.is_registered(range) {
-            // Without an event, `mmap_lock` is held throughout, and nothing is registered meanwhile.
-            let pages = range.start.0..range.end.0;
-            pages.for_each(|page| state.drop_page(VirtualPage(page)));
-            return;
-        }
-        state.queues.changing += 1;
-        state.dropping.push(range);
         drop(state);
-        self.finish_change(Message::Remove(range));
-        dawdle();
-        for page in range.start.0..range.end.0 {
+        // Each mapping has its own event, and gaps are passed over.
+        let (mut next, mut result) = (range.start, Ok(()));
+        while next < range.end {
+            let mut state = self.begin_change(range);
+            let Some((&start, mapped)) = state.pages.range(next..range.end).next() else {
+                return Err(Unmapped);
+            };
+            if start > next {
+                result = Err(Unmapped);
+            }
+            let registered = mapped.registered != Registered::No;
+            let Some(mapping) = state.mapping(start) else {
+                return Err(Unmapped);
+            };
+            let part = PageRange {
+                start,
+                end: mapping.end.min(range.end),
+            };
+            if !registered {
+                // Without an event, `mmap_lock` is held throughout, and nothing is registered meanwhile.
+                let pages = part.start.0..part.end.0;
+                pages.for_each(|page| state.drop_page(VirtualPage(page)));
+                next = part.end;
+                continue;
+            }
+            state.queues.changing += 1;
+            state.dropping.push(part);
+            drop(state);
+            self.finish_change(Message::Remove(part));
+            dawdle();
+            let end = self.drop_after_event(part);
+            let mut state = self.state();
+            if let Some(index) = state.dropping.iter().position(|one| *one == part) {
+                state.dropping.swap_remove(index);
+            }
+            next = end?;
+        }
+        result
+    }
+
+    /// What `madvise` drops once its event was read, of what is mapped there by then: returns where it goes on.
+    fn drop_after_event(&self, part: PageRange) -> Result<VirtualPage, Unmapped> {
+        interleave();
+        let mut state = self.state();
+        let mapping = state.mapping(part.start).ok_or(Unmapped)?;
+        let end = mapping.end.min(part.end);
+        // No mapping changes before all pages are dropped, one by one.
+        state.zapping += 1;
+        drop(state);
+        for page in part.start.0..end.0 {
             interleave();
             self.state().drop_page(VirtualPage(page));
         }
-        let mut state = self.state();
-        if let Some(index) = state.dropping.iter().position(|one| *one == range) {
-            state.dropping.swap_remove(index);
-        }
+        self.state().zapping -= 1;
+        Ok(end)
     }
 
     /// mremap to a fixed place, over what is mapped there. With `stays`, the mapping stays behind, empty
@@ -131,6 +168,9 @@ impl Memory {
         };
         let mut state = self.begin_change(everything);
         let registered = state.is_registered(everything);
+        for (_, mapped) in state.mapped(everything) {
+            mapped.shared = matches!(mapped.frame, Some(Frame::Page(_)));
+        }
         {
             let mut copy = child.state();
             // The helper's memory is not copied (`MADV_DONTFORK`), but for the beacon, which is empty.
@@ -141,6 +181,7 @@ impl Memory {
             copy.pages = pages
                 .map(|(page, mapped)| (*page, mapped.clone()))
                 .collect();
+            copy.forget_zero_pages();
             if let Some(beacon) = copy.pages.get_mut(&BEACON) {
                 beacon.frame = None;
             }
@@ -175,7 +216,8 @@ impl Memory {
         loop {
             self.wait_while_stopped();
             let state = self.state();
-            if state.queues.changing_pages == 0 || !state.is_registered(range) {
+            let busy = state.queues.changing_pages > 0 && state.is_registered(range);
+            if !busy && state.zapping == 0 {
                 return state;
             }
             drop(state);
@@ -209,11 +251,22 @@ impl MemoryState {
         if let Some(mapped) = self.pages.get_mut(&page) {
             mapped.frame = None;
             mapped.protected = false;
+            mapped.shared = false;
         }
         match self.expected.get_mut(&page) {
             // It may have been moved to the stage, which is as if it was written afterwards.
             Some(Expected::WrittenOrZero(_)) | None => {}
             Some(expected) => *expected = Expected::Exactly(0),
+        }
+    }
+
+    /// In a forked child: page tables of mappings without an `anon_vma` were not copied, unless pages may be
+    /// protected there.
+    fn forget_zero_pages(&mut self) {
+        for mapped in self.pages.values_mut() {
+            if !mapped.prepared && mapped.registered != Registered::Protectable {
+                mapped.frame = None;
+            }
         }
     }
 
@@ -228,18 +281,21 @@ impl MemoryState {
     }
 
     fn remap(&mut self, from: PageRange, to: VirtualPage, stays: bool) {
-        self.areas += 2;
-        let (area, left) = (self.areas, self.areas - 1);
+        self.areas += 1;
+        let area = self.areas;
+        let whole = self.mapping(from.start) == Some(from);
         for step in 0..from.pages() {
             let (source, target) = (from.start.plus(step), to.plus(step));
             let Some(mapped) = self.pages.remove(&source) else {
                 continue;
             };
             if stays {
+                // The mapping is not split.
                 let empty = Mapped {
-                    area: left,
                     frame: None::<Frame>,
                     protected: false,
+                    shared: false,
+                    prepared: mapped.prepared && !whole,
                     ..mapped.clone()
                 };
                 self.pages.insert(source, empty);

@@ -113,33 +113,14 @@ impl Helper {
             let page = VirtualPage::containing(run.start).plus(u64::from(step));
             if let Some(mapped) = self.memory.state().pages.get_mut(&page) {
                 mapped.frame = None;
+                mapped.shared = false;
             }
         }
     }
 
     fn move_run(&mut self, run: &mut MoveRun) {
-        (run.moved, run.errno) = (0, 0);
         let forgets = self.random.below(FORGOTTEN) == 0;
-        let changing = match self.userfaultfd.begin() {
-            Ok(changing) => changing,
-            Err(errno) => {
-                run.errno = errno.0;
-                return;
-            }
-        };
-        while run.moved < run.pages {
-            interleave();
-            let step = u64::from(run.moved);
-            let source = VirtualPage::containing(run.source).plus(step);
-            let target = VirtualPage::containing(run.target).plus(step);
-            if let Err(errno) = move_page(changing.0, source, target) {
-                run.errno = errno.0;
-                break;
-            }
-            run.moved += 1;
-            trace(|| format!("moves page {:#x} to the stage at {:#x}", source.0, target.0));
-        }
-        drop(changing);
+        move_pages(&self.userfaultfd, run);
         if forgets && run.moved > 0 {
             dawdle();
             // The kernel moved some pages, lost count, and found the mappings changing at the next try.
@@ -153,9 +134,38 @@ impl Helper {
     }
 }
 
+/// Moves pages until one is refused.
+pub fn move_pages(userfaultfd: &Userfaultfd, run: &mut MoveRun) {
+    (run.moved, run.errno) = (0, 0);
+    let changing = match userfaultfd.begin() {
+        Ok(changing) => changing,
+        Err(errno) => {
+            run.errno = errno.0;
+            return;
+        }
+    };
+    while run.moved < run.pages {
+        interleave();
+        let step = u64::from(run.moved);
+        let source = VirtualPage::containing(run.source).plus(step);
+        let target = VirtualPage::containing(run.target).plus(step);
+        if let Err(errno) = move_page(changing.0, source, target) {
+            run.errno = errno.0;
+            break;
+        }
+        run.moved += 1;
+        trace(|| format!("moves page {:#x} to the stage at {:#x}", source.0, target.0));
+    }
+}
+
 /// Moves one page (`UFFDIO_MOVE`).
 fn move_page(memory: &Memory, source: VirtualPage, target: VirtualPage) -> Result<(), Errno> {
     let mut state = memory.state();
+    state.prepare(target);
+    // Both mappings are looked at before any page.
+    if !state.pages.contains_key(&source) {
+        return Err(Errno::ENOENT);
+    }
     let place = state.pages.get(&target).ok_or(Errno::ENOENT)?;
     if place.registered == Registered::No {
         return Err(Errno::EINVAL);
@@ -164,8 +174,10 @@ fn move_page(memory: &Memory, source: VirtualPage, target: VirtualPage) -> Resul
         return Err(Errno::EEXIST);
     }
     let page = state.pages.get_mut(&source).ok_or(Errno::ENOENT)?;
-    let frame = page.frame.as_ref().ok_or(Errno::ENOENT)?;
-    if frame.is_shared() || adversity::is_refused() {
+    if page.frame.is_none() {
+        return Err(Errno::ENOENT);
+    }
+    if page.shared || adversity::is_refused() {
         return Err(Errno::EBUSY);
     }
     let frame: Option<Frame> = page.frame.take();

@@ -39,11 +39,6 @@ impl Frame {
             Frame::Page(tag) => tag.load(Ordering::Relaxed),
         }
     }
-
-    /// Whether another address space maps it, too.
-    pub fn is_shared(&self) -> bool {
-        matches!(self, Frame::Page(page) if Arc::strong_count(page) > 1)
-    }
 }
 
 /// How a page's mapping is registered.
@@ -68,6 +63,11 @@ pub struct Mapped {
     pub frame: Option<Frame>,
     /// Writes are faults.
     pub protected: bool,
+    /// Another process may map the page, too: it was there at a fork, and was not written since. Linux
+    /// does not look whether the other one has left.
+    pub shared: bool,
+    /// The mapping has an `anon_vma`. Without one it has zero pages at most, which a fork does not copy.
+    pub prepared: bool,
     /// The helper's, which no scan offers for management.
     pub own: bool,
 }
@@ -107,6 +107,8 @@ pub struct MemoryState {
     pub queues: Queues,
     /// The last number given to an `mmap`.
     pub areas: u32,
+    /// Calls of `madvise` that drop pages; they hold `mmap_lock`, and no mapping changes.
+    pub zapping: u32,
     /// The program has exited: no thread is in it any more.
     pub gone: bool,
     /// All threads of the program are stopped.
@@ -237,14 +239,19 @@ impl Memory {
                 (None, Registered::No) => {
                     // The kernel's own zeros.
                     mapped.frame = Some(if write { Frame::of(0) } else { Frame::Zero });
+                    if write {
+                        state.prepare(page);
+                    }
                     continue;
                 }
                 (None, _) => false,
                 (Some(_), Registered::Protectable) if write && mapped.protected => true,
                 (Some(frame), _) => {
-                    if write && (frame.is_shared() || matches!(frame, Frame::Zero)) {
+                    if write && (mapped.shared || matches!(frame, Frame::Zero)) {
                         // COW.
                         mapped.frame = Some(Frame::of(frame.tag()));
+                        mapped.shared = false;
+                        state.prepare(page);
                         continue;
                     }
                     let is_dropped = |range: &PageRange| (range.start..range.end).contains(&page);
@@ -346,6 +353,74 @@ fn current_pid() -> i32 {
 }
 
 impl MemoryState {
+    /// The mapping that a page is in.
+    pub fn mapping(&self, page: VirtualPage) -> Option<PageRange> {
+        let kind = |mapped: &Mapped| (mapped.area, mapped.registered);
+        let here = kind(self.pages.get(&page)?);
+        let is_alike = |page: VirtualPage| self.pages.get(&page).map(kind) == Some(here);
+        let (mut start, mut end) = (page, page.plus(1));
+        while start.0 > 0 && is_alike(VirtualPage(start.0 - 1)) {
+            start = VirtualPage(start.0 - 1);
+        }
+        while is_alike(end) {
+            end = end.plus(1);
+        }
+        Some(PageRange { start, end })
+    }
+
+    /// Registers the mappings of a range in another way: returns the parts of mappings that changed, none if
+    /// nothing is mapped there.
+    ///
+    /// Parts that are split stay so. Linux merges them again when they are alike, but not always: not in a
+    /// forked child, and not after each has got its own `anon_vma`.
+    pub fn register(
+        &mut self,
+        range: PageRange,
+        how: impl Fn(Registered) -> Registered,
+    ) -> Option<Vec<PageRange>> {
+        let mut changed = None;
+        let mut next = range.start;
+        while let Some((&page, mapped)) = self.pages.range(next..range.end).next() {
+            let (before, mapping) = (mapped.registered, self.mapping(page)?);
+            let part = mapping.intersection(range);
+            next = part.end;
+            let changed = changed.get_or_insert_with(Vec::new);
+            if how(before) == before {
+                continue;
+            }
+            changed.push(part);
+            if part != mapping {
+                let behind = PageRange {
+                    start: part.end,
+                    ..mapping
+                };
+                self.renumber(behind);
+                self.renumber(part);
+            }
+            for (_, page) in self.mapped(part) {
+                page.registered = how(before);
+            }
+        }
+        changed
+    }
+
+    /// Makes a range a mapping of its own.
+    fn renumber(&mut self, range: PageRange) {
+        self.areas += 1;
+        let area = self.areas;
+        for (_, page) in self.mapped(range) {
+            page.area = area;
+        }
+    }
+
+    /// Gives the mapping that a page is in an `anon_vma`.
+    pub fn prepare(&mut self, page: VirtualPage) {
+        if let Some(range) = self.mapping(page) {
+            self.mapped(range)
+                .for_each(|(_, page)| page.prepared = true);
+        }
+    }
+
     /// The mapped pages of a range.
     pub fn mapped(&mut self, range: PageRange) -> impl Iterator<Item = (VirtualPage, &mut Mapped)> {
         let range = self.pages.range_mut(range.start..range.end);
@@ -363,6 +438,8 @@ impl MemoryState {
                 registered: Registered::No,
                 frame: None,
                 protected: false,
+                shared: false,
+                prepared: false,
                 own,
             };
             let before = self.pages.insert(page, mapped);

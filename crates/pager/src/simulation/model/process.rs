@@ -107,11 +107,22 @@ impl Process for Inspector {
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {
         for (index, address) in addresses.iter().enumerate() {
             interleave();
-            let state = self.0.state();
-            let frame = state.pages.get(&VirtualPage::containing(*address));
-            let Some(frame) = frame.and_then(|page| page.frame.as_ref()) else {
-                let gone = state.gone && index == 0;
-                return if gone { Err(Self::gone()) } else { Ok(index) };
+            let page = VirtualPage::containing(*address);
+            let mut state = self.0.state();
+            let gone = state.gone;
+            let frame = state.pages.get_mut(&page).and_then(|mapped| {
+                if mapped.registered == Registered::No {
+                    // This reads as the program does.
+                    mapped.frame.get_or_insert(Frame::Zero);
+                }
+                mapped.frame.as_ref()
+            });
+            let Some(frame) = frame else {
+                return match index {
+                    0 if gone => Err(Self::gone()),
+                    0 => Err(io::Error::from_raw_os_error(libc::EIO)),
+                    _ => Ok(index),
+                };
             };
             spread(frame.tag(), &mut target[index * PAGE_SIZE..][..PAGE_SIZE]);
         }

@@ -62,6 +62,17 @@ impl Queues {
         self.faults.iter().map(|fault| fault.page).collect()
     }
 
+    /// The threads that wait for a page.
+    pub fn faulting(&self) -> Vec<u32> {
+        self.faults.iter().map(|fault| fault.thread).collect()
+    }
+
+    /// Faults that were not read yet, and events.
+    pub fn unread(&self) -> (usize, usize) {
+        let faults = self.faults.iter().filter(|fault| !fault.read).count();
+        (faults, self.events.len())
+    }
+
     /// Wakes the threads that wait for pages of a range.
     pub fn wake(&mut self, range: PageRange) {
         let in_range = |fault: &mut FaultEntry| (range.start..range.end).contains(&fault.page);

@@ -29,15 +29,30 @@ impl Userfaultfd {
         Ok(Userfaultfd(self.0.clone()))
     }
 
+    /// [`Memory::read`] of at most `most` messages.
+    pub fn read_at_most(&self, most: usize, messages: &mut Vec<Message>) -> Result<usize, Errno> {
+        let mut read = 0;
+        while read < most {
+            // The kernel looks for each message anew.
+            interleave();
+            let Some(message) = self.0.state().queues.next_message() else {
+                break;
+            };
+            messages.push(message);
+            read += 1;
+        }
+        Ok(read)
+    }
+
     /// Begins to change pages; refused while mappings change.
     pub fn begin(&self) -> Result<ChangingPages<'_>, Errno> {
         interleave();
         let mut state = self.0.state();
-        if state.gone {
-            return Err(Errno::ESRCH);
-        }
         if state.queues.changing > 0 {
             return Err(Errno::EAGAIN);
+        }
+        if state.gone {
+            return Err(Errno::ESRCH);
         }
         state.queues.changing_pages += 1;
         Ok(ChangingPages(&self.0))
@@ -57,6 +72,19 @@ impl Userfaultfd {
         };
         stall();
         let changing = self.begin().map_err(|errno| stopped(0, errno))?;
+        let range = PageRange {
+            start: first,
+            end: first.plus(pages),
+        };
+        {
+            // All of it must be in one mapping, which is looked at first.
+            let mut state = changing.0.state();
+            state.prepare(first);
+            let mapping = state.mapping(first);
+            if mapping.is_none_or(|mapping| mapping.end < range.end) {
+                return Err(stopped(0, Errno::ENOENT));
+            }
+        }
         for step in 0..pages {
             interleave();
             let page = first.plus(step);
@@ -71,6 +99,7 @@ impl Userfaultfd {
                 Some(mapped) => {
                     mapped.frame = Some(frame(step));
                     mapped.protected = false;
+                    mapped.shared = false;
                     continue;
                 }
             };
@@ -87,10 +116,6 @@ impl Userfaultfd {
         interleave();
         trace(|| format!("filled {:#x}, {pages} pages", first.0));
         if wakes {
-            let range = PageRange {
-                start: first,
-                end: first.plus(pages),
-            };
             changing.0.state().queues.wake(range);
         }
         Ok(())
@@ -101,24 +126,22 @@ impl Userfaultfd {
         let changing = self.begin()?;
         interleave();
         let mut state = changing.0.state();
-        let protectable = |state: &MemoryState| {
-            let mut pages = state.pages.range(range.start..range.end);
-            pages.all(|(_, page)| page.registered == Registered::Protectable)
-        };
-        let mapped = state.pages.range(range.start..range.end).count() as u64;
-        let whole = mapped == range.pages() && protectable(&state);
+        // Gaps are passed over; a mapping that is not registered so ends it.
+        let mut result = Err(Errno::ENOENT);
         for (_, page) in state.mapped(range) {
             if page.registered != Registered::Protectable {
+                result = Err(Errno::ENOENT);
                 break;
             }
             if page.frame.is_some() || !protect {
                 page.protected = protect;
             }
+            result = Ok(());
         }
-        if !protect {
+        if !protect && result.is_ok() {
             state.queues.wake(range);
         }
-        if whole { Ok(()) } else { Err(Errno::ENOENT) }
+        result
     }
 
     fn register_as(&self, range: PageRange, how: Registered) -> Result<(), Errno> {
@@ -126,17 +149,21 @@ impl Userfaultfd {
         trace(|| format!("register {}", short(range)));
         let mut state = self.0.state();
         if state.gone {
-            return Err(Errno::ESRCH);
+            return Err(Errno::ENOMEM);
         }
         if adversity::is_refused() {
             return Err(Errno::ENOMEM);
         }
-        let mut any = false;
-        for (_, page) in state.mapped(range) {
-            page.registered = how;
-            any = true;
+        // What is registered for more stays so.
+        let changed = state.register(range, |before| match before {
+            Registered::Protectable => before,
+            _ => how,
+        });
+        if changed.is_some() {
+            Ok(())
+        } else {
+            Err(Errno::EINVAL)
         }
-        if any { Ok(()) } else { Err(Errno::EINVAL) }
     }
 }
 
@@ -192,26 +219,29 @@ impl Memory for Userfaultfd {
     fn unregister(&self, range: PageRange) -> Result<(), Errno> {
         interleave();
         let mut state = self.0.state();
-        for (_, page) in state.mapped(range) {
-            page.registered = Registered::No;
-            page.protected = false;
+        if state.gone {
+            return Err(Errno::ENOMEM);
         }
-        state.queues.wake(range);
+        let changed = state.register(range, |_| Registered::No);
+        for part in changed.ok_or(Errno::EINVAL)? {
+            for (_, page) in state.mapped(part) {
+                page.protected = false;
+            }
+            state.queues.wake(part);
+        }
         Ok(())
     }
 
     fn is_registered(&self, range: PageRange) -> bool {
         interleave();
-        let state = self.0.state();
-        let mut pages = state.pages.range(range.start..range.end);
-        let Some((_, first)) = pages.next() else {
+        let mut state = self.0.state();
+        if state.queues.changing > 0 {
             return false;
-        };
-        let alike = |page: &super::memory::Mapped| {
-            page.area == first.area && page.registered == first.registered
-        };
-        let count = 1 + pages.filter(|(_, page)| alike(page)).count() as u64;
-        state.queues.changing == 0 && first.registered != Registered::No && count == range.pages()
+        }
+        state.prepare(range.start);
+        let is_registered = |page: VirtualPage| state.pages[&page].registered != Registered::No;
+        let mapping = state.mapping(range.start);
+        mapping.is_some_and(|mapping| range.end <= mapping.end) && is_registered(range.start)
     }
 
     fn is_changing(&self) -> bool {
@@ -225,16 +255,6 @@ impl Memory for Userfaultfd {
 
     fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno> {
         stall();
-        let mut read = 0;
-        while read < MESSAGES {
-            // The kernel looks for each message anew.
-            interleave();
-            let Some(message) = self.0.state().queues.next_message() else {
-                break;
-            };
-            messages.push(message);
-            read += 1;
-        }
-        Ok(read)
+        self.read_at_most(MESSAGES, messages)
     }
 }
