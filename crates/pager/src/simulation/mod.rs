@@ -10,10 +10,13 @@
 //! | `history`, `program` | what programs do, and what they check |
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `explore` | many executions; the shortest history that fails |
+//! | `adversity` | what goes wrong in the kernel beside |
 //! | `trace` | an execution, step by step |
+//! | `conformance` | the model compared with Linux |
 //! | `sync`, `time` | what the core locks, waits and sleeps with |
 
 pub mod adversity;
+pub mod conformance;
 pub mod explore;
 pub mod history;
 pub mod model;

@@ -22,6 +22,7 @@ use crate::supervised::helper::accept::Attendant;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
 use crate::supervised::kernel::Memory;
+use crate::supervised::kernel::linux::FEATURES;
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
@@ -39,14 +40,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-
-/// What is asked of the program's userfaultfd.
-pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
-    | uffd::FEATURE_EVENT_FORK
-    | uffd::FEATURE_EVENT_REMAP
-    | uffd::FEATURE_EVENT_REMOVE
-    | uffd::FEATURE_EVENT_UNMAP
-    | uffd::FEATURE_THREAD_ID;
 
 /// So many random bytes fill the page by which a userfaultfd is proven, again and again.
 const PROOF_BYTES: usize = 64;

@@ -11,12 +11,23 @@ use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+#[cfg(not(simulated))]
 pub use crate::supervised::kernel::sentinel::Sentinel as Ports;
+#[cfg(not(simulated))]
 pub use memfold_sys::guardian::{Guarded, Guardian};
+#[cfg(not(simulated))]
 pub use memfold_sys::port::{Port, SharedChannel};
 pub use memfold_sys::process::Inspector;
 /// A channel's descriptor, which is handed to the program.
 pub type ChannelFile = OwnedFd;
+
+/// What is asked of the program's userfaultfd.
+pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
+    | uffd::FEATURE_EVENT_FORK
+    | uffd::FEATURE_EVENT_REMAP
+    | uffd::FEATURE_EVENT_REMOVE
+    | uffd::FEATURE_EVENT_UNMAP
+    | uffd::FEATURE_THREAD_ID;
 
 /// A program's userfaultfd.
 #[derive(Debug)]
@@ -48,6 +59,18 @@ impl Userfaultfd {
     /// Another descriptor of the same userfaultfd.
     pub fn try_clone(&self) -> io::Result<OwnedFd> {
         self.0.try_clone()
+    }
+
+    /// [`Memory::read`] of at most `most` messages.
+    pub fn read_at_most(
+        &self,
+        most: usize,
+        messages: &mut Vec<Message<Self>>,
+    ) -> Result<usize, Errno> {
+        let mut buffer = [uffd::Message::default(); MESSAGES];
+        let read = self.uffd().read_now(&mut buffer[..most])?;
+        messages.extend(buffer[..read].iter().filter_map(message_of));
+        Ok(read)
     }
 }
 
@@ -114,16 +137,13 @@ impl Memory for Userfaultfd {
         self.uffd().is_gone()
     }
 
-    fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno> {
-        let mut buffer = [uffd::Message::default(); MESSAGES];
-        let read = self.uffd().read_now(&mut buffer)?;
-        messages.extend(buffer[..read].iter().filter_map(message_of));
-        Ok(read)
+    fn read(&self, messages: &mut Vec<Message<Self>>) -> Result<usize, Errno> {
+        self.read_at_most(MESSAGES, messages)
     }
 }
 
 /// `None` for an event that was not asked for.
-fn message_of(message: &uffd::Message) -> Option<Message> {
+fn message_of(message: &uffd::Message) -> Option<Message<Userfaultfd>> {
     let range = || {
         let (start, end) = message.range();
         PageRange::of_addresses(start, end)

@@ -8,11 +8,13 @@
 //! | [`Ports`] | makes channels | the same |
 //! | [`Guardian`] | a process that kills programs when the supervisor dies | notes which it would kill |
 //!
-//! Which column is compiled is a matter of `cfg(simulated)`: `crates/simulation` compiles this crate's
+//! Which column the core uses is a matter of `cfg(simulated)`: `crates/simulation` compiles this crate's
 //! sources a second time with it. All calls are static. [`Memory`] and [`Process`] are what both columns
 //! must have; of the channel, both have the methods that the core calls.
+//!
+//! The simulation compiles `linux`, too: its `conformance` compares the model with these very
+//! implementations.
 
-#[cfg(not(simulated))]
 pub mod linux;
 #[cfg(not(simulated))]
 pub mod sentinel;
@@ -34,9 +36,9 @@ use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
 use memfold_sys::uffd::Partial;
 use std::io;
 
-/// One message of a userfaultfd.
+/// One message of a userfaultfd. `U` is the kind of userfaultfd that was read.
 #[derive(Debug)]
-pub enum Message {
+pub enum Message<U = Userfaultfd> {
     /// A thread faulted, and waits.
     Fault {
         /// The page.
@@ -60,12 +62,12 @@ pub enum Message {
         to: VirtualPage,
     },
     /// A fork; the parent waits until this is read, and the child does not run yet.
-    Fork(Userfaultfd),
+    Fork(U),
 }
 
 /// Requests on a program's userfaultfd. All calls may be made from any thread, and none waits for the
 /// program.
-pub trait Memory {
+pub trait Memory: Sized {
     /// Copies `pages` pages in and wakes the threads that wait for them (`UFFDIO_COPY`).
     fn copy_in(&self, page: VirtualPage, source: &[u8], pages: u64) -> Result<(), Partial>;
 
@@ -105,7 +107,7 @@ pub trait Memory {
 
     /// Reads up to [`MESSAGES`] messages and adds them to `messages`. Returns how many; fewer than
     /// [`MESSAGES`] if there are no more.
-    fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno>;
+    fn read(&self, messages: &mut Vec<Message<Self>>) -> Result<usize, Errno>;
 }
 
 /// Most messages of one [`Memory::read`]. More saves system calls, and reads more of what must wait until
