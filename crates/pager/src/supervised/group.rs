@@ -24,6 +24,9 @@ const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 /// cannot be managed. A larger divisor exceeds the limit by less and makes managed memory thrash more.
 const MANAGED_DIVISOR: u64 = 2;
 
+/// The same for evictable memory, beside read-only and locked mappings.
+const EVICTABLE_DIVISOR: u64 = 4;
+
 /// The programs under one limit. All threads of the supervisor share it.
 ///
 /// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so
@@ -156,16 +159,29 @@ impl Group {
                 .max(RESIDENT_FLOOR_BYTES)
         });
         let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
-        // Without this floor, unmanageable memory would leave managed memory almost no room.
-        let refused = bytes(self.refused_pages.load(Ordering::Relaxed));
-        let limit = match refused {
+        // Without these floors, memory that cannot be managed would leave managed memory almost no room, and
+        // unevictable pages the evictable ones.
+        let floor = |pages: u64, divisor: u64| match pages {
             0 => limit,
-            _ => limit.max(refused + limit / MANAGED_DIVISOR),
+            pages => limit.max(bytes(pages) + limit / divisor),
         };
+        let limit = floor(self.refused_pages.load(Ordering::Relaxed), MANAGED_DIVISOR)
+            .max(floor(self.unevictable_pages(), EVICTABLE_DIVISOR));
         let relief = self.relief.bytes(Instant::now());
         let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resources
             .set_resident_limit(limit.max(relief).saturating_add(held));
+    }
+
+    /// Resident pages that are not evictable, in programs with unevictable mappings. Pages that forks
+    /// share may all be among them, and count once.
+    fn unevictable_pages(&self) -> u64 {
+        let found = |space: &Arc<AddressSpace>| {
+            let pages = space.unevictable.pages();
+            if space.has_left() { 0 } else { pages }
+        };
+        let found: u64 = self.read_spaces(|spaces| spaces.values().map(found).sum());
+        found.saturating_sub(self.resources.shared.pages())
     }
 
     /// Requests a count of the pages that forks share.

@@ -228,7 +228,7 @@ impl Reclaimer {
         }
     }
 
-    /// Chooses the address space of the next round, in proportion to resident size.
+    /// Chooses the address space of the next round, in proportion to evictable size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces();
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
@@ -250,7 +250,8 @@ impl Reclaimer {
             .filter(|space| can_be_commanded(space))
             .partition(|space| space.is_silent());
         for space in if others.is_empty() { silent } else { others } {
-            let weight = space.resident_pages();
+            let unevictable = space.unevictable.pages() as i64;
+            let weight = (space.resident_pages() - unevictable).max(1);
             total += weight;
             let credit = space.clock.credit.fetch_add(weight, Ordering::Relaxed) + weight;
             if best.as_ref().is_none_or(|(most, _)| credit > *most) {
@@ -290,9 +291,13 @@ impl Reclaimer {
     ) -> usize {
         let target = stage_target(space);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
+        let is_found = space.look_for_unevictable();
         let Ok(gate) = space.shared() else {
             return target;
         };
+        if is_found {
+            space.count_unevictable(&gate);
+        }
         progress.add(Batch::settle(space, &gate));
         if lock(&space.helper_port).is_busy() {
             return target;

@@ -17,6 +17,7 @@ pub mod sealed;
 pub mod staging;
 pub mod stopped;
 pub mod table_sweep;
+pub mod unevictable;
 
 use self::clock::Clock;
 use self::cow::CowProtection;
@@ -26,6 +27,7 @@ use self::listeners::Listeners;
 use self::orphan::Orphan;
 use self::removals::Removals;
 use self::sampling::Sampling;
+use self::unevictable::Unevictable;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{ClaimNumber, PageState};
 use crate::page_table::{PageTable, TableUse};
@@ -37,6 +39,7 @@ use crate::supervised::fork::shared_estimate::PendingFork;
 use crate::supervised::kernel::{Inspector, Memory, Process, SharedChannel, Userfaultfd};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
+
 use crate::supervised::registration::refused::Refused;
 use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;
@@ -158,6 +161,8 @@ pub struct AddressSpace {
     pub cow: CowProtection,
     /// The clock hand.
     pub clock: Clock,
+    /// Mappings that the hand skips.
+    pub unevictable: Unevictable,
     /// The governor's samples.
     pub sampling: Sampling,
 }
@@ -205,6 +210,7 @@ impl AddressSpace {
             fork,
             cow: CowProtection::default(),
             clock: Clock::default(),
+            unevictable: Unevictable::default(),
             sampling: Sampling::default(),
         }
     }

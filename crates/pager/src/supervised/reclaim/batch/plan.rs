@@ -90,10 +90,11 @@ impl Planner<'_> {
     fn choose(&mut self) {
         let space = self.space;
         let wanted = self.wanted;
-        let ranges = lock(&space.managed).ranges().to_vec();
+        let managed = lock(&space.managed).clone();
+        let ranges = space.unevictable.evictable(managed.ranges());
         for list in [&space.clock.cow_broken, &space.clock.sibling_ranges] {
             let due = std::mem::take(&mut *lock(list));
-            // Ranges that are not managed any more must not be moved.
+            // Ranges that are not managed any more must not be moved, and unevictable ones cannot.
             let parts = due.iter().flat_map(|range| {
                 let inside = ranges.iter().map(|region| region.intersection(*range));
                 inside.filter(|part| !part.is_empty())
@@ -114,11 +115,10 @@ impl Planner<'_> {
                 return;
             }
         }
-        let managed: u64 = ranges.iter().map(|range| range.pages()).sum();
         space
             .clock
             .recent
-            .store(managed / RECENT_DIVISOR, Ordering::Relaxed);
+            .store(managed.pages() / RECENT_DIVISOR, Ordering::Relaxed);
         let hand = VirtualPage(space.clock.hand.load(Ordering::Relaxed));
         let behind = ranges.iter().map(|range| PageRange {
             start: range.start.max(hand),

@@ -105,6 +105,9 @@ fn apply_cow_break(
     result: Option<&MoveRun>,
 ) -> usize {
     let done = result.is_some_and(|result| result.errno == 0);
+    if result.is_some_and(|result| Errno(result.errno) == Errno::EINVAL) {
+        space.unevictable.note_cow_break();
+    }
     let range = PageRange {
         start: run.page,
         end: run.page.plus(u64::from(run.pages)),
@@ -191,6 +194,9 @@ fn apply_move(
                 stage.arrived_dead(place);
             }
             continue;
+        }
+        if step == moved && errno == Errno::EINVAL {
+            space.unevictable.note_move(page);
         }
         if step == moved && errno == Errno::EEXIST {
             // The place is occupied: the program touched it (`mlockall`).
