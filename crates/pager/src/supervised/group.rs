@@ -113,6 +113,11 @@ impl Group {
         self.read_spaces(|spaces| spaces.values().cloned().collect())
     }
 
+    /// Number of address spaces.
+    pub fn space_count(&self) -> usize {
+        self.read_spaces(BTreeMap::len)
+    }
+
     fn read_spaces<R>(&self, read: impl FnOnce(&BTreeMap<u64, Arc<AddressSpace>>) -> R) -> R {
         read(
             &self

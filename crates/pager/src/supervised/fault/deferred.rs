@@ -45,6 +45,8 @@ struct Waiting<S> {
     index: HashMap<(usize, VirtualPage, bool), (usize, u32)>,
     /// Time at which the first fault was listed.
     since: Option<Instant>,
+    /// Number of faults taken so far.
+    taken: u64,
 }
 
 impl<S> Default for Waiting<S> {
@@ -53,6 +55,7 @@ impl<S> Default for Waiting<S> {
             faults: Vec::new(),
             index: HashMap::new(),
             since: None,
+            taken: 0,
         }
     }
 }
@@ -100,7 +103,20 @@ impl<S> Deferred<S> {
 
     /// Takes all faults off the list.
     pub fn take(&self) -> Vec<DeferredFault<S>> {
-        std::mem::take(&mut *lock(&self.0)).faults
+        let mut waiting = lock(&self.0);
+        let taken = waiting.taken + waiting.faults.len() as u64;
+        let next = Waiting {
+            taken,
+            ..Waiting::default()
+        };
+        std::mem::replace(&mut *waiting, next).faults
+    }
+
+    /// Numbers of faults taken so far, and of faults that came so far.
+    #[cfg(simulated)]
+    pub fn counts(&self) -> (u64, u64) {
+        let waiting = lock(&self.0);
+        (waiting.taken, waiting.taken + waiting.faults.len() as u64)
     }
 }
 

@@ -45,6 +45,8 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Served {
+        let now = space.resources.seconds();
+        space.clock.faulted.store(now, Ordering::Relaxed);
         if let Some(outcome) = self.serve_special(space, fault, admission) {
             return outcome;
         }

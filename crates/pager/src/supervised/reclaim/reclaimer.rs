@@ -49,6 +49,20 @@ const REVOLUTIONS: usize = 1 + MOST_SKIPS as usize;
 /// Milliseconds without new mappings after which all mappings are taken to be registered. More relaxes
 /// the limit later.
 const MAPPINGS_QUIET: u64 = 500;
+/// Number of evictable pages that a program keeps whose threads fault. More lets it run for longer
+/// between faults where almost nothing is evictable, and exceeds the limit by more there.
+const KEPT: usize = 64;
+/// Divisor of the limit: this part of it is kept for all programs together at most.
+const KEPT_DIVISOR: usize = 4;
+/// Seconds after its last fault for which a program keeps pages. More leaves more to programs that
+/// sleep.
+const KEPT_SECONDS: u32 = 1;
+/// Pause after a search that found nothing while no fault waits, as a multiple of its duration. A larger
+/// factor takes less CPU time and finds room later.
+const REST_FACTOR: u32 = 16;
+/// Longest wait for a wake-up. Longer frees the slots that handlers left later. The simulation's clock
+/// must not outrun a `madvise`.
+const IDLE: Duration = Duration::from_millis(if cfg!(simulated) { 5 } else { 50 });
 /// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
 /// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
@@ -64,6 +78,10 @@ pub struct Reclaimer {
     /// Rounds that went to `sibling_ranges` since the last proportional choice.
     sibling_rounds: u32,
     no_progress: NoProgress,
+    /// IDs of the address spaces that have no page to take, in this search for room.
+    exhausted: Vec<u64>,
+    /// Time before which only faults that wait start another search.
+    next_search: Instant,
 }
 
 /// A staged page's place, its owner, and the slot in which it was stored.
@@ -78,6 +96,8 @@ struct Progress {
     cow_broken: usize,
     /// Pages put back, because storing them frees too little memory.
     refused: usize,
+    /// The program has no page that may be taken.
+    exhausted: bool,
 }
 
 impl Progress {
@@ -106,6 +126,8 @@ impl Reclaimer {
             oldest: Vec::new(),
             sibling_rounds: 0,
             no_progress: NoProgress::default(),
+            exhausted: Vec::new(),
+            next_search: Instant::now(),
         }
     }
 
@@ -123,9 +145,7 @@ impl Reclaimer {
 
     /// Waits for a wake-up, not for long.
     pub fn wait(&self) {
-        self.group
-            .resources
-            .wait_for_wake(Duration::from_millis(50));
+        self.group.resources.wait_for_wake(IDLE);
     }
 
     fn watermarks(&self) -> Watermarks {
@@ -142,9 +162,13 @@ impl Reclaimer {
 
     fn reclaim_to_watermark(&mut self) {
         let marks = self.watermarks();
-        if self.group.resources.resident_bytes() <= marks.start && self.group.deferred.is_empty() {
+        let is_awaited = !self.group.deferred.is_empty();
+        let is_above = self.group.resources.resident_bytes() > marks.start;
+        let is_due = is_above && Instant::now() >= self.next_search;
+        if !is_awaited && !is_due {
             return;
         }
+        self.exhausted.clear();
         let mut idle_rounds = 0;
         let mut idle_since = Instant::now();
         loop {
@@ -162,20 +186,25 @@ impl Reclaimer {
             if resident <= marks.stop || self.group.stopping.load(Ordering::Relaxed) {
                 break;
             }
-            let progress = match self.choose() {
-                Some(space) => self.round(&space, resident - marks.stop),
-                None => Progress::default(),
+            let Some(space) = self.choose() else {
+                self.give_up(false, idle_since.elapsed());
+                break;
             };
+            let progress = self.round(&space, resident - marks.stop);
             let futile = self
                 .group
                 .compression
                 .note(progress.stored, progress.refused);
             if progress.any() && !futile {
+                self.exhausted.clear();
                 idle_rounds = 0;
                 idle_since = Instant::now();
                 continue;
             }
             idle_rounds += 1;
+            if progress.exhausted {
+                self.exhausted.push(space.id);
+            }
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
             let turns = 3 * self.group.spaces().len();
@@ -183,21 +212,18 @@ impl Reclaimer {
                 self.give_up(futile, idle_since.elapsed());
                 break;
             }
-            if progress.cow_broken == 0 {
-                crate::time::sleep(Duration::from_micros(200));
-            }
         }
     }
 
     /// Serves deferred faults although no room could be made. If `futile` (pages are incompressible),
     /// or if no page could be moved for long, raises the limit for a while.
     fn give_up(&mut self, futile: bool, searched: Duration) {
+        self.next_search = Instant::now() + searched * REST_FACTOR;
         self.group.note_over_limit();
         if self.is_stuck(searched) || futile {
             self.group.relax_limit();
         }
         self.serve_deferred();
-        crate::time::sleep(Duration::from_millis(1));
     }
 
     /// Whether no page can be moved and that is not transient. It is transient while new mappings are
@@ -230,7 +256,8 @@ impl Reclaimer {
 
     /// Chooses the address space of the next round, in proportion to evictable size.
     fn choose(&mut self) -> Option<Arc<AddressSpace>> {
-        let spaces = self.group.spaces();
+        let mut spaces = self.group.spaces();
+        spaces.retain(|space| !self.exhausted.contains(&space.id));
         // Pages whose COW was broken come first: their copies use more memory until they are paged out.
         let next = most_of(&spaces, |space| &space.clock.cow_broken).or_else(|| {
             // Next are pages whose copies in relatives were paged out, which saves no memory before
@@ -304,7 +331,10 @@ impl Reclaimer {
         }
         let staged = lock(&space.stage).live();
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
-        let batch = Batch::plan(space, &gate, wanted, self.group.resources.seconds());
+        let kept = self.kept_pages(space);
+        let now = self.group.resources.seconds();
+        let batch = Batch::plan(space, &gate, (wanted, kept), now);
+        progress.exhausted = batch.exhausted && batch.is_empty() && staged == 0;
         let no_victims = wanted > 0 && batch.moves.is_empty();
         if !batch.is_empty() {
             space.unprotect_for_cow_break(&batch.moves);
@@ -316,6 +346,18 @@ impl Reclaimer {
             return 0;
         }
         target
+    }
+
+    /// Number of evictable pages that the hand leaves a program that runs: else reclaim could take each
+    /// page before its thread has used it, or before the other pages of an instruction are in.
+    fn kept_pages(&self, space: &AddressSpace) -> usize {
+        let resources = &self.group.resources;
+        let faulted = space.clock.faulted.load(Ordering::Relaxed);
+        if resources.seconds().saturating_sub(faulted) > KEPT_SECONDS {
+            return 0;
+        }
+        let limit = resources.resident_limit_bytes() as usize / PAGE_SIZE;
+        KEPT.min(limit / KEPT_DIVISOR / self.group.space_count().max(1))
     }
 
     /// Stores up to `count` of the oldest staged pages. Returns the numbers of stored and of put-back

@@ -2,7 +2,7 @@
 
 use crate::page::{PageRange, VirtualPage};
 use crate::sync::Mutex;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 /// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves
 /// the hand; other threads read it as a hint (Relaxed).
@@ -12,7 +12,13 @@ pub struct Clock {
     pub hand: AtomicU64,
     /// Distance behind the hand, in pages, within which a page counts as evicted recently.
     pub recent: AtomicU64,
-    /// Credit in the proportional choice of an address space: grows by the resident size, and the
+    /// Resident pages that the hand has met on its way round so far.
+    pub met: AtomicU64,
+    /// Those of its last way round.
+    pub evictable: AtomicU64,
+    /// Time of the program's last fault, in seconds since the supervisor's start.
+    pub faulted: AtomicU32,
+    /// Credit in the proportional choice of an address space: grows by the evictable size, and the
     /// chosen address space pays the sum.
     pub credit: AtomicI64,
     /// Ranges whose COW the last command broke; they are the next victims.

@@ -8,6 +8,7 @@ use crate::page_state::{Entry, PageState};
 use crate::supervised::reclaim::batch::{Batch, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
+use crate::supervised::space::unevictable::evictable_pages;
 use crate::sync::lock;
 use memfold_sys::channel::RUNS_MAX;
 use std::sync::Arc;
@@ -25,16 +26,26 @@ const RECENT_DIVISOR: u64 = 8;
 
 impl Batch {
     /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead
-    /// places to free. `now` is in seconds since the supervisor's start.
-    pub fn plan(space: &AddressSpace, gate: &Shared<'_>, wanted: usize, now: u32) -> Batch {
+    /// places to free. The hand leaves `kept` evictable pages. `now` is in seconds since the
+    /// supervisor's start.
+    pub fn plan(
+        space: &AddressSpace,
+        gate: &Shared<'_>,
+        (wanted, kept): (usize, usize),
+        now: u32,
+    ) -> Batch {
         debug_assert!(gate.is_of(space));
         let mut planner = Planner {
             space,
             gate,
             thread_ends: lock(&space.thread_ends).clone(),
             wanted,
+            kept,
             now,
             looked: 0,
+            met: 0,
+            passed: false,
+            exhausted: false,
             runs: Vec::new(),
             pages: 0,
             removed: Vec::new(),
@@ -44,6 +55,7 @@ impl Batch {
             resolve_removed(space, gate, &planner.removed);
         }
         Batch {
+            exhausted: planner.exhausted,
             moves: planner.runs,
             drops: lock(&space.stage).take_dead(RUNS_MAX),
         }
@@ -77,8 +89,14 @@ struct Planner<'a> {
     gate: &'a Shared<'a>,
     thread_ends: Arc<[VirtualPage]>,
     wanted: usize,
+    kept: usize,
     now: u32,
     looked: usize,
+    /// Resident pages that the hand met.
+    met: u64,
+    /// The hand skipped a page that it takes on a later way round.
+    passed: bool,
+    exhausted: bool,
     runs: Vec<Run>,
     pages: usize,
     /// Runs of `Removed` pages that the kernel has dropped by now.
@@ -119,6 +137,11 @@ impl Planner<'_> {
             .clock
             .recent
             .store(managed.pages() / RECENT_DIVISOR, Ordering::Relaxed);
+        if !self.keep(&ranges) {
+            self.exhausted = true;
+            return;
+        }
+        self.met = 0;
         let hand = VirtualPage(space.clock.hand.load(Ordering::Relaxed));
         let behind = ranges.iter().map(|range| PageRange {
             start: range.start.max(hand),
@@ -128,13 +151,36 @@ impl Planner<'_> {
             start: range.start,
             end: range.end.min(hand),
         });
-        for range in behind.chain(before).filter(|range| !range.is_empty()) {
-            if let Some(stopped) = self.take(range) {
-                space.clock.hand.store(stopped.0, Ordering::Relaxed);
-                return;
-            }
+        let clock = &space.clock;
+        let mut stopped = None;
+        for range in behind.filter(|range| !range.is_empty()) {
+            stopped = stopped.or_else(|| self.take(range));
         }
-        space.clock.hand.store(hand.0, Ordering::Relaxed);
+        clock.met.fetch_add(self.met, Ordering::Relaxed);
+        if stopped.is_none() {
+            let met = clock.met.swap(0, Ordering::Relaxed);
+            clock.evictable.store(met, Ordering::Relaxed);
+            self.met = 0;
+            for range in before.filter(|range| !range.is_empty()) {
+                stopped = stopped.or_else(|| self.take(range));
+            }
+            clock.met.fetch_add(self.met, Ordering::Relaxed);
+        }
+        self.exhausted = stopped.is_none() && self.pages == 0 && !self.passed;
+        let stopped = stopped.unwrap_or(hand);
+        clock.hand.store(stopped.0, Ordering::Relaxed);
+    }
+
+    /// Lowers `wanted` so that `kept` evictable pages are left. Counts them only if the hand met few on
+    /// its last way round. Returns whether any may be taken.
+    fn keep(&mut self, ranges: &[PageRange]) -> bool {
+        let enough = (self.kept + self.wanted) as u64;
+        if self.kept == 0 || self.space.clock.evictable.load(Ordering::Relaxed) >= 2 * enough {
+            return true;
+        }
+        let pages = evictable_pages(self.gate, ranges, enough) as usize;
+        self.wanted = self.wanted.min(pages.saturating_sub(self.kept));
+        self.wanted > 0
     }
 
     /// Takes victims from a range. Returns the page at which the hand stopped, if it did before the
@@ -149,6 +195,7 @@ impl Planner<'_> {
                 return false;
             }
             let state = entry.load();
+            self.met += u64::from(matches!(state, PageState::Resident { .. }));
             let more = match (state, state.skipped()) {
                 (PageState::Resident { .. }, _)
                     if self.thread_ends.binary_search(&page).is_ok() =>
@@ -157,6 +204,7 @@ impl Planner<'_> {
                 }
                 (_, Some(passed)) => {
                     entry.replace(state, passed);
+                    self.passed = true;
                     true
                 }
                 (PageState::Resident { shared: true, .. }, None) => self.add_cow_break(page),
