@@ -52,6 +52,7 @@ fn every_page_holds_what_it_must() {
 fn a_late_write_of_the_kernel_may_be_lost() {
     silence_panics_of_executions();
     let history = |last| History {
+        locked: None,
         threads: vec![vec![
             Step::Map(0, AREA_PAGES),
             Step::Fill(0),

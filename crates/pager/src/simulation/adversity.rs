@@ -1,5 +1,6 @@
 //! What goes wrong in the kernel, or is unusual there, beside what programs do.
 
+use crate::page::{PageRange, VirtualPage};
 use memfold_testing::Random;
 use shuttle::rand::Rng;
 use std::cell::Cell;
@@ -39,6 +40,7 @@ thread_local! {
 
 thread_local! {
     static KILLED: Cell<bool> = const { Cell::new(false) };
+    static LOCKED: Cell<PageRange> = Cell::default();
 }
 
 /// Notes that a program was killed.
@@ -51,10 +53,17 @@ pub fn has_killed() -> bool {
     KILLED.get()
 }
 
-/// Sets what goes wrong in the execution that this thread begins.
-pub fn begin(adversity: Adversity) {
+/// Sets what goes wrong in the execution that this thread begins. The kernel moves no page out of `locked`.
+pub fn begin(adversity: Adversity, locked: PageRange) {
     NOW.set(adversity);
+    LOCKED.set(locked);
     KILLED.set(false);
+}
+
+/// Whether the kernel refuses to move a page out, as if it were locked.
+pub fn is_locked(page: VirtualPage) -> bool {
+    let locked = LOCKED.get();
+    (locked.start..locked.end).contains(&page)
 }
 
 /// Whether this request fails.

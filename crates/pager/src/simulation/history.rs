@@ -1,5 +1,6 @@
 //! What programs do: made from a seed, printed, and made shorter.
 
+use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity::Adversity;
 use memfold_testing::Random;
 use std::fmt;
@@ -10,6 +11,26 @@ pub const AREA_PAGES: u64 = 6;
 pub const AREAS: usize = 3;
 /// Places for areas in an address space. Few, so that addresses are used again soon.
 pub const PLACES: usize = 12;
+
+/// The first place for areas, behind the stages of all processes.
+const FIRST: u64 = 0x1_0000;
+/// Distance of two places. There is no gap between full areas.
+const DISTANCE: u64 = AREA_PAGES;
+
+/// Pages that four levels of page tables map.
+const FOUR_LEVELS: u64 = 1 << 36;
+
+/// All places for areas. With `high`, each second one differs from the one before it in a bit that four
+/// levels of page tables do not have.
+pub fn places(high: bool) -> impl Iterator<Item = VirtualPage> {
+    (0..PLACES as u64).map(move |place| {
+        let (above, place) = match high {
+            true => (place % 2 * FOUR_LEVELS, place & !1),
+            false => (0, place),
+        };
+        VirtualPage(above + FIRST + place * DISTANCE)
+    })
+}
 
 /// One step of a thread. Areas are numbers of the thread's own; a step on an area that is not mapped does
 /// nothing.
@@ -67,6 +88,8 @@ pub struct History {
     pub handlers: usize,
     /// What goes wrong in the kernel.
     pub adversity: Adversity,
+    /// The place out of which the kernel moves no page, as if it were locked.
+    pub locked: Option<usize>,
     /// What the kernel forgets to tell is chosen by this.
     pub seed: u64,
 }
@@ -106,6 +129,7 @@ impl History {
             stage: 4 + random.below(8) as u64,
             handlers: 1 + random.below(2),
             adversity: Adversity::choose(&mut random),
+            locked: (random.below(4) == 0).then(|| random.below(PLACES)),
             seed,
         }
     }
@@ -132,6 +156,7 @@ impl History {
             limit: 8 + random.below(4) as u64,
             stage: 4 + random.below(4) as u64,
             handlers: 2,
+            locked: None,
             adversity: Adversity {
                 preemption: true,
                 ..Adversity::default()
@@ -152,11 +177,25 @@ impl History {
             limit: 10 + random.below(6) as u64,
             stage: 4 + random.below(4) as u64,
             handlers: 1 + random.below(2),
+            locked: None,
             adversity: Adversity {
                 preemption: true,
                 ..Adversity::default()
             },
             seed,
+        }
+    }
+
+    /// The place out of which no page moves; empty if there is none.
+    pub fn locked_range(&self) -> PageRange {
+        let start = self
+            .locked
+            .and_then(|place| places(self.adversity.high).nth(place));
+        let pages = if start.is_some() { AREA_PAGES } else { 0 };
+        let start = start.unwrap_or_default();
+        PageRange {
+            start,
+            end: start.plus(pages),
         }
     }
 
@@ -194,6 +233,7 @@ impl History {
         }
         with(&|history| history.handlers = 1);
         with(&|history| history.adversity = Adversity::default());
+        with(&|history| history.locked = None);
         for thread in 0..self.threads.len() {
             let length = self.threads[thread].len();
             for part in [length / 2, length / 4, 1] {
@@ -341,8 +381,8 @@ impl fmt::Display for History {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "limit {} pages, stage {} places, {} handlers, shared places {}, {:?}",
-            self.limit, self.stage, self.handlers, self.share_places, self.adversity
+            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, {:?}",
+            self.limit, self.stage, self.handlers, self.share_places, self.locked, self.adversity
         )?;
         for (number, steps) in self.threads.iter().enumerate() {
             writeln!(out, "thread {number}: {steps:?}")?;

@@ -2,32 +2,12 @@
 
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
-use crate::simulation::history::{AREA_PAGES, AREAS, PLACES, Step};
+use crate::simulation::history::{AREA_PAGES, AREAS, Step, places};
 use crate::simulation::model::memory::{Mapped, Memory, Registered};
 use crate::simulation::world::{BEACON, World, named};
 use crate::time;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The first place for areas, behind the stages of all processes.
-const FIRST: u64 = 0x1_0000;
-/// Distance of two places. There is no gap between full areas.
-const DISTANCE: u64 = AREA_PAGES;
-
-/// Pages that four levels of page tables map.
-const FOUR_LEVELS: u64 = 1 << 36;
-
-/// All places for areas. With `high`, each second one differs from the one before it in a bit that four
-/// levels of page tables do not have.
-pub fn places(high: bool) -> impl Iterator<Item = VirtualPage> {
-    (0..PLACES as u64).map(move |place| {
-        let (above, place) = match high {
-            true => (place % 2 * FOUR_LEVELS, place & !1),
-            false => (0, place),
-        };
-        VirtualPage(above + FIRST + place * DISTANCE)
-    })
-}
 
 /// One thread of a program.
 pub struct ProgramThread {

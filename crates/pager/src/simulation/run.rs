@@ -1,8 +1,8 @@
 //! One execution: a program with its threads and children, and memfold's threads beside them.
 
-use crate::simulation::history::History;
+use crate::simulation::history::{History, places};
 use crate::simulation::model::memory::Memory;
-use crate::simulation::program::{ProgramThread, places};
+use crate::simulation::program::ProgramThread;
 use crate::simulation::trace::trace;
 use crate::simulation::world::{World, named};
 use crate::simulation::{adversity, sync, time};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub fn execute(history: &History) {
     time::reset();
     sync::reset();
-    adversity::begin(history.adversity);
+    adversity::begin(history.adversity, history.locked_range());
     trace(|| "begins".to_owned());
     let world = Arc::new(World::new(history));
     type Role = (&'static str, fn(&World));

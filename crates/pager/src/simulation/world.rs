@@ -160,7 +160,8 @@ impl World {
         assert!(space.attach(attached), "one helper");
         space.life.attach();
         let seed = self.seed ^ u64::from(number);
-        let helper = Helper::new(memory.clone(), space.channel.clone(), number, seed);
+        let channel = space.channel.clone();
+        let helper = Helper::new(memory.clone(), channel, number, seed);
         self.keep(named("helper", move || helper.run()));
     }
 
@@ -296,12 +297,20 @@ impl World {
         }
     }
 
-    /// The reclaimer's thread.
+    /// The reclaimer's thread. What waits for room when it begins to reclaim is served before it sleeps
+    /// again.
     pub fn reclaim(&self) {
         let mut reclaimer = Reclaimer::new(self.group.clone());
         while !self.is_stopping() {
             reclaimer.wait();
+            let (_, came) = self.group.deferred.counts();
             reclaimer.reclaim();
+            let (served, _) = self.group.deferred.counts();
+            assert!(
+                served >= came || self.is_stopping(),
+                "{} faults wait for room while the reclaimer sleeps",
+                came - served
+            );
         }
     }
 

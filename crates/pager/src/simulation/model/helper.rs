@@ -166,6 +166,9 @@ fn move_page(memory: &Memory, source: VirtualPage, target: VirtualPage) -> Resul
     if !state.pages.contains_key(&source) {
         return Err(Errno::ENOENT);
     }
+    if adversity::is_locked(source) {
+        return Err(Errno::EINVAL);
+    }
     let place = state.pages.get(&target).ok_or(Errno::ENOENT)?;
     if place.registered == Registered::No {
         return Err(Errno::EINVAL);
