@@ -1,6 +1,8 @@
 //! One limit over a tree of processes.
 
 use crate::support::{Limits, MIB, Program, compiled};
+use std::process::Command;
+use std::time::Instant;
 
 #[test]
 fn one_limit_covers_all_processes() {
@@ -33,4 +35,29 @@ fn names_may_be_of_any_bytes() {
     assert_eq!(outcome.text(), "names ok\n");
     outcome.assert_swapped(48 * MIB);
     outcome.assert_limit_held();
+}
+
+#[test]
+fn read_only_memory_does_not_stall_faults() {
+    alone!(&["cc"]);
+    let program = compiled("barrier_heap", &["barrier_heap.c"], &[]);
+    // 10 MiB shared by five processes, of which each writes a third: most of it is read-only.
+    let arguments = ["5", "10", "60"];
+    let native = || {
+        let began = Instant::now();
+        let output = Command::new(&program).args(arguments).output();
+        assert!(output.expect("it runs").status.success());
+        began.elapsed().as_secs_f64()
+    };
+    let before = native();
+    let outcome = Program::new(&program)
+        .args(arguments)
+        .run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "5 processes ok\n");
+    let (took, native) = (outcome.number("wall_seconds"), before.max(native()));
+    assert!(
+        took < 4.0 * native + 1.0,
+        "{took} s, natively {native} s: faults waited for room that nothing made"
+    );
 }
