@@ -60,9 +60,8 @@ const KEPT_SECONDS: u32 = 1;
 /// Pause after a search that found nothing while no fault waits, as a multiple of its duration. A larger
 /// factor takes less CPU time and finds room later.
 const REST_FACTOR: u32 = 16;
-/// Longest wait for a wake-up. Longer frees the slots that handlers left later. The simulation's clock
-/// must not outrun a `madvise`.
-const IDLE: Duration = Duration::from_millis(if cfg!(simulated) { 5 } else { 50 });
+/// Longest wait for a wake-up. Longer frees the slots that handlers left later.
+const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
 /// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
