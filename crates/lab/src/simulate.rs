@@ -90,9 +90,10 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn bug_of(name: &str) -> Result<Bug> {
+    let bugs: Vec<Bug> = Bug::ALL.into_iter().chain(Bug::RARE).collect();
     let named = |bug: &&Bug| format!("{bug:?}") == name;
-    let found = Bug::ALL.iter().find(named).copied();
-    found.with_context(|| format!("--bug takes one of {:?}, not {name:?}", Bug::ALL))
+    let found = bugs.iter().find(named).copied();
+    found.with_context(|| format!("--bug takes one of {bugs:?}, not {name:?}"))
 }
 
 /// A panic that ends the process, as in a release build, still says which seed it was.

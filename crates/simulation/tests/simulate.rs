@@ -75,11 +75,11 @@ fn a_late_write_of_the_kernel_may_be_lost() {
 /// is short. After a change of the histories the search is as long as it takes, within two minutes.
 fn first_seed(bug: Bug) -> u64 {
     match bug {
-        Bug::ZerosBesideMadvise | Bug::DropUnknownWhereUnmanaged => 521,
-        Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 61,
-        Bug::StageReadAfterFork | Bug::DoneOutsideGate => 183,
-        Bug::EchoesApplied => 769,
-        Bug::StaleBatchExecuted => 1321,
+        Bug::DropUnknownWhereUnmanaged => 4430,
+        Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
+        Bug::StageReadAfterFork => 1450,
+        Bug::EchoesApplied => 1215,
+        Bug::DoneOutsideGate => 490,
         _ => 0,
     }
 }

@@ -98,7 +98,7 @@ impl History {
     /// The history of a seed.
     pub fn of_seed(seed: u64) -> History {
         let mut random = Random::new(seed);
-        if random.below(12) == 0 {
+        if seed.is_multiple_of(16) {
             return History::with_strangers(seed, &mut random);
         }
         let share_places = random.below(2) == 0;
@@ -156,27 +156,6 @@ impl History {
             limit: 8 + random.below(4) as u64,
             stage: 4 + random.below(4) as u64,
             handlers: 2,
-            locked: None,
-            adversity: Adversity {
-                preemption: true,
-                ..Adversity::default()
-            },
-            seed,
-        }
-    }
-
-    /// A program that forks with pages in the stage, and is killed at once.
-    fn of_last_fork(seed: u64, random: &mut Random) -> History {
-        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-        steps.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
-        steps.extend((0..random.below(3)).map(|area| Step::Fill(area % 2)));
-        steps.extend([Step::Fork(vec![Step::Check(0)]), Step::Kill]);
-        History {
-            threads: vec![steps],
-            share_places: false,
-            limit: 10 + random.below(6) as u64,
-            stage: 4 + random.below(4) as u64,
-            handlers: 1 + random.below(2),
             locked: None,
             adversity: Adversity {
                 preemption: true,

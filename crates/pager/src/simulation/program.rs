@@ -1,6 +1,5 @@
 //! Programs: threads that do the steps of a history and check each page that they read.
 
-use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::history::{AREA_PAGES, AREAS, Step, places};
 use crate::simulation::model::memory::{Mapped, Memory, Registered};
@@ -202,9 +201,7 @@ impl ProgramThread {
             }
         };
         raise(1);
-        if let Some(channel) = &channel
-            && !Bug::ForksUnseenByReader.is_back()
-        {
+        if let Some(channel) = &channel {
             channel.helper_gate().wait_open();
         }
         let memory = self.memory.fork(self.world.next_process());

@@ -4,7 +4,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::model::memory::Memory as Program;
 use crate::simulation::model::memory::{Frame, MemoryState, Registered, gather};
-use crate::simulation::sync::stall;
+use crate::simulation::sync::{dawdle, stall};
 use crate::simulation::trace::{short, trace};
 use crate::supervised::kernel::{MESSAGES, Memory, Message};
 use crate::sync::interleave;
@@ -254,7 +254,7 @@ impl Memory for Userfaultfd {
     }
 
     fn read(&self, messages: &mut Vec<Message>) -> Result<usize, Errno> {
-        stall();
+        dawdle();
         self.read_at_most(MESSAGES, messages)
     }
 }
