@@ -119,12 +119,14 @@ impl Thread {
             Call::Write(page, _) => Some((page, true)),
             _ => None,
         };
-        match (self.told.and_then(access), access(call)) {
-            (Some((page, write)), Some((other, other_write))) => {
-                page == other && (write || other_write)
-            }
-            _ => false,
-        }
+        let Some((other, other_write)) = access(call) else {
+            return false;
+        };
+        // Linux flushes TLBs at the end of a `madvise`: until then another thread may reach what was dropped.
+        let is_dropped = |Pages(first, count): Pages| (first..first + count).contains(&other);
+        let reaches = self.told.and_then(access);
+        reaches.is_some_and(|(page, write)| page == other && (write || other_write))
+            || self.drops().is_some_and(is_dropped)
     }
 }
 
