@@ -122,11 +122,8 @@ impl Thread {
         let Some((other, other_write)) = access(call) else {
             return false;
         };
-        // Linux flushes TLBs at the end of a `madvise`: until then another thread may reach what was dropped.
-        let is_dropped = |Pages(first, count): Pages| (first..first + count).contains(&other);
         let reaches = self.told.and_then(access);
         reaches.is_some_and(|(page, write)| page == other && (write || other_write))
-            || self.drops().is_some_and(is_dropped)
     }
 }
 
@@ -208,6 +205,7 @@ impl Model {
                 // Threads that are woken together run in any order.
                 let mut others = self.threads.iter().flatten();
                 let can = can && !process.is_gone && !others.any(|other| other.races(call));
+                let can = can && !self.reaches_dropped(process, call);
                 let call = can.then(|| self.possible_call(process, call))?;
                 call.map(|call| Operation::By(thread, call))
             }
@@ -254,6 +252,22 @@ impl Model {
                 (!process.is_gone && !waits).then_some(operation)
             }
         }
+    }
+
+    /// Whether a call accesses what a `madvise` has dropped that waits for a later mapping's event: Linux
+    /// flushes TLBs at its end, and until then another thread may reach the old page.
+    fn reaches_dropped(&self, process: &Process, call: Call) -> bool {
+        let (Call::Read(number) | Call::Write(number, _)) = call else {
+            return false;
+        };
+        let accessed = page(number);
+        let awaited = process.memory.state().dropping.clone();
+        let mut drops = { self.threads.iter().flatten() }.filter_map(Thread::drops);
+        drops.any(|pages| {
+            let range = pages.range();
+            let is_behind = |part: &PageRange| range.contains(part.start) && accessed < part.start;
+            range.contains(accessed) && awaited.iter().any(is_behind)
+        })
     }
 
     fn possible_call(&self, process: &Process, call: Call) -> Option<Call> {
