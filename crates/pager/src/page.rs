@@ -60,6 +60,11 @@ impl PageRange {
         self.end <= self.start
     }
 
+    /// Whether the page is in the range.
+    pub fn contains(self, page: VirtualPage) -> bool {
+        (self.start..self.end).contains(&page)
+    }
+
     /// Where the range lies after an mremap from `from` to `to`.
     pub fn moved(self, from: VirtualPage, to: VirtualPage) -> PageRange {
         let place = |page: VirtualPage| to.plus(page.0 - from.0);

@@ -217,6 +217,7 @@ impl HelperGate {
                 if state & HELPER != 0 {
                     break;
                 }
+                // SeqCst: see `wait_open`.
                 if self
                     .state
                     .compare_exchange(state, EXCLUSIVE, Ordering::SeqCst, Ordering::Relaxed)

@@ -92,7 +92,7 @@ impl SharedChannel {
 
     /// Whether a thread of the program is about to fork, forks or has just done so.
     pub fn is_forking(&self) -> bool {
-        // Acquire: the flag is raised before the system call.
+        // SeqCst: see `HelperGate::wait_open`.
         self.channel().forking.load(Ordering::SeqCst) != 0
     }
 

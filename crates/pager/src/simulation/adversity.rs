@@ -5,7 +5,7 @@ use memfold_testing::Random;
 use shuttle::rand::Rng;
 use std::cell::Cell;
 
-/// One of so many requests fails where memory is short.
+/// Where memory is short, one in `REFUSED` requests fails.
 const REFUSED: u32 = 24;
 
 /// What may go wrong in one history.
@@ -36,9 +36,6 @@ impl Adversity {
 
 thread_local! {
     static NOW: Cell<Adversity> = Cell::default();
-}
-
-thread_local! {
     static KILLED: Cell<bool> = const { Cell::new(false) };
     static LOCKED: Cell<PageRange> = Cell::default();
 }
@@ -62,8 +59,12 @@ pub fn begin(adversity: Adversity, locked: PageRange) {
 
 /// Whether the kernel refuses to move a page out, as if it were locked.
 pub fn is_locked(page: VirtualPage) -> bool {
-    let locked = LOCKED.get();
-    (locked.start..locked.end).contains(&page)
+    LOCKED.get().contains(page)
+}
+
+/// Whether half of the places are above what four levels of page tables map.
+pub fn is_high() -> bool {
+    NOW.get().high
 }
 
 /// Whether this request fails.
@@ -74,22 +75,19 @@ pub fn is_refused() -> bool {
 /// For how many looks a thread of memfold is preempted: at times so long that a page can be brought in,
 /// written and paged out again meanwhile.
 pub fn preempt() -> u32 {
-    const ONE_OF: u32 = 4;
-    const LONGEST: u32 = 400;
-    let mut random = shuttle::rand::thread_rng();
-    match NOW.get().preemption && random.gen_range(0..ONE_OF) == 0 {
-        true => random.gen_range(1..LONGEST),
-        false => 0,
-    }
+    looks(NOW.get().preemption, 4, 400)
 }
 
 /// For how many looks the helper stands still at this point.
 pub fn stop() -> u32 {
-    const ONE_OF: u32 = 8;
-    const LONGEST: u32 = 300;
+    looks(NOW.get().stops, 8, 300)
+}
+
+/// Fewer than `longest` looks at one in `points` points where this may happen; else none.
+fn looks(may_happen: bool, points: u32, longest: u32) -> u32 {
     let mut random = shuttle::rand::thread_rng();
-    match NOW.get().stops && random.gen_range(0..ONE_OF) == 0 {
-        true => random.gen_range(1..LONGEST),
+    match may_happen && random.gen_range(0..points) == 0 {
+        true => random.gen_range(1..longest),
         false => 0,
     }
 }

@@ -260,7 +260,7 @@ fn count(steps: &[Step]) -> usize {
     steps.iter().map(own).sum()
 }
 
-/// One of so many threads and children kills its program at its end.
+/// One in `KILLED` threads and children kills its program at its end.
 const KILLED: usize = 12;
 
 /// How often each kind of step comes in one history: many histories lack some kinds, so that others

@@ -1,6 +1,7 @@
 //! Programs: threads that do the steps of a history and check each page that they read.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::simulation::adversity;
 use crate::simulation::history::{AREA_PAGES, AREAS, Step, places};
 use crate::simulation::model::memory::{Mapped, Memory, Registered};
 use crate::simulation::world::{BEACON, World, named};
@@ -150,7 +151,7 @@ impl ProgramThread {
 
     fn read(&self, area: usize, page: u64) {
         if let Some(page) = self.page(area, page) {
-            let read = self.memory.read(page, self.thread).map(|_| ());
+            let read = self.memory.read(page, self.thread);
             self.memory.must_be_mapped(read);
         }
     }
@@ -211,7 +212,7 @@ impl ProgramThread {
             ..ProgramThread::new(
                 self.world.clone(),
                 memory.clone(),
-                places(self.world.is_high()).collect(),
+                places(adversity::is_high()).collect(),
             )
         };
         let world = self.world.clone();
@@ -223,7 +224,7 @@ impl ProgramThread {
             // What the other threads of the parent had is the child's, too.
             let pages: Vec<_> = memory.state().expected.keys().copied().collect();
             for page in pages {
-                let read = memory.read(page, number).map(|_| ());
+                let read = memory.read(page, number);
                 memory.must_be_mapped(read);
             }
             world.exit(&memory);

@@ -3,7 +3,7 @@
 use crate::options::Limit;
 use crate::page::{PageRange, VirtualPage};
 use crate::pool_memory::MappedSource;
-use crate::simulation::adversity::{self, Adversity};
+use crate::simulation::adversity;
 use crate::simulation::history::History;
 use crate::simulation::model::helper::Helper;
 use crate::simulation::model::memory::Memory;
@@ -40,7 +40,6 @@ pub struct World {
     reader: Reader,
     stage: u64,
     seed: u64,
-    adversity: Adversity,
     /// The core may meet errors: threads touch each other's pages, programs are killed, requests fail.
     may_err: bool,
     threads: AtomicU32,
@@ -71,7 +70,6 @@ impl World {
             group,
             stage: history.stage,
             seed: history.seed,
-            adversity: history.adversity,
             may_err: history.may_err(),
             threads: AtomicU32::new(0),
             handlers: OnceLock::new(),
@@ -175,11 +173,6 @@ impl World {
             space.uffd().0.state().queues.listen(handler.clone());
             handler.unpark();
         }
-    }
-
-    /// Whether half of the places are above what four levels of page tables map.
-    pub fn is_high(&self) -> bool {
-        self.adversity.high
     }
 
     /// All threads of a program end, wherever they are, and its helper.

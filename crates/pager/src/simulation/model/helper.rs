@@ -16,7 +16,7 @@ use memfold_testing::Random;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// One of so many moves goes further than the kernel tells.
+/// One in `FORGOTTEN` moves goes further than the kernel tells.
 const FORGOTTEN: usize = 4;
 
 /// A helper.

@@ -254,8 +254,7 @@ impl Memory {
                         state.prepare(page);
                         continue;
                     }
-                    let is_dropped = |range: &PageRange| (range.start..range.end).contains(&page);
-                    let dropping = dropping.iter().any(is_dropped);
+                    let dropping = dropping.iter().any(|range| range.contains(page));
                     return Ok(then(expected, frame, dropping));
                 }
             };
@@ -276,7 +275,7 @@ impl Memory {
     /// # Panics
     /// If it failed otherwise.
     #[track_caller]
-    pub fn must_be_mapped(&self, result: Result<(), Unmapped>) {
+    pub fn must_be_mapped<T>(&self, result: Result<T, Unmapped>) {
         if result.is_err() {
             assert!(self.state().gone, "a page is not mapped");
         }

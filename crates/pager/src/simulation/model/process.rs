@@ -150,7 +150,7 @@ impl Process for Inspector {
         let found = self.areas(|_| true).into_iter();
         let range = { found }
             .map(|(range, ..)| range)
-            .find(|range| (range.start..range.end).contains(&page));
+            .find(|range| range.contains(page));
         Ok(range.map(|range| (range.start.address(), range.end.address())))
     }
 

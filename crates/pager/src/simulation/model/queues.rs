@@ -75,7 +75,7 @@ impl Queues {
 
     /// Wakes the threads that wait for pages of a range.
     pub fn wake(&mut self, range: PageRange) {
-        let in_range = |fault: &mut FaultEntry| (range.start..range.end).contains(&fault.page);
+        let in_range = |fault: &mut FaultEntry| range.contains(fault.page);
         let woken = self.faults.extract_if(.., in_range);
         self.woken.extend(woken.map(|fault| fault.sleeper));
     }

@@ -206,7 +206,7 @@ impl Reclaimer {
             }
             let rounds = REVOLUTIONS * (resident as usize / PAGE_SIZE) / LOOKED_AT;
             // A program needs up to three rounds before the first shared page is moved.
-            let turns = 3 * self.group.spaces().len();
+            let turns = 3 * self.group.space_count();
             if futile || idle_rounds > 20 + rounds + turns {
                 self.give_up(futile, idle_since.elapsed());
                 break;
@@ -332,8 +332,8 @@ impl Reclaimer {
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
         let kept = self.kept_pages(space);
         let now = self.group.resources.seconds();
-        let batch = Batch::plan(space, &gate, (wanted, kept), now);
-        progress.exhausted = batch.exhausted && batch.is_empty() && staged == 0;
+        let (batch, exhausted) = Batch::plan(space, &gate, (wanted, kept), now);
+        progress.exhausted = exhausted && batch.is_empty() && staged == 0;
         let no_victims = wanted > 0 && batch.moves.is_empty();
         if !batch.is_empty() {
             space.unprotect_for_cow_break(&batch.moves);

@@ -61,7 +61,7 @@ impl VmaScan {
             if !area.movable
                 || range.pages() < SMALLEST_MAPPING_PAGES
                 || !range.intersection(arena.whole).is_empty()
-                || (range.start..range.end).contains(&arena.beacon)
+                || range.contains(arena.beacon)
                 || lock(&space.refused).covers(range)
             {
                 continue;

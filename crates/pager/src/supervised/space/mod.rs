@@ -39,7 +39,6 @@ use crate::supervised::fork::shared_estimate::PendingFork;
 use crate::supervised::kernel::{Inspector, Memory, Process, SharedChannel, Userfaultfd};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
-
 use crate::supervised::registration::refused::Refused;
 use crate::supervised::resources::Resources;
 use crate::supervised::space::gate::Gated;

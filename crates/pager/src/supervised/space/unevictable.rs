@@ -154,7 +154,7 @@ fn unevictable_parts(
     let mut parts = RangeSet::default();
     for area in areas {
         let range = PageRange::of_addresses(area.start, area.end);
-        let is_refused = |page: &VirtualPage| (range.start..range.end).contains(page);
+        let is_refused = |page: &VirtualPage| range.contains(*page);
         if !area.movable || refused.iter().any(is_refused) {
             let covered = managed.covered(range);
             covered.into_iter().for_each(|part| parts.add(part));

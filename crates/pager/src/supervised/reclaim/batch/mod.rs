@@ -73,8 +73,6 @@ pub struct Batch {
     pub moves: Vec<Run>,
     /// Runs of dead places to free, as (first, pages).
     pub drops: Vec<(StageIndex, u32)>,
-    /// The hand went all the way round and met no page that it may take, now or on a later way.
-    pub exhausted: bool,
 }
 
 impl Batch {

@@ -27,13 +27,13 @@ const RECENT_DIVISOR: u64 = 8;
 impl Batch {
     /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead
     /// places to free. The hand leaves `kept` evictable pages. `now` is in seconds since the
-    /// supervisor's start.
+    /// supervisor's start. Also returns whether the program is exhausted.
     pub fn plan(
         space: &AddressSpace,
         gate: &Shared<'_>,
         (wanted, kept): (usize, usize),
         now: u32,
-    ) -> Batch {
+    ) -> (Batch, bool) {
         debug_assert!(gate.is_of(space));
         let mut planner = Planner {
             space,
@@ -54,11 +54,12 @@ impl Batch {
             planner.choose();
             resolve_removed(space, gate, &planner.removed);
         }
-        Batch {
-            exhausted: planner.exhausted,
+        let exhausted = planner.exhausted;
+        let batch = Batch {
             moves: planner.runs,
             drops: lock(&space.stage).take_dead(RUNS_MAX),
-        }
+        };
+        (batch, exhausted)
     }
 }
 
@@ -96,6 +97,7 @@ struct Planner<'a> {
     met: u64,
     /// The hand skipped a page that it takes on a later way round.
     passed: bool,
+    /// The hand went all the way round and met no page that it may take, now or on a later way.
     exhausted: bool,
     runs: Vec<Run>,
     pages: usize,
@@ -152,18 +154,15 @@ impl Planner<'_> {
             end: range.end.min(hand),
         });
         let clock = &space.clock;
-        let mut stopped = None;
-        for range in behind.filter(|range| !range.is_empty()) {
-            stopped = stopped.or_else(|| self.take(range));
-        }
+        let mut behind = behind.filter(|range| !range.is_empty());
+        let mut stopped = behind.find_map(|range| self.take(range));
         clock.met.fetch_add(self.met, Ordering::Relaxed);
         if stopped.is_none() {
             let met = clock.met.swap(0, Ordering::Relaxed);
             clock.evictable.store(met, Ordering::Relaxed);
             self.met = 0;
-            for range in before.filter(|range| !range.is_empty()) {
-                stopped = stopped.or_else(|| self.take(range));
-            }
+            let mut before = before.filter(|range| !range.is_empty());
+            stopped = before.find_map(|range| self.take(range));
             clock.met.fetch_add(self.met, Ordering::Relaxed);
         }
         self.exhausted = stopped.is_none() && self.pages == 0 && !self.passed;

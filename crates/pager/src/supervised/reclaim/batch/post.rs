@@ -15,7 +15,7 @@ impl Batch {
     /// If the previous batch is not settled.
     pub fn post(self, space: &AddressSpace, gate: &Shared<'_>) {
         debug_assert!(gate.is_of(space));
-        let Batch { moves, drops, .. } = self;
+        let Batch { moves, drops } = self;
         assert!(
             moves.len() <= RUNS_MAX && drops.len() <= RUNS_MAX,
             "too many runs"
@@ -43,10 +43,6 @@ impl Batch {
         let count = space.channel.event_count();
         port.port.post(count, &drop_runs, &move_runs);
         space.note_posted();
-        port.batch = Some(Batch {
-            moves,
-            drops,
-            exhausted: false,
-        });
+        port.batch = Some(Batch { moves, drops });
     }
 }
