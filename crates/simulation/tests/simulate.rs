@@ -75,6 +75,7 @@ fn a_late_write_of_the_kernel_may_be_lost() {
 /// is short. After a change of the histories the search is as long as it takes, within two minutes.
 fn first_seed(bug: Bug) -> u64 {
     match bug {
+        Bug::ZerosBesideMadvise => 26_500,
         Bug::DropUnknownWhereUnmanaged => 4430,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
         Bug::StageReadAfterFork => 1450,

@@ -2,8 +2,10 @@
 
 use crate::page::{PageRange, VirtualPage};
 use memfold_testing::Random;
+use shuttle::current::{TaskId, me};
 use shuttle::rand::Rng;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 /// Where memory is short, one in `REFUSED` requests fails.
 const REFUSED: u32 = 24;
@@ -38,6 +40,34 @@ thread_local! {
     static NOW: Cell<Adversity> = Cell::default();
     static KILLED: Cell<bool> = const { Cell::new(false) };
     static LOCKED: Cell<PageRange> = Cell::default();
+    /// How often each page was filled, moved or paged out.
+    static CHANGES: RefCell<HashMap<VirtualPage, u32>> = RefCell::default();
+    /// The page of the fault that each thread read last.
+    static FAULTS: RefCell<HashMap<TaskId, VirtualPage>> = RefCell::default();
+}
+
+/// Notes that pages were filled, moved or paged out.
+pub fn note_change(range: PageRange) {
+    CHANGES.with_borrow_mut(|changes| {
+        for page in range.start.0..range.end.0 {
+            *changes.entry(VirtualPage(page)).or_default() += 1;
+        }
+    });
+}
+
+/// How often a page was filled, moved or paged out.
+pub fn changes(page: VirtualPage) -> u32 {
+    CHANGES.with_borrow(|changes| changes.get(&page).copied().unwrap_or_default())
+}
+
+/// Notes that this thread read a fault.
+pub fn note_fault(page: VirtualPage) {
+    FAULTS.with_borrow_mut(|faults| faults.insert(me(), page));
+}
+
+/// The page of the fault that this thread read last.
+pub fn last_fault() -> Option<VirtualPage> {
+    FAULTS.with_borrow(|faults| faults.get(&me()).copied())
 }
 
 /// Notes that a program was killed.
@@ -55,6 +85,8 @@ pub fn begin(adversity: Adversity, locked: PageRange) {
     NOW.set(adversity);
     LOCKED.set(locked);
     KILLED.set(false);
+    CHANGES.with_borrow_mut(HashMap::clear);
+    FAULTS.with_borrow_mut(HashMap::clear);
 }
 
 /// Whether the kernel refuses to move a page out, as if it were locked.
@@ -72,10 +104,17 @@ pub fn is_refused() -> bool {
     NOW.get().shortages && shuttle::rand::thread_rng().gen_range(0..REFUSED) == 0
 }
 
-/// For how many looks a thread of memfold is preempted: at times so long that a page can be brought in,
-/// written and paged out again meanwhile.
-pub fn preempt() -> u32 {
-    looks(NOW.get().preemption, 4, 400)
+/// For how many looks a thread of memfold is preempted at most, and after how many changes of the page that
+/// it is about to change it goes on: a page may be brought in, written and paged out again meanwhile.
+pub fn preempt() -> (u32, u32) {
+    const MOST_CHANGES: u32 = 4;
+    match looks(NOW.get().preemption, 4, 400) {
+        0 => (0, 0),
+        looks => (
+            looks,
+            shuttle::rand::thread_rng().gen_range(1..=MOST_CHANGES),
+        ),
+    }
 }
 
 /// For how many looks the helper stands still at this point.

@@ -46,6 +46,10 @@ pub enum Step {
     Poke(u64),
     /// Reads a page of any thread.
     Peek(u64),
+    /// Lets others run, until this page of all is paged out or long enough.
+    AwaitPageOut(u64),
+    /// Lets others run so often.
+    Pause(u64),
     /// Lets others run, until memfold manages an area or long enough.
     Rest(usize),
     /// Writes all pages.
@@ -98,7 +102,7 @@ impl History {
     /// The history of a seed.
     pub fn of_seed(seed: u64) -> History {
         let mut random = Random::new(seed);
-        if seed.is_multiple_of(16) {
+        if seed.is_multiple_of(STRANGERS) {
             return History::with_strangers(seed, &mut random);
         }
         let share_places = random.below(2) == 0;
@@ -138,23 +142,49 @@ impl History {
     /// page are served at once.
     fn with_strangers(seed: u64, random: &mut Random) -> History {
         const ROUNDS: usize = 3;
-        let mut owner = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
-        owner.extend([Step::Map(1, AREA_PAGES), Step::Fill(1), Step::Rest(0)]);
-        for _ in 0..ROUNDS {
-            match random.below(4) {
-                0 => owner.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES)]),
-                1 => owner.push(Step::Drop(0, 0)),
-                _ => owner.push(Step::Away(0)),
-            }
-            owner.extend([Step::Write(0, 0), Step::Fill(1), Step::Check(0)]);
+        let mut owner = vec![Step::Map(0, 1 + random.below(2) as u64), Step::Fill(0)];
+        for area in 1..AREAS {
+            owner.extend([Step::Map(area, AREA_PAGES), Step::Fill(area)]);
         }
-        let page = random.below(2) as u64;
-        let strangers = [0, page].map(|page| vec![Step::Peek(page); 4 * ROUNDS]);
+        owner.push(Step::Rest(0));
+        for _ in 0..ROUNDS {
+            owner.extend((1..AREAS).map(Step::Fill));
+            // Faults are served at once, not by the reclaimer, where there is room.
+            owner.extend([
+                Step::AwaitPageOut(0),
+                Step::Unmap(1),
+                Step::Pause(random.below(20) as u64),
+            ]);
+            owner.push(match random.below(4) {
+                0 => Step::Move(0, false),
+                1 => Step::Drop(0, 0),
+                _ => Step::Away(0),
+            });
+            owner.extend([
+                Step::Write(0, 0),
+                Step::Map(1, AREA_PAGES),
+                Step::Fill(1),
+                Step::Fill(2),
+                Step::Check(0),
+            ]);
+        }
+        let strangers: Vec<Vec<Step>> = (0..2)
+            .map(|_| {
+                let looks = (0..8 * ROUNDS).flat_map(|_| {
+                    [
+                        Step::AwaitPageOut(0),
+                        Step::Pause(random.below(8) as u64),
+                        Step::Peek(0),
+                    ]
+                });
+                [Step::Rest(0)].into_iter().chain(looks).collect()
+            })
+            .collect();
         History {
             threads: [owner].into_iter().chain(strangers).collect(),
             share_places: false,
-            limit: 8 + random.below(4) as u64,
-            stage: 4 + random.below(4) as u64,
+            limit: 4 + random.below(4) as u64,
+            stage: 2 + random.below(3) as u64,
             handlers: 2,
             locked: None,
             adversity: Adversity {
@@ -260,6 +290,8 @@ fn count(steps: &[Step]) -> usize {
     steps.iter().map(own).sum()
 }
 
+/// One in `STRANGERS` histories has threads that read what another moves.
+const STRANGERS: u64 = 16;
 /// One in `KILLED` threads and children kills its program at its end.
 const KILLED: usize = 12;
 

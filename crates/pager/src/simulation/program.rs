@@ -63,6 +63,8 @@ impl ProgramThread {
                     let _ = self.memory.read(page, self.thread);
                 }
             }
+            Step::AwaitPageOut(number) => self.await_page_out(number),
+            Step::Pause(looks) => (0..looks).for_each(|_| time::yield_now()),
             Step::Rest(area) => self.rest(area),
             Step::Fill(area) => (0..AREA_PAGES).for_each(|page| self.write(area, page)),
             Step::Check(area) => self.check(area),
@@ -143,6 +145,26 @@ impl ProgramThread {
         };
         for _ in 0..LOOKS {
             if self.page(area, 0).is_none_or(managed) {
+                return;
+            }
+            time::yield_now();
+        }
+    }
+
+    fn await_page_out(&self, number: u64) {
+        const LOOKS: usize = 400;
+        for _ in 0..LOOKS {
+            let Some(page) = self.any_page(number) else {
+                return;
+            };
+            let is_out = {
+                let state = self.memory.state();
+                let mapped = state.pages.get(&page);
+                mapped.is_some_and(|mapped| {
+                    mapped.registered != Registered::No && mapped.frame.is_none()
+                })
+            };
+            if is_out {
                 return;
             }
             time::yield_now();

@@ -1,5 +1,6 @@
 //! What the core locks and waits with, where shuttle chooses which thread runs next.
 
+use crate::page::VirtualPage;
 use crate::simulation::{adversity, time};
 use shuttle::rand::Rng;
 use std::cell::RefCell;
@@ -37,9 +38,17 @@ pub fn dawdle() {
     }
 }
 
-/// Where a thread of memfold may be preempted for very long.
-pub fn stall() {
-    (0..adversity::preempt()).for_each(|_| time::yield_now());
+/// Where a thread of memfold may be preempted for very long before it changes a page.
+pub fn stall(page: Option<VirtualPage>) {
+    let (looks, changes) = adversity::preempt();
+    let now = || page.map(adversity::changes);
+    let before = now();
+    for _ in 0..looks {
+        if now() >= before.map(|before| before + changes) && page.is_some() {
+            return;
+        }
+        time::yield_now();
+    }
 }
 
 /// Forgets what belongs to the last execution.

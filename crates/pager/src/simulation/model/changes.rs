@@ -4,6 +4,7 @@
 //! until it is read, and only then is the change over for the userfaultfd. `madvise` drops its pages last.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::simulation::adversity;
 use crate::simulation::model::memory::{
     Expected, Frame, Mapped, Memory, MemoryState, Registered, Step, Unmapped,
 };
@@ -146,6 +147,8 @@ impl Memory {
         let echo = registered && !stays;
         state.queues.changing += u32::from(over) + u32::from(registered) + u32::from(echo);
         state.remap(from, to, stays);
+        adversity::note_change(from);
+        adversity::note_change(from.moved(from.start, to));
         trace(|| format!("moves {} to {:#x}, stays {stays}", short(from), to.0));
         drop(state);
         if over {

@@ -1,5 +1,6 @@
 //! The gate, and the channel between supervisor and helper.
 
+use crate::simulation::adversity;
 use crate::simulation::sync::{lock_model, stall};
 use crate::sync::interleave;
 use crate::time;
@@ -51,7 +52,7 @@ impl Gate {
 
     /// Enters shared.
     pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
-        stall();
+        stall(adversity::last_fault());
         self.enter(nap_ns, give_up, |inside| {
             let free = !inside.exclusive && inside.pending == 0;
             inside.shared += u32::from(free);

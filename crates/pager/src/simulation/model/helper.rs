@@ -1,7 +1,7 @@
 //! The helper's thread: executes commands, as `crates/agent/src/helper.rs` does.
 
 use crate::bugs::Bug;
-use crate::page::VirtualPage;
+use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::model::channel::{Command, SharedChannel};
 use crate::simulation::model::memory::{Frame, Memory, Registered};
@@ -154,6 +154,7 @@ pub fn move_pages(userfaultfd: &Userfaultfd, run: &mut MoveRun) {
             break;
         }
         run.moved += 1;
+        adversity::note_change(PageRange::around(source, 1));
         trace(|| format!("moves page {:#x} to the stage at {:#x}", source.0, target.0));
     }
 }

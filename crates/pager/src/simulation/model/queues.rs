@@ -1,6 +1,7 @@
 //! The queues of messages of one userfaultfd.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::simulation::adversity;
 use crate::simulation::trace::trace;
 use crate::supervised::kernel::Message;
 use shuttle::thread::{self, Thread};
@@ -120,6 +121,7 @@ impl Queues {
     pub fn next_message(&mut self) -> Option<Message> {
         if let Some(fault) = self.faults.iter_mut().find(|fault| !fault.read) {
             fault.read = true;
+            adversity::note_fault(fault.page);
             return Some(Message::Fault {
                 page: fault.page,
                 write: fault.write,

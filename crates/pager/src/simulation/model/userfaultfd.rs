@@ -70,7 +70,7 @@ impl Userfaultfd {
             done: step * PAGE_SIZE as u64,
             errno: if step > 0 { Errno::EAGAIN } else { errno },
         };
-        stall();
+        stall(Some(first));
         let changing = self.begin().map_err(|errno| stopped(0, errno))?;
         let range = PageRange {
             start: first,
@@ -100,6 +100,7 @@ impl Userfaultfd {
                     mapped.frame = Some(frame(step));
                     mapped.protected = false;
                     mapped.shared = false;
+                    adversity::note_change(PageRange::around(page, 1));
                     continue;
                 }
             };
