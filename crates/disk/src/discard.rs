@@ -1,0 +1,150 @@
+//! Freeing of discarded blocks in the background.
+//!
+//! A discard detaches whole leaves from the map, which takes a pointer for each 2 MiB, and returns. A
+//! worker collects their slots and frees them in bulk. A writer that finds no room frees what is left
+//! itself.
+
+use crate::block_map::Leaf;
+use memfold_swap::{SlotRanges, SwapSpace};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use zsmalloc::PageSource;
+
+/// Leaves freed at a time. More makes fewer steps, and delays a writer that waits for room.
+const LEAVES_AT_A_TIME: usize = 16;
+
+/// Leaves of 2 KiB, which move as pointers under the locks.
+pub(crate) type Leaves = Vec<Box<Leaf>>;
+
+#[derive(Default)]
+struct Queue {
+    leaves: Leaves,
+    /// Threads that free leaves which they have taken from the queue.
+    freeing: usize,
+    closed: bool,
+}
+
+struct Shared<S: PageSource> {
+    space: Arc<SwapSpace<S>>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Blocks in the queue or being freed.
+    backlog: AtomicU64,
+}
+
+/// Frees discarded leaves. Dropping it frees what is left.
+pub(crate) struct Discarder<S: PageSource + 'static> {
+    shared: Arc<Shared<S>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl<S: PageSource + 'static> Discarder<S> {
+    /// Starts the worker.
+    pub(crate) fn new(space: Arc<SwapSpace<S>>) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            space,
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            backlog: AtomicU64::new(0),
+        });
+        let its = shared.clone();
+        let builder = std::thread::Builder::new().name("memfold-discard".to_owned());
+        let worker = builder.spawn(move || its.work())?;
+        Ok(Self {
+            shared,
+            worker: Some(worker),
+        })
+    }
+
+    /// Takes leaves over.
+    pub(crate) fn discard(&self, leaves: Leaves) {
+        if leaves.is_empty() {
+            return;
+        }
+        let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
+        self.shared.backlog.fetch_add(blocks, Ordering::Relaxed);
+        self.shared.lock().leaves.extend(leaves);
+        self.shared.changed.notify_all();
+    }
+
+    /// Frees everything that was discarded before the call, with the worker. Returns whether there was
+    /// anything.
+    pub(crate) fn flush(&self) -> bool {
+        let mut any = false;
+        while self.shared.free_some() {
+            any = true;
+        }
+        let mut queue = self.shared.lock();
+        while queue.freeing > 0 {
+            any = true;
+            queue = self.shared.wait(queue);
+        }
+        any
+    }
+
+    /// Blocks of leaves that are not freed yet.
+    pub(crate) fn backlog(&self) -> u64 {
+        self.shared.backlog.load(Ordering::Relaxed)
+    }
+}
+
+impl<S: PageSource + 'static> Drop for Discarder<S> {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(worker) = self.worker.take() {
+            // It panics only where the swap space finds a bug, and has reported it.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl<S: PageSource + 'static> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed
+            .wait(queue)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Frees some leaves; `false` if there are none.
+    fn free_some(&self) -> bool {
+        let leaves: Leaves = {
+            let mut queue = self.lock();
+            let keep = queue.leaves.len().saturating_sub(LEAVES_AT_A_TIME);
+            let taken = queue.leaves.split_off(keep);
+            queue.freeing += usize::from(!taken.is_empty());
+            taken
+        };
+        if leaves.is_empty() {
+            return false;
+        }
+        let slots: SlotRanges = leaves.iter().flat_map(|leaf| leaf.slots()).collect();
+        self.space.release_ranges(slots.as_slice());
+        let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
+        self.backlog.fetch_sub(blocks, Ordering::Relaxed);
+        self.lock().freeing -= 1;
+        self.changed.notify_all();
+        true
+    }
+
+    fn work(&self) {
+        loop {
+            if self.free_some() {
+                continue;
+            }
+            let queue = self.lock();
+            if !queue.leaves.is_empty() {
+                continue;
+            }
+            if queue.closed {
+                return;
+            }
+            drop(self.wait(queue));
+        }
+    }
+}

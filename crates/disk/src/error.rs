@@ -1,0 +1,31 @@
+//! Errors.
+
+use memfold_swap::LoadError;
+
+/// Why a disk could not be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NewDiskError {
+    /// The size is not a multiple of a block, zero, or too large.
+    #[error("the size of a disk must be a multiple of 4096 bytes, from 4096 bytes to 1 PiB")]
+    Size,
+    /// The worker that frees discarded blocks could not be started.
+    #[error("the thread that frees discarded blocks could not be started; raise `ulimit -u`")]
+    Thread,
+}
+
+/// Why a request to a disk failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DiskError {
+    /// The range is not inside the disk.
+    #[error("the range is beyond the end of the disk")]
+    OutOfRange,
+    /// The limit is reached, or the swap space has no room. Blocks before the first one without room may
+    /// have been written; every other block has its old contents.
+    #[error("the disk's memory is full; discard blocks, or raise its limit")]
+    NoSpace,
+    /// A block could not be read back.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+}

@@ -1,0 +1,21 @@
+//! The NBD protocol: fixed newstyle negotiation, structured replies, block status.
+//!
+//! Source: the protocol's specification (`doc/proto.md` of the NBD project). What is not here: TLS,
+//! extended headers, `NBD_CMD_CACHE`, `NBD_CMD_RESIZE`.
+//!
+//! Each connection has one thread and two buffers of [`BUFFER`] bytes. Replies to requests that came
+//! together leave together, so a client that keeps several requests under way costs few system calls. All
+//! that a client sends is checked before it is used, and nothing is allocated by its word: payloads and
+//! replies pass through the buffers in pieces.
+
+mod handshake;
+mod server;
+mod transmission;
+mod wire;
+
+pub use handshake::{Agreed, HandshakeError, negotiate};
+pub use server::{Connection, MOST_CONNECTIONS, Server, serve_connection};
+pub use transmission::transmit;
+
+/// Bytes of a connection's buffers. More makes fewer system calls of large requests.
+pub const BUFFER: usize = 256 << 10;

@@ -1,0 +1,363 @@
+//! Requests and replies.
+
+use super::BUFFER;
+use super::handshake::Agreed;
+use super::wire::{
+    ALLOCATION_ID, EXTENT_HOLE, EXTENT_ZERO, Errno, MOST_BYTES, Request, chunk, command, flag,
+    skip, write_chunk, write_simple,
+};
+use crate::disk::{BLOCK, Disk};
+use crate::error::DiskError;
+use memfold_swap::Scratch;
+use std::io::{self, BufReader, Read, Write};
+use zsmalloc::PageSource;
+
+/// Extents in one reply, at most.
+const MOST_EXTENTS: usize = 1024;
+
+/// Serves the requests of a client until it disconnects.
+///
+/// # Errors
+///
+/// If the connection fails or ends in the middle of a request, or the client sends what cannot be
+/// understood.
+pub fn transmit<S: PageSource + 'static>(
+    disk: &Disk<S>,
+    agreed: Agreed,
+    from: impl Read,
+    to: impl Write,
+) -> io::Result<()> {
+    let mut transmission = Transmission {
+        disk,
+        agreed,
+        from: BufReader::with_capacity(BUFFER, from),
+        to,
+        replies: Vec::with_capacity(BUFFER),
+        piece: vec![0; BUFFER],
+        scratch: Scratch::new(),
+    };
+    while transmission.next()? {}
+    Ok(())
+}
+
+struct Transmission<'a, S: PageSource + 'static, R, W> {
+    disk: &'a Disk<S>,
+    agreed: Agreed,
+    from: BufReader<R>,
+    to: W,
+    /// Replies that are not sent yet.
+    replies: Vec<u8>,
+    /// Data on its way in or out.
+    piece: Vec<u8>,
+    scratch: Scratch,
+}
+
+impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
+    /// Serves one request. `false` after the last.
+    fn next(&mut self) -> io::Result<bool> {
+        // Before a wait for the client, it gets all its replies.
+        if self.from.buffer().len() < Request::BYTES {
+            self.send()?;
+        }
+        let request = match Request::read(&mut self.from) {
+            // A client may leave without a word between two requests.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+            request => request?,
+        };
+        match request.command {
+            command::DISCONNECT => {
+                self.send()?;
+                return Ok(false);
+            }
+            command::READ => self.read(request)?,
+            command::WRITE => {
+                let outcome = self.write(request)?;
+                self.reply(request, outcome)?;
+            }
+            _ => {
+                let outcome = self.other(request);
+                match outcome {
+                    Ok(()) if request.command == command::BLOCK_STATUS => {
+                        self.block_status(request)?;
+                    }
+                    outcome => self.reply(request, outcome)?,
+                }
+            }
+        }
+        if self.replies.len() >= BUFFER {
+            self.send()?;
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        self.to.write_all(&self.replies)?;
+        self.replies.clear();
+        self.to.flush()
+    }
+
+    /// A reply without data.
+    fn reply(&mut self, request: Request, outcome: Result<(), Errno>) -> io::Result<()> {
+        let Request { cookie, .. } = request;
+        if !self.agreed.structured {
+            let errno = outcome.err().map_or(0, |errno| errno as u32);
+            return write_simple(&mut self.replies, cookie, errno);
+        }
+        match outcome {
+            Ok(()) => write_chunk(&mut self.replies, cookie, (chunk::DONE, chunk::NONE), 0),
+            Err(errno) => {
+                write_chunk(&mut self.replies, cookie, (chunk::DONE, chunk::ERROR), 6)?;
+                self.replies.extend((errno as u32).to_be_bytes());
+                // No text.
+                self.replies.extend(0_u16.to_be_bytes());
+                Ok(())
+            }
+        }
+    }
+
+    /// Commands without data. Whether a block status may be told.
+    fn other(&mut self, request: Request) -> Result<(), Errno> {
+        let Request { offset, length, .. } = request;
+        let allowed = match request.command {
+            command::FLUSH | command::TRIM => flag::FUA,
+            command::WRITE_ZEROES => flag::FUA | flag::NO_HOLE,
+            command::BLOCK_STATUS => flag::REQ_ONE,
+            _ => return Err(Errno::Invalid),
+        };
+        if request.flags & !allowed != 0 {
+            return Err(Errno::Invalid);
+        }
+        match request.command {
+            // What was written is in memory, and more is not promised.
+            command::FLUSH => Ok(()),
+            command::TRIM => self.disk.discard(offset, length.into()).map_err(errno_of),
+            command::WRITE_ZEROES => {
+                let keep = request.flags & flag::NO_HOLE != 0;
+                self.disk
+                    .zero(offset, length.into(), keep, &mut self.scratch)
+                    .map_err(|error| match error {
+                        DiskError::OutOfRange => Errno::NoSpace,
+                        error => errno_of(error),
+                    })
+            }
+            _ if !self.agreed.allocation || length == 0 => Err(Errno::Invalid),
+            _ => {
+                let range = self.disk.check(offset, length.into());
+                range.map(drop).map_err(errno_of)
+            }
+        }
+    }
+
+    /// A write: the payload passes in pieces. All of it is read, whatever becomes of it.
+    fn write(&mut self, request: Request) -> io::Result<Result<(), Errno>> {
+        let Request { offset, length, .. } = request;
+        let outcome = if request.flags & !flag::FUA != 0 || length > MOST_BYTES {
+            Err(Errno::Invalid)
+        } else {
+            // Beyond the end of a disk there is no space.
+            let range = self.disk.check(offset, length.into());
+            range.map(drop).map_err(|_| Errno::NoSpace)
+        };
+        if let Err(errno) = outcome {
+            skip(&mut self.from, length.into())?;
+            return Ok(Err(errno));
+        }
+        let end = offset + u64::from(length);
+        let mut at = offset;
+        while at < end {
+            let piece = &mut self.piece[..piece_length(at, end)];
+            self.from.read_exact(piece)?;
+            let written = self.disk.write(at, piece, &mut self.scratch);
+            at += piece.len() as u64;
+            if let Err(error) = written {
+                skip(&mut self.from, end - at)?;
+                return Ok(Err(errno_of(error)));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn read(&mut self, request: Request) -> io::Result<()> {
+        let Request {
+            offset,
+            length,
+            flags,
+            ..
+        } = request;
+        let structured = self.agreed.structured;
+        let allowed = if structured { flag::DF } else { 0 };
+        if flags & !allowed != 0 || length > MOST_BYTES {
+            return self.reply(request, Err(Errno::Invalid));
+        }
+        if let Err(error) = self.disk.check(offset, length.into()) {
+            return self.reply(request, Err(errno_of(error)));
+        }
+        if !structured {
+            self.read_simple(request)
+        } else if length == 0 {
+            self.reply(request, Ok(()))
+        } else {
+            self.read_chunks(request)
+        }
+    }
+
+    /// A simple reply: one error for all of it. What no buffer holds is loaded twice, first to see that it
+    /// can be loaded.
+    fn read_simple(&mut self, request: Request) -> io::Result<()> {
+        let (start, end) = (request.offset, request.offset + u64::from(request.length));
+        let mut at = start;
+        while at < end && end - start > BUFFER as u64 {
+            match self.load(at, piece_length(at, end)) {
+                Ok(length) => at += length as u64,
+                Err(error) => return self.reply(request, Err(errno_of(error))),
+            }
+        }
+        let mut at = start;
+        while at < end {
+            match self.load(at, piece_length(at, end)) {
+                Ok(length) => {
+                    if at == start {
+                        write_simple(&mut self.replies, request.cookie, 0)?;
+                    }
+                    self.replies.extend_from_slice(&self.piece[..length]);
+                    at += length as u64;
+                }
+                Err(error) if at == start => return self.reply(request, Err(errno_of(error))),
+                // It could be loaded a moment ago, and its reply has begun.
+                Err(error) => return Err(io::Error::other(error)),
+            }
+            if self.replies.len() >= BUFFER {
+                self.send()?;
+            }
+        }
+        if start == end {
+            return self.reply(request, Ok(()));
+        }
+        Ok(())
+    }
+
+    /// Loads a piece into the buffer; returns its length.
+    fn load(&mut self, at: u64, length: usize) -> Result<usize, DiskError> {
+        let piece = &mut self.piece[..length];
+        self.disk.read(at, piece, &mut self.scratch)?;
+        Ok(length)
+    }
+
+    /// A structured reply: a chunk for each piece, and for each hole of a block or more, unless the client
+    /// wants no fragments.
+    fn read_chunks(&mut self, request: Request) -> io::Result<()> {
+        let end = request.offset + u64::from(request.length);
+        let whole = request.flags & flag::DF != 0;
+        if whole && request.length as usize > BUFFER {
+            return self.read_whole(request);
+        }
+        let mut at = request.offset;
+        while at < end {
+            let extent = self.disk.extent(at, end);
+            let is_hole = extent.zero && extent.length >= BLOCK && !whole;
+            let length = if whole {
+                end - at
+            } else if is_hole {
+                extent.length
+            } else {
+                extent.length.min(piece_length(at, end) as u64)
+            };
+            let done = if at + length == end { chunk::DONE } else { 0 };
+            if is_hole {
+                let kind = (done, chunk::OFFSET_HOLE);
+                write_chunk(&mut self.replies, request.cookie, kind, 12)?;
+                self.replies.extend(at.to_be_bytes());
+                self.replies.extend((length as u32).to_be_bytes());
+            } else {
+                if let Err(error) = self.load(at, length as usize) {
+                    return self.reply(request, Err(errno_of(error)));
+                }
+                let kind = (done, chunk::OFFSET_DATA);
+                write_chunk(&mut self.replies, request.cookie, kind, 8 + length as u32)?;
+                self.replies.extend(at.to_be_bytes());
+                self.replies
+                    .extend_from_slice(&self.piece[..length as usize]);
+            }
+            at += length;
+            if self.replies.len() >= BUFFER {
+                self.send()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk that no buffer holds. It is loaded twice, first to see that it can be loaded.
+    fn read_whole(&mut self, request: Request) -> io::Result<()> {
+        let (start, end) = (request.offset, request.offset + u64::from(request.length));
+        let mut at = start;
+        while at < end {
+            match self.load(at, piece_length(at, end)) {
+                Ok(length) => at += length as u64,
+                Err(error) => return self.reply(request, Err(errno_of(error))),
+            }
+        }
+        let kind = (chunk::DONE, chunk::OFFSET_DATA);
+        write_chunk(&mut self.replies, request.cookie, kind, 8 + request.length)?;
+        self.replies.extend(start.to_be_bytes());
+        let mut at = start;
+        while at < end {
+            let length = piece_length(at, end);
+            self.load(at, length).map_err(io::Error::other)?;
+            self.replies.extend_from_slice(&self.piece[..length]);
+            self.send()?;
+            at += length as u64;
+        }
+        Ok(())
+    }
+
+    fn block_status(&mut self, request: Request) -> io::Result<()> {
+        let end = request.offset + u64::from(request.length);
+        let most = if request.flags & flag::REQ_ONE != 0 {
+            1
+        } else {
+            MOST_EXTENTS
+        };
+        let mut extents: Vec<(u32, u32)> = Vec::new();
+        let mut at = request.offset;
+        while at < end {
+            let extent = self.disk.extent(at, end);
+            let hole = if extent.hole { EXTENT_HOLE } else { 0 };
+            let zero = if extent.zero { EXTENT_ZERO } else { 0 };
+            at += extent.length;
+            let count = extents.len();
+            match extents.last_mut() {
+                // Below the length of the request in sum.
+                Some((length, flags)) if *flags == hole | zero => *length += extent.length as u32,
+                _ if count == most => break,
+                _ => extents.push((extent.length as u32, hole | zero)),
+            }
+        }
+        let length = 4 + 8 * extents.len() as u32;
+        let kind = (chunk::DONE, chunk::BLOCK_STATUS);
+        write_chunk(&mut self.replies, request.cookie, kind, length)?;
+        self.replies.extend(ALLOCATION_ID.to_be_bytes());
+        for (length, flags) in extents {
+            self.replies.extend(length.to_be_bytes());
+            self.replies.extend(flags.to_be_bytes());
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the piece at an offset: up to a multiple of the buffer's length, so that later pieces begin at
+/// a block.
+fn piece_length(at: u64, end: u64) -> usize {
+    let buffer = BUFFER as u64;
+    (end.min((at / buffer + 1) * buffer) - at) as usize
+}
+
+fn errno_of(error: DiskError) -> Errno {
+    match error {
+        DiskError::OutOfRange => Errno::Invalid,
+        DiskError::NoSpace => Errno::NoSpace,
+        DiskError::Load(error) => {
+            log::error!("a block of the disk cannot be read back: {error}");
+            Errno::Io
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! The protocol, by a client that says each byte itself.
+
+use memfold_disk::nbd::{Connection, MOST_CONNECTIONS, Server};
+use memfold_disk::{BLOCK, Disk};
+use memfold_swap::{SwapConfig, SwapSpace};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use zsmalloc::HeapSource;
+
+const SIZE: u64 = 64 << 20;
+
+fn server() -> Server<HeapSource> {
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 12,
+        max_slots: 1 << 16,
+        ..SwapConfig::default()
+    };
+    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+    Server::new(Arc::new(Disk::new(space, SIZE, 16 << 20).expect("a disk")))
+}
+
+/// A client after its greeting.
+struct Client(UnixStream);
+
+impl Client {
+    fn connect(server: &Server<HeapSource>) -> Client {
+        let (own, other) = UnixStream::pair().expect("a pair of sockets");
+        own.set_read_timeout(Some(Duration::from_secs(20)))
+            .expect("a timeout");
+        server
+            .welcome(Connection::Unix(other))
+            .expect("a connection");
+        let mut client = Client(own);
+        assert_eq!(client.take(16), *b"NBDMAGICIHAVEOPT");
+        assert_eq!(client.take(2), [0, 3]);
+        client
+    }
+
+    fn say(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0
+            .write_all(bytes.as_ref())
+            .expect("the server listens");
+    }
+
+    fn take(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.0.read_exact(&mut bytes).expect("the server speaks");
+        bytes
+    }
+
+    fn number(&mut self, bytes: usize) -> u64 {
+        self.take(bytes)
+            .iter()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    fn option(&mut self, number: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.say(b"IHAVEOPT");
+        self.say(number.to_be_bytes());
+        self.say((data.len() as u32).to_be_bytes());
+        self.say(data);
+        let mut replies = Vec::new();
+        loop {
+            assert_eq!(self.number(8), 0x0003_e889_0455_65a9);
+            assert_eq!(self.number(4), u64::from(number));
+            let (kind, length) = (self.number(4) as u32, self.number(4) as usize);
+            replies.push((kind, self.take(length)));
+            if kind == 1 || kind >> 31 == 1 {
+                return replies;
+            }
+        }
+    }
+
+    /// In transmission, with structured replies and block status.
+    fn ready(server: &Server<HeapSource>) -> Client {
+        let mut client = Client::connect(server);
+        client.say([0, 0, 0, 3]);
+        assert_eq!(client.option(8, &[]), [(1, vec![])]);
+        let mut query = vec![0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 15];
+        query.extend(b"base:allocation");
+        assert_eq!(client.option(10, &query).len(), 2);
+        client.go();
+        client
+    }
+
+    fn go(&mut self) {
+        let replies = self.option(7, &[0; 6]);
+        let kinds: Vec<u32> = replies.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, [3, 3, 1]);
+        assert_eq!(replies[0].1[2..10], SIZE.to_be_bytes());
+    }
+
+    fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32) {
+        self.say(0x2560_9513_u32.to_be_bytes());
+        self.say(flags.to_be_bytes());
+        self.say(command.to_be_bytes());
+        self.say(7_u64.to_be_bytes());
+        self.say(offset.to_be_bytes());
+        self.say(length.to_be_bytes());
+    }
+
+    /// The chunks of a reply: type and contents.
+    fn chunks(&mut self) -> Vec<(u64, Vec<u8>)> {
+        let mut chunks = Vec::new();
+        loop {
+            assert_eq!(self.number(4), 0x668e_33ef);
+            let (flags, kind) = (self.number(2), self.number(2));
+            assert_eq!(self.number(8), 7);
+            let length = self.number(4) as usize;
+            chunks.push((kind, self.take(length)));
+            if flags == 1 {
+                return chunks;
+            }
+        }
+    }
+
+    fn errno(&mut self) -> u64 {
+        match self.chunks().as_slice() {
+            [(0, none)] if none.is_empty() => 0,
+            [(0x8001, error)] => u64::from(u32::from_be_bytes(
+                error[..4].try_into().expect("four bytes"),
+            )),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
+const WRITE_ZEROES: u16 = 6;
+const BLOCK_STATUS: u16 = 7;
+
+#[test]
+fn data_comes_back_and_holes_are_told() {
+    let server = server();
+    let mut client = Client::ready(&server);
+    let data: Vec<u8> = (0..12_000_u32).map(|byte| (byte / 7) as u8).collect();
+    client.request(WRITE, 0, 10_000, data.len() as u32);
+    client.say(&data);
+    assert_eq!(client.errno(), 0);
+    client.request(READ, 0, 0, 64 << 10);
+    let mut bytes = vec![0xaa; 64 << 10];
+    let mut holes = 0;
+    for (kind, chunk) in client.chunks() {
+        let offset = u64::from_be_bytes(chunk[..8].try_into().expect("eight bytes")) as usize;
+        if kind == 1 {
+            bytes[offset..][..chunk.len() - 8].copy_from_slice(&chunk[8..]);
+        } else {
+            assert_eq!(kind, 2);
+            let length = u32::from_be_bytes(chunk[8..].try_into().expect("four bytes")) as usize;
+            bytes[offset..][..length].fill(0);
+            holes += length;
+        }
+    }
+    assert!(bytes[10_000..22_000] == data && bytes[..10_000].iter().all(|byte| *byte == 0));
+    assert!(bytes[22_000..].iter().all(|byte| *byte == 0));
+    assert_eq!(holes, 8192 + (64 << 10) - 24_576);
+    // In one piece where it must be.
+    client.request(READ, 4, 0, 64 << 10);
+    assert_eq!(client.chunks()[0].1[8..], bytes);
+    // Across the buffer's end, too.
+    client.request(READ, 4, (256 << 10) - 5000, 10_000);
+    assert_eq!(client.chunks().len(), 1);
+    client.request(READ, 4, 0, 1 << 20);
+    assert_eq!(client.chunks()[0].1[8..][..64 << 10], bytes);
+    client.request(BLOCK_STATUS, 0, 0, 8 << 20);
+    let status = client.chunks();
+    let words: Vec<u32> = status[0]
+        .1
+        .chunks(4)
+        .map(|word| u32::from_be_bytes(word.try_into().expect("four bytes")))
+        .collect();
+    assert_eq!(words, [1, 8192, 3, 16384, 0, (8 << 20) - 24_576, 3]);
+    client.request(WRITE_ZEROES, 2, 8192, 4096);
+    assert_eq!(client.errno(), 0);
+    client.request(BLOCK_STATUS, 8, 8192, 8192);
+    assert_eq!(client.chunks()[0].1[4..], [0, 0, 16, 0, 0, 0, 0, 2]);
+    for command in [FLUSH, TRIM] {
+        client.request(command, 1, 0, if command == TRIM { 32 << 20 } else { 0 });
+        assert_eq!(client.errno(), 0);
+    }
+    client.request(READ, 0, 10_000, 12_000);
+    assert!(client.chunks().iter().all(|(kind, _)| *kind == 2));
+}
+
+#[test]
+fn simple_replies_and_the_oldest_negotiation_work() {
+    let server = server();
+    let mut client = Client::connect(&server);
+    client.say([0, 0, 0, 1]);
+    client.say(b"IHAVEOPT");
+    client.say([0, 0, 0, 1, 0, 0, 0, 0]);
+    assert_eq!(client.number(8), SIZE);
+    client.take(2 + 124);
+    for (length, byte) in [(100_u32, 1_u8), (1 << 20, 2)] {
+        client.request(WRITE, 0, 5, length);
+        client.say(vec![byte; length as usize]);
+        assert_eq!(
+            (client.number(4), client.number(4), client.number(8)),
+            (0x6744_6698, 0, 7)
+        );
+        client.request(READ, 0, 5, length);
+        assert_eq!(
+            (client.number(4), client.number(4), client.number(8)),
+            (0x6744_6698, 0, 7)
+        );
+        assert!(client.take(length as usize).iter().all(|one| *one == byte));
+    }
+    client.request(READ, 0, SIZE, 1);
+    assert_eq!((client.number(4), client.number(4)), (0x6744_6698, 22));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_next_request_served() {
+    let server = server();
+    let mut client = Client::ready(&server);
+    let refused = [
+        (READ, 0, SIZE - 1, 2, 22),
+        (READ, 0x8000, 0, 1, 22),
+        (READ, 0, u64::MAX, u32::MAX, 22),
+        (READ, 0, 0, (32 << 20) + 1, 22),
+        (TRIM, 0, SIZE, 1, 22),
+        (TRIM, 2, 0, 1, 22),
+        (WRITE_ZEROES, 0, SIZE, 1, 28),
+        (BLOCK_STATUS, 0, 0, 0, 22),
+        (5, 0, 0, 1, 22),
+        (999, 0, 0, 0, 22),
+    ];
+    for (command, flags, offset, length, errno) in refused {
+        client.request(command, flags, offset, length);
+        assert_eq!(client.errno(), errno, "command {command} at {offset}");
+    }
+    client.request(WRITE, 0, SIZE - 10, 20);
+    client.say([1; 20]);
+    assert_eq!(client.errno(), 28);
+    client.request(READ, 0, SIZE - 10, 10);
+    assert!(
+        client
+            .chunks()
+            .iter()
+            .all(|(_, chunk)| chunk[8..].iter().all(|byte| *byte == 0))
+    );
+}
+
+#[test]
+fn a_full_disk_says_so_and_goes_on() {
+    let server = server();
+    let mut client = Client::ready(&server);
+    let mut random = memfold_testing::Random::new(1);
+    let (mut full, mut written) = (false, 0_u64);
+    for piece in 0..40_u64 {
+        let data: Vec<u8> = (0..1 << 20).map(|_| random.below(256) as u8).collect();
+        client.request(WRITE, 0, piece << 20, 1 << 20);
+        client.say(&data);
+        match client.errno() {
+            0 => written += 1,
+            28 => full = true,
+            other => panic!("{other}"),
+        }
+    }
+    assert!(full && written > 8, "{written}");
+    client.request(TRIM, 0, 0, 40 << 20);
+    assert_eq!(client.errno(), 0);
+    client.request(WRITE, 0, 0, BLOCK as u32);
+    client.say([3; BLOCK as usize]);
+    assert_eq!(client.errno(), 0);
+}
+
+#[test]
+fn clients_that_misbehave_are_hung_up_on_and_harm_no_other() {
+    let server = server();
+    let mut good = Client::ready(&server);
+    let rubbish: [&[u8]; 4] = [
+        b"GET / HTTP/1.0\r\n\r\n",
+        &[0xff; 64],
+        &[0, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8],
+        &[0, 0, 0, 0],
+    ];
+    for bytes in rubbish {
+        let mut bad = Client::connect(&server);
+        bad.say(bytes);
+        assert_eq!(bad.0.read(&mut [0; 1]).unwrap_or(0), 0, "{bytes:?}");
+    }
+    // A magic number that is none, and an end in the middle of a request.
+    let mut bad = Client::ready(&server);
+    bad.say([1; 28]);
+    assert_eq!(bad.0.read(&mut [0; 1]).unwrap_or(0), 0);
+    let mut bad = Client::ready(&server);
+    bad.request(WRITE, 0, 0, 1 << 20);
+    bad.say([9; 5000]);
+    drop(bad);
+    // A client that sends requests and takes no reply.
+    let mut stalls = Client::ready(&server);
+    stalls.0.set_nonblocking(true).expect("a mode");
+    stalls.0.set_write_timeout(None).expect("a timeout");
+    let mut request = Vec::new();
+    for part in [
+        &0x2560_9513_u32.to_be_bytes()[..],
+        &[0; 4],
+        &[0; 8],
+        &[0; 8],
+        &[0, 16, 0, 0],
+    ] {
+        request.extend(part);
+    }
+    while stalls.0.write(&request).is_ok() {}
+    good.request(READ, 0, 1 << 20, 10);
+    assert_eq!(good.chunks().len(), 1);
+    // And more than there may be.
+    let held: Vec<_> = (0..MOST_CONNECTIONS + 10)
+        .map(|_| UnixStream::pair().expect("a pair of sockets"))
+        .collect();
+    let mut kept = Vec::new();
+    let mut refused = 0;
+    for (own, other) in held {
+        refused += usize::from(server.welcome(Connection::Unix(other)).is_err());
+        kept.push(own);
+    }
+    assert!(refused >= 10 && server.connections() <= MOST_CONNECTIONS);
+    good.request(READ, 0, 1 << 20, 10);
+    assert_eq!(good.chunks().len(), 1);
+}
