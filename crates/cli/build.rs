@@ -28,6 +28,7 @@ const LINK: [&str; 6] = [
 ];
 
 fn main() {
+    name_the_commit();
     let manifest_dir = PathBuf::from(required("CARGO_MANIFEST_DIR"));
     let workspace = manifest_dir
         .ancestors()
@@ -61,6 +62,24 @@ fn main() {
     }
     compile(workspace, "crates/agent/src/lib.rs", &library, arguments);
     println!("cargo::rustc-env=MEMFOLD_AGENT={}", library.display());
+}
+
+/// For `memfold -V`: the commit that is built, `MEMFOLD_COMMIT` where there is no repository (packages).
+fn name_the_commit() {
+    println!("cargo::rerun-if-env-changed=MEMFOLD_COMMIT");
+    let git = |arguments: &[&str]| {
+        let output = Command::new("git").args(arguments).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
+    };
+    if let Some(head) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={head}");
+    }
+    let commit = env::var("MEMFOLD_COMMIT")
+        .ok()
+        .or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
+    let commit = commit.unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo::rustc-env=MEMFOLD_COMMIT={commit}");
 }
 
 /// Compiles a crate. Its path is relative, so that messages and the library are the same in every checkout.

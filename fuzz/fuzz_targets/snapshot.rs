@@ -8,5 +8,7 @@ mod format;
 mod fuzzing;
 #[path = "../../crates/cli/src/report.rs"]
 mod report;
+#[path = "../../crates/cli/src/summary.rs"]
+mod summary;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzing::snapshot(input));

@@ -1,11 +1,21 @@
 //! The command line: one definition for parsing, help, completions and manual pages.
 
-use crate::size::Size;
+use crate::summary::SummaryWhen;
+use clap::builder::{FalseyValueParser, PossibleValue};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use memfold_pager::{Size, SizeError};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+
+/// For `-V`: what a report of a bug should name.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (commit ",
+    env!("MEMFOLD_COMMIT"),
+    ", needs Linux 6.8 or newer on x86-64)"
+);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,13 +23,14 @@ Examples:
   memfold run --limit 50% --stats run.json -- make -j8
   memfold doctor            what this host allows, and how to fix each gap
   memfold stat              statistics of what runs now
+  memfold limit 4711 3G     another limit for the run with that PID
 
 Exit status of `run`: the program's own; death by a signal is passed on as such.
 126: the program cannot be executed; 127: it was not found; 125: memfold itself failed.";
 
 const RUN_EXAMPLES: &str = "\
-SIZE is a number with K, M, G or T (1024s), or a percentage of what the host or the
-enclosing cgroup allows.
+SIZE is a number with K, M, G or T (1024s; KB, KiB and Ki are the same), or a percentage of what
+the host or the enclosing cgroup allows.
 
 Examples:
   memfold run -- ./program                          under half of the allowed memory
@@ -33,8 +44,7 @@ first interrupt is passed on to them, a second one kills them.";
 
 /// Run any program in less memory than it needs: compressed swap in user space.
 #[derive(Debug, Parser)]
-#[command(name = "memfold", version, about, after_help = EXAMPLES, max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
+#[command(name = "memfold", version = VERSION, about, after_help = EXAMPLES, max_term_width = 100)]
 pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
@@ -53,6 +63,10 @@ pub enum Command {
     /// Watch the runs of this user (q ends it)
     #[cfg(feature = "top")]
     Top(TopArguments),
+    /// Change the limit of a run
+    Limit(LimitArguments),
+    /// Page out memory of a run now, whatever its limit is
+    Reclaim(ReclaimArguments),
     /// Bring all pages of a run back from its swap file, and stop using the file
     Swapoff(SwapOffArguments),
     /// Check what this host allows, and show how to fix each gap
@@ -68,42 +82,110 @@ pub enum Command {
 pub struct RunArguments {
     /// Limit on all that memfold manages: resident pages, compressed pool, metadata
     /// [default: 50%, unless --resident is given]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", env = "MEMFOLD_LIMIT")]
     pub limit: Option<Size>,
     /// Limit on the resident pages alone
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", env = "MEMFOLD_RESIDENT")]
     pub resident: Option<Size>,
     /// Compression algorithm of the pool
-    #[arg(long, value_enum, default_value_t = Algorithm::Lz4)]
+    #[arg(long, value_enum, default_value_t = Algorithm::Lz4, env = "MEMFOLD_ALGO")]
     pub algo: Algorithm,
     /// Write pages that do not fit to an unlinked, encrypted file in DIR
-    #[arg(long, value_name = "DIR", requires = "swap_size")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "swap_size",
+        env = "MEMFOLD_SWAP_FILE"
+    )]
     #[arg(value_hint = clap::ValueHint::DirPath)]
     pub swap_file: Option<PathBuf>,
     /// Maximum size of the swap file
-    #[arg(long, value_name = "SIZE", requires = "swap_file")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "swap_file",
+        env = "MEMFOLD_SWAP_SIZE"
+    )]
     pub swap_size: Option<Size>,
     /// Recompress pages with Zstandard that were swapped out this long ago, or `off`
     /// [default: 1m with lz4, off with zstd]
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", env = "MEMFOLD_RECOMPRESS_AFTER")]
     pub recompress_after: Option<After>,
     /// Write pages to the swap file that were swapped out this long ago, or `off`: only when there is no
     /// room for them
-    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "10m",
+        env = "MEMFOLD_WRITEBACK_AFTER"
+    )]
     pub writeback_after: After,
     /// Store pages without a checksum
-    #[arg(long)]
+    #[arg(long, env = "MEMFOLD_NO_CHECKSUM", value_parser = FalseyValueParser::new())]
     pub no_checksum: bool,
     /// Write the statistics of the run to FILE as JSON when it ends (`-`: standard output)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "MEMFOLD_STATS", value_hint = clap::ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
-    /// Print neither warnings nor the summary
-    #[arg(short, long)]
+    /// Write them to this open descriptor, which the program does not get
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "stats",
+        env = "MEMFOLD_STATS_FD"
+    )]
+    #[arg(value_parser = clap::value_parser!(i32).range(0..))]
+    pub stats_fd: Option<i32>,
+    /// A name for the run, for the summary, stat and the JSON
+    #[arg(long, value_name = "NAME", env = "MEMFOLD_NAME", value_hint = clap::ValueHint::Other)]
+    pub name: Option<String>,
+    /// When to print the summary at the end
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = SummaryWhen::Auto)]
+    #[arg(env = "MEMFOLD_SUMMARY")]
+    pub summary: SummaryWhen,
+    /// Print neither warnings nor, without --summary always, the summary
+    #[arg(short, long, env = "MEMFOLD_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
+    /// Print the limit at the start, the summary at the end, and more messages
+    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(env = "MEMFOLD_VERBOSE", value_parser = FalseyValueParser::new())]
+    pub verbose: bool,
     /// The program and its arguments
     #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", num_args = 1..)]
-    #[arg(value_hint = clap::ValueHint::CommandWithArguments)]
     pub program: Vec<OsString>,
+}
+
+impl ValueEnum for SummaryWhen {
+    fn value_variants<'a>() -> &'a [SummaryWhen] {
+        &[SummaryWhen::Auto, SummaryWhen::Always, SummaryWhen::Never]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            SummaryWhen::Auto => {
+                PossibleValue::new("auto").help("If pages went out or the limit was not kept")
+            }
+            SummaryWhen::Always => PossibleValue::new("always").help("After each run"),
+            SummaryWhen::Never => PossibleValue::new("never").help("After none"),
+        })
+    }
+}
+
+/// A size that a run is asked to apply: checked here, understood there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SizeText {
+    /// As it was written.
+    pub text: String,
+    /// What it means.
+    pub size: Size,
+}
+
+impl FromStr for SizeText {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<SizeText, SizeError> {
+        let (text, size) = (text.to_owned(), text.parse()?);
+        Ok(SizeText { text, size })
+    }
 }
 
 /// An age at which something is done: a time such as `90s` or `1h 30m`, or `off`.
@@ -150,8 +232,37 @@ pub struct StatArguments {
     /// Print JSON: one object with PID, else an array
     #[arg(long)]
     pub json: bool,
+    /// Print a line (with --json, an object a line) for each run every second, or every SECONDS
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
+    pub watch: Option<u16>,
     /// PID of a `memfold run`, or of the program it started
     pub pid: Option<u32>,
+}
+
+/// `memfold limit`.
+#[derive(Debug, Args)]
+pub struct LimitArguments {
+    /// PID of a `memfold run`, or of the program it started
+    #[arg(index = 1)]
+    pub pid: u32,
+    /// The new limit; a percentage is of what the host or cgroup of the run allows
+    #[arg(index = 2)]
+    pub size: SizeText,
+    /// Limit the resident pages alone
+    #[arg(long)]
+    pub resident: bool,
+}
+
+/// `memfold reclaim`.
+#[derive(Debug, Args)]
+pub struct ReclaimArguments {
+    /// PID of a `memfold run`, or of the program it started
+    #[arg(index = 1)]
+    pub pid: u32,
+    /// How much of its resident memory to page out, also as a percentage of it [default: all that can be]
+    #[arg(index = 2)]
+    pub size: Option<SizeText>,
 }
 
 /// `memfold top`.
@@ -188,7 +299,7 @@ pub struct CompletionArguments {
 /// `memfold man`.
 #[derive(Debug, Args)]
 pub struct ManArguments {
-    /// Write memfold.1, memfold-run.1 and so on into this folder
+    /// Write memfold.1, memfold-run.1 and so on into this folder, which is made if need be
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
 }
@@ -238,6 +349,20 @@ mod tests {
         for text in ["", "soon", "10ms", "0s", "-3s"] {
             assert!(text.parse::<After>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn times_of_watching_are_whole_seconds() {
+        let stat = |line: &[&str]| {
+            let arguments = ["memfold", "stat"].iter().chain(line);
+            match Arguments::try_parse_from(arguments).map(|all| all.command) {
+                Ok(Command::Stat(stat)) => Some((stat.watch, stat.pid)),
+                _ => None,
+            }
+        };
+        assert_eq!(stat(&["--watch", "7"]), Some((Some(1), Some(7))));
+        assert_eq!(stat(&["--watch=5"]), Some((Some(5), None)));
+        assert_eq!(stat(&["--watch=0"]), None);
     }
 
     #[test]

@@ -1,39 +1,25 @@
-//! Completions and manual pages, from the definition of the command line.
+//! Completions, and what is printed on standard output.
 
-use crate::arguments::{Arguments, CompletionArguments, ManArguments};
+use crate::arguments::CompletionArguments;
 use crate::failure::Failure;
-use clap::CommandFactory;
+use clap_complete::env::Shells;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// `memfold completions SHELL`.
-pub fn completions(arguments: &CompletionArguments) -> Result<ExitCode, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(
-        arguments.shell,
-        &mut Arguments::command(),
-        "memfold",
-        &mut script,
-    );
-    print(&script)
-}
+/// The variable by which a shell asks for completions.
+const VARIABLE: &str = "COMPLETE";
 
-/// `memfold man [--dir DIR]`.
-pub fn manual(arguments: &ManArguments) -> Result<ExitCode, Failure> {
-    if let Some(dir) = &arguments.dir {
-        clap_mangen::generate_to(Arguments::command(), dir).map_err(|error| {
-            Failure::own(format!(
-                "cannot write manual pages to {}: {error}",
-                dir.display()
-            ))
-        })?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let mut page = Vec::new();
-    clap_mangen::Man::new(Arguments::command())
-        .render(&mut page)
-        .map_err(|error| Failure::own(format!("cannot make the manual page: {error}")))?;
-    print(&page)
+/// `memfold completions SHELL`: a script that asks memfold itself, which knows the runs and commands.
+pub fn completions(arguments: &CompletionArguments) -> Result<ExitCode, Failure> {
+    const NAME: &str = "memfold";
+    let mut script = Vec::new();
+    let shell = arguments.shell.to_string();
+    Shells::builtins()
+        .completer(&shell)
+        .ok_or_else(|| Failure::own(format!("there are no completions for {shell}")))?
+        .write_registration(VARIABLE, NAME, NAME, NAME, &mut script)
+        .map_err(|error| Failure::own(format!("cannot make the completions: {error}")))?;
+    print(&script)
 }
 
 /// Writes to standard output. A reader that closes it early is no failure.

@@ -44,20 +44,26 @@ pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Refuses, with the first gap and what fixes it, where programs cannot be supervised.
+/// Refuses, with all gaps and what fixes them, where programs cannot be supervised.
 pub fn check() -> Result<(), Failure> {
     let checks = requirements();
-    let Some(gap) = checks
-        .iter()
-        .find(|check| check.verdict == Verdict::Missing)
-    else {
+    let gap = |check: &&Check| check.verdict == Verdict::Missing;
+    let gaps: Vec<String> = checks.iter().filter(gap).map(gap_text).collect();
+    if gaps.is_empty() {
         return Ok(());
-    };
-    let remedy = gap.remedy.as_deref().unwrap_or("see memfold doctor");
+    }
     Err(Failure::own(format!(
-        "{}: {}. To fix it: {remedy}",
-        gap.name, gap.found
+        "this host does not let memfold run programs (see memfold doctor): {}",
+        gaps.join("; ")
     )))
+}
+
+fn gap_text(check: &Check) -> String {
+    let remedy = match &check.remedy {
+        Some(remedy) => format!(". To fix it: {remedy}"),
+        None => String::new(),
+    };
+    format!("{}: {}{remedy}", check.name, check.found)
 }
 
 fn requirements() -> Vec<Check> {

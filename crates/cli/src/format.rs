@@ -40,6 +40,16 @@ pub fn nanoseconds(nanoseconds: u64) -> String {
     }
 }
 
+/// A time of a person's concern: `3.2 s`, `0.05 s`, `2 min 5 s`.
+pub fn duration(nanoseconds: u64) -> String {
+    let seconds = nanoseconds as f64 / 1e9;
+    match nanoseconds / 1_000_000_000 {
+        0 => format!("{seconds:.2} s"),
+        1..60 => format!("{seconds:.1} s"),
+        whole => format!("{} min {} s", whole / 60, whole % 60),
+    }
+}
+
 /// How many times smaller `stored` is than `original`; none while nothing is stored.
 pub fn ratio(original: u64, stored: u64) -> Option<String> {
     (original > 0 && stored > 0).then(|| format!("{:.1}:1", original as f64 / stored as f64))
@@ -81,6 +91,9 @@ mod tests {
         assert_eq!(nanoseconds(31_234), "31 µs");
         assert_eq!(nanoseconds(1_500_000), "1.5 ms");
         assert_eq!(nanoseconds(2_000_000_000), "2.00 s");
+        assert_eq!(duration(50_000_000), "0.05 s");
+        assert_eq!(duration(3_210_000_000), "3.2 s");
+        assert_eq!(duration(125_000_000_000), "2 min 5 s");
     }
 
     #[test]

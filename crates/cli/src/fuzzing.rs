@@ -1,6 +1,7 @@
 //! What the fuzz target of `stat` runs on its input. A test runs the same on the corpus.
 
-use crate::report::{Snapshot, summary};
+use crate::report::Snapshot;
+use crate::summary::{SummaryWhen, summary};
 
 /// An answer to `memfold stat` and `memfold top`, from any process.
 pub fn snapshot(input: &[u8]) {
@@ -9,7 +10,7 @@ pub fn snapshot(input: &[u8]) {
     };
     let (held, _) = snapshot.limit();
     assert!(held <= snapshot.total_bytes());
-    _ = summary(&snapshot.command, &snapshot.statistics);
+    _ = summary(&snapshot.command, &snapshot.statistics, SummaryWhen::Always);
     assert!(serde_json::to_string_pretty(&snapshot).is_ok());
 }
 

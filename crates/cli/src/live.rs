@@ -4,6 +4,7 @@
 //! Users see their own runs, root sees all: text of another user's run is shortened and made printable,
 //! and its PID is the one that the kernel reports.
 
+use crate::failure::Failure;
 use crate::format::printable;
 use crate::report::Snapshot;
 use crate::run::runtime;
@@ -150,10 +151,16 @@ impl RunFolder {
         snapshot.pid = pid
             .or(self.is_own().then_some(snapshot.pid))
             .ok_or(ErrorKind::NotFound)?;
-        let command = printable(&snapshot.command);
-        snapshot.command = command.chars().take(LONGEST_COMMAND).collect();
+        let name = &mut snapshot.statistics.programs.name;
+        *name = name.take().map(|name| shown(&name));
+        snapshot.command = shown(&snapshot.command);
         Ok(snapshot)
     }
+}
+
+/// Text of a run, fit for a terminal and not too long.
+fn shown(text: &str) -> String {
+    printable(text).chars().take(LONGEST_COMMAND).collect()
 }
 
 /// Reads what comes until the end of the file, as much as may be an answer.
@@ -222,6 +229,15 @@ pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
     found.into_iter().map(|(_, snapshot)| snapshot).collect()
 }
 
+/// There is nothing to show.
+pub fn nothing_runs(pid: Option<u32>) -> Failure {
+    let text = match pid {
+        Some(pid) => format!("no run of this user has the PID {pid}; list them with memfold stat"),
+        None => "no run of this user is active; start one with memfold run".to_owned(),
+    };
+    Failure::with_status(1, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +257,7 @@ mod tests {
                 staged_bytes: 0,
                 file_bytes: 4,
                 processes_now: 1,
+                ..Now::default()
             },
             programs: Vec::new(),
             statistics: Statistics::new(&Stats::default(), 0.0, 0),

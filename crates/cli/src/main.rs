@@ -4,7 +4,10 @@
     reason = "nothing in a program is reachable from outside"
 )]
 
+mod adjust;
 mod arguments;
+mod completion;
+mod control;
 mod describe;
 mod doctor;
 mod failure;
@@ -12,18 +15,21 @@ mod format;
 #[cfg(test)]
 mod fuzzing;
 mod live;
+mod man;
 mod messages;
 mod report;
 mod run;
-mod size;
 mod stat;
-mod swapoff;
+mod stat_watch;
+mod summary;
 #[cfg(feature = "top")]
 mod top;
+mod usage_error;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
+use clap_complete::CompleteEnv;
 use failure::Failure;
 use memfold_sys::privilege;
 use std::process::ExitCode;
@@ -32,6 +38,8 @@ fn main() -> ExitCode {
     if let Err(failure) = lower_privileges() {
         return failure.report();
     }
+    // Only where a shell asks for completions.
+    CompleteEnv::with_factory(completion::command).complete();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
@@ -39,12 +47,14 @@ fn main() -> ExitCode {
     let outcome = match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
-        Command::Swapoff(arguments) => swapoff::swapoff(&arguments),
+        Command::Limit(arguments) => adjust::limit(&arguments),
+        Command::Reclaim(arguments) => adjust::reclaim(&arguments),
+        Command::Swapoff(arguments) => adjust::swapoff(&arguments),
         #[cfg(feature = "top")]
         Command::Top(arguments) => top::top(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Completions(arguments) => describe::completions(&arguments),
-        Command::Man(arguments) => describe::manual(&arguments),
+        Command::Man(arguments) => man::manual(&arguments),
     };
     outcome.unwrap_or_else(|failure| failure.report())
 }
@@ -71,38 +81,9 @@ fn refuse(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { failure::OWN } else { 0 })
         }
-        _ => Failure::own(one_line(&error.to_string())).report(),
-    }
-}
-
-/// The message of a usage error: what stands before its first blank line.
-fn one_line(message: &str) -> String {
-    let lines: Vec<&str> = message
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.is_empty())
-        .collect();
-    let text = lines.join(" ");
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    format!("{text} (see memfold --help)")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mistake_is_reported_in_one_line() {
-        for line in [
-            &["memfold", "run", "--limit", "lots", "true"][..],
-            &["memfold", "run"],
-            &["memfold", "run", "--limt", "1G", "true"],
-            &["memfold", "walk"],
-        ] {
-            let error = Arguments::try_parse_from(line).expect_err("a mistake");
-            let text = one_line(&error.to_string());
-            assert!(!text.contains('\n') && !text.starts_with("error"), "{text}");
-            assert!(text.len() > 25, "{text}");
+        _ => {
+            let line: Vec<_> = std::env::args_os().skip(1).collect();
+            Failure::own(usage_error::one_line(error, &line)).report()
         }
     }
 }

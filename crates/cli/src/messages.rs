@@ -64,11 +64,11 @@ fn write(orders: &Receiver<Order>) {
     }
 }
 
-/// Shows messages from now on: only errors if `quiet`.
+/// Shows messages of this level and above from now on.
 ///
 /// # Errors
 /// If no thread can be started for them.
-pub fn show(quiet: bool) -> std::io::Result<()> {
+pub fn show(level: LevelFilter) -> std::io::Result<()> {
     let (sender, orders) = sync_channel(MOST_WAITING);
     // Signals are for others.
     let blocked = signal::block_all();
@@ -79,12 +79,14 @@ pub fn show(quiet: bool) -> std::io::Result<()> {
     // There are no others.
     let _ = ORDERS.set(sender);
     let _ = log::set_logger(&StandardError);
-    log::set_max_level(if quiet {
-        LevelFilter::Error
-    } else {
-        LevelFilter::Info
-    });
+    log::set_max_level(level);
     Ok(())
+}
+
+/// Prints a line whatever the level is.
+pub fn print(line: &str) {
+    let line = format!("memfold: {line}\n");
+    let _ = ORDERS.get().map(|orders| orders.send(Order::Write(line)));
 }
 
 /// Waits until all was written. For when memfold holds no program any more.

@@ -1,8 +1,8 @@
-//! The documents of a run: the JSON at its end, the JSON while it runs, the summary line.
+//! The documents of a run: the JSON at its end, the JSON while it runs.
 
-use crate::format::{bytes, grouped, nanoseconds, ratio};
-use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals};
+use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals, tolerance};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// The statistics that the live and the final document share. Their names are an interface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,6 +18,24 @@ pub struct Statistics {
     /// Programs seen that could not be put under the limit. Those that lived for less than about
     /// a second may have gone unseen.
     pub processes_unmanaged: u64,
+    /// What only the command line knows.
+    #[serde(flatten)]
+    pub programs: Programs,
+}
+
+/// What the command line knows of the programs of a run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Programs {
+    /// The run's name, by `--name`.
+    pub name: Option<String>,
+    /// CPU time of the programs, user and system, the helper threads' included.
+    pub program_cpu_seconds: f64,
+    /// Largest resident memory of processes outside the limit, of samples a second apart.
+    pub peak_unmanaged_bytes: u64,
+    /// The limit under which at most 5 % of the time would have gone to swapping; null where that is so.
+    pub comfortable_limit_bytes: Option<u64>,
+    /// Part of the threads' time, running or waiting for memfold, for which they waited for memfold.
+    pub swapping_share: f64,
 }
 
 impl Statistics {
@@ -28,8 +46,58 @@ impl Statistics {
             fault_ns: stats.fault_ns,
             cpu_seconds,
             processes_unmanaged,
+            programs: Programs::default(),
         }
     }
+
+    /// Adds what the command line knows; the share of swapping is computed here.
+    #[must_use]
+    pub fn with(mut self, programs: Programs) -> Statistics {
+        let waited = Duration::from_nanos(
+            self.totals
+                .swap_in_wait_ns
+                .saturating_add(self.totals.first_touch_wait_ns),
+        );
+        let time = waited.as_secs_f64() + programs.program_cpu_seconds;
+        let share = if time > 0.0 {
+            waited.as_secs_f64() / time
+        } else {
+            0.0
+        };
+        self.programs = Programs {
+            swapping_share: share,
+            ..programs
+        };
+        self
+    }
+
+    /// The limit that the user gave: in all, or of resident memory.
+    pub fn limit_in_force(&self) -> (u64, LimitKind) {
+        match self.totals.limit_bytes {
+            0 => (self.totals.resident_limit_bytes, LimitKind::Resident),
+            bytes => (bytes, LimitKind::Total),
+        }
+    }
+
+    /// Whether the limit was never exceeded by more than is tolerated.
+    pub fn is_limit_kept(&self) -> bool {
+        let (limit, _) = self.limit_in_force();
+        self.most_over() <= tolerance(limit)
+    }
+
+    /// The largest excess in bytes.
+    pub fn most_over(&self) -> u64 {
+        self.totals.over_limit_pages.saturating_mul(4096)
+    }
+}
+
+/// What a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitKind {
+    /// All that memfold manages.
+    Total,
+    /// Resident memory alone.
+    Resident,
 }
 
 /// The document of `--stats`.
@@ -41,6 +109,12 @@ pub struct Report {
     pub signal: Option<i32>,
     /// From the program's start to the end of the last process under the limit.
     pub wall_seconds: f64,
+    /// The program and its arguments.
+    pub command: String,
+    /// The version of memfold.
+    pub memfold_version: &'static str,
+    /// Whether the limit was kept, within what is tolerated.
+    pub limit_kept: bool,
     /// The rest.
     #[serde(flatten)]
     pub statistics: Statistics,
@@ -87,55 +161,6 @@ impl Snapshot {
     }
 }
 
-/// One line about a run in which memfold had something to do; none where it had not.
-pub fn summary(program: &str, statistics: &Statistics) -> Option<String> {
-    if statistics.totals.pages_out == 0 {
-        return None;
-    }
-    let (peak, limit, what) = if statistics.totals.limit_bytes > 0 {
-        (
-            statistics.totals.peak_total_bytes,
-            statistics.totals.limit_bytes,
-            "",
-        )
-    } else {
-        (
-            statistics.totals.peak_resident_bytes,
-            statistics.totals.resident_limit_bytes,
-            " resident",
-        )
-    };
-    let packed = ratio(
-        statistics.totals.bytes_original,
-        statistics.totals.bytes_stored,
-    )
-    .map(|ratio| format!(", {ratio}"))
-    .unwrap_or_default();
-    let file = if statistics.totals.peak_file_bytes > 0 {
-        format!(", file {}", bytes(statistics.totals.peak_file_bytes))
-    } else {
-        String::new()
-    };
-    let over = if statistics.totals.over_limit_pages > 0 {
-        format!(
-            "; {} pages over the limit at worst",
-            grouped(statistics.totals.over_limit_pages)
-        )
-    } else {
-        String::new()
-    };
-    Some(format!(
-        "held {program} in {} of {}{what} (pool {}{packed}{file}); {} pages out, {} in, \
-         p99 fault {}{over}",
-        bytes(peak),
-        bytes(limit),
-        bytes(statistics.totals.peak_pool_bytes),
-        grouped(statistics.totals.pages_out),
-        grouped(statistics.totals.pages_in),
-        nanoseconds(statistics.fault_ns.p99),
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,35 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_has_the_main_numbers() {
-        let mut statistics = Statistics::new(&stats(), 0.5, 0);
-        assert_eq!(
-            summary("redis-server", &statistics).unwrap(),
-            "held redis-server in 199 MiB of 200 MiB (pool 95.0 MiB, 2.2:1); \
-             81,233 pages out, 62,110 in, p99 fault 31 µs"
-        );
-        statistics.totals.over_limit_pages = 1500;
-        statistics.totals.peak_file_bytes = 3 << 20;
-        statistics.totals.limit_bytes = 0;
-        assert_eq!(
-            summary("redis-server", &statistics).unwrap(),
-            "held redis-server in 104 MiB of 104 MiB resident (pool 95.0 MiB, 2.2:1, \
-             file 3.0 MiB); \
-             81,233 pages out, 62,110 in, p99 fault 31 µs; 1,500 pages over the limit at worst"
-        );
-    }
-
-    #[test]
-    fn without_reclaim_there_is_no_summary() {
-        assert_eq!(
-            summary("true", &Statistics::new(&Stats::default(), 0.0, 0)),
-            None
-        );
-    }
-
-    #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 26] = [
+        const NAMES: [&str; 34] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -221,12 +219,23 @@ mod tests {
             "longest_pause_ns",
             "cpu_seconds",
             "processes_unmanaged",
+            "peak_needed_bytes",
+            "peak_mapped_bytes",
+            "peak_unmanaged_bytes",
+            "over_limit_ns",
+            "swap_in_wait_ns",
+            "first_touch_wait_ns",
+            "program_cpu_seconds",
+            "swapping_share",
         ];
         let statistics = Statistics::new(&stats(), 0.5, 3);
         let report = Report {
             exit_code: 7,
             signal: None,
             wall_seconds: 1.5,
+            command: "a b".into(),
+            memfold_version: "1",
+            limit_kept: statistics.is_limit_kept(),
             statistics,
         };
         let value = serde_json::to_value(&report).unwrap();
@@ -238,6 +247,14 @@ mod tests {
         assert_eq!(value["pages_out"], 81_233);
         assert_eq!(value["processes_unmanaged"], 3);
         assert_eq!(value["exit_code"], 7);
+        assert_eq!(value["command"], "a b");
+        assert_eq!(value["limit_kept"], true);
+        for name in ["name", "comfortable_limit_bytes"] {
+            assert!(
+                value.get(name).is_some_and(serde_json::Value::is_null),
+                "{name}"
+            );
+        }
     }
 
     #[test]
@@ -253,7 +270,7 @@ mod tests {
                 metadata_bytes: 5,
                 staged_bytes: 1,
                 file_bytes: 6,
-                processes_now: 1,
+                ..Now::default()
             },
             programs: vec![ProgramUsage {
                 pid: 2,

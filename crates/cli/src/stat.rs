@@ -3,13 +3,20 @@
 use crate::arguments::StatArguments;
 use crate::describe::print;
 use crate::failure::Failure;
-use crate::format::{bytes, grouped, nanoseconds, ratio};
+use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
 use crate::live;
+pub use crate::live::nothing_runs;
 use crate::report::Snapshot;
+use crate::stat_watch;
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// `memfold stat [--json] [PID]`: exit status 1 when nothing runs.
+/// `memfold stat [--json] [--watch] [PID]`: exit status 1 when nothing runs.
 pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
+    if let Some(seconds) = arguments.watch {
+        let interval = Duration::from_secs(seconds.into());
+        return stat_watch::watch(arguments.pid, interval, arguments.json);
+    }
     let found = live::snapshots_of(arguments.pid, live::PATIENCE);
     if let (Some(pid), true) = (arguments.pid, found.is_empty()) {
         return Err(nothing_runs(Some(pid)));
@@ -29,94 +36,107 @@ pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
     print(blocks.join("\n").as_bytes())
 }
 
-/// There is nothing to show.
-pub fn nothing_runs(pid: Option<u32>) -> Failure {
-    let text = match pid {
-        Some(pid) => format!("no run of this user has the PID {pid}; list them with memfold stat"),
-        None => "no run of this user is active; start one with memfold run".to_owned(),
-    };
-    Failure::with_status(1, text)
-}
-
 /// A run in a few lines.
 fn block(snapshot: &Snapshot) -> String {
-    let statistics = &snapshot.statistics;
+    let name = match &snapshot.statistics.programs.name {
+        Some(name) => format!("{}: ", printable(name)),
+        None => String::new(),
+    };
+    let mut text = format!("{name}{} (memfold {})\n", snapshot.command, snapshot.pid);
+    for (name, value) in memory(snapshot).into_iter().chain(work(snapshot)) {
+        text.push_str(&format!("  {name:<10} {value}\n"));
+    }
+    text
+}
+
+/// What is in use, and what is not under the limit.
+fn memory(snapshot: &Snapshot) -> [(&'static str, String); 4] {
+    let (statistics, now) = (&snapshot.statistics, &snapshot.now);
+    let totals = &statistics.totals;
     let (held, limit) = snapshot.limit();
-    let packed = ratio(
-        statistics.totals.bytes_original,
-        statistics.totals.bytes_stored,
-    )
-    .map(|ratio| format!(" at {ratio}"))
-    .unwrap_or_default();
-    let faults = statistics
-        .totals
+    let packed = ratio(totals.bytes_original, totals.bytes_stored)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let over = if statistics.is_limit_kept() {
+        String::new()
+    } else {
+        format!(
+            " (NOT kept: {} over it at most)",
+            bytes(statistics.most_over())
+        )
+    };
+    let now_text = format!(
+        "resident {}, pool {}{packed}, metadata {}, swap file {}",
+        bytes(now.resident_bytes),
+        bytes(now.pool_bytes),
+        bytes(now.metadata_bytes),
+        bytes(now.file_bytes)
+    );
+    let peak = format!(
+        "resident {}, pool {}, together {}; without a limit {}",
+        bytes(totals.peak_resident_bytes),
+        bytes(totals.peak_pool_bytes),
+        bytes(totals.peak_total_bytes),
+        bytes(totals.peak_needed_bytes)
+    );
+    let unmanaged = format!(
+        "{} of mapped and shared memory, {} in processes not under the limit (peak)",
+        bytes(now.mapped_bytes),
+        bytes(statistics.programs.peak_unmanaged_bytes)
+    );
+    [
+        ("used", format!("{} of {}{over}", bytes(held), bytes(limit))),
+        ("now", now_text),
+        ("peak", peak),
+        ("unmanaged", unmanaged),
+    ]
+}
+
+/// What was done for the programs, and what that cost them.
+fn work(snapshot: &Snapshot) -> [(&'static str, String); 5] {
+    let statistics = &snapshot.statistics;
+    let totals = &statistics.totals;
+    let comfortable = match statistics.programs.comfortable_limit_bytes {
+        Some(limit) => format!("; less than 5% with a limit of {}", bytes(limit)),
+        None => String::new(),
+    };
+    let share = statistics.programs.swapping_share * 100.0;
+    let pages = format!(
+        "{} out ({} same-filled), {} in, {} recompressed, {} written to the file",
+        grouped(totals.pages_out),
+        grouped(totals.pages_same_filled),
+        grouped(totals.pages_in),
+        grouped(totals.pages_recompressed),
+        grouped(totals.pages_written_back)
+    );
+    let faults = totals
         .faults_swap_in
-        .saturating_add(statistics.totals.faults_zero_fill);
-    let faults = faults.saturating_add(statistics.totals.faults_cache);
+        .saturating_add(totals.faults_zero_fill)
+        .saturating_add(totals.faults_cache);
+    let faults = format!(
+        "{} (p50 {}, p99 {}, longest {})",
+        grouped(faults),
+        nanoseconds(statistics.fault_ns.p50),
+        nanoseconds(statistics.fault_ns.p99),
+        nanoseconds(statistics.fault_ns.max)
+    );
     let unmanaged = match statistics.processes_unmanaged {
         0 => String::new(),
         count => format!(", {count} not under the limit"),
     };
-    let rows = [
-        ("held", format!("{} of {}", bytes(held), bytes(limit))),
-        (
-            "now",
-            format!(
-                "resident {}, pool {}{packed}, metadata {}, swap file {}",
-                bytes(snapshot.now.resident_bytes),
-                bytes(snapshot.now.pool_bytes),
-                bytes(snapshot.now.metadata_bytes),
-                bytes(snapshot.now.file_bytes)
-            ),
-        ),
-        (
-            "peak",
-            format!(
-                "resident {}, pool {}, together {}",
-                bytes(statistics.totals.peak_resident_bytes),
-                bytes(statistics.totals.peak_pool_bytes),
-                bytes(statistics.totals.peak_total_bytes)
-            ),
-        ),
-        (
-            "pages",
-            format!(
-                "{} out ({} same-filled), {} in, {} recompressed, {} written to the file",
-                grouped(statistics.totals.pages_out),
-                grouped(statistics.totals.pages_same_filled),
-                grouped(statistics.totals.pages_in),
-                grouped(statistics.totals.pages_recompressed),
-                grouped(statistics.totals.pages_written_back)
-            ),
-        ),
-        (
-            "faults",
-            format!(
-                "{} (p50 {}, p99 {}, longest {})",
-                grouped(faults),
-                nanoseconds(statistics.fault_ns.p50),
-                nanoseconds(statistics.fault_ns.p99),
-                nanoseconds(statistics.fault_ns.max)
-            ),
-        ),
-        (
-            "processes",
-            format!(
-                "{} now, {} so far{unmanaged}",
-                snapshot.now.processes_now, statistics.totals.processes
-            ),
-        ),
-        (
-            "time",
-            format!(
-                "running for {:.0} s, {:.2} s of CPU time in memfold",
-                snapshot.uptime_seconds, statistics.cpu_seconds
-            ),
-        ),
-    ];
-    let mut text = format!("{} (memfold {})\n", snapshot.command, snapshot.pid);
-    for (name, value) in rows {
-        text.push_str(&format!("  {name:<10} {value}\n"));
-    }
-    text
+    let processes = format!(
+        "{} now, {} so far{unmanaged}",
+        snapshot.now.processes_now, totals.processes
+    );
+    let time = format!(
+        "running for {:.0} s, {:.2} s of CPU time in memfold",
+        snapshot.uptime_seconds, statistics.cpu_seconds
+    );
+    [
+        ("swapping", format!("{share:.0}% of the time{comfortable}")),
+        ("pages", pages),
+        ("faults", faults),
+        ("processes", processes),
+        ("time", time),
+    ]
 }

@@ -9,7 +9,7 @@ mod region;
 pub use allocator::RegionAllocator;
 pub use builder::{Memfold, MemfoldBuilder};
 pub use memfold_pager::embedded::{Error, Mode, Stats, handle_fault as handle_signal};
-pub use memfold_pager::{Algorithm, StatsField};
+pub use memfold_pager::{Algorithm, Size, SizeError, StatsField};
 pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
 
 /// The version of this crate.

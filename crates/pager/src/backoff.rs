@@ -124,7 +124,7 @@ const REFUSED_EACH: i64 = 4;
 /// Any thread uses it. All accesses are Relaxed: the count and the flag are independent estimates.
 #[derive(Debug)]
 pub struct CompressionPolicy {
-    pool_counts: bool,
+    pool_counts: AtomicBool,
     pool_has_outlet: AtomicBool,
     /// Pages put back, less [`REFUSED_EACH`] per stored page.
     refused: AtomicI64,
@@ -134,10 +134,16 @@ impl CompressionPolicy {
     /// The policy under `limit`, without a swap file.
     pub fn new(limit: Limit) -> CompressionPolicy {
         CompressionPolicy {
-            pool_counts: limit.resident_bytes.is_none(),
+            pool_counts: AtomicBool::new(limit.resident_bytes.is_none()),
             pool_has_outlet: AtomicBool::new(false),
             refused: AtomicI64::new(0),
         }
+    }
+
+    /// Follows another limit.
+    pub fn set_limit(&self, limit: Limit) {
+        self.pool_counts
+            .store(limit.resident_bytes.is_none(), Relaxed);
     }
 
     /// Notes whether a swap file has room for pages of the pool.
@@ -148,7 +154,7 @@ impl CompressionPolicy {
     /// Whether a page is worth storing. `stored` returns its size in the pool, and is called only if
     /// the size matters.
     pub fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
-        !self.pool_counts
+        !self.pool_counts.load(Relaxed)
             || self.pool_has_outlet.load(Relaxed)
             || stored().is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
     }

@@ -15,6 +15,7 @@
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
 //! | `pool_memory` | memory for the pool |
 //! | `statistics` | the table that each statistic is a line of |
+//! | `size` | sizes as users write them |
 //! | `options` | limits and settings, for both engines |
 //! | `sync`, `time` | locking and waking; the clock |
 
@@ -43,6 +44,7 @@ mod pool_memory;
 mod range_set;
 #[cfg(simulated)]
 pub mod simulation;
+mod size;
 mod statistics;
 mod supervised;
 mod sync;
@@ -51,9 +53,12 @@ mod watermarks;
 mod zeros;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
+pub use size::{Size, SizeError};
 pub use statistics::StatsField;
+pub use supervised::comfort::COMFORTABLE_SHARE;
+pub use supervised::limit_state::tolerance;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]
-pub use supervised::supervisor::{Control, StartError, Supervisor};
+pub use supervised::supervisor::{Change, Control, StartError, Supervisor};
 #[cfg(not(simulated))]
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError};

@@ -97,6 +97,8 @@ const FEATURES: [(u64, &str); 7] = [
     (FEATURE_MOVE, "MOVE"),
 ];
 
+/// The oldest kernel that runs memfold: it brought `UFFDIO_MOVE`.
+pub const LEAST_KERNEL: &str = "6.8";
 const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
 const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, such as: \
      docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE …";
@@ -188,9 +190,9 @@ fn create() -> Check {
             "refused by a seccomp filter (Docker's default profile has one)",
             CONTAINER_SECCOMP,
         ),
-        Err(errno) => Check::missing(
+        Err(_) => Check::missing(
             NAME,
-            format!("not permitted ({errno})"),
+            "a userfaultfd that serves the kernel's faults is not permitted to this user",
             unprivileged_remedy(),
         ),
     }
@@ -198,11 +200,13 @@ fn create() -> Check {
 
 fn unprivileged_remedy() -> String {
     if fs::metadata("/dev/userfaultfd").is_ok() {
-        "sudo chgrp \"$(id -gn)\" /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd   (or for \
-         all users: sudo sysctl -w vm.unprivileged_userfaultfd=1)"
+        "sudo chgrp \"$(id -gn)\" /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd   (until the \
+         next boot; or for all users: sudo sysctl -w vm.unprivileged_userfaultfd=1, and the same in \
+         /etc/sysctl.d to keep it)"
             .to_owned()
     } else {
-        "sudo sysctl -w vm.unprivileged_userfaultfd=1".to_owned()
+        "sudo sysctl -w vm.unprivileged_userfaultfd=1   (until the next boot; in /etc/sysctl.d to keep it)"
+            .to_owned()
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Descendants {
     preload: PathBuf,
     images: HashMap<i32, Image>,
     unmanaged: u64,
+    /// The largest resident memory of those outside the limit.
+    peak_unmanaged_bytes: u64,
 }
 
 impl Descendants {
@@ -60,7 +62,13 @@ impl Descendants {
             preload: preload.to_owned(),
             images: HashMap::new(),
             unmanaged: 0,
+            peak_unmanaged_bytes: 0,
         }
+    }
+
+    /// The largest resident memory of processes outside the limit, as far as it was looked at.
+    pub fn peak_unmanaged_bytes(&self) -> u64 {
+        self.peak_unmanaged_bytes
     }
 
     /// How many program images were found to be outside the limit so far.
@@ -112,6 +120,9 @@ impl Descendants {
             seen.insert(pid, image);
         }
         self.images = seen;
+        let unmanaged = self.images.iter().filter(|(_, image)| image.unmanaged);
+        let resident = unmanaged.map(|(pid, _)| resident_bytes(*pid)).sum();
+        self.peak_unmanaged_bytes = self.peak_unmanaged_bytes.max(resident);
         findings
     }
 
@@ -128,6 +139,16 @@ impl Descendants {
             },
         }
     }
+}
+
+/// Resident memory of a process, of all kinds.
+fn resident_bytes(pid: i32) -> u64 {
+    let text = proc_text(&format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages = text
+        .split(' ')
+        .nth(1)
+        .and_then(|field| field.parse::<u64>().ok());
+    pages.unwrap_or(0) * memfold_sys::PAGE_SIZE as u64
 }
 
 fn name_of(pid: i32) -> String {
@@ -154,6 +175,7 @@ mod tests {
         assert_eq!(ours(descendants.look(&[], None)), 1);
         assert_eq!(ours(descendants.look(&[], None)), 0);
         assert!(!descendants.held().contains(&pid) && descendants.all().contains(&pid));
+        assert!(descendants.peak_unmanaged_bytes() > 100_000);
         child.kill().unwrap();
         child.wait().unwrap();
     }

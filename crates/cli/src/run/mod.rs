@@ -5,6 +5,8 @@ mod descendants;
 pub mod descriptors;
 mod escalation;
 mod home;
+mod interpreter;
+mod limits;
 mod outcome;
 mod process;
 mod raise;
@@ -17,16 +19,17 @@ mod unmanaged;
 mod watch;
 
 use crate::arguments::{After, Algorithm, RunArguments};
+use crate::control;
 use crate::doctor;
 use crate::failure::Failure;
-use crate::format::{self, printable};
+use crate::format::printable;
 use crate::live::{self, Server};
 use crate::messages;
-use crate::report::{self, Report, Statistics};
-use crate::size::Size;
-use crate::swapoff;
-use memfold_pager::{Limit, Options, Supervisor, SwapFileOptions};
-use memfold_sys::probe;
+use crate::report::{Report, Statistics};
+use crate::summary::{SummaryWhen, summary};
+use limits::{in_bytes, limit};
+use log::LevelFilter;
+use memfold_pager::{Options, Supervisor, SwapFileOptions};
 use outcome::Outcome;
 use process::Original;
 use rustix::fs::Mode;
@@ -37,13 +40,10 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use watch::Watch;
+use watch::{Watch, Watched};
 
 /// The preload library, built by this crate's build script.
 static AGENT: &[u8] = include_bytes!(env!("MEMFOLD_AGENT"));
-
-/// Below this a program's own code and stacks do not fit.
-const LEAST_LIMIT: u64 = 16 << 20;
 
 /// A smaller swap file is not worth its name.
 const LEAST_SWAP: u64 = 1 << 20;
@@ -51,18 +51,20 @@ const LEAST_SWAP: u64 = 1 << 20;
 /// Default age at which pages in an LZ4 pool are recompressed.
 const RECOMPRESS_AFTER: Duration = Duration::from_secs(60);
 
-const DEFAULT_LIMIT: Size = Size::Percent(50.0);
-
 /// `memfold run`: returns the program's exit status, or why it was not started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
-    messages::show(arguments.quiet)
+    // Before any descriptor is opened that could have its number.
+    let stats_fd = arguments
+        .stats_fd
+        .map(StatsFile::of_descriptor)
+        .transpose()?;
+    messages::show(level(arguments))
         .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
     doctor::check()?;
-    let stats_file = arguments
-        .stats
-        .as_deref()
-        .map(StatsFile::open)
-        .transpose()?;
+    let stats_file = match arguments.stats.as_deref() {
+        Some(path) => Some(StatsFile::open(path)?),
+        None => stats_fd,
+    };
     let home = runtime::prepare().map_err(|reasons| {
         let remedy = runtime::remedy();
         Failure::own(format!(
@@ -70,6 +72,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         ))
     })?;
     let options = options(arguments, home.path())?;
+    limits::note(arguments, options.limit);
     let signals =
         Signals::block().map_err(|error| Failure::own(format!("cannot block signals: {error}")))?;
     let original = process::harden()?;
@@ -85,8 +88,12 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let stats = supervisor.stop();
     home.stay();
     messages::flush();
-    let (outcome, unmanaged) = ended?;
-    let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged);
+    let Watched {
+        outcome,
+        unmanaged,
+        programs,
+    } = ended?;
+    let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged).with(programs);
     let ending = Ending {
         outcome,
         wall_seconds: started.elapsed().as_secs_f64(),
@@ -103,7 +110,7 @@ fn supervise(
     supervisor: &Supervisor,
     signals: &Signals,
     original: &Original,
-) -> Result<(Outcome, u64), Failure> {
+) -> Result<Watched, Failure> {
     let folder = supervisor.directory();
     let listen = |name: &str| {
         Server::bind(folder, name).map_err(|error| {
@@ -111,7 +118,7 @@ fn supervise(
         })
     };
     // Before the program starts: once it is visible, its statistics may be asked for.
-    let (server, commands) = (listen(live::SOCKET)?, listen(swapoff::SOCKET)?);
+    let (server, commands) = (listen(live::SOCKET)?, listen(control::SOCKET)?);
     let preload = supervisor.preload_path();
     let program = process::start(&arguments.program, preload, signals, original)?;
     let watch = Watch {
@@ -121,6 +128,7 @@ fn supervise(
         commands,
         program,
         command: command_line(&arguments.program),
+        name: arguments.name.as_deref().map(shown),
     };
     Ok(watch.until_done())
 }
@@ -137,14 +145,17 @@ impl Ending {
     /// report cannot be written: that is logged.
     fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
         let name = program_name(&arguments.program);
-        if let Some(line) = report::summary(&name, &self.statistics) {
-            log::info!("{line}");
+        for line in summary(&name, &self.statistics, when(arguments)) {
+            messages::print(&line);
         }
         let Some(file) = stats_file else { return };
         let report = Report {
             exit_code: self.outcome.exit_code().into(),
             signal: self.outcome.signal(),
             wall_seconds: self.wall_seconds,
+            command: command_line(&arguments.program),
+            memfold_version: env!("CARGO_PKG_VERSION"),
+            limit_kept: self.statistics.is_limit_kept(),
             statistics: self.statistics,
         };
         if let Err(error) = file.write(&report) {
@@ -183,45 +194,6 @@ fn swap_file(arguments: &RunArguments) -> Result<Option<SwapFileOptions>, Failur
     }))
 }
 
-/// A size in bytes, or why it is refused.
-fn in_bytes(name: &str, size: Size, least: u64) -> Result<u64, Failure> {
-    let allowance = match size {
-        Size::Bytes(_) => 0,
-        Size::Percent(_) => {
-            let allowance = probe::memory_allowance().map_err(|error| {
-                Failure::own(format!(
-                    "cannot read how much memory the host allows: {error}"
-                ))
-            })?;
-            allowance.bytes
-        }
-    };
-    let bytes = size.bytes_of(allowance);
-    if bytes < least {
-        return Err(Failure::own(format!(
-            "{name}: {} is too little; give at least {}",
-            format::bytes(bytes),
-            format::bytes(least)
-        )));
-    }
-    Ok(bytes)
-}
-
-fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
-    let total = match (arguments.limit, arguments.resident) {
-        (None, None) => Some(DEFAULT_LIMIT),
-        (total, _) => total,
-    };
-    let bytes = |name: &str, size: Option<Size>| {
-        size.map(|size| in_bytes(name, size, LEAST_LIMIT))
-            .transpose()
-    };
-    Ok(Limit {
-        total_bytes: bytes("--limit", total)?,
-        resident_bytes: bytes("--resident", arguments.resident)?,
-    })
-}
-
 /// The program's name without its folder, fit for a terminal.
 fn program_name(program: &[OsString]) -> String {
     let name = program
@@ -234,57 +206,54 @@ fn program_name(program: &[OsString]) -> String {
 
 /// The command line, fit for a terminal and not too long.
 fn command_line(program: &[OsString]) -> String {
-    const LONGEST: usize = 200;
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
-    printable(&words.join(" ")).chars().take(LONGEST).collect()
+    shown(&words.join(" "))
+}
+
+/// Text of the user's, fit for a terminal and not too long.
+fn shown(text: &str) -> String {
+    const LONGEST: usize = 200;
+    printable(text).chars().take(LONGEST).collect()
+}
+
+/// Which messages are shown.
+fn level(arguments: &RunArguments) -> LevelFilter {
+    match (arguments.quiet, arguments.verbose) {
+        (true, _) => LevelFilter::Error,
+        (_, true) => LevelFilter::Debug,
+        _ => LevelFilter::Info,
+    }
+}
+
+/// When the summary is printed.
+fn when(arguments: &RunArguments) -> SummaryWhen {
+    match arguments.summary {
+        SummaryWhen::Auto if arguments.quiet => SummaryWhen::Never,
+        SummaryWhen::Auto if arguments.verbose => SummaryWhen::Always,
+        when => when,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn arguments(limit: Option<Size>, resident: Option<Size>) -> RunArguments {
-        RunArguments {
-            limit,
-            resident,
-            algo: Algorithm::Lz4,
-            no_checksum: false,
-            swap_file: None,
-            swap_size: None,
-            recompress_after: None,
-            writeback_after: After(None),
-            stats: None,
-            quiet: false,
-            program: vec!["true".into()],
-        }
-    }
-
     #[test]
-    fn half_is_the_default_only_where_nothing_is_said() {
-        let allowed = probe::memory_allowance().unwrap().bytes;
-        let none = limit(&arguments(None, None)).unwrap();
-        assert_eq!(
-            (none.total_bytes, none.resident_bytes),
-            (Some(allowed / 2), None)
-        );
-        let resident = limit(&arguments(None, Some(Size::Bytes(LEAST_LIMIT)))).unwrap();
-        assert_eq!(
-            (resident.total_bytes, resident.resident_bytes),
-            (None, Some(LEAST_LIMIT))
-        );
-    }
-
-    #[test]
-    fn too_little_is_refused_in_one_line() {
-        for (total, resident) in [
-            (Some(Size::Bytes(1 << 20)), None),
-            (None, Some(Size::Bytes(0))),
+    fn quiet_is_quiet_unless_a_summary_is_asked_for() {
+        use crate::arguments::{Arguments, Command};
+        use clap::Parser;
+        for (line, expected) in [
+            (&["true"][..], SummaryWhen::Auto),
+            (&["-q", "true"], SummaryWhen::Never),
+            (&["-v", "true"], SummaryWhen::Always),
+            (&["-q", "--summary", "always", "true"], SummaryWhen::Always),
+            (&["-v", "--summary=never", "true"], SummaryWhen::Never),
         ] {
-            let failure = limit(&arguments(total, resident)).unwrap_err().to_string();
-            assert!(
-                failure.contains("at least 16.0 MiB") && !failure.contains('\n'),
-                "{failure}"
-            );
+            let all = ["memfold", "run"].iter().chain(line);
+            let Command::Run(arguments) = Arguments::parse_from(all).command else {
+                panic!("{line:?}");
+            };
+            assert_eq!(when(&arguments), expected, "{line:?}");
         }
     }
 

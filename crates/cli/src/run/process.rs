@@ -1,7 +1,9 @@
 //! What memfold makes of its own process, and the start of the program.
 
+use super::interpreter;
 use super::signals::Signals;
 use crate::failure::{self, Failure};
+use crate::format::printable;
 use memfold_sys::privilege::is_secure;
 use memfold_sys::{inherited, probe};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -121,14 +123,18 @@ fn preload_list(preload: &Path, had: Option<OsString>) -> OsString {
 
 /// Exit status 127 where the program is not there, 126 where it cannot be executed, 125 where it
 /// never came to that.
-fn not_started(name: &OsStr, error: &io::Error) -> Failure {
+fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     use io::ErrorKind::{NotFound, OutOfMemory, WouldBlock};
-    let name = name.to_string_lossy();
+    let name = printable(&program.to_string_lossy());
     match error.kind() {
-        NotFound => Failure::with_status(
-            failure::NOT_FOUND,
-            format!("cannot execute {name}: not found"),
-        ),
+        NotFound => {
+            let why = match interpreter::missing(program) {
+                Some(missing) => format!("its interpreter {} does not exist", missing.display()),
+                None => "not found".to_owned(),
+            };
+            let text = format!("cannot execute {name}: {}", printable(&why));
+            Failure::with_status(failure::NOT_FOUND, text)
+        }
         OutOfMemory | WouldBlock => {
             Failure::own(format!("cannot start a process for {name}: {error}"))
         }

@@ -7,11 +7,12 @@ use rustix::fs::{
     Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, accessat, fchmod, fchown, fstat,
     openat, renameat, unlinkat,
 };
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Where the report goes.
@@ -39,6 +40,26 @@ impl StatsFile {
         Self::try_open(path).map_err(|error| {
             Failure::own(format!("cannot write --stats {}: {error}", path.display()))
         })
+    }
+
+    /// A descriptor that the user opened, by its number. The program does not get it, so that the end of a
+    /// pipe is seen when memfold ends. To be called before memfold opens descriptors of its own.
+    pub fn of_descriptor(number: i32) -> Result<StatsFile, Failure> {
+        let failed = |error: io::Error| {
+            Failure::own(format!(
+                "cannot write --stats-fd {number}: {error}; open it for memfold, as in {number}>run.json"
+            ))
+        };
+        if number < 0 {
+            return Err(failed(ErrorKind::InvalidInput.into()));
+        }
+        // SAFETY: nothing else owns it, and nothing closes what memfold was started with.
+        let given = unsafe { BorrowedFd::borrow_raw(number) };
+        let own = writable(given).map_err(failed)?;
+        if number > 2 {
+            fcntl_setfd(given, FdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        }
+        Ok(StatsFile::Open(own.into()))
     }
 
     fn try_open(path: &Path) -> io::Result<StatsFile> {
@@ -196,6 +217,9 @@ mod tests {
             exit_code: 3,
             signal: None,
             wall_seconds: 0.5,
+            command: "true".into(),
+            memfold_version: "1",
+            limit_kept: true,
             statistics,
         }
     }

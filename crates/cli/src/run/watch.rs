@@ -1,6 +1,6 @@
 //! While the program runs: signals, exits of processes, requests for statistics.
 
-use super::cpu_time::cpu_seconds;
+use super::cpu_time::{cpu_seconds, of_programs};
 use super::descendants::{Descendants, Finding};
 use super::descriptors;
 use super::escalation::{SAME_WISH, signal_below};
@@ -9,10 +9,10 @@ use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
 use super::unmanaged::Reason;
+use crate::control;
 use crate::format::printable;
 use crate::live::Server;
-use crate::report::{Snapshot, Statistics};
-use crate::swapoff;
+use crate::report::{Programs, Snapshot, Statistics};
 use memfold_pager::Supervisor;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -43,6 +43,18 @@ pub struct Watch<'a> {
     pub program: i32,
     /// Its command line, for display.
     pub command: String,
+    /// The run's name.
+    pub name: Option<String>,
+}
+
+/// What a run came to.
+pub struct Watched {
+    /// How the program ended.
+    pub outcome: Outcome,
+    /// Processes that were found outside the limit.
+    pub unmanaged: u64,
+    /// What the command line knows of the programs.
+    pub programs: Programs,
 }
 
 /// What changes while it is watched.
@@ -60,9 +72,8 @@ struct State {
 }
 
 impl Watch<'_> {
-    /// Returns how the program ended once nothing is left to hold, and how many processes were
-    /// found that could not be held.
-    pub fn until_done(self) -> (Outcome, u64) {
+    /// Returns what the run came to once nothing is left to hold.
+    pub fn until_done(self) -> Watched {
         let mut state = State {
             descendants: Descendants::new(self.supervisor.preload_path()),
             started: Instant::now(),
@@ -77,7 +88,7 @@ impl Watch<'_> {
             self.wait_until(next_look);
             self.take_signals(&mut state);
             self.server.answer(|| self.snapshot(&state));
-            swapoff::serve(&self.commands, &self.supervisor.control());
+            control::serve(&self.commands, &self.supervisor.control());
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let findings = self.look(&mut state);
@@ -95,7 +106,11 @@ impl Watch<'_> {
                     if state.without_descriptors > 1 {
                         descriptors::warn_of_shortage(state.without_descriptors);
                     }
-                    return (outcome, state.descendants.unmanaged());
+                    return Watched {
+                        outcome,
+                        unmanaged: state.descendants.unmanaged(),
+                        programs: self.programs(&state),
+                    };
                 }
                 self.explain(&mut state, outcome, since);
             }
@@ -269,6 +284,17 @@ impl Watch<'_> {
         }
     }
 
+    fn programs(&self, state: &State) -> Programs {
+        let cpu = of_programs(&state.descendants.all());
+        Programs {
+            name: self.name.clone(),
+            program_cpu_seconds: cpu.as_secs_f64(),
+            peak_unmanaged_bytes: state.descendants.peak_unmanaged_bytes(),
+            comfortable_limit_bytes: self.supervisor.comfortable_limit(cpu),
+            swapping_share: 0.0,
+        }
+    }
+
     fn snapshot(&self, state: &State) -> Snapshot {
         let stats = self.supervisor.stats();
         Snapshot {
@@ -278,7 +304,8 @@ impl Watch<'_> {
             uptime_seconds: state.started.elapsed().as_secs_f64(),
             now: stats.now,
             programs: self.supervisor.programs(),
-            statistics: Statistics::new(&stats, cpu_seconds(), state.descendants.unmanaged()),
+            statistics: Statistics::new(&stats, cpu_seconds(), state.descendants.unmanaged())
+                .with(self.programs(state)),
         }
     }
 }

@@ -4,7 +4,9 @@ use crate::backoff::{CompressionPolicy, LimitRelief};
 use crate::options::Limit;
 use crate::page::bytes;
 use crate::pool_memory::MappedSource;
+use crate::supervised::comfort::Measured;
 use crate::supervised::fault::deferred::Deferred;
+use crate::supervised::limit_state::{Excess, LimitState};
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::stats::{Now, ProgramUsage, Stats, Totals};
@@ -20,6 +22,10 @@ use std::time::Duration;
 /// The smallest resident limit that a full pool can press a group down to.
 const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 
+/// Time for which the limit must be exceeded without a break before that is warned of. Shorter warns of what
+/// reclaim is about to remove.
+const WARN_AFTER: Duration = Duration::from_millis(50);
+
 /// Divisor of the resident limit: this part of it stays available to managed memory, whatever memory
 /// cannot be managed. A larger divisor exceeds the limit by less and makes managed memory thrash more.
 const MANAGED_DIVISOR: u64 = 2;
@@ -34,8 +40,7 @@ const EVICTABLE_DIVISOR: u64 = 4;
 pub struct Group {
     /// What the address spaces use, too.
     pub resources: Arc<Resources>,
-    /// The limit as configured.
-    pub limit: Limit,
+    limit: LimitState,
     /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
     /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's
@@ -61,7 +66,8 @@ pub struct Group {
     pub background: Event,
     /// Set once, at the end: all threads exit.
     pub stopping: AtomicBool,
-    warned_over_limit: AtomicBool,
+    /// Nanoseconds for which the limit has been exceeded without a break.
+    exceeded_for: AtomicU64,
     warned_held: AtomicBool,
     /// A failed write to the swap file was logged.
     pub warned_file: AtomicBool,
@@ -76,7 +82,7 @@ impl Group {
     pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, file: Option<Arc<FileTier>>) -> Group {
         Group {
             resources: Arc::new(Resources::new(swap)),
-            limit,
+            limit: LimitState::new(limit),
             compression: CompressionPolicy::new(limit),
             file,
             found_mappings: AtomicU64::new(0),
@@ -90,12 +96,25 @@ impl Group {
             sharing: Event::default(),
             background: Event::default(),
             stopping: AtomicBool::new(false),
-            warned_over_limit: AtomicBool::new(false),
+            exceeded_for: AtomicU64::new(0),
             warned_held: AtomicBool::new(false),
             warned_file: AtomicBool::new(false),
             file_paused_until: AtomicU64::new(0),
             swapping_off: Mutex::default(),
         }
+    }
+
+    /// The limit in force.
+    pub fn limit(&self) -> Limit {
+        self.limit.get()
+    }
+
+    /// Changes the limit while programs run.
+    pub fn set_limit(&self, limit: Limit) {
+        self.limit.set(limit, self.resources.milliseconds());
+        self.compression.set_limit(limit);
+        self.refresh_limit();
+        self.resources.wake_reclaimer_under_pressure();
     }
 
     /// An ID for a new address space.
@@ -157,13 +176,14 @@ impl Group {
 
     /// Recomputes the resident limit from the limit, the pool, metadata and allowances above the limit.
     pub fn refresh_limit(&self) {
-        let by_total = self.limit.total_bytes.map_or(u64::MAX, |total| {
+        let configured = self.limit();
+        let by_total = configured.total_bytes.map_or(u64::MAX, |total| {
             total
                 .saturating_sub(self.resources.swap.pool_bytes())
                 .saturating_sub(self.metadata_bytes())
                 .max(RESIDENT_FLOOR_BYTES)
         });
-        let limit = by_total.min(self.limit.resident_bytes.unwrap_or(u64::MAX));
+        let limit = by_total.min(configured.resident_bytes.unwrap_or(u64::MAX));
         // Without these floors, memory that cannot be managed would leave managed memory almost no room, and
         // unevictable pages the evictable ones.
         let floor = |pages: u64, divisor: u64| match pages {
@@ -223,18 +243,90 @@ impl Group {
         counters
             .peak_total_bytes
             .fetch_max(total, Ordering::Relaxed);
-        counters
-            .over_limit_pages
-            .fetch_max(self.excess(resident, total), Ordering::Relaxed);
+        counters.over_limit_pages.fetch_max(
+            self.excess(resident, total).bytes / PAGE_SIZE as u64,
+            Ordering::Relaxed,
+        );
     }
 
-    /// Pages above the configured limit.
-    fn excess(&self, resident: u64, total: u64) -> u64 {
-        let above =
-            |held: u64, limit: Option<u64>| limit.map_or(0, |limit| held.saturating_sub(limit));
-        let excess =
-            above(total, self.limit.total_bytes).max(above(resident, self.limit.resident_bytes));
-        excess / PAGE_SIZE as u64
+    /// How far the group is above its limit.
+    fn excess(&self, resident: u64, total: u64) -> Excess {
+        let now = self.resources.milliseconds();
+        self.limit.excess(resident, total, now)
+    }
+
+    /// Resident bytes, and all bytes that count towards the limit.
+    fn sizes(&self) -> (u64, u64) {
+        let resident = self.resources.resident_bytes();
+        let pool = self.resources.swap.pool_bytes();
+        (resident, resident + pool + self.metadata_bytes())
+    }
+
+    /// Notes for how long the limit is exceeded, after so much more time, and what the programs need.
+    /// Called by the governor.
+    pub fn watch_limit(&self, elapsed: Duration) {
+        let (resident, total) = self.sizes();
+        let counters = &self.resources.counters;
+        let excess = self.excess(resident, total);
+        if excess.is_reported() {
+            let elapsed = elapsed.as_nanos() as u64;
+            counters.over_limit_ns.fetch_add(elapsed, Ordering::Relaxed);
+            let lasts = self.exceeded_for.fetch_add(elapsed, Ordering::Relaxed) + elapsed;
+            if lasts >= WARN_AFTER.as_nanos() as u64 {
+                let cause =
+                    "programs allocate faster than memory can be paged out, or it cannot be";
+                self.warn_over_limit(excess, cause);
+            }
+        } else {
+            self.exceeded_for.store(0, Ordering::Relaxed);
+        }
+        let out = bytes(self.resources.swap.usage().slots_in_use);
+        counters
+            .peak_needed_bytes
+            .fetch_max(resident + out, Ordering::Relaxed);
+        counters
+            .peak_mapped_bytes
+            .fetch_max(self.mapped_bytes(), Ordering::Relaxed);
+    }
+
+    /// Resident memory of the programs that is file-backed or shared.
+    fn mapped_bytes(&self) -> u64 {
+        let shared = |space: &Arc<AddressSpace>| {
+            let pages = space.sampling.shared.load(Ordering::Relaxed);
+            if space.has_left() { 0 } else { bytes(pages) }
+        };
+        self.read_spaces(|spaces| spaces.values().map(shared).sum())
+    }
+
+    fn warn_over_limit(&self, excess: Excess, cause: &str) {
+        if self.limit.may_warn(excess) {
+            log::warn!(
+                "the limit is exceeded by {} MiB (of {} MiB): {cause}; the programs run on, and the total \
+                 follows at the end (reported once; see memfold stat, and memfold limit to raise it)",
+                excess.bytes >> 20,
+                excess.limit >> 20,
+            );
+        }
+    }
+
+    /// The limit under which programs that took so much CPU time would spend little time on swapping;
+    /// `None` if they do under this one.
+    pub fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
+        let limit = self.limit();
+        let totals = self.resources.counters.totals();
+        let usage = self.resources.swap.usage();
+        let density = usage.bytes_stored_total as f64 / usage.bytes_original_total.max(1) as f64;
+        let measured = Measured {
+            limit: limit.total_bytes.or(limit.resident_bytes)?,
+            pool_counts: limit.total_bytes.is_some(),
+            needed: totals.peak_needed_bytes,
+            density,
+            cpu_ns: cpu.as_nanos() as u64,
+            swap_in_wait_ns: totals.swap_in_wait_ns,
+            first_touch_wait_ns: totals.first_touch_wait_ns,
+        };
+        let remaining = |more: u64| self.resources.refaults.remaining(more / PAGE_SIZE as u64);
+        measured.comfortable_limit(remaining)
     }
 
     /// Raises the limit to the resident size for a while, because nothing more can be reclaimed.
@@ -244,20 +336,14 @@ impl Group {
         self.refresh_limit();
     }
 
-    /// Notes that reclaim cannot bring the group under its limit; warns once. Programs are never
-    /// stopped for that.
+    /// Notes that reclaim cannot bring the group under its limit; warns once if that is by more than is
+    /// tolerated. Programs are never stopped for that.
     pub fn note_over_limit(&self) {
         self.note_peaks();
-        let resident = self.resources.resident_bytes();
-        let total = resident + self.resources.swap.usage().pool_bytes + self.metadata_bytes();
-        let excess = self.excess(resident, total);
-        if excess > 0 && !self.warned_over_limit.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "the limit is exceeded by {} KiB, because no more memory can be paged out (for \
-                 example, it is locked, executable or incompressible); raise --limit (reported once)",
-                excess * PAGE_SIZE as u64 / 1024
-            );
-        }
+        let (resident, total) = self.sizes();
+        let cause =
+            "what is left cannot be paged out (locked, executable or incompressible memory)";
+        self.warn_over_limit(self.excess(resident, total), cause);
     }
 
     /// Notes that a program's memory was brought back for its tracer; warns once.
@@ -306,10 +392,11 @@ impl Group {
                 metadata_bytes: self.metadata_bytes(),
                 staged_bytes: charged.staged,
                 file_bytes: charged.file,
+                mapped_bytes: self.mapped_bytes(),
                 processes_now: self.read_spaces(|spaces| spaces.len() as u64),
             },
             totals: Totals {
-                limit_bytes: self.limit.total_bytes.unwrap_or(0),
+                limit_bytes: self.limit().total_bytes.unwrap_or(0),
                 resident_limit_bytes: resources.resident_limit_bytes(),
                 pages_same_filled: usage.same_filled_total,
                 bytes_stored: usage.bytes_stored_total,
@@ -348,6 +435,15 @@ impl Watermarks {
             pressing: limit - distance / 4,
             start: limit - distance,
             stop: limit - 2 * distance,
+        }
+    }
+
+    /// The same, with reclaim down to so many bytes at least. Faults wait for room at the same size.
+    pub fn lowered_to(self, target: u64) -> Watermarks {
+        Watermarks {
+            start: self.start.min(target),
+            stop: self.stop.min(target),
+            ..self
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A lock-free histogram of durations with 16 buckets per power of two.
+//! A lock-free histogram of durations, or of other numbers, with 16 buckets per power of two.
 
 use crate::supervised::stats::FaultLatency;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +46,18 @@ impl Histogram {
     pub fn record(&self, nanoseconds: u64) {
         self.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
         self.max.fetch_max(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// The part of the records that is above a value; 0 without any.
+    pub fn part_above(&self, value: u64) -> f64 {
+        let count = |buckets: &[AtomicU64]| -> u64 {
+            buckets
+                .iter()
+                .map(|count| count.load(Ordering::Relaxed))
+                .sum()
+        };
+        let above = count(&self.buckets[bucket(value) + 1..]);
+        above as f64 / count(&self.buckets).max(1) as f64
     }
 
     /// The percentiles so far.

@@ -12,10 +12,13 @@
 //! | [`swap`] | the background thread and the swap file |
 //! | [`space`] | one program: its page states, its gate, its lifecycle |
 //! | [`group`] | the programs under one limit |
+//! | [`limit_state`] | the limit in force, and whether it is kept |
+//! | [`refaults`], [`comfort`] | refault distances, and the limit that they suggest |
 //! | [`resources`] | shared by all address spaces: swap space, counters, the resident limit |
 //! | [`stats`], [`latency`] | statistics, the histogram of fault latency |
 //! | [`util`] | descriptor shortage, time in which this process ran, tracers that reclaim spares |
 
+pub mod comfort;
 pub mod events;
 pub mod fault;
 pub mod fork;
@@ -23,7 +26,9 @@ pub mod group;
 pub mod helper;
 pub mod kernel;
 pub mod latency;
+pub mod limit_state;
 pub mod reclaim;
+pub mod refaults;
 pub mod registration;
 pub mod resources;
 pub mod space;

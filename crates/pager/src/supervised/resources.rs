@@ -7,6 +7,7 @@ use crate::supervised::fork::shared_estimate::SharedPages;
 use crate::supervised::kernel::Guardian;
 use crate::supervised::latency::Histogram;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
+use crate::supervised::refaults::Refaults;
 use crate::supervised::stats::Counters;
 use crate::supervised::util::tracers::SparedTracers;
 use crate::sync::{Event, Mutex, lock};
@@ -34,6 +35,8 @@ pub struct Resources {
     pub errors: AtomicU64,
     /// Latency of fault service.
     pub latency: Histogram,
+    /// Distances between page-outs and swap-ins.
+    pub refaults: Refaults,
     /// Estimate of the pages that forks share, and that are therefore charged more than once.
     pub shared: Arc<SharedPages>,
     /// Kills programs without a helper when the supervisor dies.
@@ -51,6 +54,8 @@ pub struct Resources {
     /// Resident limit in bytes, as of the last
     /// [`Group::refresh_limit`](super::group::Group::refresh_limit).
     resident_limit: AtomicU64,
+    /// Resident bytes to which a command has memory reclaimed; `u64::MAX` without one.
+    reclaim_target: AtomicU64,
     /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on
     /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
@@ -84,6 +89,7 @@ impl Resources {
             counters: Counters::default(),
             errors: AtomicU64::new(0),
             latency: Histogram::default(),
+            refaults: Refaults::default(),
             shared: Arc::default(),
             guardian: Guardian::default(),
             started: Instant::now(),
@@ -92,6 +98,7 @@ impl Resources {
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
             resident_limit: AtomicU64::new(u64::MAX),
+            reclaim_target: AtomicU64::new(u64::MAX),
             pending_frees: Mutex::default(),
             reclaimer: Event::default(),
         }
@@ -132,6 +139,27 @@ impl Resources {
     /// The resident limit in bytes.
     pub fn resident_limit_bytes(&self) -> u64 {
         self.resident_limit.load(Ordering::Relaxed)
+    }
+
+    /// Has memory reclaimed down to so many resident bytes, whatever the limit is; `None`: no longer.
+    pub fn request_reclaim(&self, target: Option<u64>) {
+        self.reclaim_target
+            .store(target.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.wake_reclaimer();
+    }
+
+    /// Resident bytes down to which memory is to be reclaimed by a command.
+    pub fn reclaim_target(&self) -> Option<u64> {
+        Some(self.reclaim_target.load(Ordering::Relaxed)).filter(|target| *target != u64::MAX)
+    }
+
+    /// Notes how long a fault waited.
+    pub fn note_wait(&self, first_touch: bool, waited: Duration) {
+        let counter = match first_touch {
+            true => &self.counters.first_touch_wait_ns,
+            false => &self.counters.swap_in_wait_ns,
+        };
+        counter.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Leaves the release of slots to the reclaimer, or releases them at once if too many are pending:

@@ -82,6 +82,9 @@ statistics! {
         staged_bytes,
         /// Stored pages in the swap file.
         file_bytes,
+        /// Resident file-backed and shared memory of the programs, which is not under the limit. What
+        /// several programs map counts for each.
+        mapped_bytes,
         /// Number of programs under the limit now.
         processes_now,
     }
@@ -95,6 +98,11 @@ totals! {
         peak_pool_bytes,
         /// Largest sum of resident, pool and metadata bytes.
         peak_total_bytes,
+        /// Largest sum of resident memory and of pages that are out, at their full size: what the programs
+        /// would take without a limit.
+        peak_needed_bytes,
+        /// Largest `mapped_bytes`.
+        peak_mapped_bytes,
         /// Largest `file_bytes`.
         peak_file_bytes,
         /// Largest size of the swap tables.
@@ -117,6 +125,13 @@ totals! {
         connections_refused,
         /// Largest excess over the limit that reclaim could not remove, in pages.
         over_limit_pages,
+        /// Time for which the limit was exceeded by more than is tolerated.
+        over_limit_ns,
+        /// Time for which threads waited for pages that were out or staged, for the copy of a shared page, or
+        /// for room: from the reading of the fault to its service.
+        swap_in_wait_ns,
+        /// The same for first touches of pages, where there was room.
+        first_touch_wait_ns,
         /// Longest time in which the supervisor could not sample the programs' sizes, for want of a
         /// CPU or a lock.
         longest_pause_ns,

@@ -1,6 +1,6 @@
 //! A supervisor: the threads that keep one group of programs under its limit, and the run's directory.
 
-use crate::options::Options;
+use crate::options::{Limit, Options};
 use crate::pool_memory::MappedSource;
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::fork::shared_counter::SharingCount;
@@ -9,7 +9,7 @@ use crate::supervised::helper::accept::Attendant;
 use crate::supervised::kernel::Ports;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
-use crate::supervised::stats::{ProgramUsage, Stats};
+use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -24,6 +24,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use zsmalloc::NewPoolError;
 
 /// A supervisor could not be started.
@@ -153,6 +154,13 @@ impl Supervisor {
         self.group.programs()
     }
 
+    /// The limit under which programs that took so much CPU time so far would have waited for memfold for
+    /// at most [`COMFORTABLE_SHARE`](crate::COMFORTABLE_SHARE) of their time; `None` if they did under the
+    /// limit in force.
+    pub fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
+        self.group.comfortable_limit(cpu)
+    }
+
     /// A handle for long-running commands from other threads.
     pub fn control(&self) -> Control {
         Control(self.group.clone())
@@ -195,6 +203,15 @@ impl Drop for Supervisor {
     }
 }
 
+/// What a command did to the memory in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// In use before.
+    pub before: Now,
+    /// In use afterwards.
+    pub after: Now,
+}
+
 /// Commands to a supervisor from another thread.
 #[derive(Clone)]
 pub struct Control(Arc<Group>);
@@ -207,6 +224,65 @@ impl Control {
     /// If there is no swap file, or the pages do not fit under the limit. The file then stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         self.0.swap_off()
+    }
+
+    /// The limit in force.
+    pub fn limit(&self) -> Limit {
+        self.0.limit()
+    }
+
+    /// Resident bytes of all programs now.
+    pub fn resident_bytes(&self) -> u64 {
+        self.0.resources.resident_bytes()
+    }
+
+    /// Changes the limit while the programs run, and waits until they are below it, or until no more
+    /// memory can be paged out for now.
+    pub fn set_limit(&self, limit: Limit) -> Change {
+        let group = &self.0;
+        let before = group.stats().now;
+        group.set_limit(limit);
+        let fits = |now: &Now| {
+            let total = now.resident_bytes + now.pool_bytes + now.metadata_bytes;
+            limit.total_bytes.is_none_or(|limit| total <= limit)
+                && limit
+                    .resident_bytes
+                    .is_none_or(|limit| now.resident_bytes <= limit)
+        };
+        let after = self.wait_for_reclaim(fits);
+        Change { before, after }
+    }
+
+    /// Pages out so many bytes of resident memory, or all that can be, whatever the limit is. Programs do
+    /// not wait for that. May take long; two at a time reclaim what the later one asks for.
+    pub fn reclaim(&self, bytes: Option<u64>) -> Change {
+        let group = &self.0;
+        let before = group.stats().now;
+        let target = bytes.map_or(0, |bytes| before.resident_bytes.saturating_sub(bytes));
+        group.resources.request_reclaim(Some(target));
+        let after = self.wait_for_reclaim(|now| now.resident_bytes <= target);
+        group.resources.request_reclaim(None);
+        Change { before, after }
+    }
+
+    /// Waits while resident memory shrinks.
+    fn wait_for_reclaim(&self, is_enough: impl Fn(&Now) -> bool) -> Now {
+        const STEP: Duration = Duration::from_millis(10);
+        const NO_PROGRESS: Duration = Duration::from_secs(1);
+        let mut least = u64::MAX;
+        let mut progress = Instant::now();
+        loop {
+            let now = self.0.stats().now;
+            if now.resident_bytes < least {
+                least = now.resident_bytes;
+                progress = Instant::now();
+            }
+            let is_over = self.0.stopping.load(Ordering::Relaxed);
+            if is_enough(&now) || is_over || progress.elapsed() >= NO_PROGRESS {
+                return now;
+            }
+            std::thread::sleep(STEP);
+        }
     }
 }
 

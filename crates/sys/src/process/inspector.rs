@@ -16,6 +16,8 @@ pub struct Sizes {
     pub mapped_pages: u64,
     /// Resident anonymous pages.
     pub resident_pages: u64,
+    /// Resident file-backed and shared pages.
+    pub shared_pages: u64,
 }
 
 /// A stop of a process in which a tracer has its main thread.
@@ -126,6 +128,7 @@ impl Inspector {
             (Some(mapped), Some(resident), Some(shared)) => Ok(Sizes {
                 mapped_pages: mapped,
                 resident_pages: resident.saturating_sub(shared),
+                shared_pages: shared,
             }),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }

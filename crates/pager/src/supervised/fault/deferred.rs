@@ -31,6 +31,8 @@ pub struct DeferredFault<S> {
     pub space: Arc<S>,
     /// The fault.
     pub fault: Fault,
+    /// When it was listed.
+    pub since: Instant,
 }
 
 /// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list
@@ -82,9 +84,13 @@ impl<S> Deferred<S> {
             }
             Entry::Vacant(entry) => {
                 entry.insert((waiting.faults.len(), 1));
-                let space = space.clone();
-                waiting.faults.push(DeferredFault { space, fault });
-                waiting.since.get_or_insert_with(Instant::now);
+                let (space, since) = (space.clone(), Instant::now());
+                waiting.faults.push(DeferredFault {
+                    space,
+                    fault,
+                    since,
+                });
+                waiting.since.get_or_insert(since);
                 true
             }
         }
@@ -149,7 +155,7 @@ mod tests {
         }
         let listed = deferred.take().into_iter();
         let listed: Vec<(i32, u64, bool, bool)> = listed
-            .map(|DeferredFault { space, fault }| {
+            .map(|DeferredFault { space, fault, .. }| {
                 (*space, fault.page.0, fault.write, fault.protected)
             })
             .collect();

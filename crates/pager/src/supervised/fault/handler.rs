@@ -57,22 +57,28 @@ pub fn serve_space(
         if messages.faults.is_empty() && retries.is_empty() {
             return;
         }
+        let read = Instant::now();
+        // One fault's end is the next one's beginning: the clock is read once a fault.
+        let mut began = read;
         let again = std::mem::take(&mut retries);
         let news = messages.faults.len();
         let faults = messages.faults.into_iter().chain(again);
         for (index, (fault, thread)) in faults.enumerate() {
-            let began = Instant::now();
             if !space.identify_child(&group, Some(thread)) && !space.is_id_request(fault.page) {
                 // The child is lost and could not be killed: its fault stays unserved, except on
                 // the beacon.
                 continue;
             }
             let admission = space.admission_of(thread);
-            if server.serve(space, fault, admission) == Served::Retry {
+            let served = server.serve(space, fault, admission);
+            let ended = Instant::now();
+            let resources = &space.resources;
+            resources.note_wait(server.first_touch, ended - read);
+            let elapsed = ended - std::mem::replace(&mut began, ended);
+            if served == Served::Retry {
                 retries.push((fault, thread));
             } else {
-                let elapsed = began.elapsed().as_nanos() as u64;
-                space.resources.latency.record(elapsed);
+                resources.latency.record(elapsed.as_nanos() as u64);
                 if !fault.protected {
                     space
                         .sampling

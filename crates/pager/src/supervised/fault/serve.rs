@@ -47,6 +47,7 @@ impl Server {
     ) -> Served {
         let now = space.resources.seconds();
         space.clock.faulted.store(now, Ordering::Relaxed);
+        self.first_touch = false;
         if let Some(outcome) = self.serve_special(space, fault, admission) {
             return outcome;
         }
@@ -82,6 +83,7 @@ impl Server {
                         wake(space, fault.page, 1);
                         return Served::Done;
                     }
+                    self.first_touch = true;
                     // A resident page was most likely brought in meanwhile, and needs no room.
                     let needs_room = !matches!(state, PageState::Resident { .. });
                     if needs_room && must_wait(&self.group, space, fault, admission) {

@@ -17,6 +17,8 @@ pub struct Server {
     pub buffer: Vec<Page>,
     /// Workspace for decompression.
     pub scratch: Scratch,
+    /// The last fault was a first touch.
+    pub first_touch: bool,
 }
 
 impl Server {
@@ -26,6 +28,7 @@ impl Server {
             group,
             buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
             scratch: Scratch::for_loads(),
+            first_touch: false,
         }
     }
 }

@@ -261,7 +261,13 @@ impl Filling<'_> {
         if pages.contains(&self.claim.faulting) {
             counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
         }
-        pages.for_each(|index| self.install(index));
+        for index in pages {
+            self.space
+                .resources
+                .refaults
+                .note_in(self.claim.slot(index));
+            self.install(index);
+        }
     }
 
     /// Marks a page resident, as the program has it.

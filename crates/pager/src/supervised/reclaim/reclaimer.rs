@@ -149,7 +149,12 @@ impl Reclaimer {
 
     fn watermarks(&self) -> Watermarks {
         self.group.refresh_limit();
-        Watermarks::of(self.group.resources.resident_limit_bytes())
+        let resources = &self.group.resources;
+        let marks = Watermarks::of(resources.resident_limit_bytes());
+        match resources.reclaim_target() {
+            Some(target) => marks.lowered_to(target),
+            None => marks,
+        }
     }
 
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
@@ -219,7 +224,10 @@ impl Reclaimer {
     fn give_up(&mut self, futile: bool, searched: Duration) {
         self.next_search = Instant::now() + searched * REST_FACTOR;
         self.group.note_over_limit();
-        if self.is_stuck(searched) || futile {
+        let resources = &self.group.resources;
+        let is_command = resources.reclaim_target().is_some()
+            && resources.resident_bytes() <= resources.resident_limit_bytes();
+        if (self.is_stuck(searched) || futile) && !is_command {
             self.group.relax_limit();
         }
         self.serve_deferred();
@@ -246,10 +254,18 @@ impl Reclaimer {
 
     /// Serves the deferred faults.
     fn serve_deferred(&mut self) {
-        for DeferredFault { space, fault } in self.group.deferred.take() {
+        for deferred in self.group.deferred.take() {
+            let DeferredFault {
+                space,
+                fault,
+                since,
+            } = deferred;
             if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
                 wake(&space, fault.page, 1);
             }
+            let resources = &self.group.resources;
+            // Of whatever kind it is, it waited for other pages to go out.
+            resources.note_wait(false, since.elapsed());
         }
     }
 
@@ -447,6 +463,7 @@ impl Reclaimer {
             for (place, page, slot) in stored {
                 let entry = gate.table().entry(*page);
                 if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
+                    space.resources.refaults.note_out(*slot);
                     lock(&space.stage).retire(*place);
                     count += 1;
                 } else {

@@ -61,6 +61,8 @@ pub struct Governor {
     sharing: SharingWatch,
     /// Time of the last check for exits and dropped privileges.
     last_exit_check: Instant,
+    /// Time of the last look at the limit.
+    last_watch: Instant,
     unregistering: Unregistering,
     tracing: Tracing,
 }
@@ -74,6 +76,7 @@ impl Governor {
             handlers,
             sharing: SharingWatch::default(),
             last_exit_check: Instant::now(),
+            last_watch: Instant::now(),
             unregistering: Unregistering::default(),
             tracing: Tracing::default(),
         }
@@ -124,6 +127,8 @@ impl Governor {
                     .sampling
                     .mapped
                     .store(sizes.mapped_pages, Ordering::Relaxed);
+                let shared = &space.sampling.shared;
+                shared.store(sizes.shared_pages, Ordering::Relaxed);
             }
             if is_without_helper(space) {
                 space.guard();
@@ -143,9 +148,15 @@ impl Governor {
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();
+        self.group.watch_limit(self.last_watch.elapsed());
+        self.last_watch = Instant::now();
         let marks = Watermarks::of(self.group.resources.resident_limit_bytes());
         let resident = self.group.resources.resident_bytes();
-        let manage_from = manage_from(marks.hard);
+        let requested = self.group.resources.reclaim_target();
+        let manage_from = match requested {
+            Some(_) => 0,
+            None => manage_from(marks.hard),
+        };
         // Shared pages may be copied faster than they are registered.
         let copied = resident + bytes(self.group.resources.shared.pages());
         if copied >= manage_from {
@@ -159,7 +170,7 @@ impl Governor {
             }
             if resident > marks.pressing {
                 self.group.resources.wake_reclaimer_under_pressure();
-            } else if resident > marks.start {
+            } else if resident > marks.start.min(requested.unwrap_or(u64::MAX)) {
                 self.group.resources.wake_reclaimer();
             }
         }

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 pub struct Sampling {
     /// Mapped pages at the last sample.
     pub mapped: AtomicU64,
+    /// Resident file-backed and shared pages at the last sample.
+    pub shared: AtomicU64,
     /// Mapped pages at the last scan of the mappings.
     pub mapped_at_scan: AtomicU64,
     /// The mappings are to be scanned, for example after a fault outside the managed ranges.

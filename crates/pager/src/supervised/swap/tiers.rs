@@ -130,7 +130,7 @@ impl Group {
         if usage.used_bytes == usage.size_bytes {
             return None;
         }
-        self.limit.total_bytes.map(PoolShare::of)
+        self.limit().total_bytes.map(PoolShare::of)
     }
 
     /// Keeps the pool within its share. Called by the reclaimer before it stores pages.
@@ -227,7 +227,7 @@ impl Group {
     /// Whether the pool can grow and leave at least 1/8 of the limit to resident pages.
     fn has_room(&self) -> bool {
         let taken = self.resources.swap.pool_bytes() + self.metadata_bytes();
-        self.limit
+        self.limit()
             .total_bytes
             .is_none_or(|limit| taken < limit - limit / 8)
     }

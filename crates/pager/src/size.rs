@@ -1,4 +1,4 @@
-//! Sizes as users write them.
+//! Sizes as users write them: the one parser of the command line, the library and Python.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +27,8 @@ impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SizeError::Form => {
-                "a size is a number with K, M, G, T (1024s) or %, such as 512M or 50%"
+                "a size is a number with K, M, G or T (1024s; KB, KiB and Ki are the same), or a percentage, \
+                 such as 512M, 1.5G or 50%"
             }
             SizeError::TooLarge => "more bytes than any machine has",
             SizeError::Percentage => "a percentage lies between 0 and 100",
@@ -57,10 +58,10 @@ impl FromStr for Size {
         }
         let unit: u64 = match suffix.to_ascii_lowercase().as_str() {
             "" | "b" => 1,
-            "k" | "kib" => 1 << 10,
-            "m" | "mib" => 1 << 20,
-            "g" | "gib" => 1 << 30,
-            "t" | "tib" => 1 << 40,
+            "k" | "kb" | "ki" | "kib" => 1 << 10,
+            "m" | "mb" | "mi" | "mib" => 1 << 20,
+            "g" | "gb" | "gi" | "gib" => 1 << 30,
+            "t" | "tb" | "ti" | "tib" => 1 << 40,
             _ => return Err(SizeError::Form),
         };
         scale(number, unit).map(Size::Bytes)
@@ -95,6 +96,18 @@ fn parse(digits: &str) -> Result<u64, SizeError> {
 }
 
 impl Size {
+    /// The size in bytes, where a percentage is of what the host and the enclosing cgroups allow.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    #[cfg(not(simulated))]
+    pub fn bytes(self) -> std::io::Result<u64> {
+        Ok(match self {
+            Size::Bytes(bytes) => bytes,
+            Size::Percent(_) => self.bytes_of(memfold_sys::probe::memory_allowance()?.bytes),
+        })
+    }
+
     /// The size in bytes, where a percentage is of `allowance` bytes.
     pub fn bytes_of(self, allowance: u64) -> u64 {
         match self {
@@ -123,6 +136,10 @@ mod tests {
         assert_eq!(bytes("2G"), 2 << 30);
         assert_eq!(bytes("1T"), 1 << 40);
         assert_eq!(bytes("64MiB"), 64 << 20);
+        assert_eq!(bytes("2GB"), 2 << 30);
+        assert_eq!(bytes("200MB"), 200 << 20);
+        assert_eq!(bytes("2Gi"), 2 << 30);
+        assert_eq!(bytes("2g"), 2 << 30);
         assert_eq!(bytes("1.5G"), 3 << 29);
         assert_eq!(bytes(".5M"), 1 << 19);
         assert_eq!(bytes(" 7 K "), 7 << 10);
@@ -139,7 +156,7 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for text in [
-            "", "G", "x", "12Q", "1.2.3M", "-5M", "5MB", "1e3", "%", ".", "0x10", "１M",
+            "", "G", "x", "12Q", "1.2.3M", "-5M", "5MiBs", "1e3", "%", ".", "0x10", "１M",
         ] {
             assert_eq!(text.parse::<Size>(), Err(SizeError::Form), "{text:?}");
         }

@@ -1,0 +1,143 @@
+//! `memfold limit`, `memfold reclaim` and `memfold swapoff`: commands to a run that goes on, and what
+//! came of them.
+
+use crate::arguments::{LimitArguments, ReclaimArguments, SwapOffArguments};
+use crate::control::{Answer, Command, Usage, command, run_of};
+use crate::describe::print;
+use crate::failure::Failure;
+use crate::format::{bytes, grouped};
+use std::process::ExitCode;
+
+/// `memfold limit PID SIZE [--resident]`.
+pub fn limit(arguments: &LimitArguments) -> Result<ExitCode, Failure> {
+    let (folder, run) = run_of(Some(arguments.pid))?;
+    let order = Command::Limit {
+        size: arguments.size.text.clone(),
+        resident: arguments.resident,
+    };
+    match command(&folder, run.pid, &order)? {
+        Answer::Limit { old, new, usage } => {
+            let what = if arguments.resident {
+                "resident limit"
+            } else {
+                "limit"
+            };
+            print(limit_text(what, run.pid, old, new, usage, arguments.resident).as_bytes())
+        }
+        answer => Err(unexpected(&answer)),
+    }
+}
+
+fn limit_text(
+    what: &str,
+    run: u32,
+    old: Option<u64>,
+    new: u64,
+    usage: Usage,
+    resident: bool,
+) -> String {
+    let old = old.map_or("none".to_owned(), bytes);
+    let held = if resident {
+        usage.resident_after
+    } else {
+        usage.total_after
+    };
+    let reached = if held <= new {
+        ""
+    } else {
+        "; not reached yet, as no more memory can be paged out for now"
+    };
+    format!(
+        "{what} of run {run}: {old} -> {}; in use: {} -> {}, of which resident: {} -> {}{reached}\n",
+        bytes(new),
+        bytes(usage.total_before),
+        bytes(usage.total_after),
+        bytes(usage.resident_before),
+        bytes(usage.resident_after),
+    )
+}
+
+/// `memfold reclaim PID [SIZE]`: exit status 1 if less than the size could be paged out.
+pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
+    let (folder, run) = run_of(Some(arguments.pid))?;
+    let order = Command::Reclaim {
+        size: arguments.size.as_ref().map(|size| size.text.clone()),
+    };
+    let Answer::Reclaimed(usage) = command(&folder, run.pid, &order)? else {
+        return Err(Failure::own("the run gave another answer than expected"));
+    };
+    let paged_out = usage.resident_before.saturating_sub(usage.resident_after);
+    let text = format!(
+        "run {}: {} paged out; resident: {} -> {}, in use with the pool: {} -> {}\n",
+        run.pid,
+        bytes(paged_out),
+        bytes(usage.resident_before),
+        bytes(usage.resident_after),
+        bytes(usage.total_before),
+        bytes(usage.total_after),
+    );
+    print(text.as_bytes())?;
+    let asked = arguments.size.as_ref();
+    let asked = asked.map_or(0, |size| size.size.bytes_of(usage.resident_before));
+    if paged_out < asked {
+        return Err(Failure::with_status(
+            1,
+            format!(
+                "{} of {} could not be paged out (locked, in use, incompressible, or not managed)",
+                bytes(asked - paged_out),
+                bytes(asked)
+            ),
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `memfold swapoff [PID]`.
+pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
+    let (folder, run) = run_of(arguments.pid)?;
+    match command(&folder, run.pid, &Command::SwapOff)? {
+        Answer::Pages(pages) => {
+            let text = format!(
+                "{} pages of run {} are back in memory, and its swap file is no longer used\n",
+                grouped(pages),
+                run.pid
+            );
+            print(text.as_bytes())
+        }
+        answer => Err(unexpected(&answer)),
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::own(format!(
+        "the run gave another answer than expected: {answer:?}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USAGE: Usage = Usage {
+        resident_before: 100 << 20,
+        resident_after: 40 << 20,
+        total_before: 110 << 20,
+        total_after: 64 << 20,
+    };
+
+    #[test]
+    fn a_change_is_confirmed_with_what_happened() {
+        let text = limit_text("limit", 7, Some(128 << 20), 64 << 20, USAGE, false);
+        assert_eq!(
+            text,
+            "limit of run 7: 128 MiB -> 64.0 MiB; in use: 110 MiB -> 64.0 MiB, of which resident: \
+             100 MiB -> 40.0 MiB\n"
+        );
+        let text = limit_text("resident limit", 7, None, 32 << 20, USAGE, true);
+        assert!(
+            text.starts_with("resident limit of run 7: none -> 32.0 MiB;"),
+            "{text}"
+        );
+        assert!(text.contains("not reached yet"), "{text}");
+    }
+}

@@ -1,0 +1,106 @@
+//! What shells offer for the values of arguments: PIDs of runs, commands.
+
+use crate::arguments::Arguments;
+use crate::live;
+use clap::{Command, CommandFactory};
+use clap_complete::engine::{
+    ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
+};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+/// How long runs are asked for their names while the user waits for a list.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// The command line with what is offered for its values.
+pub fn command() -> Command {
+    let mut command = Arguments::command();
+    for name in ["stat", "top", "limit", "reclaim", "swapoff"] {
+        if command.find_subcommand(name).is_some() {
+            command = command.mut_subcommand(name, |one| {
+                one.mut_arg("pid", |pid| pid.add(ArgValueCandidates::new(runs)))
+            });
+        }
+    }
+    command.mut_subcommand("run", |run| {
+        run.mut_arg("program", |program| {
+            program.add(ArgValueCompleter::new(ProgramCompleter))
+        })
+    })
+}
+
+/// The PIDs of this user's runs, with their commands.
+fn runs() -> Vec<CompletionCandidate> {
+    let runs = live::snapshots_of(None, PATIENCE).into_iter();
+    let candidate = |run: crate::report::Snapshot| {
+        CompletionCandidate::new(run.pid.to_string()).help(Some(run.command.into()))
+    };
+    runs.map(candidate).collect()
+}
+
+/// A program in `PATH` or by its path, then files.
+#[derive(Debug)]
+struct ProgramCompleter;
+
+impl ValueCompleter for ProgramCompleter {
+    fn complete(&self, current: &OsStr) -> Vec<CompletionCandidate> {
+        self.complete_at(0, current)
+    }
+
+    fn complete_at(&self, index: usize, current: &OsStr) -> Vec<CompletionCandidate> {
+        let paths = PathCompleter::any().complete(current);
+        if index > 0 || current.as_encoded_bytes().contains(&b'/') {
+            return paths;
+        }
+        commands(current)
+    }
+}
+
+/// The executable files in `PATH` whose names begin so.
+fn commands(prefix: &OsStr) -> Vec<CompletionCandidate> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let entries = std::env::split_paths(&path)
+        .filter_map(|folder| folder.read_dir().ok())
+        .flatten()
+        .flatten();
+    let names: BTreeSet<_> = entries
+        .filter(|entry| {
+            let name = entry.file_name();
+            let begins = name
+                .as_encoded_bytes()
+                .starts_with(prefix.as_encoded_bytes());
+            // Of what a link leads to.
+            let file = || entry.path().metadata();
+            begins
+                && file().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+        })
+        .map(|entry| entry.file_name())
+        .collect();
+    names.into_iter().map(CompletionCandidate::new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        command().debug_assert();
+    }
+
+    fn names(index: usize, current: &str) -> Vec<String> {
+        let found = ProgramCompleter.complete_at(index, OsStr::new(current));
+        let name = |one: &CompletionCandidate| one.get_value().to_string_lossy().into_owned();
+        found.iter().map(name).collect()
+    }
+
+    #[test]
+    fn commands_come_first_and_files_for_their_arguments() {
+        assert!(names(0, "slee").contains(&"sleep".to_owned()));
+        assert!(names(0, "/bin/slee").contains(&"/bin/sleep".to_owned()));
+        assert!(!names(1, "slee").contains(&"sleep".to_owned()));
+        assert!(names(1, "Cargo").contains(&"Cargo.toml".to_owned()));
+    }
+}

@@ -1,0 +1,252 @@
+//! Manual pages, from the definition of the command line.
+
+use crate::arguments::{Arguments, ManArguments};
+use crate::describe::print;
+use crate::failure::Failure;
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Exit statuses of `run`, and of the others.
+const RUN_STATUS: [(&str, &str); 5] = [
+    ("the program's own", "The program exited by itself."),
+    ("death by a signal", "The program died of that signal."),
+    (
+        "125",
+        "memfold itself failed; one line on standard error says why.",
+    ),
+    ("126", "The program cannot be executed."),
+    ("127", "The program was not found."),
+];
+const STATUS: [(&str, &str); 3] = [
+    ("0", "All went well."),
+    (
+        "1",
+        "No such run, or it could not do all that was asked; for doctor: run will not work here.",
+    ),
+    (
+        "125",
+        "memfold itself failed, or the command line is wrong; one line says why.",
+    ),
+];
+const FILES: [(&str, &str); 3] = [
+    (
+        "/run/memfold",
+        "For root: the private folders of runs, each with the preload library and two sockets.",
+    ),
+    ("$XDG_RUNTIME_DIR/memfold", "The same for other users."),
+    (
+        "$TMPDIR, /tmp",
+        "The same, in a folder with a random name, where there is no other place.",
+    ),
+];
+const VARIABLES: [(&str, &str); 4] = [
+    (
+        "LD_PRELOAD",
+        "memfold puts its library in front of it for the program.",
+    ),
+    (
+        "XDG_RUNTIME_DIR, TMPDIR",
+        "Where the folders of runs may lie.",
+    ),
+    (
+        "NO_COLOR",
+        "If it is set, help and messages have no colours.",
+    ),
+    (
+        "COMPLETE",
+        "Set by the shell to ask memfold for completions.",
+    ),
+];
+
+/// `memfold man [--dir DIR]`.
+pub fn manual(arguments: &ManArguments) -> Result<ExitCode, Failure> {
+    let mut command = Arguments::command().disable_help_subcommand(true);
+    command.build();
+    let Some(dir) = &arguments.dir else {
+        let text = page(&command, &command);
+        return print(
+            &text.map_err(|error| Failure::own(format!("cannot make the manual page: {error}")))?,
+        );
+    };
+    write_all(&command, dir).map_err(|error| {
+        let dir = dir.display();
+        Failure::own(format!(
+            "cannot write manual pages to {dir}: {error}; give a folder of yours"
+        ))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_all(command: &Command, dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    fs::write(dir.join("memfold.1"), page(command, command)?)?;
+    for one in command.get_subcommands() {
+        let name = format!("memfold-{}", one.get_name());
+        fs::write(dir.join(format!("{name}.1")), page(one, command)?)?;
+    }
+    Ok(())
+}
+
+/// The page of a command, which is `whole` itself or one of its subcommands.
+fn page(command: &Command, whole: &Command) -> io::Result<Vec<u8>> {
+    let name = command.get_name();
+    let is_whole = name == whole.get_name();
+    let title = if is_whole {
+        name.to_owned()
+    } else {
+        format!("memfold-{name}")
+    };
+    let shown = command.clone().display_name(title.clone());
+    let man = Man::new(shown)
+        .title(title.to_uppercase())
+        .manual("memfold");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    if command.get_arguments().next().is_some() {
+        man.render_options_section(&mut text)?;
+    }
+    if is_whole {
+        man.render_subcommands_section(&mut text)?;
+    }
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    match name {
+        "run" => entries(&mut roff, RUN_STATUS),
+        "memfold" => {
+            roff.text([roman("Of run:")]);
+            entries(&mut roff, RUN_STATUS);
+            roff.control("PP", []);
+            roff.text([roman("Of the others:")]);
+            entries(&mut roff, STATUS);
+        }
+        _ => entries(&mut roff, STATUS),
+    }
+    environment(&mut roff, command, whole);
+    roff.control("SH", ["FILES"]);
+    entries(&mut roff, FILES);
+    if let Some(help) = command.get_after_help() {
+        examples(&mut roff, &help.to_string());
+    }
+    see_also(&mut roff, &title, whole);
+    roff.to_writer(&mut text)?;
+    if is_whole {
+        man.render_version_section(&mut text)?;
+    }
+    Ok(text)
+}
+
+fn entries<const N: usize>(roff: &mut Roff, entries: [(&str, &str); N]) {
+    for (name, meaning) in entries {
+        entry(roff, name, meaning);
+    }
+}
+
+fn entry(roff: &mut Roff, name: &str, meaning: &str) {
+    roff.control("TP", []);
+    roff.text([bold(name)]);
+    roff.text([roman(meaning)]);
+}
+
+/// The variables that stand for options of `run`, and the others.
+fn environment(roff: &mut Roff, command: &Command, whole: &Command) {
+    let options = match command.get_name() {
+        "memfold" => whole.find_subcommand("run"),
+        _ => Some(command),
+    };
+    roff.control("SH", ["ENVIRONMENT"]);
+    for argument in options.into_iter().flat_map(Command::get_arguments) {
+        let variable = argument.get_env().and_then(|name| name.to_str());
+        if let (Some(variable), Some(option)) = (variable, argument.get_long()) {
+            entry(
+                roff,
+                variable,
+                &format!("As --{option} of memfold run, which overrides it."),
+            );
+        }
+    }
+    entries(roff, VARIABLES);
+}
+
+/// The examples of a command's help, and what stands below them.
+fn examples(roff: &mut Roff, help: &str) {
+    let Some((_, examples)) = help.split_once("Examples:\n") else {
+        return;
+    };
+    let (examples, rest) = examples.split_once("\n\n").unwrap_or((examples, ""));
+    roff.control("SH", ["EXAMPLES"]);
+    roff.control("nf", []);
+    for line in examples.lines() {
+        roff.text([roman(line)]);
+    }
+    roff.control("fi", []);
+    if !rest.is_empty() && !rest.starts_with("Exit status") {
+        roff.control("SH", ["NOTES"]);
+        roff.text([roman(rest)]);
+    }
+}
+
+fn see_also(roff: &mut Roff, own: &str, whole: &Command) {
+    roff.control("SH", ["SEE ALSO"]);
+    let subcommands = whole.get_subcommands();
+    let mut names: Vec<String> = subcommands
+        .map(|one| format!("memfold-{}", one.get_name()))
+        .collect();
+    names.insert(0, "memfold".to_owned());
+    names.retain(|name| name != own);
+    let mut pages: Vec<String> = names.iter().map(|name| format!("{name}(1)")).collect();
+    pages.extend(
+        [
+            "userfaultfd(2)",
+            "ld.so(8)",
+            "cgroups(7)",
+            "capabilities(7)",
+        ]
+        .map(str::to_owned),
+    );
+    roff.text([roman(pages.join(", "))]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_have_what_manual_pages_have() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("new/man1");
+        let arguments = ManArguments {
+            dir: Some(dir.clone()),
+        };
+        manual(&arguments).unwrap();
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+        let run = read("memfold-run.1");
+        for part in [
+            ".SH NAME",
+            ".SH SYNOPSIS",
+            ".SH OPTIONS",
+            ".SH \"EXIT STATUS\"",
+            ".SH ENVIRONMENT",
+            ".SH FILES",
+            ".SH EXAMPLES",
+            ".SH \"SEE ALSO\"",
+            "MEMFOLD_LIMIT",
+            "memfold\\-limit(1)",
+        ] {
+            assert!(run.contains(part), "{part} in {run}");
+        }
+        let whole = read("memfold.1");
+        assert!(whole.contains("MEMFOLD_SUMMARY") && whole.contains("memfold\\-reclaim"));
+        assert_eq!(
+            fs::read_dir(&dir).unwrap().count(),
+            1 + Arguments::command().get_subcommands().count()
+        );
+    }
+}

@@ -1,0 +1,179 @@
+//! `memfold stat --watch`: a line for each run and interval, as vmstat prints them.
+
+use crate::describe::print;
+use crate::failure::Failure;
+use crate::format::{bytes, grouped};
+use crate::live::{self, nothing_runs};
+use crate::report::Snapshot;
+use std::collections::HashMap;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Lines after which the header is repeated on a terminal.
+const HEADER_EVERY: usize = 20;
+
+/// Prints until no run is left.
+pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCode, Failure> {
+    let mut before: HashMap<u32, Snapshot> = HashMap::new();
+    let mut lines = 0;
+    let is_terminal = io::stdout().is_terminal();
+    let mut next = Instant::now();
+    loop {
+        let runs = live::snapshots_of(pid, live::PATIENCE);
+        if runs.is_empty() {
+            return match lines {
+                0 => Err(nothing_runs(pid)),
+                _ => Ok(ExitCode::SUCCESS),
+            };
+        }
+        let mut text = String::new();
+        for run in &runs {
+            if json {
+                let line = serde_json::to_string(run);
+                text +=
+                    &line.map_err(|error| Failure::own(format!("cannot write JSON: {error}")))?;
+                text.push('\n');
+            } else {
+                if lines == 0 || (is_terminal && lines % HEADER_EVERY == 0) {
+                    text += &header();
+                }
+                text += &line(run, before.get(&run.pid));
+            }
+            lines += 1;
+        }
+        print(text.as_bytes())?;
+        if is_closed() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        before = runs.into_iter().map(|run| (run.pid, run)).collect();
+        // A slow answer delays one line, not all that follow.
+        next = (next + interval).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// Whether the reader of standard output is gone.
+fn is_closed() -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let out = io::stdout();
+    let mut sources = [PollFd::new(&out, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut sources, Some(&now)).is_ok() && sources[0].revents().contains(PollFlags::ERR)
+}
+
+fn header() -> String {
+    format!(
+        "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>5}  {}\n",
+        "PID", "USED", "LIMIT", "RESIDENT", "POOL", "OUT/s", "IN/s", "FAULTS/s", "SWAP", "COMMAND"
+    )
+}
+
+/// A run, and what happened since it was last looked at.
+fn line(run: &Snapshot, before: Option<&Snapshot>) -> String {
+    let (used, limit) = run.limit();
+    let seconds = before.map_or(0.0, |before| run.uptime_seconds - before.uptime_seconds);
+    let rate = |count: fn(&Snapshot) -> u64| match before {
+        Some(before) if seconds > 0.0 => {
+            let change = count(run).saturating_sub(count(before));
+            grouped((change as f64 / seconds).round() as u64)
+        }
+        _ => "-".to_owned(),
+    };
+    let name = run.statistics.programs.name.as_deref();
+    format!(
+        "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>5}  {}\n",
+        run.pid,
+        bytes(used),
+        bytes(limit),
+        bytes(run.now.resident_bytes),
+        bytes(run.now.pool_bytes),
+        rate(|run| run.statistics.totals.pages_out),
+        rate(|run| run.statistics.totals.pages_in),
+        rate(faults),
+        before.map_or("-".to_owned(), |before| share(run, before)),
+        name.unwrap_or(&run.command),
+    )
+}
+
+fn faults(run: &Snapshot) -> u64 {
+    let totals = &run.statistics.totals;
+    totals
+        .faults_swap_in
+        .saturating_add(totals.faults_zero_fill)
+        .saturating_add(totals.faults_cache)
+}
+
+/// The part of the time since then that went to swapping.
+fn share(run: &Snapshot, before: &Snapshot) -> String {
+    let waited = |run: &Snapshot| {
+        let totals = &run.statistics.totals;
+        totals
+            .swap_in_wait_ns
+            .saturating_add(totals.first_touch_wait_ns) as f64
+            / 1e9
+    };
+    let waited = (waited(run) - waited(before)).max(0.0);
+    let cpu = |run: &Snapshot| run.statistics.programs.program_cpu_seconds;
+    let time = waited + (cpu(run) - cpu(before)).max(0.0);
+    if time > 0.0 {
+        format!("{:.0}%", waited / time * 100.0)
+    } else {
+        "0%".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Programs, Statistics};
+    use memfold_pager::{Now, Stats, Totals};
+
+    fn run(uptime_seconds: f64, pages_in: u64, cpu: f64) -> Snapshot {
+        let stats = Stats {
+            totals: Totals {
+                limit_bytes: 64 << 20,
+                pages_in,
+                swap_in_wait_ns: pages_in * 1_000_000,
+                ..Totals::default()
+            },
+            ..Stats::default()
+        };
+        Snapshot {
+            pid: 7,
+            program_pid: 8,
+            command: "sort -n".into(),
+            uptime_seconds,
+            now: Now {
+                resident_bytes: 32 << 20,
+                ..Now::default()
+            },
+            programs: Vec::new(),
+            statistics: Statistics::new(&stats, 0.0, 0).with(Programs {
+                program_cpu_seconds: cpu,
+                ..Programs::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn rates_are_of_the_interval() {
+        let first = run(1.0, 100, 1.0);
+        let text = line(&first, None);
+        assert!(
+            text.contains("32.0 MiB") && text.ends_with(" -  sort -n\n"),
+            "{text}"
+        );
+        let text = line(&run(3.0, 2100, 3.0), Some(&first));
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        // 2,000 pages in two seconds, two seconds of waiting beside two of CPU time.
+        assert!(
+            fields.contains(&"1,000") && fields.contains(&"50%"),
+            "{text}"
+        );
+        assert_eq!(header().split_whitespace().count(), 10);
+    }
+}

@@ -1,0 +1,258 @@
+//! What is printed about a run when it ends: what it would have needed, what it got, whether the limit was
+//! kept, what that cost, and which limit would be comfortable.
+
+use crate::format::{bytes, duration};
+use crate::report::{LimitKind, Statistics};
+
+/// When a summary is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SummaryWhen {
+    /// When there is something to tell.
+    Auto,
+    /// After each run.
+    Always,
+    /// After none.
+    Never,
+}
+
+/// Suggested limits are whole multiples of this.
+const WHOLE: u64 = 1 << 20;
+
+/// The lines to print; none where there is nothing to tell.
+pub fn summary(program: &str, statistics: &Statistics, when: SummaryWhen) -> Vec<String> {
+    let is_told = match when {
+        SummaryWhen::Always => true,
+        SummaryWhen::Never => false,
+        SummaryWhen::Auto => is_worth_telling(statistics),
+    };
+    if !is_told {
+        return Vec::new();
+    }
+    let name = statistics.programs.name.as_deref().unwrap_or(program);
+    let lines = [
+        Some(memory(name, statistics)),
+        time(statistics),
+        beside(statistics),
+    ];
+    lines.into_iter().flatten().collect()
+}
+
+/// Whether pages went out, the limit was not kept, or what memfold does not manage took more than the limit.
+fn is_worth_telling(statistics: &Statistics) -> bool {
+    let (limit, _) = statistics.limit_in_force();
+    statistics.totals.pages_out > 0 || !statistics.is_limit_kept() || unmanaged(statistics) > limit
+}
+
+/// Memory outside the limit, at most.
+fn unmanaged(statistics: &Statistics) -> u64 {
+    let mapped = statistics.totals.peak_mapped_bytes;
+    mapped.saturating_add(statistics.programs.peak_unmanaged_bytes)
+}
+
+fn memory(name: &str, statistics: &Statistics) -> String {
+    let totals = &statistics.totals;
+    let (limit, kind) = statistics.limit_in_force();
+    let (limit, what) = match kind {
+        LimitKind::Total => (bytes(limit), "limit"),
+        LimitKind::Resident => (bytes(limit), "resident limit"),
+    };
+    let needed = bytes(totals.peak_needed_bytes.max(totals.peak_resident_bytes));
+    let got = match totals.pages_out {
+        0 => format!("{name} needed {needed}"),
+        _ => format!(
+            "{name} needed {needed} and ran in {} with a pool of {}",
+            bytes(totals.peak_resident_bytes),
+            bytes(totals.peak_pool_bytes)
+        ),
+    };
+    let kept = if statistics.is_limit_kept() {
+        format!("the {what} of {limit} was kept")
+    } else {
+        let over = bytes(statistics.most_over());
+        let time = match totals.over_limit_ns {
+            0..1_000_000 => "for a moment".to_owned(),
+            time => format!("for {}", duration(time)),
+        };
+        format!("the {what} of {limit} was NOT kept: {over} over it at most, {time}")
+    };
+    format!("{got}; {kept}")
+}
+
+fn time(statistics: &Statistics) -> Option<String> {
+    if statistics.totals.pages_out == 0 {
+        return None;
+    }
+    let percent = statistics.programs.swapping_share * 100.0;
+    let share = match percent {
+        share if share < 1.0 => "less than 1%".to_owned(),
+        share => format!("{share:.0}%"),
+    };
+    let suggestion = match statistics.programs.comfortable_limit_bytes {
+        None => String::new(),
+        Some(limit) => {
+            let option = match statistics.limit_in_force().1 {
+                LimitKind::Total => "--limit",
+                LimitKind::Resident => "--resident",
+            };
+            let whole = limit.div_ceil(WHOLE);
+            format!("; {option} {whole}M would make it less than 5%")
+        }
+    };
+    Some(format!(
+        "{share} of the time was spent on swapping{suggestion}"
+    ))
+}
+
+/// What is not under the limit, if it is no trifle.
+fn beside(statistics: &Statistics) -> Option<String> {
+    let (limit, _) = statistics.limit_in_force();
+    let trifle = limit / 4;
+    let mapped = statistics.totals.peak_mapped_bytes;
+    let others = statistics.programs.peak_unmanaged_bytes;
+    let mut parts = Vec::new();
+    if mapped > trifle {
+        parts.push(format!("{} of mapped and shared memory", bytes(mapped)));
+    }
+    if statistics.processes_unmanaged > 0 {
+        let count = statistics.processes_unmanaged;
+        let s = if count == 1 { "" } else { "es" };
+        parts.push(format!("{count} process{s} with {}", bytes(others)));
+    }
+    (!parts.is_empty()).then(|| format!("not under the limit: {}", parts.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Programs;
+    use memfold_pager::{Stats, Totals};
+
+    const MIB: u64 = 1 << 20;
+
+    fn totals() -> Totals {
+        Totals {
+            limit_bytes: 128 * MIB,
+            resident_limit_bytes: 104 * MIB,
+            peak_needed_bytes: 320 * MIB,
+            peak_resident_bytes: 126 * MIB,
+            peak_pool_bytes: 60 * MIB,
+            pages_out: 81_233,
+            swap_in_wait_ns: 1_500_000_000,
+            first_touch_wait_ns: 120_000_000,
+            ..Totals::default()
+        }
+    }
+
+    fn lines(totals: Totals, programs: Programs) -> Vec<String> {
+        let stats = Stats {
+            totals,
+            ..Stats::default()
+        };
+        let statistics = Statistics::new(&stats, 0.5, 0).with(programs);
+        summary("python3", &statistics, SummaryWhen::Auto)
+    }
+
+    fn cpu(seconds: f64) -> Programs {
+        Programs {
+            program_cpu_seconds: seconds,
+            ..Programs::default()
+        }
+    }
+
+    #[test]
+    fn it_says_what_was_needed_and_what_that_cost() {
+        let programs = Programs {
+            comfortable_limit_bytes: Some(250 * MIB - 7),
+            ..cpu(1.0)
+        };
+        assert_eq!(
+            lines(totals(), programs),
+            [
+                "python3 needed 320 MiB and ran in 126 MiB with a pool of 60.0 MiB; the limit of 128 MiB was \
+                 kept",
+                "62% of the time was spent on swapping; --limit 250M would make it less than 5%",
+            ]
+        );
+        let little = lines(totals(), cpu(1000.0));
+        assert_eq!(little[1], "less than 1% of the time was spent on swapping");
+    }
+
+    #[test]
+    fn a_limit_that_was_not_kept_is_named_with_its_excess() {
+        let over = |pages, time| Totals {
+            over_limit_pages: pages,
+            over_limit_ns: time,
+            ..totals()
+        };
+        let line = lines(over(121 * 256, 3_210_000_000), cpu(1.0)).remove(0);
+        assert!(
+            line.ends_with("the limit of 128 MiB was NOT kept: 121 MiB over it at most, for 3.2 s"),
+            "{line}"
+        );
+        let line = lines(over(5 * 256, 0), cpu(1.0)).remove(0);
+        assert!(
+            line.ends_with("5.0 MiB over it at most, for a moment"),
+            "{line}"
+        );
+        let line = lines(over(4 * 256, 0), cpu(1.0)).remove(0);
+        assert!(line.ends_with("was kept"), "{line}");
+    }
+
+    #[test]
+    fn a_resident_limit_is_called_so() {
+        let totals = Totals {
+            limit_bytes: 0,
+            ..totals()
+        };
+        let programs = Programs {
+            comfortable_limit_bytes: Some(250 * MIB),
+            ..cpu(1.0)
+        };
+        let lines = lines(totals, programs);
+        assert!(lines[0].ends_with("the resident limit of 104 MiB was kept"));
+        assert!(lines[1].contains("--resident 250M"), "{lines:?}");
+    }
+
+    #[test]
+    fn what_is_not_managed_stands_beside_it() {
+        let stats = Stats {
+            totals: Totals {
+                peak_mapped_bytes: 404 * MIB,
+                ..totals()
+            },
+            ..Stats::default()
+        };
+        let programs = Programs {
+            peak_unmanaged_bytes: 12 * MIB,
+            ..Programs::default()
+        };
+        let statistics = Statistics::new(&stats, 0.5, 2).with(programs);
+        assert_eq!(
+            summary("sh", &statistics, SummaryWhen::Auto)[2],
+            "not under the limit: 404 MiB of mapped and shared memory, 2 processes with 12.0 MiB"
+        );
+    }
+
+    #[test]
+    fn below_the_limit_it_is_silent_unless_asked() {
+        let below = Totals {
+            pages_out: 0,
+            ..totals()
+        };
+        assert_eq!(lines(below, cpu(1.0)), [""; 0]);
+        let stats = Stats {
+            totals: below,
+            ..Stats::default()
+        };
+        let statistics = Statistics::new(&stats, 0.5, 0).with(Programs {
+            name: Some("nightly".into()),
+            ..cpu(1.0)
+        });
+        assert_eq!(
+            summary("true", &statistics, SummaryWhen::Always),
+            ["nightly needed 320 MiB; the limit of 128 MiB was kept"]
+        );
+        let statistics = Statistics::new(&stats, 0.5, 0);
+        assert_eq!(summary("true", &statistics, SummaryWhen::Never), [""; 0]);
+    }
+}

@@ -1,0 +1,155 @@
+//! The limit under which a run would have spent little time on swapping.
+//!
+//! More memory would have kept the pages whose refault distance it covers, and would have been registered
+//! later, which spares first touches. From what was measured under the limit in force, this estimates what
+//! would remain under a larger one, and searches the smallest that leaves little.
+
+/// The share of their time for which programs may wait for memfold and still run comfortably.
+pub const COMFORTABLE_SHARE: f64 = 0.05;
+/// Limits that are tried, evenly spaced.
+const STEPS: u64 = 256;
+/// Divisor of the limit: reclaim starts so much below it.
+const WATERMARK_DIVISOR: u64 = 128;
+/// The part of the limit from which memory is registered.
+const REGISTERED_FROM: f64 = 0.75;
+
+/// What was measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    /// The limit in force, in bytes.
+    pub limit: u64,
+    /// Whether the pool counts towards it.
+    pub pool_counts: bool,
+    /// Most resident and swapped-out bytes at a time.
+    pub needed: u64,
+    /// Pool bytes for each byte that is out.
+    pub density: f64,
+    /// CPU time of the programs, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Waits for pages that were out, in nanoseconds.
+    pub swap_in_wait_ns: u64,
+    /// Waits of first touches, in nanoseconds.
+    pub first_touch_wait_ns: u64,
+}
+
+impl Measured {
+    /// The estimated limit; `None` where the one in force is comfortable. `remaining` is the part of the
+    /// swap-ins that remains with room for so many bytes more.
+    pub fn comfortable_limit(&self, remaining: impl Fn(u64) -> f64) -> Option<u64> {
+        let waits = (self.swap_in_wait_ns, self.first_touch_wait_ns);
+        if self.share(waits.0 as f64, waits.1 as f64) <= COMFORTABLE_SHARE {
+            return None;
+        }
+        let most = (self.needed as f64 / REGISTERED_FROM) as u64;
+        let step = most.saturating_sub(self.limit) / STEPS;
+        let limits = (1..=STEPS).map(|index| self.limit + index * step.max(1));
+        let comfortable = |limit: &u64| {
+            let (resident, before) = (self.resident(*limit), self.resident(self.limit));
+            // Nothing is out where all fits, however long the distances were.
+            let swap_in = match resident >= self.needed {
+                true => 0.0,
+                false => waits.0 as f64 * remaining(resident.saturating_sub(before)),
+            };
+            let first_touch = waits.1 as f64 * self.registered(*limit);
+            self.share(swap_in, first_touch) <= COMFORTABLE_SHARE
+        };
+        limits
+            .into_iter()
+            .find(comfortable)
+            .or(Some(most.max(self.limit)))
+    }
+
+    fn share(&self, swap_in: f64, first_touch: f64) -> f64 {
+        let waits = swap_in + first_touch;
+        waits / (waits + self.cpu_ns as f64).max(1.0)
+    }
+
+    /// Bytes that are resident under a limit, of those that are needed.
+    fn resident(&self, limit: u64) -> u64 {
+        let usable = limit - limit / WATERMARK_DIVISOR;
+        if usable >= self.needed || !self.pool_counts {
+            return usable.min(self.needed);
+        }
+        // The rest is out, and lies in the pool: resident + (needed - resident) * density = usable.
+        let density = self.density.clamp(0.0, 0.95);
+        let resident = (usable as f64 - self.needed as f64 * density) / (1.0 - density);
+        resident.max(0.0) as u64
+    }
+
+    /// The part that remains of the first touches of registered memory.
+    fn registered(&self, limit: u64) -> f64 {
+        let beyond = |limit: u64| (self.needed as f64 - limit as f64 * REGISTERED_FROM).max(0.0);
+        beyond(limit) / beyond(self.limit).max(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn measured() -> Measured {
+        Measured {
+            limit: 100 * MIB,
+            pool_counts: false,
+            needed: 200 * MIB,
+            density: 0.5,
+            cpu_ns: 1_000_000_000,
+            swap_in_wait_ns: 1_000_000_000,
+            first_touch_wait_ns: 0,
+        }
+    }
+
+    /// As for a program that goes round its memory.
+    fn sweep(out: u64) -> impl Fn(u64) -> f64 {
+        move |more| if more >= out { 0.0 } else { 1.0 }
+    }
+
+    #[test]
+    fn a_sweep_needs_all_of_its_memory() {
+        let limit = measured().comfortable_limit(sweep(100 * MIB)).unwrap();
+        assert!((200 * MIB..204 * MIB).contains(&limit), "{}", limit / MIB);
+    }
+
+    #[test]
+    fn with_the_pool_counted_each_step_gains_more() {
+        let measured = Measured {
+            pool_counts: true,
+            limit: 150 * MIB,
+            ..measured()
+        };
+        assert_eq!(measured.resident(200 * MIB * 128 / 127 + 1), 200 * MIB);
+        let resident = measured.resident(150 * MIB);
+        assert!(resident.abs_diff(98 * MIB) < 2 * MIB, "{}", resident / MIB);
+        // What would keep half of the pages that are out.
+        let limit = measured.comfortable_limit(sweep(50 * MIB)).unwrap();
+        assert!((174 * MIB..178 * MIB).contains(&limit), "{}", limit / MIB);
+    }
+
+    #[test]
+    fn long_distances_ask_for_no_more_than_all_memory() {
+        let limit = measured().comfortable_limit(|_| 0.9).unwrap();
+        assert!((200 * MIB..204 * MIB).contains(&limit), "{}", limit / MIB);
+    }
+
+    #[test]
+    fn what_is_comfortable_needs_no_other_limit() {
+        let measured = Measured {
+            swap_in_wait_ns: 50_000_000,
+            ..measured()
+        };
+        assert_eq!(measured.comfortable_limit(sweep(MIB)), None);
+    }
+
+    #[test]
+    fn first_touches_go_once_nothing_is_registered() {
+        let measured = Measured {
+            swap_in_wait_ns: 0,
+            first_touch_wait_ns: 10_000_000_000,
+            ..measured()
+        };
+        let limit = measured.comfortable_limit(sweep(0)).unwrap();
+        assert!((260 * MIB..267 * MIB).contains(&limit), "{}", limit / MIB);
+    }
+}
