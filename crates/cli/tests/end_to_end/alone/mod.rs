@@ -1,5 +1,6 @@
 //! Tests that judge whether a limit holds, or how long something takes: one at a time.
 
+mod comfort;
 mod crash;
 mod departures;
 mod growth;

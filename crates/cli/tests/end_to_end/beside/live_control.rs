@@ -1,0 +1,169 @@
+//! The limit of a run changed while it goes on, memory paged out on command, and the lines of
+//! `stat --watch`.
+
+use crate::support::{Limits, MIB, OTHER, Program, Running, Stage, as_user, memfold, python};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// Touches 200 MiB that compress well, says so, and stays for a while.
+const STAYS: &str = "\
+import sys, time
+b = bytearray(200 << 20)
+for at in range(0, len(b), 4096):
+    b[at] = (at >> 12) & 255
+print('ready', flush=True)
+time.sleep(float(sys.argv[1]))
+print(sum(b[at] for at in range(0, len(b), 4096)))
+";
+/// What that prints at its end.
+const SUM: &str = "ready\n6528000\n";
+
+fn stays(seconds: &str) -> Program {
+    Program::new(python()).args(["-c", STAYS, seconds])
+}
+
+fn command(arguments: &[&str]) -> Output {
+    Command::new(memfold())
+        .args(arguments)
+        .output()
+        .expect("memfold runs")
+}
+
+fn ready(program: &Program, limit: u64) -> Running {
+    let mut run = program.start(Limits::Total(limit));
+    run.wait_for_output("ready".len());
+    run
+}
+
+#[track_caller]
+fn done(arguments: &[&str]) -> String {
+    let output = command(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn number(run: &Running, name: &str) -> u64 {
+    run.statistics()[name].as_u64().expect("a number")
+}
+
+#[test]
+fn a_limit_changes_while_a_program_runs() {
+    beside!(&["python3"]);
+    let run = ready(&stays("6"), 400 * MIB);
+    let pid = run.root().to_string();
+    let text = done(&["limit", &pid, "100M"]);
+    assert!(text.contains("400 MiB -> 100 MiB"), "{text}");
+    assert!(!text.contains("not reached"), "{text}");
+    assert_eq!(number(&run, "limit_bytes"), 100 * MIB);
+    assert!(number(&run, "resident_bytes") < 100 * MIB);
+    let text = done(&["limit", &pid, "64MB", "--resident"]);
+    assert!(text.starts_with("resident limit of run"), "{text}");
+    assert!(number(&run, "resident_bytes") <= 64 * MIB);
+    let text = done(&["limit", &pid, "1G"]);
+    assert!(text.contains("100 MiB -> 1.0 GiB"), "{text}");
+    let outcome = run.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.text(), SUM);
+    let stats = outcome.stats.as_ref().expect("statistics");
+    assert_eq!(stats["limit_kept"], true, "{stats}");
+    assert!(!outcome.errors.contains("NOT kept"), "{}", outcome.errors);
+}
+
+#[test]
+fn memory_goes_out_on_command() {
+    beside!(&["python3"]);
+    let run = ready(&stays("5"), 1024 * MIB);
+    // By the program's PID as well.
+    let program = run.program().to_string();
+    let before = number(&run, "resident_bytes");
+    let text = done(&["reclaim", &program, "50M"]);
+    assert!(text.contains("paged out"), "{text}");
+    let after = number(&run, "resident_bytes");
+    // The program may have touched a few pages since.
+    assert!(after + 48 * MIB <= before, "from {before} to {after}");
+    assert!(after + 90 * MIB >= before, "from {before} to {after}");
+    done(&["reclaim", &program]);
+    assert!(number(&run, "resident_bytes") < 20 * MIB);
+    let output = command(&["reclaim", &program, "500M"]);
+    assert_eq!(output.status.code(), Some(1), "that much is not there");
+    let outcome = run.wait();
+    outcome.assert_success();
+    assert_eq!(outcome.text(), SUM);
+    assert!(!outcome.errors.contains("exceeded"), "{}", outcome.errors);
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_in_one_line() {
+    beside!(&["sleep"]);
+    let run = Program::new("sleep")
+        .arg("3")
+        .start(Limits::Total(64 * MIB));
+    run.statistics();
+    let pid = run.root().to_string();
+    for (arguments, part) in [
+        (&["limit", &pid, "1M"][..], "at least 16.0 MiB"),
+        (&["limit", &pid, "lots"], "512M"),
+        (&["limit", &pid, "200%"], "between 0 and 100"),
+        (&["limit", "1", "1G"], "no run of this user"),
+        (&["reclaim", "1"], "no run of this user"),
+        (&["limit", &pid], "SIZE"),
+    ] {
+        let output = command(arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(
+            errors.contains(part) && errors.lines().count() == 1,
+            "{errors}"
+        );
+    }
+    assert_eq!(number(&run, "limit_bytes"), 64 * MIB);
+    run.wait().assert_success();
+}
+
+#[test]
+fn another_user_changes_nothing() {
+    beside!(&["sleep", "setpriv"]);
+    let run = Program::new("sleep")
+        .arg("3")
+        .start(Limits::Total(64 * MIB));
+    run.statistics();
+    let pid = run.root().to_string();
+    let stage = Stage::new();
+    let output = as_user(OTHER, stage.memfold())
+        .args(["limit", &pid, "1G"])
+        .output()
+        .expect("memfold runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(number(&run, "limit_bytes"), 64 * MIB);
+    run.wait().assert_success();
+}
+
+#[test]
+fn watching_prints_a_line_a_second_until_the_end() {
+    beside!(&["sleep"]);
+    let run = Program::new("sleep")
+        .arg("3")
+        .memfold_options(["--name", "nightly"])
+        .start(Limits::Total(64 * MIB));
+    run.statistics();
+    let pid = run.root().to_string();
+    let text = done(&["stat", "--watch", &pid]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        lines[0].contains("LIMIT") && lines[0].contains("COMMAND"),
+        "{text}"
+    );
+    assert!((2..=6).contains(&lines.len()), "{text}");
+    assert!(
+        lines[1..].iter().all(|line| line.ends_with("nightly")),
+        "{text}"
+    );
+    std::thread::sleep(Duration::from_millis(100));
+    let outcome = run.wait();
+    let stats = outcome.stats.as_ref().expect("statistics");
+    assert_eq!(stats["name"], "nightly");
+    assert_eq!(stats["command"], "sleep 3");
+    let output = command(&["stat", "--watch", "--json", &pid]);
+    assert_eq!(output.status.code(), Some(1), "nothing runs any more");
+}
