@@ -2,7 +2,9 @@
 
 use crate::summary::SummaryWhen;
 use clap::builder::{FalseyValueParser, PossibleValue};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use memfold_pager::{Size, SizeError};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,6 +51,67 @@ pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Options of `run` that exclude each other. (clap would count variables, too.)
+const EXCLUSIVE: [(&str, &str); 2] = [("quiet", "verbose"), ("stats", "stats_fd")];
+
+impl Arguments {
+    /// Parses a command line and the variables that stand for options. An option overrides the variable of
+    /// one that it excludes.
+    ///
+    /// # Errors
+    /// If they are not understood, and to print help or the version.
+    pub fn of(line: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+        let mut command = Arguments::command();
+        let mut matches = command.try_get_matches_from_mut(line)?;
+        let overridden = match matches.subcommand_matches("run") {
+            Some(run) => overridden(run, &mut command)?,
+            None => Vec::new(),
+        };
+        let mut arguments = Arguments::from_arg_matches_mut(&mut matches)
+            .map_err(|error| error.format(&mut command))?;
+        if let Command::Run(run) = &mut arguments.command {
+            for name in overridden {
+                run.forget(name);
+            }
+        }
+        Ok(arguments)
+    }
+}
+
+/// Of each two options that exclude each other, the one that does not count.
+fn overridden(
+    run: &ArgMatches,
+    command: &mut clap::Command,
+) -> Result<Vec<&'static str>, clap::Error> {
+    use ValueSource::{CommandLine, EnvVariable};
+    let mut names = Vec::new();
+    for (one, other) in EXCLUSIVE {
+        match (run.value_source(one), run.value_source(other)) {
+            (Some(CommandLine), Some(CommandLine)) => {
+                let [one, other] = [one, other].map(|name| name.replace('_', "-"));
+                let text = format!("the argument '--{other}' cannot be used with '--{one}'");
+                return Err(command.error(ErrorKind::ArgumentConflict, text));
+            }
+            (Some(EnvVariable), Some(CommandLine)) => names.push(one),
+            (Some(CommandLine), Some(EnvVariable)) => names.push(other),
+            _ => {}
+        }
+    }
+    Ok(names)
+}
+
+impl RunArguments {
+    /// Takes an option as not given.
+    fn forget(&mut self, name: &str) {
+        match name {
+            "quiet" => self.quiet = false,
+            "verbose" => self.verbose = false,
+            "stats" => self.stats = None,
+            _ => self.stats_fd = None,
+        }
+    }
 }
 
 /// The subcommands.
@@ -124,15 +187,11 @@ pub struct RunArguments {
     #[arg(long, env = "MEMFOLD_NO_CHECKSUM", value_parser = FalseyValueParser::new())]
     pub no_checksum: bool,
     /// Write the statistics of the run to FILE as JSON when it ends (`-`: standard output)
-    #[arg(long, value_name = "FILE", env = "MEMFOLD_STATS", value_hint = clap::ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE")]
+    #[arg(env = "MEMFOLD_STATS", value_hint = clap::ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
     /// Write them to this open descriptor, which the program does not get
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with = "stats",
-        env = "MEMFOLD_STATS_FD"
-    )]
+    #[arg(long, value_name = "N", env = "MEMFOLD_STATS_FD")]
     #[arg(value_parser = clap::value_parser!(i32).range(0..))]
     pub stats_fd: Option<i32>,
     /// A name for the run, for the summary, stat and the JSON
@@ -143,10 +202,11 @@ pub struct RunArguments {
     #[arg(env = "MEMFOLD_SUMMARY")]
     pub summary: SummaryWhen,
     /// Print neither warnings nor, without --summary always, the summary
-    #[arg(short, long, env = "MEMFOLD_QUIET", value_parser = FalseyValueParser::new())]
+    #[arg(short, long)]
+    #[arg(env = "MEMFOLD_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
     /// Print the limit at the start, the summary at the end, and more messages
-    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(short, long)]
     #[arg(env = "MEMFOLD_VERBOSE", value_parser = FalseyValueParser::new())]
     pub verbose: bool,
     /// The program and its arguments
@@ -307,7 +367,6 @@ pub struct ManArguments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn run(line: &[&str]) -> RunArguments {
         let arguments = ["memfold", "run"].iter().chain(line);
@@ -348,6 +407,15 @@ mod tests {
         assert_eq!("1h 30m".parse(), Ok(After(Some(60 * ninety))));
         for text in ["", "soon", "10ms", "0s", "-3s"] {
             assert!(text.parse::<After>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_are_refused() {
+        for line in [["-q", "-v"], ["--stats=a", "--stats-fd=3"]] {
+            let all = ["memfold", "run"].iter().chain(&line).chain(&["true"]);
+            let error = Arguments::of(all.map(Into::into)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{line:?}");
         }
     }
 

@@ -27,7 +27,6 @@ mod top;
 mod usage_error;
 
 use arguments::{Arguments, Command};
-use clap::Parser;
 use clap::error::ErrorKind;
 use clap_complete::CompleteEnv;
 use failure::Failure;
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
     }
     // Only where a shell asks for completions.
     CompleteEnv::with_factory(completion::command).complete();
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::of(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };

@@ -22,10 +22,28 @@ pub fn one_line(error: &clap::Error, line: &[OsString]) -> String {
             .or_else(|| suggestion(error))
             .or_else(|| run_hint(&command, line)),
     };
+    let text = match subcommand.and_then(|command| variable(command, error, line)) {
+        Some(variable) => format!("{variable}: {}", first_paragraph(error)),
+        None => first_paragraph(error),
+    };
     match hint {
-        Some(hint) => format!("{}; {hint} (see {help})", first_paragraph(error)),
-        None => format!("{} (see {help})", first_paragraph(error)),
+        Some(hint) => format!("{text}; {hint} (see {help})"),
+        None => format!("{text} (see {help})"),
     }
+}
+
+/// The variable that a value comes from that is not understood.
+fn variable(command: &clap::Command, error: &clap::Error, line: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let option = shown.split(' ').next()?;
+    let is_given = |word: &OsString| word.to_string_lossy().starts_with(option);
+    let mut arguments = command.get_arguments();
+    let argument = arguments.find(|one| one.get_long() == option.strip_prefix("--"))?;
+    let name = argument.get_env()?;
+    (std::env::var_os(name).is_some() && !line.iter().any(is_given))
+        .then(|| name.to_string_lossy().into_owned())
 }
 
 /// What stands before the first blank line.

@@ -198,6 +198,35 @@ fn options_come_from_the_environment_too() {
 }
 
 #[test]
+fn an_option_overrides_the_variable_of_one_that_it_excludes() {
+    beside!(&[]);
+    let errors = |option: &str, variable: &str, value: &str| {
+        let output = Command::new(memfold())
+            .args(["run", "--limit", "64M", option, "--", "true"])
+            .env(variable, value)
+            .output()
+            .expect("memfold starts");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for value in ["1", "0", ""] {
+        let text = errors("-v", "MEMFOLD_QUIET", value);
+        assert!(text.contains("the limit of 64.0 MiB was kept"), "{text}");
+        assert_eq!(errors("-q", "MEMFOLD_VERBOSE", value), "");
+    }
+    let text = errors("--stats-fd=2", "MEMFOLD_STATS", "/no/such/folder/stats");
+    assert!(text.contains("\"exit_code\""), "{text}");
+    let text = errors("--stats=/dev/stderr", "MEMFOLD_STATS_FD", "77");
+    assert!(text.contains("\"exit_code\""), "{text}");
+    let text = errors("-q", "MEMFOLD_LIMIT", "64M");
+    assert_eq!(text, "");
+    let text = errors("-q", "MEMFOLD_RESIDENT", "lots");
+    assert!(
+        text.starts_with("memfold: MEMFOLD_RESIDENT: ") && text.lines().count() == 1,
+        "{text}"
+    );
+}
+
+#[test]
 fn statistics_go_to_a_descriptor_that_the_program_does_not_get() {
     beside!(&["sh", "ls"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
