@@ -66,11 +66,10 @@ pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
     let Answer::Reclaimed(usage) = command(&folder, run.pid, &order)? else {
         return Err(Failure::own("the run gave another answer than expected"));
     };
-    let paged_out = usage.resident_before.saturating_sub(usage.resident_after);
     let text = format!(
         "run {}: {} paged out; resident: {} -> {}, in use with the pool: {} -> {}\n",
         run.pid,
-        bytes(paged_out),
+        bytes(usage.paged_out),
         bytes(usage.resident_before),
         bytes(usage.resident_after),
         bytes(usage.total_before),
@@ -79,12 +78,15 @@ pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
     print(text.as_bytes())?;
     let asked = arguments.size.as_ref();
     let asked = asked.map_or(0, |size| size.size.bytes_of(usage.resident_before));
-    if paged_out < asked {
+    // What the program has given back meanwhile need not go out.
+    let gone = usage.resident_before.saturating_sub(usage.resident_after);
+    let gone = gone.max(usage.paged_out);
+    if gone < asked {
         return Err(Failure::with_status(
             1,
             format!(
                 "{} of {} could not be paged out (locked, in use, incompressible, or not managed)",
-                bytes(asked - paged_out),
+                bytes(asked - gone),
                 bytes(asked)
             ),
         ));
@@ -123,6 +125,7 @@ mod tests {
         resident_after: 40 << 20,
         total_before: 110 << 20,
         total_after: 64 << 20,
+        paged_out: 61 << 20,
     };
 
     #[test]

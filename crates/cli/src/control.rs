@@ -77,6 +77,8 @@ pub struct Usage {
     pub total_before: u64,
     /// The same afterwards.
     pub total_after: u64,
+    /// Paged out meanwhile; some of it may be back.
+    pub paged_out: u64,
 }
 
 impl From<Change> for Usage {
@@ -87,6 +89,7 @@ impl From<Change> for Usage {
             resident_after: change.after.resident_bytes,
             total_before: total(&change.before),
             total_after: total(&change.after),
+            paged_out: change.paged_out,
         }
     }
 }

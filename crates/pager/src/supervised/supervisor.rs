@@ -210,6 +210,8 @@ pub struct Change {
     pub before: Now,
     /// In use afterwards.
     pub after: Now,
+    /// Bytes that were paged out meanwhile, some of which may be back.
+    pub paged_out: u64,
 }
 
 /// Commands to a supervisor from another thread.
@@ -239,51 +241,67 @@ impl Control {
     /// Changes the limit while the programs run, and waits until they are below it, or until no more
     /// memory can be paged out for now.
     pub fn set_limit(&self, limit: Limit) -> Change {
-        let group = &self.0;
-        let before = group.stats().now;
-        group.set_limit(limit);
-        let fits = |now: &Now| {
+        let before = self.0.stats();
+        self.0.set_limit(limit);
+        self.wait_until_none_remains(before, |stats| {
+            let now = &stats.now;
             let total = now.resident_bytes + now.pool_bytes + now.metadata_bytes;
-            limit.total_bytes.is_none_or(|limit| total <= limit)
-                && limit
-                    .resident_bytes
-                    .is_none_or(|limit| now.resident_bytes <= limit)
-        };
-        let after = self.wait_for_reclaim(fits);
-        Change { before, after }
+            let above =
+                |size: u64, limit: Option<u64>| size.saturating_sub(limit.unwrap_or(u64::MAX));
+            above(total, limit.total_bytes).max(above(now.resident_bytes, limit.resident_bytes))
+        })
     }
 
-    /// Pages out so many bytes of resident memory, or all that can be, whatever the limit is. Programs do
-    /// not wait for that. May take long; two at a time reclaim what the later one asks for.
+    /// Pages out so many bytes of resident memory, or as much as is resident, whatever the limit is. Programs
+    /// do not wait for that, and may bring back what they need. May take long; two at a time reclaim what the
+    /// later one asks for.
     pub fn reclaim(&self, bytes: Option<u64>) -> Change {
-        let group = &self.0;
-        let before = group.stats().now;
-        let target = bytes.map_or(0, |bytes| before.resident_bytes.saturating_sub(bytes));
-        group.resources.request_reclaim(Some(target));
-        let after = self.wait_for_reclaim(|now| now.resident_bytes <= target);
-        group.resources.request_reclaim(None);
-        Change { before, after }
+        let before = self.0.stats();
+        let resident = before.now.resident_bytes;
+        let asked = bytes.unwrap_or(resident).min(resident);
+        let target = resident - asked;
+        self.0.resources.request_reclaim(Some(target));
+        let change = self.wait_until_none_remains(before, |stats| {
+            let above = stats.now.resident_bytes.saturating_sub(target);
+            above.min(asked.saturating_sub(paged_out(&before, stats)))
+        });
+        self.0.resources.request_reclaim(None);
+        change
     }
 
-    /// Waits while resident memory shrinks.
-    fn wait_for_reclaim(&self, is_enough: impl Fn(&Now) -> bool) -> Now {
+    /// Waits until nothing remains to be done, or for as long as less and less does.
+    fn wait_until_none_remains(&self, before: Stats, remaining: impl Fn(&Stats) -> u64) -> Change {
         const STEP: Duration = Duration::from_millis(10);
         const NO_PROGRESS: Duration = Duration::from_secs(1);
         let mut least = u64::MAX;
         let mut progress = Instant::now();
         loop {
-            let now = self.0.stats().now;
-            if now.resident_bytes < least {
-                least = now.resident_bytes;
+            let stats = self.0.stats();
+            let remains = remaining(&stats);
+            if remains < least {
+                least = remains;
                 progress = Instant::now();
             }
             let is_over = self.0.stopping.load(Ordering::Relaxed);
-            if is_enough(&now) || is_over || progress.elapsed() >= NO_PROGRESS {
-                return now;
+            if remains == 0 || is_over || progress.elapsed() >= NO_PROGRESS {
+                return Change {
+                    before: before.now,
+                    after: stats.now,
+                    paged_out: paged_out(&before, &stats),
+                };
             }
             std::thread::sleep(STEP);
         }
     }
+}
+
+/// Bytes that were paged out between two looks.
+fn paged_out(before: &Stats, after: &Stats) -> u64 {
+    let pages = after
+        .totals
+        .pages_out
+        .saturating_sub(before.totals.pages_out);
+    pages * PAGE_SIZE as u64
 }
 
 /// Reserves the default capacity, or less, down to what the limit needs, where address space is limited

@@ -93,6 +93,32 @@ fn memory_goes_out_on_command() {
     assert!(!outcome.errors.contains("exceeded"), "{}", outcome.errors);
 }
 
+/// Goes round 100 MiB without a pause.
+const ROUND: &str = "\
+import sys, time
+b = bytearray(100 << 20)
+for at in range(0, len(b), 4096):
+    b[at] = (at >> 12) & 255
+print('ready', flush=True)
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    for at in range(0, len(b), 4096):
+        b[at] ^= 1
+";
+
+#[test]
+fn what_a_busy_program_brings_back_has_been_paged_out() {
+    beside!(&["python3"]);
+    let program = Program::new(python()).args(["-c", ROUND, "6"]);
+    let run = ready(&program, 1024 * MIB);
+    let pid = run.root().to_string();
+    // Exit status 0: that much went out.
+    done(&["reclaim", &pid, "40M"]);
+    let text = done(&["reclaim", &pid]);
+    assert!(!text.contains(" 0 B paged out"), "{text}");
+    run.wait().assert_success();
+}
+
 #[test]
 fn what_cannot_be_done_is_refused_in_one_line() {
     beside!(&["sleep"]);
