@@ -56,11 +56,13 @@ fn memory(name: &str, statistics: &Statistics) -> String {
         LimitKind::Total => (bytes(limit), "limit"),
         LimitKind::Resident => (bytes(limit), "resident limit"),
     };
-    let needed = bytes(totals.peak_needed_bytes.max(totals.peak_resident_bytes));
+    let needed = totals.peak_needed_bytes.max(totals.peak_resident_bytes);
     let got = match totals.pages_out {
-        0 => format!("{name} needed {needed}"),
+        0 if needed == 0 => format!("{name} ended before its memory was sampled"),
+        0 => format!("{name} needed {}", bytes(needed)),
         _ => format!(
-            "{name} needed {needed} and ran in {} with a pool of {}",
+            "{name} needed {} and ran in {} with a pool of {}",
+            bytes(needed),
             bytes(totals.peak_resident_bytes),
             bytes(totals.peak_pool_bytes)
         ),
@@ -254,5 +256,18 @@ mod tests {
         );
         let statistics = Statistics::new(&stats, 0.5, 0);
         assert_eq!(summary("true", &statistics, SummaryWhen::Never), [""; 0]);
+        let short = Totals {
+            limit_bytes: 128 * MIB,
+            ..Totals::default()
+        };
+        let stats = Stats {
+            totals: short,
+            ..Stats::default()
+        };
+        let statistics = Statistics::new(&stats, 0.0, 0);
+        assert_eq!(
+            summary("true", &statistics, SummaryWhen::Always),
+            ["true ended before its memory was sampled; the limit of 128 MiB was kept"]
+        );
     }
 }
