@@ -70,6 +70,7 @@ struct Introduced {
 
 /// Says hello, and before that looks whether the answer could be received.
 fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
+    system::name_thread(c"memfold");
     system::close_all()?;
     system::leave_working_directory();
     let opened = open_descriptors(handover.inherited != 0);

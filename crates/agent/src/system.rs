@@ -237,6 +237,13 @@ pub fn is_emulated() -> bool {
     answer != 0
 }
 
+/// Names the calling thread, for `ps -L`, `top -H` and debuggers.
+pub fn name_thread(name: &CStr) {
+    const PR_SET_NAME: usize = 15;
+    // SAFETY: a terminated name.
+    unsafe { syscall(nr::PRCTL, [PR_SET_NAME, name.as_ptr() as usize, 0, 0, 0, 0]) };
+}
+
 /// Whether the calling thread's system calls are filtered.
 pub fn is_filtered() -> bool {
     const PR_GET_SECCOMP: usize = 21;

@@ -73,6 +73,16 @@ fn locked_memory_stays() {
 }
 
 #[test]
+fn the_helper_has_a_name_of_its_own() {
+    beside!(&["sh"]);
+    let script = "cat /proc/self/comm /proc/$$/comm /proc/$$/task/*/comm";
+    let program = Program::new("sh").args(["-c", script]);
+    let outcome = program.run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "cat\nsh\nsh\nmemfold\n");
+}
+
+#[test]
 fn the_helper_keeps_no_privileges() {
     beside!(&["cc"]);
     ends_well("privileges", "1", "privileges");
