@@ -1,5 +1,6 @@
 //! The command line: one definition for parsing, help, completions and manual pages.
 
+use crate::serve::Address;
 use crate::summary::SummaryWhen;
 use clap::builder::{FalseyValueParser, PossibleValue};
 use clap::error::ErrorKind;
@@ -43,6 +44,15 @@ Examples:
 
 memfold also waits for processes that the program leaves running (daemons) under the limit: a
 first interrupt is passed on to them, a second one kills them.";
+
+const SERVE_EXAMPLES: &str = "\
+It serves until SIGTERM, SIGINT or SIGHUP. The contents are gone then; a flush has nothing to do.
+
+Examples:
+  memfold serve --nbd unix:/run/disk.sock --size 16G --limit 4G
+  nbdinfo 'nbd+unix:///?socket=/run/disk.sock'
+  qemu-system-x86_64 … -drive file='nbd+unix:///?socket=/run/disk.sock',if=virtio,discard=unmap
+  nbd-client -unix /run/disk.sock /dev/nbd0 && mkswap /dev/nbd0 && swapon -d /dev/nbd0";
 
 /// Run any program in less memory than it needs: compressed swap in user space.
 #[derive(Debug, Parser)]
@@ -132,6 +142,9 @@ pub enum Command {
     Reclaim(ReclaimArguments),
     /// Bring all pages of a run back from its swap file, and stop using the file
     Swapoff(SwapOffArguments),
+    /// Offer compressed memory as a disk, over the NBD protocol
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArguments),
     /// Check what this host allows, and show how to fix each gap
     Doctor(DoctorArguments),
     /// Print a completion script for a shell
@@ -331,6 +344,46 @@ pub struct ReclaimArguments {
 pub struct TopArguments {
     /// PID of a `memfold run`, or of the program it started
     pub pid: Option<u32>,
+}
+
+/// `memfold serve`.
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// Where clients connect: unix:PATH (this user's clients alone) or HOST:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Address,
+    /// Size of the disk, which may be larger than its limit and than all memory
+    #[arg(long, value_name = "SIZE")]
+    pub size: Size,
+    /// Limit on the memory of the disk: compressed blocks, tables, map. Writes that find no room fail
+    /// with ENOSPC [default: 50%]
+    #[arg(long, value_name = "SIZE")]
+    pub limit: Option<Size>,
+    /// Compression algorithm
+    #[arg(long, value_enum, default_value_t = Algorithm::Lz4)]
+    pub algo: Algorithm,
+    /// Write blocks that do not fit to an unlinked, encrypted file in DIR
+    #[arg(long, value_name = "DIR", requires = "swap_size")]
+    #[arg(value_hint = clap::ValueHint::DirPath)]
+    pub swap_file: Option<PathBuf>,
+    /// Maximum size of the swap file
+    #[arg(long, value_name = "SIZE", requires = "swap_file")]
+    pub swap_size: Option<Size>,
+    /// Store blocks without a checksum
+    #[arg(long)]
+    pub no_checksum: bool,
+    /// Listen at an address that other machines can reach. NBD knows no password
+    #[arg(long)]
+    pub allow_everybody: bool,
+    /// Write statistics to FILE as JSON at the end (`-`: standard output)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub stats: Option<PathBuf>,
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print why clients are hung up on
+    #[arg(short, long)]
+    pub verbose: bool,
 }
 
 /// `memfold swapoff`.

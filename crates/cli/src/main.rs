@@ -19,6 +19,7 @@ mod man;
 mod messages;
 mod report;
 mod run;
+mod serve;
 mod stat;
 mod stat_watch;
 mod summary;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Swapoff(arguments) => adjust::swapoff(&arguments),
         #[cfg(feature = "top")]
         Command::Top(arguments) => top::top(&arguments),
+        Command::Serve(arguments) => serve::serve(&arguments),
         Command::Doctor(arguments) => doctor::doctor(&arguments),
         Command::Completions(arguments) => describe::completions(&arguments),
         Command::Man(arguments) => man::manual(&arguments),

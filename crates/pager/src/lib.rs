@@ -53,6 +53,8 @@ mod watermarks;
 mod zeros;
 
 pub use options::{Algorithm, Limit, Options, SwapFileOptions};
+#[cfg(not(simulated))]
+pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};
 pub use statistics::StatsField;
 pub use supervised::comfort::COMFORTABLE_SHARE;
@@ -61,4 +63,4 @@ pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]
 pub use supervised::supervisor::{Change, Control, StartError, Supervisor};
 #[cfg(not(simulated))]
-pub use supervised::swap::tiers::{SwapFileError, SwapOffError};
+pub use supervised::swap::tiers::{SwapFileError, SwapOffError, open_swap_file};

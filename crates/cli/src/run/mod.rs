@@ -1,19 +1,19 @@
 //! `memfold run`.
 
-mod cpu_time;
+pub mod cpu_time;
 mod descendants;
 pub mod descriptors;
 mod escalation;
 mod home;
 mod interpreter;
-mod limits;
+pub mod limits;
 mod outcome;
 mod process;
 mod raise;
 mod received;
 pub mod runtime;
 mod signals;
-mod stats_file;
+pub mod stats_file;
 mod stats_place;
 mod unmanaged;
 mod watch;

@@ -2,13 +2,13 @@
 
 use super::stats_place::{Place, entry, refuse_planted, resolve, writable};
 use crate::failure::Failure;
-use crate::report::Report;
 use rustix::fs::{
     Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, accessat, fchmod, fchown, fstat,
     openat, renameat, unlinkat,
 };
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::rand::{GetRandomFlags, getrandom};
+use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -112,7 +112,7 @@ impl StatsFile {
     }
 
     /// Writes the report: under a name, in one step as seen from outside.
-    pub fn write(self, report: &Report) -> io::Result<()> {
+    pub fn write(self, report: &impl Serialize) -> io::Result<()> {
         let mut document = serde_json::to_vec_pretty(report)?;
         document.push(b'\n');
         match self {

@@ -1,0 +1,207 @@
+//! Where clients connect.
+
+use memfold_disk::nbd::Connection;
+use rustix::fs::{AtFlags, Mode, Stat, statat};
+use rustix::process::umask;
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// An address as `--nbd` takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket at this path, for this user alone.
+    Unix(PathBuf),
+    /// A host and a port.
+    Tcp(String),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path {
+                "" => Err("a path is missing after unix:".to_owned()),
+                path => Ok(Address::Unix(path.into())),
+            };
+        }
+        match text.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Address::Tcp(text.to_owned()))
+            }
+            _ => Err("give unix:PATH or HOST:PORT, such as unix:/run/disk.sock".to_owned()),
+        }
+    }
+}
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// Its file is removed on drop, if it is still there.
+    Unix {
+        /// The socket.
+        listener: UnixListener,
+        /// Its file.
+        path: PathBuf,
+        /// Device and inode of that.
+        file: (u64, u64),
+    },
+    /// Over TCP.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Listens. Only with `everybody` at an address that other machines may reach.
+    ///
+    /// # Errors
+    ///
+    /// If the address is in use or not this machine's, or others may reach it.
+    pub fn bind(address: &Address, everybody: bool) -> io::Result<Listener> {
+        let listener = match address {
+            Address::Unix(path) => {
+                // No other user may connect, from the first moment on.
+                let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+                let bound = UnixListener::bind(path);
+                umask(mask);
+                let listener = bound?;
+                let file = identity(&statat(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?);
+                listener.set_nonblocking(true)?;
+                Listener::Unix {
+                    listener,
+                    path: path.clone(),
+                    file,
+                }
+            }
+            Address::Tcp(text) => {
+                let all: Vec<SocketAddr> = text.to_socket_addrs()?.collect();
+                if !everybody && !all.iter().all(|address| address.ip().is_loopback()) {
+                    return Err(io::Error::new(
+                        ErrorKind::PermissionDenied,
+                        "other machines may reach it, NBD asks for no password, and nothing is encrypted; \
+                         use unix:PATH or 127.0.0.1:PORT with ssh -L, or add --allow-everybody",
+                    ));
+                }
+                let listener = TcpListener::bind(&*all)?;
+                listener.set_nonblocking(true)?;
+                Listener::Tcp(listener)
+            }
+        };
+        Ok(listener)
+    }
+
+    /// The next connection; `None` if there is none now.
+    ///
+    /// # Errors
+    ///
+    /// If there are no descriptors.
+    pub fn accept(&self) -> io::Result<Option<Connection>> {
+        let accepted = match self {
+            Listener::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
+                stream.set_nonblocking(false)?;
+                Ok(Connection::Unix(stream))
+            }),
+            Listener::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
+                stream.set_nonblocking(false)?;
+                Ok(Connection::Tcp(stream))
+            }),
+        };
+        match accepted {
+            Ok(connection) => Ok(Some(connection)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::ConnectionAborted | ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix { listener, .. } => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// As clients write it: an NBD URI.
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listener::Unix { path, .. } => write!(f, "nbd+unix:///?socket={}", path.display()),
+            Listener::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => write!(f, "nbd://{address}"),
+                Err(_) => f.write_str("nbd://?"),
+            },
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let Listener::Unix { path, file, .. } = self else {
+            return;
+        };
+        // Another server may have taken the name since.
+        let found = statat(rustix::fs::CWD, &*path, AtFlags::SYMLINK_NOFOLLOW);
+        if found.is_ok_and(|found| identity(&found) == *file) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn addresses_are_told_apart() {
+        assert_eq!("unix:/a:1".parse(), Ok(Address::Unix("/a:1".into())));
+        assert_eq!("[::1]:7".parse(), Ok(Address::Tcp("[::1]:7".to_owned())));
+        for text in ["", "unix:", "/path", "host", ":80", "host:", "host:70000"] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_the_users_own_and_goes_with_its_listener() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let address = Address::Unix(path.clone());
+        let listener = Listener::bind(&address, false).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let second = Listener::bind(&address, false).unwrap_err();
+        assert_eq!(second.kind(), ErrorKind::AddrInUse);
+        fs::remove_file(&path).unwrap();
+        let third = Listener::bind(&address, false).unwrap();
+        drop(listener);
+        assert!(path.exists(), "it is another's now");
+        drop(third);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn other_machines_are_kept_out() {
+        let refused = Listener::bind(&Address::Tcp("0.0.0.0:0".to_owned()), false).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+        assert!(Listener::bind(&Address::Tcp("127.0.0.1:0".to_owned()), false).is_ok());
+        assert!(Listener::bind(&Address::Tcp("0.0.0.0:0".to_owned()), true).is_ok());
+    }
+}

@@ -1,0 +1,191 @@
+//! `memfold serve`: a disk of compressed memory.
+
+mod address;
+mod report;
+
+pub use address::Address;
+
+use crate::arguments::ServeArguments;
+use crate::failure::Failure;
+use crate::format::bytes;
+use crate::messages;
+use crate::run::cpu_time::cpu_seconds;
+use crate::run::limits::in_bytes;
+use crate::run::stats_file::StatsFile;
+use address::Listener;
+use log::LevelFilter;
+use memfold_disk::nbd::Server;
+use memfold_disk::{BLOCK, Disk, MAX_SIZE};
+use memfold_pager::{MappedSource, Size, SwapFileOptions, open_swap_file};
+use memfold_swap::{SwapConfig, SwapSpace};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use report::{DiskReport, Served};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Less holds next to nothing.
+const LEAST_LIMIT: u64 = 4 << 20;
+/// A smaller file is not worth its name.
+const LEAST_SWAP: u64 = 1 << 20;
+/// Pause where there are no descriptors for a client. Longer takes less CPU time and lets clients wait.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// `memfold serve`.
+pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
+    let level = match (arguments.quiet, arguments.verbose) {
+        (true, _) => LevelFilter::Error,
+        (_, true) => LevelFilter::Debug,
+        _ => LevelFilter::Info,
+    };
+    // Before any thread starts, which would die of them.
+    let signals = signals()
+        .map_err(|error| Failure::own(format!("cannot take signals from a descriptor: {error}")))?;
+    messages::show(level)
+        .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
+    let stats_file = arguments
+        .stats
+        .as_deref()
+        .map(StatsFile::open)
+        .transpose()?;
+    let disk = Arc::new(disk(arguments)?);
+    let started = Instant::now();
+    let mut served = Served::default();
+    {
+        let listener = Listener::bind(&arguments.nbd, arguments.allow_everybody)
+            .map_err(|error| cannot_listen(&arguments.nbd, &error))?;
+        log::info!(
+            "a disk of {} is at {listener}, in at most {} of memory; its contents end with memfold",
+            bytes(disk.size()),
+            bytes(disk.usage().limit_bytes)
+        );
+        if matches!(arguments.nbd, Address::Tcp(_)) {
+            log::warn!(
+                "whoever can connect to this port, other users of this machine among them, can read and \
+                 write the disk; use unix:PATH to keep them out"
+            );
+        }
+        let server = Server::new(disk.clone());
+        wait_for_clients(&listener, &signals, &server, &mut served)
+            .map_err(|error| Failure::own(format!("cannot wait for clients: {error}")))?;
+    }
+    served.wall_seconds = started.elapsed().as_secs_f64();
+    served.cpu_seconds = cpu_seconds();
+    let report = DiskReport::new(&disk.usage(), served);
+    log::info!("{}", report.line());
+    messages::flush();
+    if let Some(file) = stats_file {
+        file.write(&report)
+            .map_err(|error| Failure::own(format!("cannot write --stats: {error}")))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The disk that the options describe.
+fn disk(arguments: &ServeArguments) -> Result<Disk<MappedSource>, Failure> {
+    let size = in_bytes("--size", arguments.size, BLOCK)?;
+    if size > MAX_SIZE {
+        return Err(Failure::own("--size: a disk has 1024 TiB at most"));
+    }
+    let size = size.next_multiple_of(BLOCK);
+    let limit = in_bytes(
+        "--limit",
+        arguments.limit.unwrap_or(Size::Percent(50.0)),
+        LEAST_LIMIT,
+    )?;
+    let file = match (&arguments.swap_file, arguments.swap_size) {
+        (Some(directory), Some(size)) => Some(SwapFileOptions {
+            directory: directory.clone(),
+            bytes: in_bytes("--swap-size", size, LEAST_SWAP)?,
+        }),
+        _ => None,
+    };
+    let blocks = size / BLOCK;
+    let config = SwapConfig {
+        algorithm: memfold_pager::Algorithm::from(arguments.algo).into(),
+        checksum: !arguments.no_checksum,
+        pool_capacity_pages: (limit / BLOCK) as usize,
+        // Until they are freed, discarded blocks have slots, too.
+        max_slots: blocks.saturating_mul(2).clamp(1 << 16, (1 << 32) - 1024) as usize,
+        shards: std::thread::available_parallelism().map_or(0, usize::from),
+        ..SwapConfig::default()
+    };
+    let mut space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
+        Failure::own(format!(
+            "cannot reserve addresses for the pool: {error}; raise `ulimit -v`, or give a smaller --limit"
+        ))
+    })?;
+    if let Some(file) = file {
+        let tier = open_swap_file(&file).map_err(|error| Failure::own(error.to_string()))?;
+        space
+            .add_tier(Box::new(tier))
+            .map_err(|error| Failure::own(error.to_string()))?;
+    }
+    Disk::new(space, size, limit).map_err(|error| Failure::own(error.to_string()))
+}
+
+/// What ends the server.
+fn signals() -> nix::Result<SignalFd> {
+    let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    let ends: SigSet = ends.into_iter().collect();
+    ends.thread_block()?;
+    SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// Serves clients until a signal comes.
+fn wait_for_clients(
+    listener: &Listener,
+    signals: &SignalFd,
+    server: &Server<MappedSource>,
+    served: &mut Served,
+) -> std::io::Result<()> {
+    let mut said_short = false;
+    loop {
+        let mut watched = [
+            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut watched, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if watched[0].revents().contains(PollFlags::IN) {
+            return Ok(());
+        }
+        let welcomed = match listener.accept() {
+            Ok(None) => continue,
+            Ok(Some(connection)) => {
+                served.connections += 1;
+                server.welcome(connection)
+            }
+            Err(error) => {
+                std::thread::sleep(PAUSE);
+                Err(error)
+            }
+        };
+        if let Err(error) = welcomed {
+            served.refused += 1;
+            if !std::mem::replace(&mut said_short, true) {
+                log::warn!(
+                    "a client was hung up on ({error}), and further ones are only counted; close \
+                     connections, or raise `ulimit -n`"
+                );
+            }
+        }
+    }
+}
+
+fn cannot_listen(address: &Address, error: &std::io::Error) -> Failure {
+    let (name, remedy) = match address {
+        Address::Unix(path) if error.kind() == std::io::ErrorKind::AddrInUse => (
+            format!("unix:{}", path.display()),
+            "; remove the file if no server uses it",
+        ),
+        Address::Unix(path) => (format!("unix:{}", path.display()), ""),
+        Address::Tcp(text) => (text.clone(), ""),
+    };
+    Failure::own(format!("cannot listen at {name}: {error}{remedy}"))
+}
