@@ -73,8 +73,8 @@ pub fn serve_space(
             let served = server.serve(space, fault, admission);
             let ended = Instant::now();
             let resources = &space.resources;
-            resources.note_wait(server.first_touch, ended - read);
-            let elapsed = ended - std::mem::replace(&mut began, ended);
+            resources.note_wait(server.first_touch, ended.duration_since(read));
+            let elapsed = ended.duration_since(std::mem::replace(&mut began, ended));
             if served == Served::Retry {
                 retries.push((fault, thread));
             } else {
