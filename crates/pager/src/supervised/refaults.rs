@@ -6,6 +6,7 @@
 
 use crate::supervised::latency::Histogram;
 use memfold_swap::Slot;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// One slot in so many is followed. More costs less and makes short runs less exact.
@@ -19,7 +20,8 @@ pub struct Refaults {
     /// Pages that went out so far.
     out: AtomicU64,
     /// For each followed slot: its number above, `out` when it was filled below.
-    followed: Box<[AtomicU64]>,
+    /// Made at the first page-out: most runs have none, and should start fast.
+    followed: OnceLock<Box<[AtomicU64]>>,
     distances: Histogram,
 }
 
@@ -27,7 +29,7 @@ impl Default for Refaults {
     fn default() -> Self {
         Refaults {
             out: AtomicU64::new(0),
-            followed: (0..ENTRIES).map(|_| AtomicU64::new(0)).collect(),
+            followed: OnceLock::new(),
             distances: Histogram::default(),
         }
     }
@@ -46,18 +48,19 @@ impl Refaults {
         let out = self.out.fetch_add(1, Relaxed) + 1;
         if let Some(entry) = entry_of(slot) {
             let packed = u64::from(slot.into_raw()) << 32 | out & u64::from(u32::MAX);
-            self.followed[entry].store(packed, Relaxed);
+            let empty = || (0..ENTRIES).map(|_| AtomicU64::new(0)).collect();
+            self.followed.get_or_init(empty)[entry].store(packed, Relaxed);
         }
     }
 
     /// A page came back.
     pub fn note_in(&self, slot: Slot) {
-        let Some(entry) = entry_of(slot) else {
+        let (Some(entry), Some(followed)) = (entry_of(slot), self.followed.get()) else {
             return;
         };
-        let packed = self.followed[entry].load(Relaxed);
+        let packed = followed[entry].load(Relaxed);
         if packed != 0 && packed >> 32 == u64::from(slot.into_raw()) {
-            self.followed[entry].store(0, Relaxed);
+            followed[entry].store(0, Relaxed);
             let then = packed as u32;
             let distance = (self.out.load(Relaxed) as u32).wrapping_sub(then);
             self.distances.record(u64::from(distance));
