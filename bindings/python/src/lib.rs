@@ -1,7 +1,7 @@
 //! The native part of the Python package: limits, and memory under them. What users see is in
 //! `python/memfold/__init__.py`.
 
-use memfold::{Algorithm, Error, Mode, PinnedDetached, Region, Stats};
+use memfold::{Algorithm, Error, Mode, PinnedDetached, Region, Size, SizeError, Stats};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -149,6 +149,15 @@ struct Pinned {
     _pin: PinnedDetached,
 }
 
+/// A size as the command line takes it, in bytes.
+#[pyfunction]
+fn parse_size(text: &str) -> PyResult<u64> {
+    let size: Size = text
+        .parse()
+        .map_err(|error: SizeError| PyValueError::new_err(format!("not a size: {text:?}; {error}")))?;
+    Ok(size.bytes()?)
+}
+
 #[pymodule]
 fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let descriptions = PyDict::new(module.py());
@@ -162,6 +171,7 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "ModeUnavailableError",
         module.py().get_type::<ModeUnavailableError>(),
     )?;
+    module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_class::<Memfold>()?;
     module.add_class::<Memory>()?;
     module.add_class::<Pinned>()

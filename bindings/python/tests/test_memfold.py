@@ -98,8 +98,19 @@ class Arrays(unittest.TestCase):
     def test_bad_requests(self):
         with self.assertRaises(ValueError):
             memfold.Memfold("many")
+        for size in ("", "5X", "101%", "-1G"):
+            with self.assertRaisesRegex(ValueError, "size"):
+                memfold.Memfold(size)
         with self.assertRaises(ValueError):
             memfold.Memfold(100)
+
+    def test_sizes_are_those_of_the_command_line(self):
+        for size in ("64M", "64m", "64MB", "64Mi", "64MiB", "0.0625G", 64 << 20):
+            limit = memfold.Memfold(size)
+            self.assertEqual(limit.stats()["limit_bytes"], 64 << 20, size)
+        self.assertGreater(memfold.Memfold("50%").stats()["limit_bytes"], 64 << 20)
+
+    def test_bad_requests_of_arrays(self):
         with self.assertRaises(ValueError):
             memfold.Memfold("8M", mode="magic")
         with self.assertRaises(TypeError):

@@ -14,7 +14,6 @@ A forked child does not inherit arrays: with ``multiprocessing``, use the ``spaw
 """
 
 import contextlib
-import re
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
@@ -34,22 +33,17 @@ __all__ = [
     "page_out", "prefetch", "mark_cold", "stats", "__version__",
 ]
 
-#: A number of bytes, or a size such as ``"512M"`` or ``"2G"``.
+#: A number of bytes, or a size such as ``"512M"``, ``"2GB"`` or ``"50%"`` (of what the host allows).
 Size = Union[int, str]
 #: The length of an array, or its length in each dimension.
 Shape = Union[int, "tuple[int, ...]", "list[int]"]
 _Array = TypeVar("_Array", bound="NDArray[Any]")
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
 
 def _bytes(size: Optional[Size]) -> Optional[int]:
     if size is None or isinstance(size, int):
         return size
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.IGNORECASE)
-    if not found:
-        raise ValueError(f"not a size: {size!r}; write it like 512M or 2G")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return _memfold.parse_size(str(size))
 
 
 class _Holder:

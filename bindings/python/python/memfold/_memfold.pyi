@@ -1,11 +1,13 @@
 from typing import Final, Optional, TypedDict, final, type_check_only
 
-__all__ = ["STATS", "__version__", "ModeUnavailableError", "Memfold", "Memory", "Pinned"]
+__all__ = ["STATS", "__version__", "ModeUnavailableError", "Memfold", "Memory", "Pinned", "parse_size"]
 
 __version__: Final[str]
 STATS: Final[dict[str, str]]
 
 class ModeUnavailableError(OSError): ...
+
+def parse_size(text: str) -> int: ...
 
 @final
 class Memfold:
