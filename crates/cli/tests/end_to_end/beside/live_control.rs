@@ -73,7 +73,7 @@ fn a_limit_changes_while_a_program_runs() {
 #[test]
 fn memory_goes_out_on_command() {
     beside!(&["python3"]);
-    let run = ready(&stays("5"), 1024 * MIB);
+    let run = ready(&stays("10"), 1024 * MIB);
     // By the program's PID as well.
     let program = run.program().to_string();
     let before = number(&run, "resident_bytes");

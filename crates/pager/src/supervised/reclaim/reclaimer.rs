@@ -222,11 +222,13 @@ impl Reclaimer {
     /// Serves deferred faults although no room could be made. If `futile` (pages are incompressible),
     /// or if no page could be moved for long, raises the limit for a while.
     fn give_up(&mut self, futile: bool, searched: Duration) {
-        self.next_search = Instant::now() + searched * REST_FACTOR;
-        self.group.note_over_limit();
         let resources = &self.group.resources;
         let is_command = resources.reclaim_target().is_some()
             && resources.resident_bytes() <= resources.resident_limit_bytes();
+        // Someone waits for a command.
+        let factor = if is_command { 1 } else { REST_FACTOR };
+        self.next_search = Instant::now() + searched * factor;
+        self.group.note_over_limit();
         if (self.is_stuck(searched) || futile) && !is_command {
             self.group.relax_limit();
         }
