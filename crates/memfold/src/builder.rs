@@ -107,7 +107,7 @@ impl MemfoldBuilder {
     pub fn build(mut self) -> Result<Memfold, Error> {
         let limit = &mut self.0.limit;
         if limit.total_bytes.is_none() && limit.resident_bytes.is_none() {
-            limit.total_bytes = Some(memfold_pager::embedded::default_limit()?);
+            limit.total_bytes = Some(memfold_pager::embedded::memory_allowance()? / 2);
         }
         Ok(Memfold(Arc::new(Engine::new(&self.0)?)))
     }

@@ -8,7 +8,9 @@ mod region;
 #[cfg(feature = "allocator-api2")]
 pub use allocator::RegionAllocator;
 pub use builder::{Memfold, MemfoldBuilder};
-pub use memfold_pager::embedded::{Error, Mode, Stats, handle_fault as handle_signal};
+pub use memfold_pager::embedded::{
+    Error, Mode, Stats, guard_inherited, handle_fault as handle_signal, is_region, memory_allowance,
+};
 pub use memfold_pager::{Algorithm, Size, SizeError, StatsField};
 pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
 

@@ -4,6 +4,8 @@ mod common;
 
 use common::{MIB, PAGE, builder, fill_page, modes};
 use memfold::{Mode, Region};
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -235,5 +237,48 @@ fn what_a_dropped_region_had_in_memory_is_room_at_once() {
         assert!(left < limit / 4, "{mode}: {left}");
         fill(&mut next);
         assert_eq!(memfold.stats().over_limit_pages, 0, "{mode}");
+    }
+}
+
+/// The addresses are free in a child otherwise, and what it maps there is read in place of the region.
+#[test]
+fn a_guarded_child_maps_nothing_over_a_region_and_is_told_why_it_ends() {
+    let _alone = alone();
+    for mode in modes() {
+        let memfold = builder(mode).limit(32 * MIB as u64).build().unwrap();
+        let mut region = memfold.map(16 * MIB).unwrap();
+        fill(&mut region);
+        let start = region.base().as_ptr();
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        // SAFETY: the child makes system calls, reads a byte, and ends without destructors.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let error = writer.as_raw_fd();
+                libc::dup2(error, 2);
+                if memfold::guard_inherited().is_err() || memfold::guard_inherited().is_err() {
+                    libc::_exit(1);
+                }
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+                let over = start.add(MIB).cast();
+                if libc::mmap(over, MIB, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED {
+                    libc::_exit(2);
+                }
+                start.add(MIB).read_volatile();
+                libc::_exit(3);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        };
+        drop(writer);
+        let mut message = String::new();
+        reader.read_to_string(&mut message).unwrap();
+        assert_eq!(status & 0x7f, libc::SIGABRT, "{mode}: {status:x} {message}");
+        assert!(message.contains("was forked"), "{mode}: {message}");
+        assert!(memfold::is_region(start as usize));
+        assert_eq!(region[PAGE..2 * PAGE].len(), PAGE, "the parent keeps it");
+        drop(region);
+        assert!(!memfold::is_region(start as usize));
     }
 }

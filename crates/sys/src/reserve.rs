@@ -186,6 +186,18 @@ pub fn punch_hole(file: &OwnedFd, offset: usize, length: usize) -> io::Result<()
     }
 }
 
+/// Makes addresses inaccessible, for good, unless something is mapped there.
+///
+/// # Errors
+/// `EEXIST` if something is; what the kernel refuses.
+pub fn occupy(start: usize, length: usize) -> io::Result<()> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    let wanted = std::ptr::without_provenance_mut(start);
+    // SAFETY: replaces no mapping, and gives no access.
+    unsafe { mmap_anonymous(wanted, length, ProtFlags::empty(), flags)? };
+    Ok(())
+}
+
 /// Keeps a mapping out of forked children.
 ///
 /// # Errors

@@ -40,13 +40,13 @@ fn physical_pages() -> usize {
     usize::try_from(pages).unwrap_or(0).max(1 << 16)
 }
 
-/// Half of the memory that the host, or the cgroup of this process, allows, in bytes.
+/// The memory that the host, or the cgroup of this process, allows, in bytes.
 ///
 /// # Errors
 /// If `/proc/meminfo` or the cgroup's files cannot be read.
-pub fn default_limit() -> Result<u64, Error> {
+pub fn memory_allowance() -> Result<u64, Error> {
     match memfold_sys::probe::memory_allowance() {
-        Ok(allowance) => Ok(allowance.bytes / 2),
+        Ok(allowance) => Ok(allowance.bytes),
         Err(error) => Err(Error::system("find out how much memory the host allows")(
             error,
         )),

@@ -28,6 +28,7 @@
 //! | `worker`, `event`, `backoff` | buffers and stacks for faults; waiting |
 //! | `engine`, `region` | what the library exports |
 //! | `signals`, `listener` | how a fault arrives |
+//! | `inherited` | what a forked child does with its parent's regions |
 //! | `fault`, `protected`, `streams`, `readahead` | swap-in |
 //! | `reclaim` | page-out |
 //!
@@ -58,6 +59,7 @@ mod error;
 mod event;
 mod fault;
 mod hand;
+mod inherited;
 mod ledger;
 mod limits;
 mod listener;
@@ -73,8 +75,9 @@ mod streams;
 mod worker;
 
 pub use config::{Config, Mode};
-pub use engine::{Engine, default_limit};
+pub use engine::{Engine, memory_allowance};
 pub use error::Error;
+pub use inherited::{guard_inherited, is_region};
 pub use region::{PinnedPages, Region};
 pub use signals::handle_fault;
 pub use stats::Stats;

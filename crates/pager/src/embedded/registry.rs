@@ -94,3 +94,38 @@ pub unsafe fn find(address: usize) -> Option<Arc<Area>> {
     };
     area.page_at(address).is_some().then_some(area)
 }
+
+/// Whether an address is in a granule of an area. Takes no lock.
+pub fn is_area(address: usize) -> bool {
+    place(address, false).is_some_and(|place| !place.load(Ordering::Acquire).is_null())
+}
+
+/// The granules of areas that a parent of this process mapped, as ranges of addresses.
+///
+/// # Safety
+/// No thread drops an area meanwhile.
+pub unsafe fn inherited() -> Vec<std::ops::Range<usize>> {
+    let mut found: Vec<std::ops::Range<usize>> = Vec::new();
+    for (high, root) in ROOT.iter().enumerate() {
+        let leaf = root.load(Ordering::Acquire);
+        if leaf.is_null() {
+            continue;
+        }
+        // SAFETY: leaves are never freed.
+        for (low, place) in unsafe { &(*leaf).0 }.iter().enumerate() {
+            let area = place.load(Ordering::Acquire);
+            // SAFETY: an area is entered as long as it lives, and is not dropped meanwhile: by another
+            // thread not (the caller's promise), and none was dropped in the parent between its removal
+            // from here and the fork.
+            if area.is_null() || unsafe { &*area }.ledger.owner.is_here() {
+                continue;
+            }
+            let start = (high * FANOUT + low) * GRANULE;
+            match found.last_mut() {
+                Some(last) if last.end == start => last.end += GRANULE,
+                _ => found.push(start..start + GRANULE),
+            }
+        }
+    }
+    found
+}

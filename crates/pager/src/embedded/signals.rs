@@ -9,6 +9,7 @@ use super::worker::{self, Worker};
 use memfold_sys::signal::{self, Info, Previous};
 use memfold_sys::thread;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// SIGBUS: userfaultfd raises it for a missing page.
@@ -34,6 +35,21 @@ pub fn install(signal: i32) -> io::Result<()> {
         let found = signal::install(signal, on_fault)?;
         let _ = place.set(found);
     }
+    Ok(())
+}
+
+/// Whether an access to a region of a parent is explained.
+static EXPLAINING: AtomicBool = AtomicBool::new(false);
+
+const EXPLANATION: &str = "this process was forked from one that has memfold regions or arrays, and \
+accessed one of them; a forked child does not inherit them: pass it what it needs, or start it without \
+fork (in Python: multiprocessing.set_start_method(\"spawn\"))";
+
+/// Ends this process with a message when it accesses a region of one that it was forked from, if the
+/// region's addresses are inaccessible.
+pub fn explain_inherited() -> io::Result<()> {
+    install(PROTECTED)?;
+    EXPLAINING.store(true, Ordering::Relaxed);
     Ok(())
 }
 
@@ -98,7 +114,13 @@ unsafe fn serve_fault(info: *const Info) -> bool {
     } else {
         MISSING
     };
-    if number != expected || !area.ledger.owner.is_here() {
+    if !area.ledger.owner.is_here() {
+        if EXPLAINING.load(Ordering::Relaxed) {
+            signal::die(&[EXPLANATION]);
+        }
+        return false;
+    }
+    if number != expected {
         return false;
     }
     let mut worker = worker::take();
