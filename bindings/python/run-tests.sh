@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the wheel in a virtual environment of its own, installs it, checks the types, and runs the
-# tests.  Needs python3 with venv, and PyPI for numpy, maturin and mypy.
+# tests.  Needs python3 with venv, and PyPI for numpy, maturin, mypy and pandas.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 # The workspace's folder, for the crates that its tests have built.
@@ -8,7 +8,7 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$here/../../target}"
 environment="$CARGO_TARGET_DIR/python"
 test -x "$environment/bin/pip" || python3 -m venv "$environment"
 PATH="$environment/bin:$PATH"
-pip install --quiet --disable-pip-version-check "maturin>=1.9.4,<2" "numpy>=1.21" mypy
+pip install --quiet --disable-pip-version-check "maturin>=1.9.4,<2" "numpy>=1.21" mypy pandas
 # A debug build of the library takes a third of the time; its dependencies are optimised.
 export MATURIN_PEP517_ARGS="${MATURIN_PEP517_ARGS---profile dev --locked}"
 pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \

@@ -1,11 +1,14 @@
 //! The native part of the Python package: limits, and memory under them. What users see is in
 //! `python/memfold/__init__.py`.
 
+mod allocator;
+
 use memfold::{Algorithm, Error, Mode, PinnedDetached, Region, Size, SizeError, Stats};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::sync::Arc;
 
 create_exception!(
     memfold._memfold,
@@ -95,7 +98,18 @@ impl Memfold {
 
     /// Maps memory of `length` bytes.
     fn map(&self, length: usize) -> PyResult<Memory> {
-        self.0.map(length).map(Memory).map_err(exception)
+        let region = self.0.map(length).map_err(exception)?;
+        Ok(Memory(Arc::new(region)))
+    }
+
+    /// A handler for NumPy's allocations of at least `smallest` bytes, for `set_handler`.
+    fn handler(&self, py: Python<'_>, smallest: usize) -> PyResult<Py<PyAny>> {
+        allocator::new(py, &self.0, smallest)
+    }
+
+    /// Whether this process was forked from the one that made the limit.
+    fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
     }
 
     /// The statistics that `STATS` describes, and the mode.
@@ -112,7 +126,7 @@ impl Memfold {
 
 /// Memory of an array, unmapped when the last array over it is gone.
 #[pyclass(frozen, module = "memfold._memfold")]
-struct Memory(Region);
+struct Memory(Arc<Region>);
 
 #[pymethods]
 impl Memory {
@@ -149,6 +163,25 @@ struct Pinned {
     _pin: PinnedDetached,
 }
 
+/// Makes a handler NumPy's, in the current context; without one, NumPy's own. Returns the one that was.
+#[pyfunction]
+#[pyo3(signature = (handler))]
+fn set_handler(py: Python<'_>, handler: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
+    allocator::set(py, handler)
+}
+
+/// The memory of the array that NumPy allocated at an address under a limit.
+#[pyfunction]
+fn memory_at(address: usize) -> Option<Memory> {
+    allocator::region_at(address).map(Memory)
+}
+
+/// In a forked child: has an access to the parent's arrays end the process with a message.
+#[pyfunction]
+fn guard_inherited() -> PyResult<()> {
+    Ok(memfold::guard_inherited()?)
+}
+
 /// A size as the command line takes it, in bytes.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
@@ -171,6 +204,9 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "ModeUnavailableError",
         module.py().get_type::<ModeUnavailableError>(),
     )?;
+    module.add_function(wrap_pyfunction!(set_handler, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_at, module)?)?;
+    module.add_function(wrap_pyfunction!(guard_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_class::<Memfold>()?;
     module.add_class::<Memory>()?;

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 
 import numpy
 import memfold
@@ -104,12 +105,6 @@ class Arrays(unittest.TestCase):
         with self.assertRaises(ValueError):
             memfold.Memfold(100)
 
-    def test_sizes_are_those_of_the_command_line(self):
-        for size in ("64M", "64m", "64MB", "64Mi", "64MiB", "0.0625G", 64 << 20):
-            limit = memfold.Memfold(size)
-            self.assertEqual(limit.stats()["limit_bytes"], 64 << 20, size)
-        self.assertGreater(memfold.Memfold("50%").stats()["limit_bytes"], 64 << 20)
-
     def test_bad_requests_of_arrays(self):
         with self.assertRaises(ValueError):
             memfold.Memfold("8M", mode="magic")
@@ -117,6 +112,78 @@ class Arrays(unittest.TestCase):
             memfold.Memfold("8M").zeros(5, dtype=object)
         with self.assertRaises(ValueError):
             memfold.page_out(numpy.zeros(5))
+
+    def test_sizes_are_those_of_the_command_line(self):
+        def limit_of(size):
+            return memfold.Limit(size, mode="signal").stats()["limit_bytes"]
+
+        for size in (200 << 20, "200M", "200m", "200MB", "200MiB", "200Mi", " 200 M ", "204800K"):
+            self.assertEqual(limit_of(size), 200 << 20, size)
+        self.assertEqual(limit_of("1.5G"), 3 << 29)
+        self.assertEqual(limit_of(numpy.int64(16 << 20)), 16 << 20)
+        self.assertAlmostEqual(limit_of("50%") / limit_of("25%"), 2, places=4)
+
+    def test_errors_name_the_argument_and_what_it_may_be(self):
+        for make, words in (
+            (lambda: memfold.Limit(-1), "limit must be between 1 and"),
+            (lambda: memfold.Limit(resident_limit=0), "resident_limit must be between"),
+            (lambda: memfold.Limit("2X"), "limit: not a size: .2X.; a size is a number"),
+            (lambda: memfold.Limit("99999999T"), "limit: not a size: .99999999T.; more bytes"),
+            (lambda: memfold.Limit(mode="foo"), "mode is 'thread' or 'signal' or 'protection', not"),
+            (lambda: memfold.Limit(algorithm="gzip"), "algorithm is 'lz4' or 'zstd', not 'gzip'"),
+            (lambda: memfold.zeros(-5), "negative dimensions"),
+            (lambda: memfold.zeros(5, order="X"), "order is 'C' or 'F', not 'X'"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                make()
+        with self.assertRaisesRegex(TypeError, "limit is a number of bytes or a size"):
+            memfold.Limit(1.5)
+        with self.assertRaisesRegex(TypeError, "a shape is an integer or a tuple of integers"):
+            memfold.zeros(2.5)
+        with self.assertRaisesRegex(MemoryError, "1152921504606846976 bytes"):
+            memfold.zeros(1 << 60, "u1")
+
+    def test_a_shape_may_be_of_numpys_integers(self):
+        limit = memfold.Limit("8M")
+        self.assertEqual(limit.zeros(numpy.int64(10)).shape, (10,))
+        self.assertEqual(limit.zeros((numpy.int32(3), 4)).shape, (3, 4))
+        self.assertEqual(limit.zeros([5]).shape, (5,))
+
+    def test_the_functions_are_numpys(self):
+        like = numpy.asfortranarray(numpy.arange(12, dtype="i2").reshape(3, 4))
+        calls = (
+            ("ones", (3,), {}),
+            ("ones", ((3, 4), "f4", "F"), {}),
+            ("full", ((2, 5), 7), {"order": "F"}),
+            ("zeros", ((2, 5),), {"order": "F", "dtype": "c8"}),
+            ("array", (like,), {}),
+            ("array", (like,), {"order": "C"}),
+            ("zeros_like", (like,), {}),
+            ("ones_like", (like,), {"dtype": "f8"}),
+            ("ones_like", ([1, 2],), {"shape": (2, 2)}),
+            ("full_like", (like, 9), {"order": "C"}),
+        )
+        for name, given, named in calls:
+            own = getattr(memfold, name)(*given, **named, limit="8M")
+            expected = getattr(numpy, name)(*given, **named)
+            numpy.testing.assert_array_equal(own, expected)
+            for attribute in ("dtype", "shape", "strides"):
+                self.assertEqual(getattr(own, attribute), getattr(expected, attribute), name)
+        empty = memfold.empty_like(like, limit="8M")
+        self.assertEqual((empty.shape, empty.strides), (like.shape, like.strides))
+        self.assertEqual(memfold.empty(5, "i4", limit="8M").dtype, numpy.dtype("i4"))
+
+    def test_a_limit_shows_what_it_holds(self):
+        limit = memfold.Limit("64M", mode="signal")
+        values = limit.zeros(1 << 20, "u1")
+        values[:] = 1
+        self.assertEqual(
+            repr(limit).partition(", 0 B in the pool")[0],
+            "<memfold.Limit of 64.0 MiB: 1.0 MiB in arrays, 1.0 MiB resident",
+        )
+        self.assertIn("8.0 MiB resident:", repr(memfold.Limit(resident_limit="8M")))
+        self.assertEqual(limit.mode, "signal")
+        self.assertIs(memfold.Memfold, memfold.Limit)
 
     def test_only_an_unavailable_mode_is_replaced(self):
         native = memfold._memfold.Memfold
@@ -130,7 +197,12 @@ class Arrays(unittest.TestCase):
             return unittest.mock.patch.object(memfold._memfold, "Memfold", make)
 
         with refuse(memfold.ModeUnavailableError("refused")):
-            self.assertIn(memfold.Memfold("8M").stats()["mode"], ("signal", "protection"))
+            with self.assertWarnsRegex(memfold.SignalModeWarning, "memfold.pin.*refused") as warned:
+                self.assertIn(memfold.limit("8M").mode, ("signal", "protection"))
+            self.assertEqual(warned.filename, __file__)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                memfold.Limit("8M")
             with self.assertRaises(memfold.ModeUnavailableError):
                 memfold.Memfold("8M", mode="thread")
         with refuse(OSError("too many open files")), self.assertRaises(OSError):

@@ -12,3 +12,9 @@ with memfold.pin(table) as pinned:
     pinned[0, 0] = 1
 resident: int = limit.stats()["resident_bytes"]
 mode: str = memfold.stats()["mode"]
+
+with memfold.Limit("2GiB").allocating(smallest="1M") as under:
+    same: memfold.Limit = under
+like: NDArray[Any] = memfold.ones_like(table, order="F", shape=(3, 4))
+other: NDArray[Any] = limit.full(5, 1.5, "f4", order="C")
+shown: str = repr(limit)

@@ -1,12 +1,26 @@
 from typing import Final, Optional, TypedDict, final, type_check_only
 
-__all__ = ["STATS", "__version__", "ModeUnavailableError", "Memfold", "Memory", "Pinned", "parse_size"]
+__all__ = [
+    "STATS",
+    "__version__",
+    "ModeUnavailableError",
+    "set_handler",
+    "memory_at",
+    "guard_inherited",
+    "parse_size",
+    "Memfold",
+    "Memory",
+    "Pinned",
+]
 
 __version__: Final[str]
 STATS: Final[dict[str, str]]
 
 class ModeUnavailableError(OSError): ...
 
+def set_handler(handler: object) -> object: ...
+def memory_at(address: int) -> Optional[Memory]: ...
+def guard_inherited() -> None: ...
 def parse_size(text: str) -> int: ...
 
 @final
@@ -19,6 +33,8 @@ class Memfold:
         algorithm: str,
     ) -> Memfold: ...
     def map(self, length: int) -> Memory: ...
+    def handler(self, smallest: int) -> object: ...
+    def is_inherited(self) -> bool: ...
     def stats(self) -> Stats: ...
 
 @final
