@@ -1,5 +1,6 @@
 //! The command line: one definition for parsing, help, completions and manual pages.
 
+use crate::run::observers::ObserverArguments;
 use crate::serve::Address;
 use crate::summary::SummaryWhen;
 use clap::builder::{FalseyValueParser, PossibleValue};
@@ -207,6 +208,9 @@ pub struct RunArguments {
     #[arg(long, value_name = "N", env = "MEMFOLD_STATS_FD")]
     #[arg(value_parser = clap::value_parser!(i32).range(0..))]
     pub stats_fd: Option<i32>,
+    /// What watches the run
+    #[command(flatten)]
+    pub observers: ObserverArguments,
     /// A name for the run, for the summary, stat and the JSON
     #[arg(long, value_name = "NAME", env = "MEMFOLD_NAME", value_hint = clap::ValueHint::Other)]
     pub name: Option<String>,

@@ -6,15 +6,59 @@
 //!
 //! A thread of its own writes them: no fault and no signal waits for a full pipe or a stopped terminal.
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use memfold_sys::signal;
 use std::io::Write;
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Messages that may wait to be written; more are dropped.
 const MOST_WAITING: usize = 1000;
+
+/// Warnings that are remembered at most.
+const MOST_REMEMBERED: usize = 100;
+
+/// A warning or an error, and when it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Since [`remember_warnings`] was called.
+    pub at: Duration,
+    /// Its text.
+    pub text: String,
+}
+
+/// Since when warnings are remembered, and those that came.
+static REMEMBERED: Mutex<Option<(Instant, Vec<Warning>)>> = Mutex::new(None);
+
+/// Remembers the warnings that are shown from now on.
+pub fn remember_warnings() {
+    *REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), Vec::new()));
+}
+
+/// What was remembered.
+pub fn remembered() -> Vec<Warning> {
+    let found = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    found
+        .as_ref()
+        .map(|(_, list)| list.clone())
+        .unwrap_or_default()
+}
+
+fn remember(record: &Record<'_>) {
+    if record.level() > Level::Warn {
+        return;
+    }
+    let mut found = REMEMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((since, list)) = &mut *found
+        && list.len() < MOST_REMEMBERED
+    {
+        list.push(Warning {
+            at: since.elapsed(),
+            text: record.args().to_string(),
+        });
+    }
+}
 
 enum Order {
     Write(String),
@@ -33,6 +77,7 @@ impl Log for StandardError {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
+            remember(record);
             let line = format!("memfold: {}\n", record.args());
             let _ = ORDERS
                 .get()

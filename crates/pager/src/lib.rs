@@ -58,6 +58,7 @@ pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};
 pub use statistics::StatsField;
 pub use supervised::comfort::COMFORTABLE_SHARE;
+pub use supervised::latency::LatencyCounts;
 pub use supervised::limit_state::tolerance;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]

@@ -7,6 +7,8 @@ mod escalation;
 mod home;
 mod interpreter;
 pub mod limits;
+mod metrics;
+pub mod observers;
 mod outcome;
 mod process;
 mod raise;
@@ -15,6 +17,7 @@ pub mod runtime;
 mod signals;
 pub mod stats_file;
 mod stats_place;
+mod timeline;
 mod unmanaged;
 mod watch;
 
@@ -30,6 +33,7 @@ use crate::summary::{SummaryWhen, summary};
 use limits::{in_bytes, limit};
 use log::LevelFilter;
 use memfold_pager::{Options, Supervisor, SwapFileOptions};
+use observers::Observers;
 use outcome::Outcome;
 use process::Original;
 use rustix::fs::Mode;
@@ -39,7 +43,10 @@ use stats_file::StatsFile;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
+use timeline::About;
 use watch::{Watch, Watched};
 
 /// The preload library, built by this crate's build script.
@@ -65,6 +72,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         Some(path) => Some(StatsFile::open(path)?),
         None => stats_fd,
     };
+    let observers = Observers::open(&arguments.observers)?;
     let home = runtime::prepare().map_err(|reasons| {
         let remedy = runtime::remedy();
         Failure::own(format!(
@@ -84,7 +92,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let supervisor = supervisor?;
     home.stay();
     let started = Instant::now();
-    let ended = supervise(arguments, &supervisor, &signals, &original);
+    let ended = supervise(arguments, &supervisor, &signals, &original, observers);
     let stats = supervisor.stop();
     home.stay();
     messages::flush();
@@ -110,6 +118,7 @@ fn supervise(
     supervisor: &Supervisor,
     signals: &Signals,
     original: &Original,
+    observers: Observers,
 ) -> Result<Watched, Failure> {
     let folder = supervisor.directory();
     let listen = |name: &str| {
@@ -120,17 +129,31 @@ fn supervise(
     // Before the program starts: once it is visible, its statistics may be asked for.
     let (server, commands) = (listen(live::SOCKET)?, listen(control::SOCKET)?);
     let preload = supervisor.preload_path();
+    let unmanaged = Arc::new(AtomicU64::new(0));
+    let name = program_name(&arguments.program);
+    let observing = observers.start(supervisor, &name, &unmanaged)?;
     let program = process::start(&arguments.program, preload, signals, original)?;
+    let command = command_line(&arguments.program);
     let watch = Watch {
         supervisor,
         signals,
         server,
         commands,
         program,
-        command: command_line(&arguments.program),
+        command: command.clone(),
         name: arguments.name.as_deref().map(shown),
+        unmanaged,
     };
-    Ok(watch.until_done())
+    let watched = watch.until_done();
+    let outcome = watched.outcome;
+    observing.finish(&About {
+        command,
+        outcome: match outcome.signal() {
+            Some(signal) => format!("killed by signal {signal}"),
+            None => format!("status {}", outcome.exit_code()),
+        },
+    });
+    Ok(watched)
 }
 
 /// How a run ended.

@@ -37,8 +37,13 @@ pub enum StatsFile {
 impl StatsFile {
     /// Makes sure that the report can be written there.
     pub fn open(path: &Path) -> Result<StatsFile, Failure> {
+        Self::open_for("--stats", path)
+    }
+
+    /// The same for the file of another option.
+    pub fn open_for(option: &str, path: &Path) -> Result<StatsFile, Failure> {
         Self::try_open(path).map_err(|error| {
-            Failure::own(format!("cannot write --stats {}: {error}", path.display()))
+            Failure::own(format!("cannot write {option} {}: {error}", path.display()))
         })
     }
 
@@ -115,14 +120,19 @@ impl StatsFile {
     pub fn write(self, report: &impl Serialize) -> io::Result<()> {
         let mut document = serde_json::to_vec_pretty(report)?;
         document.push(b'\n');
+        self.write_document(&document)
+    }
+
+    /// The same for any document.
+    pub fn write_document(self, document: &[u8]) -> io::Result<()> {
         match self {
-            StatsFile::Open(mut file) => file.write_all(&document),
-            StatsFile::InPlace(file) => write_in_place(file, &document),
+            StatsFile::Open(mut file) => file.write_all(document),
+            StatsFile::InPlace(file) => write_in_place(file, document),
             StatsFile::Name {
                 folder,
                 name,
                 existing,
-            } => replace(&folder, &name, existing, &document),
+            } => replace(&folder, &name, existing, document),
         }
     }
 }

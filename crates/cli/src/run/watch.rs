@@ -20,6 +20,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{WaitOptions, wait};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the processes below memfold.
@@ -45,6 +47,8 @@ pub struct Watch<'a> {
     pub command: String,
     /// The run's name.
     pub name: Option<String>,
+    /// Where the number of programs goes that could not be held, for other threads.
+    pub unmanaged: Arc<AtomicU64>,
 }
 
 /// What a run came to.
@@ -120,7 +124,10 @@ impl Watch<'_> {
     fn look(&self, state: &mut State) -> Vec<Finding> {
         let managed = self.supervisor.managed_processes();
         let guardian = self.supervisor.guardian_process();
-        state.descendants.look(&managed, guardian)
+        let findings = state.descendants.look(&managed, guardian);
+        self.unmanaged
+            .store(state.descendants.unmanaged(), Ordering::Relaxed);
+        findings
     }
 
     /// Sleeps until something is to be done, at most until then.

@@ -62,30 +62,52 @@ impl Histogram {
 
     /// The percentiles so far.
     pub fn summary(&self) -> FaultLatency {
-        let counts: Vec<u64> = self
-            .buckets
-            .iter()
-            .map(|b| b.load(Ordering::Relaxed))
-            .collect();
-        let total: u64 = counts.iter().sum();
+        let counts = self.counts();
         let max = self.max.load(Ordering::Relaxed);
-        let percentile = |percent: u64| {
-            let rank = (total * percent).div_ceil(100);
-            let mut cumulative = 0;
-            for (index, count) in counts.iter().enumerate() {
-                cumulative += count;
-                if cumulative >= rank && rank > 0 {
-                    return upper_bound(index).min(max);
-                }
-            }
-            0
-        };
+        let percentile = |percent| counts.percentile(percent).min(max);
         FaultLatency {
             p50: percentile(50),
             p90: percentile(90),
             p99: percentile(99),
             max,
         }
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> LatencyCounts {
+        let counts = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
+        LatencyCounts(counts.collect())
+    }
+}
+
+/// How many faults took how long, for percentiles of a time between two such counts.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LatencyCounts(Vec<u64>);
+
+impl LatencyCounts {
+    /// What was counted since an earlier one.
+    #[must_use]
+    pub fn since(&self, earlier: &LatencyCounts) -> LatencyCounts {
+        let pairs = self.0.iter().zip(&earlier.0);
+        LatencyCounts(pairs.map(|(now, then)| now.saturating_sub(*then)).collect())
+    }
+
+    /// Number of faults.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// A percentile in nanoseconds, at most 6 % too large; 0 without a fault.
+    pub fn percentile(&self, percent: u64) -> u64 {
+        let rank = (self.total() * percent).div_ceil(100);
+        let mut cumulative = 0;
+        for (index, count) in self.0.iter().enumerate() {
+            cumulative += count;
+            if cumulative >= rank && rank > 0 {
+                return upper_bound(index);
+            }
+        }
+        0
     }
 }
 
@@ -112,6 +134,12 @@ mod tests {
             );
         }
         assert_eq!(summary.max, 100_000);
+        let before = histogram.counts();
+        assert_eq!(before.total(), 100_000);
+        histogram.record(1_000_000);
+        let since = histogram.counts().since(&before);
+        assert_eq!(since.total(), 1);
+        assert!((1_000_000..1_080_000).contains(&since.percentile(99)));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::supervised::fork::shared_counter::SharingCount;
 use crate::supervised::group::Group;
 use crate::supervised::helper::accept::Attendant;
 use crate::supervised::kernel::Ports;
+use crate::supervised::latency::LatencyCounts;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
 use crate::supervised::stats::{Now, ProgramUsage, Stats};
@@ -226,6 +227,21 @@ impl Control {
     /// If there is no swap file, or the pages do not fit under the limit. The file then stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         self.0.swap_off()
+    }
+
+    /// All statistics now.
+    pub fn stats(&self) -> Stats {
+        self.0.stats()
+    }
+
+    /// What each program uses now.
+    pub fn programs(&self) -> Vec<ProgramUsage> {
+        self.0.programs()
+    }
+
+    /// How long the faults took that were served so far.
+    pub fn latency(&self) -> LatencyCounts {
+        self.0.resources.latency.counts()
     }
 
     /// The limit in force.

@@ -15,6 +15,7 @@ mod intruders;
 mod leftovers;
 mod live_control;
 mod mappings;
+mod observers;
 mod own_userfaultfd;
 mod pass_through;
 mod processes;

@@ -1,0 +1,238 @@
+//! Where metrics are served: `unix:PATH` or a loopback address with a port.
+
+use rustix::fs::Mode;
+use rustix::process::umask;
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+/// An address of `--metrics`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// A socket's path.
+    Unix(PathBuf),
+    /// A loopback address.
+    Tcp(SocketAddr),
+}
+
+/// Why an address is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressError {
+    /// It is neither form.
+    Form,
+    /// Other hosts could connect.
+    NotLoopback,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AddressError::Form => "give unix:PATH, or HOST:PORT such as localhost:9464",
+            AddressError::NotLoopback => {
+                "only loopback addresses are served (localhost, 127.0.0.1, [::1]), as there is no \
+                 authentication; put a proxy in front for other hosts"
+            }
+        })
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+impl FromStr for MetricsAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<MetricsAddress, AddressError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = PathBuf::from(path);
+            return match path.file_name() {
+                Some(_) => Ok(MetricsAddress::Unix(path)),
+                None => Err(AddressError::Form),
+            };
+        }
+        let address = match text.strip_prefix("localhost:") {
+            Some(port) => {
+                let port = port.parse().map_err(|_| AddressError::Form)?;
+                SocketAddr::from((IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+            }
+            None => text.parse().map_err(|_| AddressError::Form)?,
+        };
+        if address.ip().is_loopback() {
+            Ok(MetricsAddress::Tcp(address))
+        } else {
+            Err(AddressError::NotLoopback)
+        }
+    }
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            MetricsAddress::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A connection.
+pub trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+/// What listens. The socket's file is removed on drop.
+#[derive(Debug)]
+pub enum Listener {
+    /// A Unix socket, its path, and the inode that the path had.
+    Unix(UnixListener, PathBuf, u64),
+    /// A port.
+    Tcp(TcpListener),
+}
+
+impl MetricsAddress {
+    /// Listens. To be called while there is one thread, as the file creation mask is changed.
+    pub fn listen(&self) -> io::Result<Listener> {
+        match self {
+            MetricsAddress::Unix(path) => {
+                remove_stale(path)?;
+                // 0600 from its first moment on.
+                let before = umask(Mode::from_raw_mode(0o177));
+                let listener = UnixListener::bind(path);
+                umask(before);
+                let listener = listener?;
+                listener.set_nonblocking(true)?;
+                let inode = fs::symlink_metadata(path)?.ino();
+                Ok(Listener::Unix(listener, path.clone(), inode))
+            }
+            MetricsAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(Listener::Tcp(listener))
+            }
+        }
+    }
+}
+
+/// Removes a socket of this user's that no process listens at any more.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    let is_own = found.uid() == rustix::process::geteuid().as_raw();
+    if !found.file_type().is_socket() || !is_own {
+        return Err(ErrorKind::AlreadyExists.into());
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
+        _ => Err(ErrorKind::AddrInUse.into()),
+    }
+}
+
+impl Listener {
+    /// The next connection, on which nothing waits for longer than `patience`.
+    pub fn accept(&self, patience: Duration) -> io::Result<Box<dyn Stream>> {
+        let patience = Some(patience);
+        Ok(match self {
+            Listener::Unix(listener, ..) => {
+                let (stream, _): (UnixStream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(patience)?;
+                stream.set_write_timeout(patience)?;
+                Box::new(stream)
+            }
+            Listener::Tcp(listener) => {
+                let (stream, _): (TcpStream, _) = listener.accept()?;
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(patience)?;
+                stream.set_write_timeout(patience)?;
+                Box::new(stream)
+            }
+        })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Unix(listener, ..) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix(_, path, inode) = self
+            && fs::symlink_metadata(&*path).is_ok_and(|found| found.ino() == *inode)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn only_loopback_and_unix_sockets_are_addresses() {
+        for text in [
+            "localhost:9464",
+            "127.0.0.1:0",
+            "127.9.9.9:80",
+            "[::1]:9464",
+        ] {
+            let parsed = text.parse::<MetricsAddress>();
+            assert!(matches!(parsed, Ok(MetricsAddress::Tcp(_))), "{text}");
+        }
+        let unix = "unix:/run/user/0/m.sock".parse::<MetricsAddress>().unwrap();
+        assert_eq!(unix.to_string(), "unix:/run/user/0/m.sock");
+        for text in ["0.0.0.0:9464", "[::]:9464", "192.168.1.1:80", "8.8.8.8:1"] {
+            let refused = text.parse::<MetricsAddress>();
+            assert_eq!(refused, Err(AddressError::NotLoopback), "{text}");
+        }
+        for text in [
+            "",
+            "9464",
+            ":9464",
+            "localhost",
+            "localhost:x",
+            "unix:",
+            "unix:/",
+            "a:1",
+        ] {
+            assert_eq!(
+                text.parse::<MetricsAddress>(),
+                Err(AddressError::Form),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_socket_is_private_and_goes_and_only_a_stale_one_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.sock");
+        let address = MetricsAddress::Unix(path.clone());
+        let listener = address.listen().unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(address.listen().unwrap_err().kind(), ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
+        drop(UnixListener::bind(&path).unwrap());
+        drop(address.listen().expect("the stale one is replaced"));
+        fs::write(&path, "data").unwrap();
+        assert!(address.listen().is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "data");
+        fs::remove_file(&path).unwrap();
+        symlink("elsewhere", &path).unwrap();
+        assert!(address.listen().is_err());
+        assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
+    }
+}
