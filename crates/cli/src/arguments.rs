@@ -134,7 +134,7 @@ pub enum Command {
     Run(RunArguments),
     /// Show the statistics of the runs of this user
     Stat(StatArguments),
-    /// Watch the runs of this user (q ends it)
+    /// Watch the runs of this user (? shows the keys)
     #[cfg(feature = "top")]
     Top(TopArguments),
     /// Change the limit of a run

@@ -23,4 +23,5 @@ mod redirected;
 mod repeat;
 mod stage_mapped_over;
 pub mod tiers;
+mod top;
 mod words;

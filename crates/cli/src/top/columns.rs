@@ -1,0 +1,145 @@
+//! A table whose columns go, least important first, where the terminal is too narrow for them. No number
+//! is ever cut.
+
+use ratatui::layout::Constraint;
+
+/// A column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// Above it.
+    pub title: &'static str,
+    /// Columns with a larger number go first; 0 stays.
+    pub rank: u8,
+    /// Whether it takes the rest of the line, and may be cut.
+    pub is_text: bool,
+}
+
+/// Columns of a text that are shown at least.
+const LEAST_TEXT: usize = 12;
+
+fn characters(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Which columns fit into `width`, and the width of each.
+pub fn fitting(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec<(usize, usize)> {
+    let needed = |index: usize| {
+        let cells = rows.iter().map(|row| characters(&row[index]));
+        let widest = cells.chain([characters(columns[index].title) + 1]).max();
+        let widest = widest.unwrap_or(0);
+        if columns[index].is_text {
+            widest.min(LEAST_TEXT)
+        } else {
+            widest
+        }
+    };
+    let mut chosen: Vec<usize> = (0..columns.len()).collect();
+    let total = |chosen: &[usize]| {
+        let gaps = chosen.len().saturating_sub(1);
+        chosen.iter().map(|index| needed(*index)).sum::<usize>() + gaps
+    };
+    while chosen.len() > 1 && total(&chosen) > width {
+        let last = (0..chosen.len()).max_by_key(|place| columns[chosen[*place]].rank);
+        chosen.remove(last.unwrap_or(0));
+    }
+    let rest = width.saturating_sub(total(&chosen));
+    chosen
+        .into_iter()
+        .map(|index| {
+            let more = if columns[index].is_text { rest } else { 0 };
+            (index, needed(index) + more)
+        })
+        .collect()
+}
+
+/// The widths for a table.
+pub fn constraints(fitting: &[(usize, usize)]) -> Vec<Constraint> {
+    let widths = fitting.iter().map(|(_, width)| *width as u16);
+    widths.map(Constraint::Length).collect()
+}
+
+/// Parts of a text in lines of at most `width`: none is divided, unless it is longer than a line.
+pub fn flowed(parts: &[String], width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for part in parts {
+        match lines.last_mut() {
+            Some(line) if characters(line) + 3 + characters(part) <= width => {
+                line.push_str("   ");
+                line.push_str(part);
+            }
+            _ => lines.push(part.clone()),
+        }
+    }
+    lines
+}
+
+/// The first text that fits; the last may not.
+pub fn first_that_fits(texts: &[String], width: usize) -> &str {
+    let fits = texts.iter().find(|text| characters(text) <= width);
+    fits.or(texts.last()).map_or("", String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_go_before_digits_do() {
+        let columns = [
+            ("PID", 0, false),
+            ("HELD", 1, false),
+            ("OUT", 2, false),
+            ("COMMAND", 0, true),
+        ];
+        let columns = columns.map(|(title, rank, is_text)| Column {
+            title,
+            rank,
+            is_text,
+        });
+        let row = [
+            "4194303",
+            "1023 MiB",
+            "12,345,678",
+            "a-long-command --with arguments",
+        ];
+        let rows = vec![row.map(str::to_owned).to_vec()];
+        for width in 1..200 {
+            let fitting = fitting(&columns, &rows, width);
+            assert!(!fitting.is_empty());
+            for (index, given) in &fitting {
+                let is_cut = row[*index].len() > *given;
+                assert!(
+                    !is_cut || columns[*index].is_text,
+                    "{width}: {}",
+                    row[*index]
+                );
+            }
+            let used: usize = fitting.iter().map(|(_, given)| given + 1).sum();
+            assert!(
+                used - 1 <= width || fitting.len() == 1,
+                "{width}: {fitting:?}"
+            );
+        }
+        let titles = |width| -> Vec<_> {
+            let shown = fitting(&columns, &rows, width);
+            shown
+                .iter()
+                .map(|(index, _)| columns[*index].title)
+                .collect()
+        };
+        assert_eq!(titles(100), ["PID", "HELD", "OUT", "COMMAND"]);
+        assert_eq!(titles(32), ["PID", "HELD", "COMMAND"]);
+        assert_eq!(titles(20), ["PID", "COMMAND"]);
+    }
+
+    #[test]
+    fn parts_flow() {
+        let parts = ["resident 1 MiB", "pool 2 MiB", "metadata 3 MiB"].map(str::to_owned);
+        assert_eq!(
+            flowed(&parts, 30),
+            ["resident 1 MiB   pool 2 MiB", "metadata 3 MiB"]
+        );
+        assert_eq!(flowed(&parts, 5).len(), 3);
+        assert_eq!(first_that_fits(&parts, 12), "pool 2 MiB");
+    }
+}

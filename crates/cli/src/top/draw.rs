@@ -1,0 +1,454 @@
+//! Drawing a view at any size.
+
+use super::columns::{Column, constraints, first_that_fits, fitting, flowed};
+use super::view::{Detail, Traffic, View, short_command};
+use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use crate::report::Snapshot;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Clear, Gauge, Paragraph, Row, Sparkline, Table, TableState, Wrap};
+
+const fn number(title: &'static str, rank: u8) -> Column {
+    Column {
+        title,
+        rank,
+        is_text: false,
+    }
+}
+
+const COMMAND: Column = Column {
+    title: "COMMAND",
+    rank: 0,
+    is_text: true,
+};
+
+/// The columns of the list of runs.
+const RUNS: [Column; 8] = [
+    number("PID", 1),
+    number("HELD", 0),
+    number("LIMIT", 3),
+    number("OUT/s", 4),
+    number("IN/s", 5),
+    number("P99", 6),
+    number("PROGRAMS", 7),
+    COMMAND,
+];
+
+/// The columns of the list of programs.
+const PROGRAMS: [Column; 7] = [
+    number("PID", 1),
+    number("SIZE", 2),
+    number("RESIDENT", 0),
+    number("STAGED", 5),
+    number("POOL", 3),
+    number("FILE", 4),
+    COMMAND,
+];
+
+const HELP: [&str; 9] = [
+    "up, down, j, k  choose a run",
+    "s  sort by the next column",
+    "r  sort the other way round",
+    "p, Enter  its programs, and back",
+    "?, h  this help",
+    "q, Esc  quit",
+    "HELD counts towards LIMIT",
+    "OUT, IN: pages a second",
+    "P99: 99 % of faults were faster",
+];
+
+impl View {
+    /// Draws it.
+    pub fn draw(&self, frame: &mut Frame<'_>) {
+        let rows = self.runs.len().min(100) as u16;
+        let [list, detail, keys] = Layout::vertical([
+            Constraint::Length((rows + 1).clamp(2, 12)),
+            Constraint::Min(0),
+            Constraint::Length(1),
+        ])
+        .areas(frame.area());
+        if let Some(run) = self.place().map(|row| &self.runs[row]) {
+            self.draw_list(frame, list);
+            match self.detail {
+                Detail::Run => {
+                    let none = Traffic::default();
+                    let traffic = self.traffic.get(&run.pid).unwrap_or(&none);
+                    draw_run(frame, detail, run, traffic);
+                }
+                Detail::Programs => draw_programs(frame, detail, run),
+            }
+        } else {
+            let text = "Nothing runs under memfold. Waiting: start a program with\n\n  memfold run \
+                        --limit 2G -- PROGRAM";
+            let area = frame.area();
+            let text = Paragraph::new(text).wrap(Wrap { trim: false });
+            frame.render_widget(
+                text,
+                Rect {
+                    height: area.height.saturating_sub(1),
+                    ..area
+                },
+            );
+        }
+        let style = Style::new().add_modifier(Modifier::DIM);
+        let texts = [
+            "q quits   ? help   ↑ ↓ choose   s sort   p programs".to_owned(),
+            "q quits   ? help".to_owned(),
+            "q  ?".to_owned(),
+        ];
+        let text = first_that_fits(&texts, keys.width.into());
+        frame.render_widget(Paragraph::new(text).style(style), keys);
+        if self.helps {
+            draw_help(frame);
+        }
+    }
+
+    fn draw_list(&self, frame: &mut Frame<'_>, area: Rect) {
+        let rows: Vec<Vec<String>> = self.runs.iter().map(|run| self.cells(run)).collect();
+        let sorted = Some(self.order.title());
+        let place = self.place();
+        draw_table(
+            frame,
+            area,
+            &RUNS,
+            &rows,
+            sorted.zip(Some(self.is_reversed)),
+            place,
+        );
+    }
+
+    fn cells(&self, run: &Snapshot) -> Vec<String> {
+        let (held, limit) = run.limit();
+        let (out, back) = self.traffic.get(&run.pid).map_or((0, 0), Traffic::latest);
+        vec![
+            run.pid.to_string(),
+            bytes(held),
+            bytes(limit),
+            grouped(out),
+            grouped(back),
+            nanoseconds(run.statistics.fault_ns.p99),
+            run.now.processes_now.to_string(),
+            short_command(&run.command).to_owned(),
+        ]
+    }
+}
+
+fn draw_table(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    columns: &[Column],
+    rows: &[Vec<String>],
+    sorted: Option<(&str, bool)>,
+    chosen: Option<usize>,
+) {
+    let shown = fitting(columns, rows, area.width.into());
+    let title = |index: usize| {
+        let title = columns[index].title;
+        match sorted {
+            Some((by, false)) if by == title => format!("{title}▾"),
+            Some((by, true)) if by == title => format!("{title}▴"),
+            _ => title.to_owned(),
+        }
+    };
+    let aligned = |index: usize, text: String, width: usize| {
+        if columns[index].is_text {
+            text
+        } else {
+            format!("{text:>width$}")
+        }
+    };
+    let header: Vec<String> = shown
+        .iter()
+        .map(|(index, width)| aligned(*index, title(*index), *width))
+        .collect();
+    let rows = rows.iter().map(|row| {
+        let cells = shown.iter();
+        Row::new(cells.map(|(index, width)| aligned(*index, row[*index].clone(), *width)))
+    });
+    let table = Table::new(rows, constraints(&shown))
+        .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::default().with_selected(chosen);
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+fn draw_help(frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let longest = HELP.iter().map(|line| line.len()).max().unwrap_or(0) as u16;
+    let (width, height) = (
+        (longest + 4).min(area.width),
+        (HELP.len() as u16 + 2).min(area.height),
+    );
+    let middle = Rect {
+        x: (area.width - width) / 2,
+        y: (area.height - height) / 2,
+        width,
+        height,
+    };
+    let text: Vec<Line<'_>> = HELP.iter().map(|line| Line::from(*line)).collect();
+    frame.render_widget(Clear, middle);
+    let block = Block::bordered().title("memfold top");
+    frame.render_widget(Paragraph::new(text).block(block), middle);
+}
+
+fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic) {
+    let lines = flowed(&parts(run), area.width.into());
+    let [_, gauge, _, text, out, back] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(lines.len() as u16),
+        Constraint::Fill(1),
+        Constraint::Fill(1),
+    ])
+    .areas(area);
+    let (held, limit) = run.limit();
+    let share = if limit == 0 {
+        0.0
+    } else {
+        (held as f64 / limit as f64).min(1.0)
+    };
+    frame.render_widget(
+        Gauge::default()
+            .ratio(share)
+            .label(format!("{} of {}", bytes(held), bytes(limit)))
+            .gauge_style(Style::new().fg(if held > limit {
+                Color::Red
+            } else {
+                Color::Green
+            })),
+        gauge,
+    );
+    let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
+    frame.render_widget(Paragraph::new(lines), text);
+    sparkline(frame, out, "out", &traffic.out, Color::Yellow);
+    sparkline(frame, back, "in", &traffic.back, Color::Cyan);
+}
+
+/// What is known of a run, in parts that stay whole.
+fn parts(run: &Snapshot) -> Vec<String> {
+    let statistics = &run.statistics;
+    let totals = &statistics.totals;
+    let packed = ratio(totals.bytes_original, totals.bytes_stored)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let mut parts = vec![
+        format!("resident {}", bytes(run.now.resident_bytes)),
+        format!("peak {}", bytes(totals.peak_resident_bytes)),
+        format!("pool {}{packed}", bytes(run.now.pool_bytes)),
+        format!("peak {}", bytes(totals.peak_pool_bytes)),
+        format!("metadata {}", bytes(run.now.metadata_bytes)),
+    ];
+    if totals.peak_file_bytes > 0 {
+        parts.push(format!("swap file {}", bytes(run.now.file_bytes)));
+    }
+    parts.extend([
+        format!("{} pages out", grouped(totals.pages_out)),
+        format!("{} in", grouped(totals.pages_in)),
+        format!("faults: {} swapped in", grouped(totals.faults_swap_in)),
+        format!("{} first touches", grouped(totals.faults_zero_fill)),
+        format!("{} still staged", grouped(totals.faults_cache)),
+        format!("p50 {}", nanoseconds(statistics.fault_ns.p50)),
+        format!("p90 {}", nanoseconds(statistics.fault_ns.p90)),
+        format!("p99 {}", nanoseconds(statistics.fault_ns.p99)),
+        format!("longest {}", nanoseconds(statistics.fault_ns.max)),
+        format!("programs: {} now", grouped(run.now.processes_now)),
+        format!("{} so far", grouped(totals.processes)),
+        format!(
+            "{} not under the limit",
+            grouped(statistics.processes_unmanaged)
+        ),
+        format!("memfold's CPU {:.1} s", statistics.cpu_seconds),
+        format!("in {:.0} s", run.uptime_seconds),
+    ]);
+    parts
+}
+
+fn draw_programs(frame: &mut Frame<'_>, area: Rect, run: &Snapshot) {
+    let mut programs = run.programs.clone();
+    programs.sort_by_key(|usage| std::cmp::Reverse(usage.resident_bytes));
+    let rows: Vec<Vec<String>> = programs
+        .iter()
+        .map(|usage| {
+            // Numbers of other users' runs are only claims.
+            let out = usage.pool_bytes.saturating_add(usage.file_bytes);
+            vec![
+                usage.pid.to_string(),
+                bytes(usage.resident_bytes.saturating_add(out)),
+                bytes(usage.resident_bytes),
+                bytes(usage.staged_bytes),
+                bytes(usage.pool_bytes),
+                bytes(usage.file_bytes),
+                name_of(usage.pid),
+            ]
+        })
+        .collect();
+    let below = Rect {
+        y: area.y + 1.min(area.height),
+        height: area.height.saturating_sub(1),
+        ..area
+    };
+    draw_table(frame, below, &PROGRAMS, &rows, None, None);
+}
+
+/// The name that a program gave itself, if it is there.
+fn name_of(pid: i32) -> String {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    printable(String::from_utf8_lossy(&name).trim_end_matches('\n'))
+}
+
+fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], color: Color) {
+    let latest = grouped(history.last().copied().unwrap_or(0));
+    let shown = &history[history.len().saturating_sub(usize::from(area.width))..];
+    let most = shown.iter().copied().max().unwrap_or(0).max(1);
+    let texts = [
+        format!(
+            "pages {what} a second: {latest}   (full height: {})",
+            grouped(most)
+        ),
+        format!("{what}/s: {latest} of {}", grouped(most)),
+        format!("{what} {latest}"),
+    ];
+    let block = Block::default().title(first_that_fits(&texts, area.width.into()).to_owned());
+    let line = Sparkline::default().data(shown).max(most).block(block);
+    frame.render_widget(line.style(Style::new().fg(color)), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Statistics;
+    use memfold_pager::{Now, ProgramUsage, Stats, Totals};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::KeyCode;
+
+    fn run(pid: u32, pages_out: u64) -> Snapshot {
+        let stats = Stats {
+            totals: Totals {
+                limit_bytes: 1 << 30,
+                pages_out,
+                ..Totals::default()
+            },
+            ..Stats::default()
+        };
+        Snapshot {
+            pid,
+            program_pid: pid + 1,
+            command: format!("/a/long/folder/of/the/interpreter/program-{pid} -x /b/c"),
+            uptime_seconds: 12.0,
+            now: Now {
+                resident_bytes: 256 << 20,
+                pool_bytes: 128 << 20,
+                metadata_bytes: u64::from(pid) << 14,
+                processes_now: 1,
+                ..Now::default()
+            },
+            programs: vec![ProgramUsage {
+                pid: 4_194_303,
+                resident_bytes: 256 << 20,
+                staged_bytes: 0,
+                pool_bytes: 128 << 20,
+                file_bytes: 0,
+            }],
+            statistics: Statistics::new(&stats, 0.5, 0),
+        }
+    }
+
+    fn screen(view: &View, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 24)).unwrap();
+        terminal.draw(|frame| view.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn view() -> View {
+        let mut view = View::default();
+        view.refresh(vec![run(100, 1000), run(200, 0)]);
+        view.refresh(vec![run(100, 1_592_394), run(200, 0)]);
+        view
+    }
+
+    #[test]
+    fn runs_and_the_chosen_one_are_shown() {
+        let mut view = view();
+        let text = screen(&view, 100);
+        assert!(
+            text.contains("program-100 -x /b/c") && text.contains("program-200"),
+            "{text}"
+        );
+        assert!(text.contains("386 MiB of 1.0 GiB"), "{text}");
+        assert!(text.contains("pages out a second: 1,591,394"), "{text}");
+        assert!(text.contains("full height: 1,591,394"), "{text}");
+        view.press(KeyCode::Down);
+        assert!(screen(&view, 100).contains("pages out a second: 0"));
+        view.press(KeyCode::Down);
+        assert_eq!(view.chosen, Some(200));
+    }
+
+    #[test]
+    fn no_number_is_cut_at_any_width() {
+        let mut view = view();
+        for width in (12..60).chain((60..220).step_by(9)) {
+            let text = screen(&view, width);
+            for number in ["1,591,394", "4194303"] {
+                let (digits, mut rest) = (|c: char| c.is_ascii_digit() || c == ',', text.as_str());
+                while let Some(start) = rest.find(digits) {
+                    let word: String = rest[start..].chars().take_while(|c| digits(*c)).collect();
+                    let is_part = word.len() > 3 && word != number && number.contains(&word);
+                    assert!(!is_part, "{width}: {word}\n{text}");
+                    rest = &rest[start + word.len()..];
+                }
+            }
+        }
+        assert!(screen(&view, 30).contains("386 MiB"));
+        view.press(KeyCode::Enter);
+        for width in (12..60).chain((60..220).step_by(9)) {
+            let text = screen(&view, width);
+            assert!(
+                text.contains("4194303") || text.contains("256 MiB"),
+                "{width}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_sort_help_and_end() {
+        let mut view = view();
+        assert!(screen(&view, 100).contains("PID▾"));
+        assert!(view.press(KeyCode::Char('s')));
+        let text = screen(&view, 100);
+        assert!(text.contains("HELD▾"), "{text}");
+        assert_eq!(view.runs[0].pid, 200);
+        view.press(KeyCode::Char('s'));
+        assert_eq!(view.runs[0].pid, 100);
+        view.press(KeyCode::Char('r'));
+        assert_eq!(view.runs[0].pid, 200);
+        assert_eq!(view.chosen, Some(100), "the same run stays chosen");
+        view.press(KeyCode::Char('?'));
+        for width in [30, 60, 200] {
+            assert!(screen(&view, width).contains("q, Esc  quit"));
+        }
+        assert!(view.press(KeyCode::Char('q')), "closes the help");
+        view.press(KeyCode::Char('p'));
+        assert!(screen(&view, 100).contains("RESIDENT"));
+        assert!(view.press(KeyCode::Esc));
+        assert!(!view.press(KeyCode::Esc));
+        assert!(!view.press(KeyCode::Char('q')));
+    }
+
+    #[test]
+    fn without_a_run_it_waits() {
+        let mut view = View::default();
+        view.refresh(vec![run(100, 0)]);
+        view.refresh(Vec::new());
+        for width in [30, 100] {
+            assert!(screen(&view, width).contains("Nothing runs"));
+        }
+        assert!(view.traffic.is_empty() && view.chosen.is_none());
+        assert!(view.press(KeyCode::Down) && view.press(KeyCode::Enter));
+        view.refresh(vec![run(7, 0)]);
+        assert_eq!(view.chosen, Some(7));
+    }
+}
