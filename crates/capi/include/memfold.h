@@ -113,6 +113,21 @@ typedef struct {
 
 
 /*
+ The version of this header: the first number.
+ */
+#define MEMFOLD_VERSION_MAJOR 0
+
+/*
+ The second number.
+ */
+#define MEMFOLD_VERSION_MINOR 1
+
+/*
+ The third number.
+ */
+#define MEMFOLD_VERSION_PATCH 0
+
+/*
  An argument is invalid.
  */
 #define MEMFOLD_ERROR_ARGUMENT -1
@@ -305,9 +320,21 @@ int memfold_get_stats(const memfold *limit, memfold_stats *stats);
  not. Preserves `errno`, and blocks all signals meanwhile.
 
  # Safety
- `info` is the one that the kernel passed to the handler.
+ `info` is the `siginfo_t` that the kernel passed to the handler. (Strict C has no such type.)
  */
-int memfold_handle_signal(const siginfo_t *info);
+int memfold_handle_signal(const void *info);
+
+/*
+ The version of the library that is linked, such as "0.1.0". `MEMFOLD_VERSION_MAJOR` and so on are the
+ header's.
+ */
+const char *memfold_version(void);
+
+/*
+ To be called in a forked child before it maps anything, as by `pthread_atfork`: nothing is mapped at
+ the addresses of the parent's regions, and an access to them ends the child with a message.
+ */
+int memfold_guard_inherited(void);
 
 /*
  The message of the last failed call of this thread, valid until the next call that fails.

@@ -1,12 +1,20 @@
 #![doc = include_str!("../README.md")]
 
-use ::memfold::{Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, handle_signal};
+use ::memfold::{
+    Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, guard_inherited, handle_signal,
+};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The version of this header: the first number.
+pub const MEMFOLD_VERSION_MAJOR: u32 = 0;
+/// The second number.
+pub const MEMFOLD_VERSION_MINOR: u32 = 1;
+/// The third number.
+pub const MEMFOLD_VERSION_PATCH: u32 = 0;
 /// An argument is invalid.
 pub const MEMFOLD_ERROR_ARGUMENT: c_int = -1;
 /// The host does not allow the mode.
@@ -417,15 +425,54 @@ pub unsafe extern "C" fn memfold_get_stats(
 /// not. Preserves `errno`, and blocks all signals meanwhile.
 ///
 /// # Safety
-/// `info` is the one that the kernel passed to the handler.
+/// `info` is the `siginfo_t` that the kernel passed to the handler. (Strict C has no such type.)
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memfold_handle_signal(info: *const libc::siginfo_t) -> c_int {
+pub unsafe extern "C" fn memfold_handle_signal(info: *const c_void) -> c_int {
     // SAFETY: the caller's promise.
-    c_int::from(unsafe { handle_signal(info) })
+    c_int::from(unsafe { handle_signal(info.cast()) })
+}
+
+/// The version of the library that is linked, such as "0.1.0". `MEMFOLD_VERSION_MAJOR` and so on are the
+/// header's.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// To be called in a forked child before it maps anything, as by `pthread_atfork`: nothing is mapped at
+/// the addresses of the parent's regions, and an access to them ends the child with a message.
+#[unsafe(no_mangle)]
+pub extern "C" fn memfold_guard_inherited() -> c_int {
+    match guard_inherited() {
+        Ok(()) => 0,
+        Err(error) => fail(
+            MEMFOLD_ERROR_SYSTEM,
+            &format!("cannot guard the parent's regions: {error}"),
+        ),
+    }
 }
 
 /// The message of the last failed call of this thread, valid until the next call that fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn memfold_error_message() -> *const c_char {
     MESSAGE.with(|message| message.borrow().as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    #[test]
+    fn the_header_has_the_librarys_version() {
+        // SAFETY: a string of this library.
+        let version = unsafe { CStr::from_ptr(memfold_version()) };
+        let header = [
+            MEMFOLD_VERSION_MAJOR,
+            MEMFOLD_VERSION_MINOR,
+            MEMFOLD_VERSION_PATCH,
+        ];
+        let header = header.map(|number| number.to_string()).join(".");
+        assert_eq!(version.to_str(), Ok(header.as_str()));
+    }
 }

@@ -114,6 +114,30 @@ fn the_shared_library_has_a_soname_that_is_installed() {
     assert!(library(soname).exists());
 }
 
+/// Strict C has neither `siginfo_t` nor other names of POSIX.
+#[test]
+fn the_header_is_strict_c_and_has_a_version() {
+    let program = r"
+        #include <memfold.h>
+        int main(void) {
+            return memfold_version()[0] == '0' + MEMFOLD_VERSION_MAJOR ? 0 : 1;
+        }
+    ";
+    let folder = tempfile::tempdir().unwrap();
+    let (source, built) = (folder.path().join("strict.c"), folder.path().join("strict"));
+    std::fs::write(&source, program).unwrap();
+    for standard in ["-std=c99", "-std=c11", "-std=gnu17"] {
+        let mut flags = pkg_config(&["--libs"]);
+        flags.extend([standard, "-pedantic", "-Wall", "-Wextra", "-Werror"].map(str::to_owned));
+        compile(&source, &built, &flags);
+        let library = installed().join("lib");
+        let run = Command::new(&built)
+            .env("LD_LIBRARY_PATH", library)
+            .status();
+        assert_eq!(run.unwrap().code(), Some(0), "{standard}");
+    }
+}
+
 /// Its signal handler stays installed, so its code has to stay.
 #[test]
 fn the_library_stays_when_it_is_closed() {
