@@ -42,6 +42,12 @@ pub fn fitting(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec<(u
         let last = (0..chosen.len()).max_by_key(|place| columns[chosen[*place]].rank);
         chosen.remove(last.unwrap_or(0));
     }
+    // One number that does not fit would be cut: a text may be.
+    if total(&chosen) > width
+        && let Some(text) = columns.iter().position(|column| column.is_text)
+    {
+        chosen = vec![text];
+    }
     let rest = width.saturating_sub(total(&chosen));
     chosen
         .into_iter()
@@ -58,10 +64,10 @@ pub fn constraints(fitting: &[(usize, usize)]) -> Vec<Constraint> {
     widths.map(Constraint::Length).collect()
 }
 
-/// Parts of a text in lines of at most `width`: none is divided, unless it is longer than a line.
+/// Parts of a text in lines of at most `width`: none is divided. One that is longer is left out.
 pub fn flowed(parts: &[String], width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for part in parts {
+    for part in parts.iter().filter(|part| characters(part) <= width) {
         match lines.last_mut() {
             Some(line) if characters(line) + 3 + characters(part) <= width => {
                 line.push_str("   ");
@@ -73,10 +79,10 @@ pub fn flowed(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
-/// The first text that fits; the last may not.
+/// The first text that fits; nothing if none does.
 pub fn first_that_fits(texts: &[String], width: usize) -> &str {
     let fits = texts.iter().find(|text| characters(text) <= width);
-    fits.or(texts.last()).map_or("", String::as_str)
+    fits.map_or("", String::as_str)
 }
 
 #[cfg(test)]
@@ -107,7 +113,7 @@ mod tests {
             let fitting = fitting(&columns, &rows, width);
             assert!(!fitting.is_empty());
             for (index, given) in &fitting {
-                let is_cut = row[*index].len() > *given;
+                let is_cut = row[*index].len() > (*given).min(width);
                 assert!(
                     !is_cut || columns[*index].is_text,
                     "{width}: {}",
@@ -139,7 +145,8 @@ mod tests {
             flowed(&parts, 30),
             ["resident 1 MiB   pool 2 MiB", "metadata 3 MiB"]
         );
-        assert_eq!(flowed(&parts, 5).len(), 3);
+        assert_eq!(flowed(&parts, 13), ["pool 2 MiB"]);
         assert_eq!(first_that_fits(&parts, 12), "pool 2 MiB");
+        assert_eq!(first_that_fits(&parts, 9), "");
     }
 }
