@@ -11,7 +11,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 /// An address of `--metrics`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,8 +80,8 @@ impl fmt::Display for MetricsAddress {
 }
 
 /// A connection.
-pub trait Stream: Read + Write {}
-impl<T: Read + Write> Stream for T {}
+pub trait Stream: Read + Write + AsFd {}
+impl<T: Read + Write + AsFd> Stream for T {}
 
 /// What listens. The socket's file is removed on drop.
 #[derive(Debug)]
@@ -133,22 +132,17 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 }
 
 impl Listener {
-    /// The next connection, on which nothing waits for longer than `patience`.
-    pub fn accept(&self, patience: Duration) -> io::Result<Box<dyn Stream>> {
-        let patience = Some(patience);
+    /// The next connection, if there is one. Nothing waits on it.
+    pub fn accept(&self) -> io::Result<Box<dyn Stream>> {
         Ok(match self {
             Listener::Unix(listener, ..) => {
                 let (stream, _): (UnixStream, _) = listener.accept()?;
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(patience)?;
-                stream.set_write_timeout(patience)?;
+                stream.set_nonblocking(true)?;
                 Box::new(stream)
             }
             Listener::Tcp(listener) => {
                 let (stream, _): (TcpStream, _) = listener.accept()?;
-                stream.set_nonblocking(false)?;
-                stream.set_read_timeout(patience)?;
-                stream.set_write_timeout(patience)?;
+                stream.set_nonblocking(true)?;
                 Box::new(stream)
             }
         })

@@ -1,32 +1,33 @@
 //! `--metrics`: the statistics of a run for Prometheus, by HTTP on a Unix socket or the loopback
 //! interface.
 //!
-//! A thread serves one connection at a time. Any local user may connect to a TCP port: a request is
-//! bounded in bytes and in time, nothing is taken from it but its method and path, and what is served
-//! is numbers. The parser is `httparse`. (`tiny_http` has neither a time limit for a request nor a bound
+//! A thread serves a few connections side by side. Any local user may connect to a TCP port: a request is
+//! bounded in bytes and in time, peers that say nothing make room for others, nothing is taken from a
+//! request but its method and path, and what is served is numbers. The parser is `httparse`. (`tiny_http` has neither a time limit for a request nor a bound
 //! on its connections, and the larger servers bring an asynchronous runtime.)
 
 mod address;
+mod connections;
 mod exposition;
 mod http;
 
 pub use address::MetricsAddress;
 
 use crate::failure::Failure;
+use connections::Connections;
 use exposition::{Format, expose};
-use http::{Request, answer, read_request};
+use http::answer;
 use memfold_pager::Control;
-use rustix::event::{PollFd, PollFlags, poll};
-use std::io;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a connection may take from its start to the end of its answer. A longer time lets a slow
-/// peer keep others waiting for longer.
-const LONGEST: Duration = Duration::from_secs(1);
+/// Until connections are accepted again after that failed. A longer time spares the CPU and delays answers.
+const SHORTAGE: Duration = Duration::from_millis(20);
 
 /// An address that is listened at.
 #[derive(Debug)]
@@ -65,42 +66,51 @@ impl Metrics {
         let (stopped, stop) = std::io::pipe()?;
         let thread = std::thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || {
-                while wait(&[stopped.as_fd(), self.0.as_fd()]) {
-                    // A peer that fails is no concern of the run's.
-                    let _ = self.serve_one(&source);
-                }
-            })?;
+            .spawn(move || self.serve_all(&source, stopped.as_fd()))?;
         Ok(Serving {
             stop: Some(stop),
             thread: Some(thread),
         })
     }
 
-    fn serve_one(&self, source: &Source) -> io::Result<()> {
-        let mut stream = self.0.accept(LONGEST)?;
-        let request = read_request(&mut *stream, Instant::now() + LONGEST);
-        let answer = match request {
-            Ok(Request {
-                accepts_openmetrics,
-            }) => {
-                let format = if accepts_openmetrics {
+    /// Until the other end of a pipe is closed.
+    fn serve_all(&self, source: &Source, stopped: BorrowedFd<'_>) {
+        let mut connections = Connections::default();
+        while wait(stopped, self.0.as_fd(), &connections) {
+            match self.0.accept() {
+                Ok(stream) => connections.add(stream),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // The peer has left, or descriptors are short: then it would be tried without a pause.
+                Err(_) => std::thread::sleep(SHORTAGE),
+            }
+            connections.serve(&|request| {
+                let format = if request.accepts_openmetrics {
                     Format::OpenMetrics
                 } else {
                     Format::Text
                 };
                 answer("200 OK", format.content_type(), &expose(source, format))
-            }
-            Err(refusal) => answer(refusal.status(), "text/plain", refusal.status()),
-        };
-        stream.write_all(&answer)
+            });
+        }
     }
 }
 
-/// Waits until a connection comes. Returns whether to go on: not once the first descriptor is closed.
-fn wait(descriptors: &[BorrowedFd<'_>; 2]) -> bool {
-    let mut waited = descriptors.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    match poll(&mut waited, None) {
+/// Waits until there is something to do. Returns whether to go on: not once the first descriptor is
+/// closed.
+fn wait(stopped: BorrowedFd<'_>, listener: BorrowedFd<'_>, connections: &Connections) -> bool {
+    let own = [(stopped, PollFlags::IN), (listener, PollFlags::IN)];
+    let all = own.into_iter().chain(connections.waited());
+    let mut waited: Vec<PollFd<'_>> = all
+        .map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
+        .collect();
+    let rest = connections
+        .deadline()
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let rest = rest.map(|rest| Timespec {
+        tv_sec: rest.as_secs() as i64,
+        tv_nsec: i64::from(rest.subsec_nanos()),
+    });
+    match poll(&mut waited, rest.as_ref()) {
         Ok(_) => waited[0].revents().is_empty(),
         Err(error) => error == rustix::io::Errno::INTR,
     }
@@ -110,7 +120,7 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // At most the time that one connection may take.
+            // It waits for no peer.
             let _ = thread.join();
         }
     }
