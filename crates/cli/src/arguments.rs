@@ -352,6 +352,7 @@ pub struct TopArguments {
 
 /// `memfold serve`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of the command line")]
 pub struct ServeArguments {
     /// Where clients connect: unix:PATH (this user's clients alone) or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]

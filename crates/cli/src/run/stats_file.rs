@@ -217,7 +217,7 @@ fn random() -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Statistics;
+    use crate::report::{Report, Statistics};
     use memfold_pager::Stats;
     use std::fs;
 

@@ -232,9 +232,16 @@ impl Memory {
     fn finish_change(&self, event: Message) {
         // `mmap_lock` is released; others may change and queue before this.
         dawdle();
-        trace(|| format!("posts {event:x?}"));
-        let number = self.state().queues.post(event);
-        self.wait(|state| state.gone || state.queues.was_read(number));
+        let mut state = self.state();
+        if state.gone {
+            // A killed thread takes its event back before others can see it.
+            drop(state);
+        } else {
+            trace(|| format!("posts {event:x?}"));
+            let number = state.queues.post(event);
+            drop(state);
+            self.wait(|state| state.gone || state.queues.was_read(number));
+        }
         dawdle();
         self.state().queues.changing -= 1;
         trace(|| "has changed".to_owned());
