@@ -1,7 +1,7 @@
 //! The command line: one definition for parsing, help, completions and manual pages.
 
+use crate::address::Address;
 use crate::run::observers::ObserverArguments;
-use crate::serve::Address;
 use crate::summary::SummaryWhen;
 use clap::builder::{FalseyValueParser, PossibleValue};
 use clap::error::ErrorKind;

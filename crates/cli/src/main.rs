@@ -4,6 +4,7 @@
     reason = "nothing in a program is reachable from outside"
 )]
 
+mod address;
 mod adjust;
 mod arguments;
 mod completion;

@@ -1,10 +1,9 @@
 //! `memfold serve`: a disk of compressed memory.
 
-mod address;
+mod listener;
 mod report;
 
-pub use address::Address;
-
+use crate::address::Address;
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
 use crate::format::bytes;
@@ -12,7 +11,7 @@ use crate::messages;
 use crate::run::cpu_time::cpu_seconds;
 use crate::run::limits::in_bytes;
 use crate::run::stats_file::StatsFile;
-use address::Listener;
+use listener::Listener;
 use log::LevelFilter;
 use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE};
