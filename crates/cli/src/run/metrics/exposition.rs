@@ -42,6 +42,8 @@ enum Kind {
     Gauge(&'static str),
     /// As a gauge, in nanoseconds.
     Nanoseconds(&'static str),
+    /// As a counter, in nanoseconds.
+    NanosecondsSoFar(&'static str),
 }
 
 /// The metric of a statistic, by its name in JSON: without `memfold_`, and for counters `_total`.
@@ -50,6 +52,9 @@ fn kind(name: &'static str) -> Kind {
         "bytes_stored" => Kind::Counter("stored_bytes"),
         "bytes_original" => Kind::Counter("original_bytes"),
         "longest_pause_ns" => Kind::Nanoseconds("longest_pause_seconds"),
+        "over_limit_ns" => Kind::NanosecondsSoFar("over_limit_seconds"),
+        "swap_in_wait_ns" => Kind::NanosecondsSoFar("swap_in_wait_seconds"),
+        "first_touch_wait_ns" => Kind::NanosecondsSoFar("first_touch_wait_seconds"),
         "processes_now"
         | "over_limit_pages"
         | "peak_table_slots"
@@ -76,6 +81,9 @@ fn register(registry: &mut Registry, name: &'static str, help: &str, value: u64)
         Kind::Gauge(name) => registry.register(name, help, ConstGauge::new(value as i64)),
         Kind::Nanoseconds(name) => {
             registry.register(name, help, ConstGauge::new(value as f64 / 1e9));
+        }
+        Kind::NanosecondsSoFar(name) => {
+            registry.register(name, help, ConstCounter::new(value as f64 / 1e9));
         }
     }
 }
@@ -247,7 +255,9 @@ mod tests {
             let text = exposed(format);
             for field in Now::FIELDS.iter().chain(Totals::FIELDS) {
                 let (name, sample) = match kind(field.name) {
-                    Kind::Counter(name) => (name, format!("\nmemfold_{name}_total ")),
+                    Kind::Counter(name) | Kind::NanosecondsSoFar(name) => {
+                        (name, format!("\nmemfold_{name}_total "))
+                    }
                     Kind::Gauge(name) | Kind::Nanoseconds(name) => {
                         (name, format!("\nmemfold_{name} "))
                     }
