@@ -185,9 +185,9 @@ fn guard_inherited() -> PyResult<()> {
 /// A size as the command line takes it, in bytes.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
-    let size: Size = text
-        .parse()
-        .map_err(|error: SizeError| PyValueError::new_err(format!("not a size: {text:?}; {error}")))?;
+    let size: Size = text.parse().map_err(|error: SizeError| {
+        PyValueError::new_err(format!("not a size: {text:?}; {error}"))
+    })?;
     Ok(size.bytes()?)
 }
 
