@@ -18,6 +18,7 @@ mod fuzzing;
 mod live;
 mod man;
 mod messages;
+mod private_socket;
 mod report;
 mod run;
 mod serve;

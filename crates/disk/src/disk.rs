@@ -221,10 +221,11 @@ impl<S: PageSource + 'static> Disk<S> {
             return Ok(());
         };
         let leaf = first / LEAF_BLOCKS;
-        let is_zero = |page: &Page| fill_word(page) == Some(0);
-        let to_store: Vec<&Page> = pages
-            .iter()
-            .filter_map(|(_, page)| (!is_zero(page)).then_some(*page))
+        let is_zero = pages.iter().map(|(_, page)| fill_word(page) == Some(0));
+        let is_zero: Vec<bool> = is_zero.collect();
+        let to_store = pages.iter().zip(&is_zero);
+        let to_store: Vec<&Page> = to_store
+            .filter_map(|((_, page), is_zero)| (!is_zero).then_some(*page))
             .collect();
         if !self.make_room(LEAF_BYTES, scratch) {
             return Err(DiskError::NoSpace);
@@ -236,8 +237,8 @@ impl<S: PageSource + 'static> Disk<S> {
         {
             let mut place = self.map.write(leaf);
             let leaf = self.leaf(&mut place);
-            for (number, page) in pages {
-                let block = if is_zero(page) {
+            for ((number, _), is_zero) in pages.iter().zip(is_zero) {
+                let block = if is_zero {
                     Block::Zero
                 } else {
                     match stored.next().expect("one outcome for each page") {

@@ -1,29 +1,18 @@
 //! The socket at which clients connect.
 
 use crate::address::Address;
+use crate::private_socket::PrivateSocket;
 use memfold_disk::nbd::Connection;
-use rustix::fs::{AtFlags, Mode, Stat, statat};
-use rustix::process::umask;
 use std::fmt;
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 
 /// A socket that listens.
 #[derive(Debug)]
 pub enum Listener {
-    /// Its file is removed on drop, if it is still there.
-    Unix {
-        /// The socket.
-        listener: UnixListener,
-        /// Its file.
-        path: PathBuf,
-        /// Device and inode of that.
-        file: (u64, u64),
-    },
+    /// A Unix socket.
+    Unix(PrivateSocket),
     /// Over TCP.
     Tcp(TcpListener),
 }
@@ -36,20 +25,7 @@ impl Listener {
     /// If the address is in use or not this machine's, or others may reach it.
     pub fn bind(address: &Address, everybody: bool) -> io::Result<Listener> {
         let listener = match address {
-            Address::Unix(path) => {
-                // No other user may connect, from the first moment on.
-                let mask = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
-                let bound = UnixListener::bind(path);
-                umask(mask);
-                let listener = bound?;
-                let file = identity(&statat(rustix::fs::CWD, path, AtFlags::SYMLINK_NOFOLLOW)?);
-                listener.set_nonblocking(true)?;
-                Listener::Unix {
-                    listener,
-                    path: path.clone(),
-                    file,
-                }
-            }
+            Address::Unix(path) => Listener::Unix(PrivateSocket::bind(path)?),
             Address::Tcp(text) => {
                 let all: Vec<SocketAddr> = text.to_socket_addrs()?.collect();
                 if !everybody && !all.iter().all(|address| address.ip().is_loopback()) {
@@ -74,7 +50,7 @@ impl Listener {
     /// If there are no descriptors.
     pub fn accept(&self) -> io::Result<Option<Connection>> {
         let accepted = match self {
-            Listener::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
+            Listener::Unix(listener) => listener.accept().and_then(|stream| {
                 stream.set_nonblocking(false)?;
                 Ok(Connection::Unix(stream))
             }),
@@ -101,7 +77,7 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix { listener, .. } => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
             Listener::Tcp(listener) => listener.as_fd(),
         }
     }
@@ -111,7 +87,9 @@ impl AsFd for Listener {
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Listener::Unix { path, .. } => write!(f, "nbd+unix:///?socket={}", path.display()),
+            Listener::Unix(listener) => {
+                write!(f, "nbd+unix:///?socket={}", listener.path().display())
+            }
             Listener::Tcp(listener) => match listener.local_addr() {
                 Ok(address) => write!(f, "nbd://{address}"),
                 Err(_) => f.write_str("nbd://?"),
@@ -120,26 +98,10 @@ impl fmt::Display for Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        let Listener::Unix { path, file, .. } = self else {
-            return;
-        };
-        // Another server may have taken the name since.
-        let found = statat(rustix::fs::CWD, &*path, AtFlags::SYMLINK_NOFOLLOW);
-        if found.is_ok_and(|found| identity(&found) == *file) {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]

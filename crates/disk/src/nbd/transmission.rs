@@ -10,6 +10,7 @@ use crate::disk::{BLOCK, Disk};
 use crate::error::DiskError;
 use memfold_swap::Scratch;
 use std::io::{self, BufReader, Read, Write};
+use std::ops::Range;
 use zsmalloc::PageSource;
 
 /// Extents in one reply, at most.
@@ -201,37 +202,53 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
         }
     }
 
-    /// A simple reply: one error for all of it. What no buffer holds is loaded twice, first to see that it
-    /// can be loaded.
+    /// A simple reply: one error for all of it.
     fn read_simple(&mut self, request: Request) -> io::Result<()> {
-        let (start, end) = (request.offset, request.offset + u64::from(request.length));
-        let mut at = start;
-        while at < end && end - start > BUFFER as u64 {
-            match self.load(at, piece_length(at, end)) {
-                Ok(length) => at += length as u64,
-                Err(error) => return self.reply(request, Err(errno_of(error))),
-            }
+        let Request {
+            offset,
+            length,
+            cookie,
+            ..
+        } = request;
+        let range = offset..offset + u64::from(length);
+        let is_long = length as usize > BUFFER;
+        let loaded = if is_long {
+            self.try_to_load(range.clone())
+        } else {
+            self.load(offset, length as usize).map(drop)
+        };
+        if let Err(error) = loaded {
+            return self.reply(request, Err(errno_of(error)));
         }
-        let mut at = start;
-        while at < end {
-            match self.load(at, piece_length(at, end)) {
-                Ok(length) => {
-                    if at == start {
-                        write_simple(&mut self.replies, request.cookie, 0)?;
-                    }
-                    self.replies.extend_from_slice(&self.piece[..length]);
-                    at += length as u64;
-                }
-                Err(error) if at == start => return self.reply(request, Err(errno_of(error))),
-                // It could be loaded a moment ago, and its reply has begun.
-                Err(error) => return Err(io::Error::other(error)),
-            }
-            if self.replies.len() >= BUFFER {
-                self.send()?;
-            }
+        write_simple(&mut self.replies, cookie, 0)?;
+        if is_long {
+            return self.send_contents(range);
         }
-        if start == end {
-            return self.reply(request, Ok(()));
+        self.replies
+            .extend_from_slice(&self.piece[..length as usize]);
+        Ok(())
+    }
+
+    /// Loads what no buffer holds, to see that it can be loaded, before the header of its reply is sent.
+    fn try_to_load(&mut self, range: Range<u64>) -> Result<(), DiskError> {
+        let mut at = range.start;
+        while at < range.end {
+            at += self.load(at, piece_length(at, range.end))? as u64;
+        }
+        Ok(())
+    }
+
+    /// Sends the contents of a range, and what was not sent before them.
+    fn send_contents(&mut self, range: Range<u64>) -> io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            // It could be loaded a moment ago, and its reply has begun.
+            let length = self
+                .load(at, piece_length(at, range.end))
+                .map_err(io::Error::other)?;
+            self.replies.extend_from_slice(&self.piece[..length]);
+            self.send()?;
+            at += length as u64;
         }
         Ok(())
     }
@@ -286,28 +303,16 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
         Ok(())
     }
 
-    /// One chunk that no buffer holds. It is loaded twice, first to see that it can be loaded.
+    /// One chunk that no buffer holds.
     fn read_whole(&mut self, request: Request) -> io::Result<()> {
-        let (start, end) = (request.offset, request.offset + u64::from(request.length));
-        let mut at = start;
-        while at < end {
-            match self.load(at, piece_length(at, end)) {
-                Ok(length) => at += length as u64,
-                Err(error) => return self.reply(request, Err(errno_of(error))),
-            }
+        let range = request.offset..request.offset + u64::from(request.length);
+        if let Err(error) = self.try_to_load(range.clone()) {
+            return self.reply(request, Err(errno_of(error)));
         }
         let kind = (chunk::DONE, chunk::OFFSET_DATA);
         write_chunk(&mut self.replies, request.cookie, kind, 8 + request.length)?;
-        self.replies.extend(start.to_be_bytes());
-        let mut at = start;
-        while at < end {
-            let length = piece_length(at, end);
-            self.load(at, length).map_err(io::Error::other)?;
-            self.replies.extend_from_slice(&self.piece[..length]);
-            self.send()?;
-            at += length as u64;
-        }
-        Ok(())
+        self.replies.extend(range.start.to_be_bytes());
+        self.send_contents(range)
     }
 
     fn block_status(&mut self, request: Request) -> io::Result<()> {

@@ -1,14 +1,13 @@
 //! Where metrics are served: `unix:PATH` or a loopback address with a port.
 
-use rustix::fs::Mode;
-use rustix::process::umask;
+use crate::private_socket::PrivateSocket;
 use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -83,11 +82,11 @@ impl fmt::Display for MetricsAddress {
 pub trait Stream: Read + Write + AsFd {}
 impl<T: Read + Write + AsFd> Stream for T {}
 
-/// What listens. The socket's file is removed on drop.
+/// What listens.
 #[derive(Debug)]
 pub enum Listener {
-    /// A Unix socket, its path, and the inode that the path had.
-    Unix(UnixListener, PathBuf, u64),
+    /// A Unix socket.
+    Unix(PrivateSocket),
     /// A port.
     Tcp(TcpListener),
 }
@@ -98,14 +97,7 @@ impl MetricsAddress {
         match self {
             MetricsAddress::Unix(path) => {
                 remove_stale(path)?;
-                // 0600 from its first moment on.
-                let before = umask(Mode::from_raw_mode(0o177));
-                let listener = UnixListener::bind(path);
-                umask(before);
-                let listener = listener?;
-                listener.set_nonblocking(true)?;
-                let inode = fs::symlink_metadata(path)?.ino();
-                Ok(Listener::Unix(listener, path.clone(), inode))
+                PrivateSocket::bind(path).map(Listener::Unix)
             }
             MetricsAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address)?;
@@ -135,8 +127,8 @@ impl Listener {
     /// The next connection, if there is one. Nothing waits on it.
     pub fn accept(&self) -> io::Result<Box<dyn Stream>> {
         Ok(match self {
-            Listener::Unix(listener, ..) => {
-                let (stream, _): (UnixStream, _) = listener.accept()?;
+            Listener::Unix(listener) => {
+                let stream = listener.accept()?;
                 stream.set_nonblocking(true)?;
                 Box::new(stream)
             }
@@ -152,18 +144,8 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener, ..) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
             Listener::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Unix(_, path, inode) = self
-            && fs::symlink_metadata(&*path).is_ok_and(|found| found.ino() == *inode)
-        {
-            let _ = fs::remove_file(path);
         }
     }
 }
@@ -172,6 +154,7 @@ impl Drop for Listener {
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::net::UnixListener;
 
     #[test]
     fn only_loopback_and_unix_sockets_are_addresses() {

@@ -28,7 +28,7 @@ pub struct Connections(Vec<Connection>);
 
 impl Connections {
     /// Takes one more. If there are many, the oldest that has said nothing leaves for it, or else the
-    /// oldest: whoever sends a request at once is served.
+    /// oldest: a peer that sends its request at once is served.
     pub fn add(&mut self, stream: Box<dyn Stream>) {
         if self.0.len() >= MOST {
             let silent = self.0.iter().position(|peer| peer.head.is_empty());
