@@ -109,6 +109,15 @@ fn write(orders: &Receiver<Order>) {
     }
 }
 
+/// What `--quiet` and `--verbose` show.
+pub fn level(quiet: bool, verbose: bool) -> LevelFilter {
+    match (quiet, verbose) {
+        (true, _) => LevelFilter::Error,
+        (_, true) => LevelFilter::Debug,
+        _ => LevelFilter::Info,
+    }
+}
+
 /// Shows messages of this level and above from now on.
 ///
 /// # Errors

@@ -4,10 +4,13 @@ use crate::arguments::RunArguments;
 use crate::control::LEAST_LIMIT;
 use crate::failure::Failure;
 use crate::format::bytes;
-use memfold_pager::{Limit, Size};
+use memfold_pager::{Limit, Size, SwapFileOptions};
 use memfold_sys::probe;
+use std::path::Path;
 
-const DEFAULT_LIMIT: Size = Size::Percent(50.0);
+pub const DEFAULT_LIMIT: Size = Size::Percent(50.0);
+/// A smaller swap file is not worth its name.
+const LEAST_SWAP: u64 = 1 << 20;
 
 /// The limits that the options give.
 pub fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
@@ -40,6 +43,20 @@ pub fn in_bytes(name: &str, size: Size, least: u64) -> Result<u64, Failure> {
         )));
     }
     Ok(found)
+}
+
+/// The swap file that the options give.
+pub fn swap_file(
+    directory: Option<&Path>,
+    size: Option<Size>,
+) -> Result<Option<SwapFileOptions>, Failure> {
+    let (Some(directory), Some(size)) = (directory, size) else {
+        return Ok(None);
+    };
+    Ok(Some(SwapFileOptions {
+        directory: directory.to_owned(),
+        bytes: in_bytes("--swap-size", size, LEAST_SWAP)?,
+    }))
 }
 
 /// Notes what is most likely a mistake, and with `-v` which limit is in force.

@@ -30,9 +30,8 @@ use crate::live::{self, Server};
 use crate::messages;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
-use limits::{in_bytes, limit};
-use log::LevelFilter;
-use memfold_pager::{Options, Supervisor, SwapFileOptions};
+use limits::{limit, swap_file};
+use memfold_pager::{Options, Supervisor};
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -52,9 +51,6 @@ use watch::{Watch, Watched};
 /// The preload library, built by this crate's build script.
 static AGENT: &[u8] = include_bytes!(env!("MEMFOLD_AGENT"));
 
-/// A smaller swap file is not worth its name.
-const LEAST_SWAP: u64 = 1 << 20;
-
 /// Default age at which pages in an LZ4 pool are recompressed.
 const RECOMPRESS_AFTER: Duration = Duration::from_secs(60);
 
@@ -65,7 +61,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
         .stats_fd
         .map(StatsFile::of_descriptor)
         .transpose()?;
-    messages::show(level(arguments))
+    messages::show(messages::level(arguments.quiet, arguments.verbose))
         .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
     doctor::check()?;
     let stats_file = match arguments.stats.as_deref() {
@@ -193,7 +189,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
         limit,
         algorithm: arguments.algo.into(),
         checksum: !arguments.no_checksum,
-        swap_file: swap_file(arguments)?,
+        swap_file: swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?,
         recompress_after: match (arguments.recompress_after, arguments.algo) {
             (Some(After(after)), _) => after,
             (None, Algorithm::Lz4) => Some(RECOMPRESS_AFTER),
@@ -204,17 +200,6 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
         agent_image: AGENT,
         runtime_dir: runtime_dir.to_owned(),
     })
-}
-
-fn swap_file(arguments: &RunArguments) -> Result<Option<SwapFileOptions>, Failure> {
-    let (Some(directory), Some(size)) = (&arguments.swap_file, arguments.swap_size) else {
-        return Ok(None);
-    };
-    let bytes = in_bytes("--swap-size", size, LEAST_SWAP)?;
-    Ok(Some(SwapFileOptions {
-        directory: directory.clone(),
-        bytes,
-    }))
 }
 
 /// The program's name without its folder, fit for a terminal.
@@ -237,15 +222,6 @@ fn command_line(program: &[OsString]) -> String {
 fn shown(text: &str) -> String {
     const LONGEST: usize = 200;
     printable(text).chars().take(LONGEST).collect()
-}
-
-/// Which messages are shown.
-fn level(arguments: &RunArguments) -> LevelFilter {
-    match (arguments.quiet, arguments.verbose) {
-        (true, _) => LevelFilter::Error,
-        (_, true) => LevelFilter::Debug,
-        _ => LevelFilter::Info,
-    }
 }
 
 /// When the summary is printed.

@@ -9,13 +9,12 @@ use crate::failure::Failure;
 use crate::format::bytes;
 use crate::messages;
 use crate::run::cpu_time::cpu_seconds;
-use crate::run::limits::in_bytes;
+use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
 use crate::run::stats_file::StatsFile;
 use listener::Listener;
-use log::LevelFilter;
 use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE};
-use memfold_pager::{MappedSource, Size, SwapFileOptions, open_swap_file};
+use memfold_pager::{MappedSource, open_swap_file};
 use memfold_swap::{SwapConfig, SwapSpace};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -28,22 +27,15 @@ use std::time::{Duration, Instant};
 
 /// Less holds next to nothing.
 const LEAST_LIMIT: u64 = 4 << 20;
-/// A smaller file is not worth its name.
-const LEAST_SWAP: u64 = 1 << 20;
 /// Pause where there are no descriptors for a client. Longer takes less CPU time and lets clients wait.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// `memfold serve`.
 pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
-    let level = match (arguments.quiet, arguments.verbose) {
-        (true, _) => LevelFilter::Error,
-        (_, true) => LevelFilter::Debug,
-        _ => LevelFilter::Info,
-    };
     // Before any thread starts, which would die of them.
     let signals = signals()
         .map_err(|error| Failure::own(format!("cannot take signals from a descriptor: {error}")))?;
-    messages::show(level)
+    messages::show(messages::level(arguments.quiet, arguments.verbose))
         .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
     let stats_file = arguments
         .stats
@@ -92,16 +84,10 @@ fn disk(arguments: &ServeArguments) -> Result<Disk<MappedSource>, Failure> {
     let size = size.next_multiple_of(BLOCK);
     let limit = in_bytes(
         "--limit",
-        arguments.limit.unwrap_or(Size::Percent(50.0)),
+        arguments.limit.unwrap_or(DEFAULT_LIMIT),
         LEAST_LIMIT,
     )?;
-    let file = match (&arguments.swap_file, arguments.swap_size) {
-        (Some(directory), Some(size)) => Some(SwapFileOptions {
-            directory: directory.clone(),
-            bytes: in_bytes("--swap-size", size, LEAST_SWAP)?,
-        }),
-        _ => None,
-    };
+    let file = swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?;
     let blocks = size / BLOCK;
     let config = SwapConfig {
         algorithm: memfold_pager::Algorithm::from(arguments.algo).into(),
