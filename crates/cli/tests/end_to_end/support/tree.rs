@@ -18,6 +18,9 @@ pub struct Sample {
     pub total: u64,
 }
 
+/// So often a sample is taken anew because processes came or went meanwhile.
+const TRIES_OF_A_SAMPLE: usize = 8;
+
 /// The processes that came from one, also those whose parent has ended since.
 pub struct Tree {
     root: i32,
@@ -45,6 +48,7 @@ impl Tree {
         self.known
             .retain(|&process, &mut start| start_time(process) == Some(start));
         let mut found: Vec<i32> = self.known.keys().copied().collect();
+        found.sort_unstable();
         let mut next = 0;
         while let Some(&process) = found.get(next) {
             next += 1;
@@ -56,37 +60,52 @@ impl Tree {
                 }
             }
         }
+        found.sort_unstable();
         found
     }
 
-    /// Adds up the memory of all that are alive.
+    /// Adds up the memory of all that are alive. While processes come and go, what they share counts
+    /// more than once: read before one exits, and after. So this is done anew until none does.
     pub fn sample(&mut self) -> Sample {
-        let mut sample = Sample::default();
-        let alive = self.alive();
-        let (own, programs): (Vec<i32>, Vec<i32>) = alive
-            .into_iter()
-            .partition(|&process| self.is_supervisor(process));
-        sample.supervisor = own
-            .iter()
-            .filter_map(|&process| anonymous_resident(process))
-            .sum();
-        sample.programs = if programs.len() == 1 {
-            anonymous_resident(programs[0]).unwrap_or(0)
-        } else {
-            // Memory shared by fork must count once: proportional shares do that.
-            programs
-                .iter()
-                .filter_map(|&process| own_anonymous_share(process))
-                .sum()
+        let mut alive = self.alive();
+        for _ in 0..TRIES_OF_A_SAMPLE {
+            let sample = self.sample_of(&alive);
+            let after = self.alive();
+            if after == alive {
+                return sample;
+            }
+            alive = after;
+        }
+        self.sample_of(&alive)
+    }
+
+    fn sample_of(&self, alive: &[i32]) -> Sample {
+        let (own, programs): (Vec<i32>, Vec<i32>) =
+            alive.iter().partition(|&&process| self.is_own(process));
+        let mut sample = Sample {
+            programs: together(&programs),
+            supervisor: together(&own),
+            total: 0,
         };
         sample.total = sample.programs + sample.supervisor;
         sample
     }
 
-    fn is_supervisor(&self, process: i32) -> bool {
+    /// Whether a process is memfold's: the supervisor, or the guardian, which is a copy of it.
+    fn is_own(&self, process: i32) -> bool {
         self.supervisor.is_some()
-            && process == self.root
             && fs::read_link(format!("/proc/{process}/exe")).ok() == self.supervisor
+    }
+}
+
+/// Anonymous resident bytes of processes, where what forks share counts once.
+fn together(processes: &[i32]) -> u64 {
+    match processes {
+        [process] => anonymous_resident(*process).unwrap_or(0),
+        _ => processes
+            .iter()
+            .filter_map(|&process| own_anonymous_share(process))
+            .sum(),
     }
 }
 
