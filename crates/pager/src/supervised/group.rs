@@ -221,7 +221,7 @@ impl Group {
 
     /// Updates the peak statistics from the current sizes.
     pub fn note_peaks(&self) {
-        let resident = self.resources.resident_bytes();
+        let resident = self.resources.least_resident_bytes();
         let pool = self.resources.swap.pool_bytes();
         let file = self.resources.swap.root_group().charged(Charge::File);
         let total = resident + pool + self.metadata_bytes();
@@ -255,9 +255,9 @@ impl Group {
         self.limit.excess(resident, total, now)
     }
 
-    /// Resident bytes, and all bytes that count towards the limit.
+    /// Resident bytes, and all bytes that count towards the limit: the least they may be.
     fn sizes(&self) -> (u64, u64) {
-        let resident = self.resources.resident_bytes();
+        let resident = self.resources.least_resident_bytes();
         let pool = self.resources.swap.pool_bytes();
         (resident, resident + pool + self.metadata_bytes())
     }

@@ -124,6 +124,12 @@ impl Resources {
         bytes(self.charged_pages().saturating_sub(self.shared.pages()))
     }
 
+    /// The least that the resident pages may be, in bytes: forks may share more than is known between two
+    /// counts. For what is reported; reclaim uses [`Resources::resident_bytes`].
+    pub fn least_resident_bytes(&self) -> u64 {
+        bytes(self.charged_pages().saturating_sub(self.shared.most()))
+    }
+
     /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address
     /// space.
     pub fn charged_pages(&self) -> u64 {

@@ -82,6 +82,11 @@ impl SharedPages {
         self.lower(pages);
     }
 
+    /// The most pages that may be shared.
+    pub fn most(&self) -> u64 {
+        self.pages().saturating_add(self.uncertainty())
+    }
+
     /// Number of pages by which the estimate may be too low.
     pub fn uncertainty(&self) -> u64 {
         self.uncertainty.load(Ordering::Relaxed)
@@ -97,10 +102,14 @@ impl SharedPages {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
-    /// Lowers the estimate to an upper bound computed since `start`, if that is still valid.
+    /// Lowers the estimate, and the most that may be shared, to an upper bound computed since `start`, if
+    /// that is still valid.
     pub fn bound(&self, pages: u64, start: CountStart) {
-        if *lock(&self.members) == start.members {
-            self.pages.fetch_min(pages, Ordering::Relaxed);
+        let members = lock(&self.members);
+        if *members == start.members {
+            let before = self.pages.fetch_min(pages, Ordering::Relaxed);
+            let above = pages.saturating_sub(before);
+            self.uncertainty.fetch_min(above, Ordering::Relaxed);
         }
     }
 
@@ -171,6 +180,11 @@ mod tests {
         assert_eq!((shared.pages(), shared.uncertainty()), (20, 10));
         shared.lower(5);
         assert_eq!((shared.pages(), shared.uncertainty()), (15, 10));
+        assert_eq!(shared.most(), 25);
+        shared.bound(22, shared.begin_count().unwrap());
+        assert_eq!((shared.pages(), shared.most()), (15, 22));
+        shared.bound(12, shared.begin_count().unwrap());
+        assert_eq!((shared.pages(), shared.most()), (12, 12));
         assert!(
             shared.set(25, begun),
             "no address space was added or removed"

@@ -124,7 +124,7 @@ pub struct AddressSpace {
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
     /// Whether the stage is sealed; read before the first command.
-    sealed: OnceLock<bool>,
+    seal: sealed::Seal,
     /// The process of a forked child that has no helper, or none yet.
     child_process: Mutex<Option<Arc<Inspector>>>,
     /// The handlers that listen to the userfaultfd.
@@ -191,7 +191,7 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
-            sealed: OnceLock::new(),
+            seal: sealed::Seal::default(),
             child_process: Mutex::default(),
             listeners: Mutex::default(),
             unlistened: AtomicBool::new(false),
