@@ -24,10 +24,12 @@ use std::time::Duration;
 /// wrong. Longer blocks the faults of a program that never pauses; the kernel refuses its page changes
 /// meanwhile anyway.
 const QUIET_PATIENCE: Duration = Duration::from_secs(10);
-/// First and longest sleep between two reads while mappings change. Each sleep is twice the previous
-/// one, so that the changing thread can run on this CPU.
+/// First and longest sleep between two looks at whether mappings still change. Each sleep is twice the
+/// previous one, so that the changing thread can run on this CPU. A program that changes mappings all the
+/// time pauses for moments only, and not before its events are read: so several looks follow each read.
+/// More of them wait longer for a program that does not pause, and leave its next event unread for longer.
 const QUIET_NAP: Duration = Duration::from_micros(5);
-const QUIET_NAP_LONGEST: Duration = Duration::from_micros(160);
+const QUIET_NAP_LONGEST: Duration = Duration::from_micros(80);
 
 /// Faults and forked children of one read of messages, to be served outside the gate.
 #[derive(Default)]
@@ -148,7 +150,6 @@ fn collect(
     let waited = LazyCell::new(RunTime::begin);
     // Events of an earlier read may still be pending.
     let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
-    let mut nap = QUIET_NAP;
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
         if messages.stash.is_none()
@@ -202,10 +203,25 @@ fn collect(
         if !is_all {
             continue;
         }
-        // The thread whose event was read must run to complete its change, possibly on this CPU.
-        crate::time::sleep(nap);
-        nap = (2 * nap).min(QUIET_NAP_LONGEST);
+        if becomes_quiet(space) {
+            return Some(true);
+        }
     }
+}
+
+/// Waits for a moment without a change in progress, after all events were read. The thread whose event was
+/// read must run to complete its change, possibly on this CPU. A change that begins meanwhile is in
+/// progress until its event is read, so this does not wait for long.
+fn becomes_quiet(space: &AddressSpace) -> bool {
+    let mut nap = QUIET_NAP;
+    while nap <= QUIET_NAP_LONGEST {
+        crate::time::sleep(nap);
+        if !space.is_changing() {
+            return true;
+        }
+        nap *= 2;
+    }
+    false
 }
 
 /// Notes a fault among the messages; returns the change that an event reports.
