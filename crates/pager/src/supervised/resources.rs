@@ -116,7 +116,12 @@ impl Resources {
 
     /// Seconds since the supervisor's start, rounded down.
     pub fn seconds(&self) -> u32 {
-        self.started.elapsed().as_secs() as u32
+        self.seconds_at(Instant::now())
+    }
+
+    /// The same at a time.
+    pub fn seconds_at(&self, now: Instant) -> u32 {
+        now.duration_since(self.started).as_secs() as u32
     }
 
     /// Resident anonymous bytes of all address spaces. Pages shared by forks count once.

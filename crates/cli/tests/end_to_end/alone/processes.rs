@@ -1,8 +1,8 @@
 //! One limit over a tree of processes.
 
-use crate::support::{Limits, MIB, Program, compiled};
+use crate::support::{Limits, MIB, Program, compiled, short_or_long};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[test]
 fn one_limit_covers_all_processes() {
@@ -60,4 +60,25 @@ fn read_only_memory_does_not_stall_faults() {
         took < 4.0 * native + 1.0,
         "{took} s, natively {native} s: faults waited for room that nothing made"
     );
+}
+
+/// Reading the events of a program that never pauses takes long. It took up to 56 s, in which no fault of
+/// the other program was served, and the limit was not kept.
+#[test]
+fn a_program_that_changes_mappings_without_a_pause_does_not_hold_up_the_others() {
+    alone!(&["cc"]);
+    let program = compiled("restless", &["restless.c"], &["-pthread"]);
+    for threads in ["3", short_or_long("3", "8")] {
+        let outcome = Program::new(&program)
+            .args([short_or_long("2", "5"), threads])
+            .timeout(Duration::from_secs(60))
+            .run(Limits::Resident(40 * MIB));
+        outcome.assert_success();
+        let longest = outcome.text();
+        let longest = longest
+            .strip_prefix("longest ")
+            .and_then(|text| text.strip_suffix(" ms\n"));
+        let longest: u32 = longest.expect("a time").parse().expect("a number");
+        assert!(longest < 4000, "a read took {longest} ms");
+    }
 }

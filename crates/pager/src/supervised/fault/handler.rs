@@ -58,6 +58,8 @@ pub fn serve_space(
             return;
         }
         let read = Instant::now();
+        let second = group.resources.seconds_at(read);
+        space.clock.faulted.store(second, Ordering::Relaxed);
         // One fault's end is the next one's beginning: the clock is read once a fault.
         let mut began = read;
         let again = std::mem::take(&mut retries);

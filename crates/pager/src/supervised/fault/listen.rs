@@ -5,6 +5,10 @@
 //! fault. So an address space is registered only with the handlers of the CPUs that its faults come
 //! from. A handler samples the CPU of the faulting thread: often at first and after a sample from
 //! another CPU, rarely while samples agree.
+//!
+//! A handler may wait for one program: for its changes of mappings to end, or for a page in the swap
+//! file. So that the other programs of the CPU do not wait along, the governor relieves a handler that
+//! takes long: a new thread takes over its epoll, and the old one ends once it is done with that program.
 
 use crate::supervised::events::read::Reader;
 use crate::supervised::fault::handler::{Listener, serve_space};
@@ -18,7 +22,7 @@ use memfold_sys::thread;
 use std::io::{self, PipeReader};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and
@@ -28,6 +32,12 @@ const SAMPLE_FARTHEST: u32 = 512;
 /// Consecutive samples from other CPUs after which a handler stops listening. More tolerates migrations
 /// and wakes more handlers per fault.
 const MISSES_TO_LEAVE: u32 = 4;
+/// Milliseconds after which a handler that is busy is relieved. Longer makes other programs wait for
+/// longer; shorter starts threads for pages that come from a slow disk.
+const RELIEVED_AFTER: u64 = 20;
+/// Most relieved threads that still run. More programs at once can make handlers wait, and more threads
+/// are used.
+const MOST_RELIEVED: u32 = 64;
 /// The epoll token of the stop pipe, which is no address space's ID.
 const STOP: u64 = u64::MAX;
 
@@ -35,44 +45,99 @@ const STOP: u64 = u64::MAX;
 /// mutable state.
 pub struct Handlers {
     group: Arc<Group>,
-    cpus: Vec<usize>,
-    epolls: Vec<Epoll>,
+    posts: Vec<Post>,
+    /// Number of relieved threads that still run. Relaxed: only a bound.
+    relieved: AtomicU32,
     /// Reads the messages of the group's programs.
     pub reader: Reader,
     /// Hangs up when the group stops, which wakes the handlers.
     _stop: PipeReader,
 }
 
+/// The place of the thread that serves the faults of one CPU.
+struct Post {
+    cpu: usize,
+    epoll: Epoll,
+    /// The number of the thread on duty: threads with smaller ones were relieved. Relaxed, as the epoll
+    /// may be served by two threads for a while.
+    duty: AtomicU32,
+    /// When the thread on duty began with what was ready, in milliseconds since the supervisor's start, plus
+    /// one; 0 while it waits for faults. Relaxed: a hint.
+    busy_since: AtomicU64,
+}
+
+impl Post {
+    fn new(cpu: usize) -> io::Result<Post> {
+        Ok(Post {
+            cpu,
+            epoll: Epoll::new()?,
+            duty: AtomicU32::new(0),
+            busy_since: AtomicU64::new(0),
+        })
+    }
+
+    /// Notes what a thread does, unless it was relieved.
+    fn note(&self, thread: u32, busy_since: u64) {
+        if self.duty.load(Ordering::Relaxed) == thread {
+            self.busy_since.store(busy_since, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the thread on duty has been busy for too long at a time.
+    fn needs_relief(&self, now: u64) -> bool {
+        let since = self.busy_since.load(Ordering::Relaxed);
+        since != 0 && now.saturating_sub(since - 1) > RELIEVED_AFTER
+    }
+}
+
 impl Handlers {
     /// The group's handlers. To stop them, set `stopping` of the group and drop the other end of
     /// `stop`.
     pub fn new(group: Arc<Group>, ports: Arc<Ports>, stop: PipeReader) -> io::Result<Handlers> {
-        let cpus = thread::allowed_cpus();
-        let epolls: Vec<Epoll> = cpus
-            .iter()
-            .map(|_| Epoll::new())
-            .collect::<io::Result<_>>()?;
-        for epoll in &epolls {
-            epoll.add(stop.as_fd(), STOP)?;
+        let cpus = thread::allowed_cpus().into_iter();
+        let posts: Vec<Post> = cpus.map(Post::new).collect::<io::Result<_>>()?;
+        for post in &posts {
+            post.epoll.add(stop.as_fd(), STOP)?;
         }
         Ok(Handlers {
             reader: Reader::new(group.clone(), ports),
             group,
-            cpus,
-            epolls,
+            posts,
+            relieved: AtomicU32::new(0),
             _stop: stop,
         })
     }
 
     /// Starts the threads.
     pub fn start(self: &Arc<Self>) -> io::Result<()> {
-        for number in 0..self.cpus.len() {
-            let handlers = self.clone();
-            std::thread::Builder::new()
-                .name(format!("fault-{}", self.cpus[number]))
-                .spawn(move || handlers.run(number))?;
-        }
+        (0..self.posts.len()).try_for_each(|number| self.start_thread(number, 0))
+    }
+
+    fn start_thread(self: &Arc<Self>, number: usize, thread: u32) -> io::Result<()> {
+        let handlers = self.clone();
+        std::thread::Builder::new()
+            .name(format!("fault-{}", self.posts[number].cpu))
+            .spawn(move || handlers.run(number, thread))?;
         Ok(())
+    }
+
+    /// Relieves the handlers that have been busy for too long. Called by the governor, which
+    /// reminds the epolls of what a relieved thread leaves.
+    pub fn relieve(self: &Arc<Self>) {
+        let now = self.group.resources.milliseconds();
+        for (number, post) in self.posts.iter().enumerate() {
+            let may_relieve = self.relieved.load(Ordering::Relaxed) < MOST_RELIEVED;
+            if !post.needs_relief(now) || !may_relieve {
+                continue;
+            }
+            let thread = post.duty.load(Ordering::Relaxed) + 1;
+            // Without a thread more, this one stays on duty, and a later tick tries again.
+            if self.start_thread(number, thread).is_ok() {
+                self.relieved.fetch_add(1, Ordering::Relaxed);
+                post.duty.store(thread, Ordering::Relaxed);
+                post.busy_since.store(0, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Listens to an address space, first on the CPU on which its main thread ran last. A failure is logged once; the
@@ -85,7 +150,7 @@ impl Handlers {
         let mut armed = lock(&space.listeners);
         if armed.listening.is_empty() {
             let descriptor = space.uffd().as_fd();
-            if let Err(error) = self.epolls[number].add_arrivals(descriptor, space.id) {
+            if let Err(error) = self.posts[number].epoll.add_arrivals(descriptor, space.id) {
                 space.unlistened.store(true, Ordering::Relaxed);
                 if !space.warned_unlistened.swap(true, Ordering::Relaxed) {
                     log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
@@ -103,7 +168,9 @@ impl Handlers {
     pub fn remind(&self, space: &AddressSpace) {
         for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
-            let _ = self.epolls[*number].remind(space.uffd().as_fd(), space.id);
+            let _ = self.posts[*number]
+                .epoll
+                .remind(space.uffd().as_fd(), space.id);
         }
     }
 
@@ -118,35 +185,49 @@ impl Handlers {
     pub fn forget(&self, space: &AddressSpace) {
         for (number, _) in lock(&space.listeners).listening.drain(..) {
             // Fails only if it is not registered.
-            let _ = self.epolls[number].remove(space.uffd().as_fd());
+            let _ = self.posts[number].epoll.remove(space.uffd().as_fd());
         }
     }
 
     fn number_of(&self, cpu: usize) -> Option<usize> {
-        self.cpus.iter().position(|candidate| *candidate == cpu)
+        self.posts.iter().position(|post| post.cpu == cpu)
     }
 
-    fn run(&self, number: usize) {
+    /// Serves a CPU's faults until the group stops, or this thread is relieved.
+    fn run(&self, number: usize, thread: u32) {
+        let post = &self.posts[number];
         // Failure costs latency only.
-        let _ = thread::pin_to(self.cpus[number]);
+        let _ = thread::pin_to(post.cpu);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
         let mut server = Server::new(self.group.clone());
         let mut ready = Vec::new();
-        while !self.group.stopping.load(Ordering::Relaxed) {
-            if self.epolls[number].wait(&mut ready, None).is_err() {
+        // A thread is started before it is put on duty.
+        while post.duty.load(Ordering::Relaxed) <= thread {
+            if self.group.stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            if post.epoll.wait(&mut ready, None).is_err() {
                 crate::time::sleep(Duration::from_millis(1));
             }
+            post.note(thread, self.group.resources.milliseconds() + 1);
             for token in &ready {
-                if let Some(space) = self.group.space(*token) {
-                    let mut listener = NumberedHandler {
-                        handlers: self,
-                        number,
-                    };
-                    serve_space(&space, &mut server, &self.reader, &mut listener);
+                let Some(space) = self.group.space(*token) else {
+                    continue;
+                };
+                let mut listener = NumberedHandler {
+                    handlers: self,
+                    number,
+                };
+                serve_space(&space, &mut server, &self.reader, &mut listener);
+                if post.duty.load(Ordering::Relaxed) > thread {
+                    // The governor reminds the epoll of the rest.
+                    break;
                 }
             }
+            post.note(thread, 0);
         }
+        self.relieved.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Samples the CPU of a faulting thread, and updates which handlers listen.
@@ -177,7 +258,10 @@ impl Handlers {
             .listening
             .iter()
             .any(|(listener, _)| *listener == home)
-            && self.epolls[home].add_arrivals(descriptor, space.id).is_ok()
+            && self.posts[home]
+                .epoll
+                .add_arrivals(descriptor, space.id)
+                .is_ok()
         {
             armed.listening.push((home, 0));
         }
@@ -191,7 +275,7 @@ impl Handlers {
                 let stays = *misses < MISSES_TO_LEAVE;
                 if !stays {
                     // Fails only if it is not registered.
-                    let _ = self.epolls[*listener].remove(descriptor);
+                    let _ = self.posts[*listener].epoll.remove(descriptor);
                 }
                 stays
             });

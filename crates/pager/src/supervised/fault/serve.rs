@@ -45,8 +45,6 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Served {
-        let now = space.resources.seconds();
-        space.clock.faulted.store(now, Ordering::Relaxed);
         self.first_touch = false;
         if let Some(outcome) = self.serve_special(space, fault, admission) {
             return outcome;

@@ -25,9 +25,13 @@ use crate::sync::lock;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
+use std::time::Duration;
 
 /// Pages behind the stage, where a helper proves which address space it is of (`helper/admission.rs`).
 pub const PROOF_PAGES: u64 = 1;
+
+/// Longest wait for the gate. Longer delays other programs of the thread that takes over.
+const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The stage with the pages behind it, which are registered with it.
 fn with_proof(stage: PageRange) -> PageRange {
@@ -46,7 +50,7 @@ impl AddressSpace {
         else {
             return false;
         };
-        let Ok(gate) = self.shared() else {
+        let Ok(gate) = self.shared_within(GATE_PATIENCE) else {
             return false;
         };
         let mut port = lock(&self.helper_port);

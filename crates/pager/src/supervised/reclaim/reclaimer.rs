@@ -65,6 +65,8 @@ const IDLE: Duration = Duration::from_millis(50);
 /// Longest wait for the helper at the end of a round. Longer delays other programs behind a slow
 /// helper.
 const HELPER_PATIENCE: Duration = Duration::from_millis(5);
+/// Longest wait for a gate. Longer delays other programs behind one whose messages take long to read.
+const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The reclaimer thread.
 pub struct Reclaimer {
@@ -262,7 +264,10 @@ impl Reclaimer {
                 fault,
                 since,
             } = deferred;
-            if self.server.serve(&space, fault, Admission::Now) == Served::Retry {
+            // Nor may others wait for a program whose messages take long to read: it faults again.
+            if space.shared_within(GATE_PATIENCE).is_err()
+                || self.server.serve(&space, fault, Admission::Now) == Served::Retry
+            {
                 wake(&space, fault.page, 1);
             }
             let resources = &self.group.resources;
@@ -320,7 +325,7 @@ impl Reclaimer {
         };
         if busy && !space.channel.wait_done(posted, HELPER_PATIENCE) {
             space.check_stopped();
-        } else if busy && let Ok(gate) = space.shared() {
+        } else if busy && let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             progress.add(Batch::settle(space, &gate));
         }
         progress
@@ -336,7 +341,8 @@ impl Reclaimer {
         let target = stage_target(space);
         let excess = (excess_bytes as usize).div_ceil(PAGE_SIZE);
         let is_found = space.look_for_unevictable();
-        let Ok(gate) = space.shared() else {
+        let Ok(gate) = space.shared_within(GATE_PATIENCE) else {
+            space.note_gate_missed();
             return target;
         };
         if is_found {
@@ -457,11 +463,11 @@ impl Reclaimer {
     }
 
     /// Changes stored pages from `Staged` to `Swapped`. A page that was touched or moved meanwhile
-    /// keeps its state.
+    /// keeps its state, and all of them if the gate is not available.
     fn commit(&self, space: &AddressSpace, stored: &[StoredPage]) -> usize {
         let mut unwanted = Vec::new();
         let mut count = 0;
-        if let Ok(gate) = space.shared() {
+        if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             for (place, page, slot) in stored {
                 let entry = gate.table().entry(*page);
                 if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
@@ -504,6 +510,7 @@ fn can_be_commanded(space: &AddressSpace) -> bool {
         && !space.is_held()
         && !space.is_stopped()
         && !space.is_spared()
+        && !space.was_gate_missed()
         && space.is_sealed()
 }
 

@@ -13,6 +13,7 @@ use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::Exclusive;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::thread::{self, Standing};
@@ -143,6 +144,7 @@ impl Governor {
                 let _ = self.handlers.listen(space);
             }
         }
+        self.handlers.relieve();
         let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);
         self.count_refused(&spaces);
         self.sharing.update(&self.group);
@@ -224,13 +226,34 @@ impl Governor {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
-        // Apply pending events first: they must not be applied to mappings registered now.
-        let messages = self.handlers.reader.read_messages(space, &mut gate);
+        // Pending events first: they must not be applied to mappings registered now.
+        let Some(messages) = self.settle_events(space, &mut gate) else {
+            space.sampling.rescan.store(true, Ordering::Relaxed);
+            return;
+        };
         if !register(space, &gate, attached, &scan) {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
         self.serve_messages(space, messages);
+    }
+
+    /// Makes sure that the events of all completed changes are applied. `None` while a change is in
+    /// progress: waiting for its end, which a program may delay, is for the handlers.
+    fn settle_events(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+    ) -> Option<Messages> {
+        // Events that are not read yet belong to changes in progress.
+        if space.is_changing() {
+            return None;
+        }
+        let is_waiting = lock(&space.changes).order.is_waiting();
+        Some(match is_waiting {
+            true => self.handlers.reader.read_messages(space, gate),
+            false => Messages::default(),
+        })
     }
 
     /// Serves faults that were read along with events, and listens to forked children, after leaving

@@ -96,6 +96,19 @@ impl AddressSpace {
         Ok(Shared(self))
     }
 
+    /// Enters the shared gate, waiting at most `patience`: a thread that reads the messages of a program
+    /// holds it for as long as the program's changes take. For threads that other programs need.
+    pub fn shared_within(&self, patience: Duration) -> Result<Shared<'_>, Abandoned> {
+        if let Some(gate) = self.try_shared() {
+            return Ok(gate);
+        }
+        let began = Instant::now();
+        let nap = (patience.as_nanos() as u64).min(NAP_NS);
+        let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;
+        self.channel.gate().enter_shared(nap, give_up)?;
+        Ok(Shared(self))
+    }
+
     /// Enters the shared gate, unless it is held exclusively at the moment.
     pub fn try_shared(&self) -> Option<Shared<'_>> {
         let entered = self.channel.gate().try_enter_shared();

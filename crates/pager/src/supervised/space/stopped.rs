@@ -29,6 +29,10 @@ const SILENT: u64 = 30;
 /// Longer saves CPU time and delays the program's faults once it continues.
 const PAUSES: (u64, u64) = (20, 160);
 
+/// Milliseconds for which reclaim leaves a program alone whose gate was not available. Longer lets it
+/// outgrow the limit for longer; shorter makes reclaim wait for it more often.
+const GATE_MISSED: u64 = 10;
+
 /// What is known of a program's stops. Hints for all threads: all accesses are Relaxed.
 #[derive(Debug, Default)]
 pub struct StopState {
@@ -42,6 +46,9 @@ pub struct StopState {
     pause: AtomicU64,
     /// End of the current interval, in milliseconds since the supervisor's start.
     pause_ends: AtomicU64,
+    /// End of the time for which reclaim leaves the program alone, in milliseconds since the supervisor's
+    /// start.
+    gate_missed_until: AtomicU64,
 }
 
 impl AddressSpace {
@@ -102,6 +109,18 @@ impl AddressSpace {
         {
             self.stop.pause.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that reclaim did not get the gate: its holder waits for the program.
+    pub fn note_gate_missed(&self) {
+        let until = self.resources.milliseconds() + GATE_MISSED;
+        self.stop.gate_missed_until.store(until, Ordering::Relaxed);
+    }
+
+    /// Whether reclaim did not get the gate a short time ago.
+    pub fn was_gate_missed(&self) -> bool {
+        let until = self.stop.gate_missed_until.load(Ordering::Relaxed);
+        until != 0 && self.resources.milliseconds() < until
     }
 
     /// Spares the tracer of this program.

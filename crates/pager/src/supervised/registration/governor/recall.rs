@@ -99,16 +99,19 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.take_over_gate();
         };
-        let messages = self.handlers.reader.read_messages(space, &mut gate);
+        let Some(messages) = self.settle_events(space, &mut gate) else {
+            return false;
+        };
         drop(gate);
         self.serve_messages(space, messages);
         true
     }
 }
 
-/// Finds the first page of a range that is not resident, and claims it. `None` if the program is gone.
+/// Finds the first page of a range that is not resident, and claims it. `None` if the gate is not
+/// available, or the program is gone.
 fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
-    let gate = space.shared().ok()?;
+    let gate = space.shared_within(GATE_PATIENCE).ok()?;
     let mut found = Next::Looked(range.end);
     let mut looked = 0;
     gate.table().visit(range, |page, entry| {

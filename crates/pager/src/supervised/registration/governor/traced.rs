@@ -5,8 +5,8 @@
 //! stopped for some time, as a debugger does, all pages are brought back and stay until the program
 //! continues. A tracer that continues the program at once (`strace`) has no such effect.
 
-use super::Governor;
 use super::recall::SLICE;
+use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_table::PageTable;
 use crate::supervised::reclaim::batch::Batch;
@@ -179,7 +179,7 @@ impl Governor {
 
 /// Whether a batch is in flight.
 fn is_moving(space: &AddressSpace) -> bool {
-    if let Ok(gate) = space.shared() {
+    if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
         Batch::settle(space, &gate);
     }
     lock(&space.helper_port).batch.is_some()

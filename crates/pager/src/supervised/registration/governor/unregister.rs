@@ -153,7 +153,7 @@ impl Governor {
         number: u32,
     ) -> Option<Request> {
         let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
-        let messages = self.handlers.reader.read_messages(space, &mut gate);
+        let messages = self.settle_events(space, &mut gate)?;
         let mut managed = RangeSet::default();
         let mut regions = lock(&space.managed);
         let parts = regions.covered(range);
@@ -177,7 +177,9 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };
-        let messages = self.handlers.reader.read_messages(space, &mut gate);
+        let Some(messages) = self.settle_events(space, &mut gate) else {
+            return false;
+        };
         // A batch that the helper has not begun is stale from now on.
         space.begin_events(&gate);
         let is_ready = !space.is_changing()
