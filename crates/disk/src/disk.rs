@@ -1,10 +1,12 @@
 //! Reads, writes and discards of byte ranges.
 
-use crate::block_map::{Block, BlockMap, LEAF_BLOCKS, Leaf};
-use crate::discard::Discarder;
-use crate::error::{DiskError, NewDiskError};
+use crate::block_map::{Block, LEAF_BLOCKS, Leaf};
+use crate::error::{DiskError, NewDiskError, SwapOffError};
+use crate::memory::Memory;
+use crate::swap_file::SwapFile;
+use crate::swap_off::swap_off;
 use crate::usage::{Counters, DiskUsage, add};
-use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, StoreError, SwapSpace, fill_word};
+use memfold_swap::{FileTier, PAGE_SIZE, Page, Scratch, Slot, StoreError, SwapSpace, fill_word};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,21 +19,17 @@ pub const MAX_SIZE: u64 = 1 << 50;
 /// Blocks read under one lock of a leaf, or stored in one batch. More makes fewer steps; fewer lets
 /// writers of neighbouring blocks wait for less.
 const BATCH: u64 = 32;
-/// Bytes written back to the file for one step of a writer that finds no room.
-const WRITE_BACK_BYTES: u64 = 1 << 20;
-/// Bytes that a new leaf of the map may take, with its share of a new region.
-const LEAF_BYTES: u64 = 1 << 14;
+/// Bytes that a new leaf of the map may take with its share of a new region, and the swap tables of its
+/// blocks.
+const LEAF_BYTES: u64 = 1 << 15;
 
 /// A disk. Any number of threads may use it.
 ///
 /// Requests of several threads on one block take effect one after the other. A request on several blocks
 /// is not atomic, as on other disks.
 pub struct Disk<S: PageSource + 'static> {
-    space: Arc<SwapSpace<S>>,
-    map: BlockMap,
-    discarder: Discarder<S>,
+    memory: Memory<S>,
     size: u64,
-    limit: u64,
     counters: Counters,
 }
 
@@ -71,17 +69,40 @@ impl<S: PageSource + 'static> Disk<S> {
     /// If the size is not a multiple of [`BLOCK`] from one block to [`MAX_SIZE`], or a thread cannot be
     /// started.
     pub fn new(space: SwapSpace<S>, size: u64, limit: u64) -> Result<Self, NewDiskError> {
+        Self::of(space, None, size, limit)
+    }
+
+    /// The same with a file, to which blocks go that were used longest ago where there is no room. The space
+    /// must have none yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); if the space has a file.
+    pub fn with_file(
+        mut space: SwapSpace<S>,
+        file: FileTier,
+        size: u64,
+        limit: u64,
+    ) -> Result<Self, NewDiskError> {
+        let file = Arc::new(file);
+        space
+            .add_tier(Box::new(file.clone()))
+            .map_err(|_| NewDiskError::File)?;
+        Self::of(space, Some(SwapFile::new(file)), size, limit)
+    }
+
+    fn of(
+        space: SwapSpace<S>,
+        file: Option<SwapFile>,
+        size: u64,
+        limit: u64,
+    ) -> Result<Self, NewDiskError> {
         if size == 0 || size > MAX_SIZE || !size.is_multiple_of(BLOCK) {
             return Err(NewDiskError::Size);
         }
-        let space = Arc::new(space);
-        let discarder = Discarder::new(space.clone()).map_err(|_| NewDiskError::Thread)?;
         Ok(Disk {
-            map: BlockMap::new(size / BLOCK),
-            discarder,
-            space,
+            memory: Memory::new(space, file, size / BLOCK, limit)?,
             size,
-            limit,
             counters: Counters::default(),
         })
     }
@@ -89,6 +110,11 @@ impl<S: PageSource + 'static> Disk<S> {
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Most bytes of memory that it may take.
+    pub fn limit(&self) -> u64 {
+        self.memory.limit()
     }
 
     /// Checks that a range lies in the disk.
@@ -136,7 +162,7 @@ impl<S: PageSource + 'static> Disk<S> {
             let end = (block / BATCH + 1) * BATCH * BLOCK;
             let length = (out.len() as u64).min(end - offset) as usize;
             let (now, later) = std::mem::take(&mut out).split_at_mut(length);
-            match self.map.read(block / LEAF_BLOCKS) {
+            match self.memory.map.read(block / LEAF_BLOCKS) {
                 Some(leaf) if leaf.is_some() => {
                     let leaf = leaf.as_deref().expect("looked at before");
                     for part in parts(offset, length) {
@@ -166,10 +192,10 @@ impl<S: PageSource + 'static> Disk<S> {
             return Ok(());
         };
         if let Ok(page) = <&mut Page>::try_from(&mut *out) {
-            return Ok(self.space.load(slot, page, scratch)?);
+            return Ok(self.memory.space.load(slot, page, scratch)?);
         }
         let mut page = [0; PAGE_SIZE];
-        self.space.load(slot, &mut page, scratch)?;
+        self.memory.space.load(slot, &mut page, scratch)?;
         out.copy_from_slice(&page[within]);
         Ok(())
     }
@@ -227,15 +253,13 @@ impl<S: PageSource + 'static> Disk<S> {
         let to_store: Vec<&Page> = to_store
             .filter_map(|((_, page), is_zero)| (!is_zero).then_some(*page))
             .collect();
-        if !self.make_room(LEAF_BYTES, scratch) {
-            return Err(DiskError::NoSpace);
-        }
+        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
         let mut stored = Vec::with_capacity(to_store.len());
         self.store(&to_store, scratch, &mut stored);
         let mut stored = stored.into_iter();
         let (mut before, mut result) = (Vec::new(), Ok(()));
         {
-            let mut place = self.map.write(leaf);
+            let mut place = self.memory.map.write(leaf);
             let leaf = self.leaf(&mut place);
             for ((number, _), is_zero) in pages.iter().zip(is_zero) {
                 let block = if is_zero {
@@ -253,7 +277,7 @@ impl<S: PageSource + 'static> Disk<S> {
                 before.extend(leaf.replace((number % LEAF_BLOCKS) as usize, block));
             }
         }
-        self.space.release_bulk(&before);
+        self.memory.space.release_bulk(&before);
         result
     }
 
@@ -264,11 +288,9 @@ impl<S: PageSource + 'static> Disk<S> {
         bytes: &[u8],
         scratch: &mut Scratch,
     ) -> Result<(), DiskError> {
-        if !self.make_room(LEAF_BYTES, scratch) {
-            return Err(DiskError::NoSpace);
-        }
+        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
         let before = {
-            let mut place = self.map.write(part.block / LEAF_BLOCKS);
+            let mut place = self.memory.map.write(part.block / LEAF_BLOCKS);
             let leaf = self.leaf(&mut place);
             let index = (part.block % LEAF_BLOCKS) as usize;
             let mut page = [0; PAGE_SIZE];
@@ -284,13 +306,15 @@ impl<S: PageSource + 'static> Disk<S> {
             };
             leaf.replace(index, block)
         };
-        before.into_iter().for_each(|slot| self.space.release(slot));
+        before
+            .into_iter()
+            .for_each(|slot| self.memory.space.release(slot));
         Ok(())
     }
 
     fn leaf<'a>(&self, place: &'a mut Option<Box<Leaf>>) -> &'a mut Leaf {
         place.get_or_insert_with(|| {
-            self.map.note_leaves(1);
+            self.memory.map.note_leaves(1);
             Leaf::new()
         })
     }
@@ -306,37 +330,17 @@ impl<S: PageSource + 'static> Disk<S> {
             return;
         }
         let bytes = (pages.len() * PAGE_SIZE) as u64;
-        if !self.make_room(bytes, scratch) {
+        let Ok(_room) = self.memory.reserve(bytes, scratch) else {
             stored.extend(pages.iter().map(|_| Err(StoreError::NoTier)));
             return;
-        }
-        self.space.store_batch(pages, scratch, stored);
+        };
+        self.memory.space.store_batch(pages, scratch, stored);
         self.counters
             .peak_bytes
             .fetch_max(self.used_bytes(), Ordering::Relaxed);
         for (outcome, page) in stored.iter_mut().zip(pages) {
-            if outcome.is_err() && self.discarder.flush() {
-                *outcome = self.space.store(page, scratch);
-            }
-        }
-    }
-
-    /// Whether `bytes` more fit, however badly they compress. Discarded blocks are freed, and pages are
-    /// written back to the file, until they do.
-    fn make_room(&self, bytes: u64, scratch: &mut Scratch) -> bool {
-        let fits = || self.used_bytes() + bytes <= self.limit;
-        if fits() || self.discarder.flush() && fits() {
-            return true;
-        }
-        loop {
-            let report = self.space.write_back(WRITE_BACK_BYTES.max(bytes), scratch);
-            self.space.compact(|| true);
-            self.space.trim();
-            if fits() {
-                return true;
-            }
-            if report.bytes_before == 0 || report.store_error.is_some() {
-                return false;
+            if outcome.is_err() && self.memory.discarder.flush() {
+                *outcome = self.memory.space.store(page, scratch);
             }
         }
     }
@@ -358,10 +362,10 @@ impl<S: PageSource + 'static> Disk<S> {
         let range = self.check(offset, length)?;
         let blocks = range.start.div_ceil(BLOCK)..range.end / BLOCK;
         let leaves = length / (LEAF_BLOCKS * BLOCK) + 2;
-        if keep && !self.make_room(leaves * LEAF_BYTES, scratch) {
-            add(&self.counters.failed_writes, 1);
-            return Err(DiskError::NoSpace);
-        }
+        let room = keep.then(|| self.memory.reserve(leaves * LEAF_BYTES, scratch));
+        let _room = room
+            .transpose()
+            .inspect_err(|_| add(&self.counters.failed_writes, 1))?;
         let mut edges = Vec::new();
         if blocks.start > blocks.end {
             // All of it lies in one block.
@@ -406,7 +410,7 @@ impl<S: PageSource + 'static> Disk<S> {
         let mut block = blocks.start;
         while block < blocks.end {
             let number = block / LEAF_BLOCKS;
-            let missing = self.map.holes_from(number);
+            let missing = self.memory.map.holes_from(number);
             if to == Block::Hole && missing > 0 {
                 block = (number + missing) * LEAF_BLOCKS;
                 continue;
@@ -414,9 +418,9 @@ impl<S: PageSource + 'static> Disk<S> {
             let end = blocks.end.min((number + 1) * LEAF_BLOCKS);
             let is_whole = block.is_multiple_of(LEAF_BLOCKS) && end - block == LEAF_BLOCKS;
             let mut place = if to == Block::Hole {
-                self.map.write_existing(number)
+                self.memory.map.write_existing(number)
             } else {
-                Some(self.map.write(number))
+                Some(self.memory.map.write(number))
             };
             if let Some(place) = place.as_mut() {
                 if is_whole {
@@ -431,9 +435,9 @@ impl<S: PageSource + 'static> Disk<S> {
             }
             block = end;
         }
-        self.map.note_leaves(-(discarded.len() as i64));
-        self.discarder.discard(discarded);
-        self.space.release_bulk(&slots);
+        self.memory.map.note_leaves(-(discarded.len() as i64));
+        self.memory.discarder.discard(discarded);
+        self.memory.space.release_bulk(&slots);
     }
 
     /// The extent at an offset, at most up to `end`. Extents end at multiples of 2 MiB where that is
@@ -441,7 +445,7 @@ impl<S: PageSource + 'static> Disk<S> {
     pub fn extent(&self, offset: u64, end: u64) -> Extent {
         let first = offset / BLOCK;
         let number = first / LEAF_BLOCKS;
-        let missing = self.map.holes_from(number);
+        let missing = self.memory.map.holes_from(number);
         let kind = |block: Block| (block == Block::Hole, !matches!(block, Block::Stored(_)));
         let until = |block: u64| (block * BLOCK).min(end) - offset;
         let hole = |block: u64| Extent {
@@ -452,7 +456,7 @@ impl<S: PageSource + 'static> Disk<S> {
         if missing > 0 {
             return hole((number + missing) * LEAF_BLOCKS);
         }
-        let guard = self.map.read(number);
+        let guard = self.memory.map.read(number);
         let Some(leaf) = guard.as_ref().and_then(|leaf| leaf.as_deref()) else {
             return hole((number + 1) * LEAF_BLOCKS);
         };
@@ -469,23 +473,34 @@ impl<S: PageSource + 'static> Disk<S> {
 
     /// Bytes of memory in use: pool, tables and map.
     pub fn used_bytes(&self) -> u64 {
-        self.space.pool_bytes() + self.space.metadata_bytes() + self.map.bytes()
+        self.memory.used_bytes()
+    }
+
+    /// Moves all blocks from the swap file to memory and stops using the file, while clients read and
+    /// write. Returns the number of blocks that were in it. Writes that find no room wait meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If there is no file; if the blocks do not fit into 7/8 of the limit, or cannot be read: the file stays
+    /// in use then.
+    pub fn swap_off(&self) -> Result<u64, SwapOffError> {
+        swap_off(&self.memory)
     }
 
     /// Frees everything that was discarded before the call.
     pub fn settle_discards(&self) {
-        self.discarder.flush();
+        self.memory.discarder.flush();
     }
 
     /// Statistics.
     pub fn usage(&self) -> DiskUsage {
-        let space = self.space.usage();
+        let space = self.memory.space.usage();
         let counters = &self.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let used_bytes = self.used_bytes();
         DiskUsage {
             size_bytes: self.size,
-            limit_bytes: self.limit,
+            limit_bytes: self.limit(),
             used_bytes,
             peak_bytes: get(&counters.peak_bytes).max(used_bytes),
             original_bytes: space.original_bytes,
@@ -502,7 +517,7 @@ impl<S: PageSource + 'static> Disk<S> {
             discards: get(&counters.discards),
             failed_reads: get(&counters.failed_reads),
             failed_writes: get(&counters.failed_writes),
-            discard_backlog_blocks: self.discarder.backlog(),
+            discard_backlog_blocks: self.memory.discarder.backlog(),
         }
     }
 }

@@ -12,6 +12,9 @@ pub enum NewDiskError {
     /// The worker that frees discarded blocks could not be started.
     #[error("the thread that frees discarded blocks could not be started; raise `ulimit -u`")]
     Thread,
+    /// The swap space has a file already.
+    #[error("the swap space has a file already")]
+    File,
 }
 
 /// Why a request to a disk failed.
@@ -28,4 +31,28 @@ pub enum DiskError {
     /// A block could not be read back.
     #[error(transparent)]
     Load(#[from] LoadError),
+}
+
+/// Why a swap file is still in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SwapOffError {
+    /// The disk has no swap file.
+    #[error("this disk has no swap file")]
+    NoFile,
+    /// The blocks do not fit under the limit.
+    #[error(
+        "{blocks} blocks of the swap file do not fit into 7/8 of the limit; the file stays in use (discard \
+         blocks first, or keep it)"
+    )]
+    NoRoom {
+        /// Blocks that are still in the file.
+        blocks: u64,
+    },
+    /// Some blocks cannot be read or stored now.
+    #[error("{blocks} blocks of the swap file cannot be read or stored now; the file stays in use")]
+    Unreadable {
+        /// Blocks that are still in the file.
+        blocks: u64,
+    },
 }

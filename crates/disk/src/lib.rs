@@ -22,9 +22,12 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`disk`] | reads, writes and discards of byte ranges; the limit |
+//! | [`disk`] | reads, writes and discards of byte ranges |
 //! | `block_map` | which slot holds a block |
 //! | `discard` | freeing of discarded blocks in the background |
+//! | `memory` | what blocks are kept in; the limit, and making room below it |
+//! | `swap_file` | the file, and who waits while it is given up |
+//! | `swap_off` | bringing blocks back from the swap file |
 //! | [`nbd`] | the protocol, connections, the server |
 //!
 //! The crate makes no system call of its own beside those of `std`: sockets are passed in.
@@ -37,9 +40,12 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod memory;
 pub mod nbd;
+mod swap_file;
+mod swap_off;
 mod usage;
 
 pub use disk::{BLOCK, Disk, Extent, MAX_SIZE};
-pub use error::{DiskError, NewDiskError};
+pub use error::{DiskError, NewDiskError, SwapOffError};
 pub use usage::DiskUsage;

@@ -1,8 +1,9 @@
 //! The disk against an oracle, its limit, and what it counts.
 
-use memfold_disk::{BLOCK, Disk, DiskError, NewDiskError};
-use memfold_swap::{Scratch, SwapConfig, SwapSpace};
+use memfold_disk::{BLOCK, Disk, DiskError, NewDiskError, SwapOffError};
+use memfold_swap::{FileBackend, FileKey, FileTier, Scratch, SwapConfig, SwapSpace};
 use proptest::prelude::*;
+use std::sync::{Arc, Mutex};
 use zsmalloc::HeapSource;
 
 fn disk(size: u64, limit: u64) -> Disk<HeapSource> {
@@ -240,4 +241,118 @@ fn threads_share_a_disk() {
             });
         }
     });
+}
+
+/// A file in memory.
+#[derive(Debug, Clone, Default)]
+struct MemoryFile(Arc<Mutex<Vec<u8>>>);
+
+impl FileBackend for MemoryFile {
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
+        let contents = self.0.lock().expect("no panic");
+        let data = contents.get(offset as usize..offset as usize + buffer.len());
+        buffer.copy_from_slice(data.ok_or(std::io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        let mut contents = self.0.lock().expect("no panic");
+        let end = offset as usize + data.len();
+        let length = contents.len().max(end);
+        contents.resize(length, 0);
+        contents[offset as usize..end].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// A disk of 64 MiB in 16 MiB of memory, and a file.
+fn disk_with_file() -> Disk<HeapSource> {
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 12,
+        max_slots: 1 << 16,
+        ..SwapConfig::default()
+    };
+    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+    let key = FileKey::new([7; 32]);
+    let file = FileTier::new(Box::new(MemoryFile::default()), 128 << 20, &key, 1).expect("a file");
+    Disk::with_file(space, file, 64 << 20, 16 << 20).expect("a disk")
+}
+
+const MIB: u64 = 1 << 20;
+
+fn write_noise(disk: &Disk<HeapSource>, mebibytes: std::ops::Range<u64>, scratch: &mut Scratch) {
+    for number in mebibytes {
+        let data = noise(number, MIB as usize);
+        disk.write(number * MIB, &data, scratch)
+            .expect("there is room");
+    }
+}
+
+fn assert_noise(disk: &Disk<HeapSource>, mebibytes: std::ops::Range<u64>, scratch: &mut Scratch) {
+    let mut back = vec![0; MIB as usize];
+    for number in mebibytes {
+        disk.read(number * MIB, &mut back, scratch)
+            .expect("it is there");
+        assert!(back == noise(number, MIB as usize), "MiB {number}");
+    }
+}
+
+#[test]
+fn a_swapoff_brings_blocks_back_or_leaves_the_file_in_use() {
+    let mut scratch = Scratch::new();
+    assert_eq!(disk(SIZE, MIB).swap_off(), Err(SwapOffError::NoFile));
+    let disk = disk_with_file();
+    write_noise(&disk, 0..40, &mut scratch);
+    let in_file = disk.usage().file_blocks;
+    assert!(in_file > 24 * 256, "{in_file}");
+    let refused = disk.swap_off().expect_err("it does not fit");
+    assert!(
+        matches!(refused, SwapOffError::NoRoom { blocks } if blocks > 20 * 256),
+        "{refused}"
+    );
+    assert!(
+        disk.usage().peak_bytes <= disk.limit(),
+        "{:?}",
+        disk.usage()
+    );
+    // The file takes blocks as before.
+    write_noise(&disk, 40..48, &mut scratch);
+    assert_noise(&disk, 0..48, &mut scratch);
+    // Once the rest is discarded, it fits.
+    disk.discard(0, 40 * MIB).expect("it is inside");
+    disk.settle_discards();
+    let in_file = disk.usage().file_blocks;
+    assert_eq!(disk.swap_off(), Ok(in_file));
+    assert_eq!(disk.usage().file_blocks, 0);
+    assert_noise(&disk, 40..48, &mut scratch);
+    assert_eq!(disk.swap_off(), Ok(0));
+    // And no block goes to the file any more.
+    let data = noise(0, 32 * MIB as usize);
+    assert_eq!(disk.write(0, &data, &mut scratch), Err(DiskError::NoSpace));
+    assert_eq!(disk.usage().file_blocks, 0);
+}
+
+#[test]
+fn writers_beside_a_swapoff_that_fails_find_room() {
+    let disk = disk_with_file();
+    write_noise(&disk, 0..40, &mut Scratch::new());
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut scratch = Scratch::new();
+            for _ in 0..3 {
+                write_noise(&disk, 8..40, &mut scratch);
+            }
+        });
+        while !writer.is_finished() {
+            let refused = disk.swap_off().expect_err("it does not fit");
+            assert!(matches!(refused, SwapOffError::NoRoom { .. }), "{refused}");
+        }
+    });
+    assert_noise(&disk, 0..40, &mut Scratch::new());
+    assert_eq!(disk.usage().failed_writes, 0);
+    assert!(
+        disk.usage().peak_bytes <= disk.limit(),
+        "{:?}",
+        disk.usage()
+    );
 }

@@ -98,18 +98,19 @@ fn disk(arguments: &ServeArguments) -> Result<Disk<MappedSource>, Failure> {
         shards: std::thread::available_parallelism().map_or(0, usize::from),
         ..SwapConfig::default()
     };
-    let mut space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
+    let space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
         Failure::own(format!(
             "cannot reserve addresses for the pool: {error}; raise `ulimit -v`, or give a smaller --limit"
         ))
     })?;
-    if let Some(file) = file {
-        let tier = open_swap_file(&file).map_err(|error| Failure::own(error.to_string()))?;
-        space
-            .add_tier(Box::new(tier))
-            .map_err(|error| Failure::own(error.to_string()))?;
-    }
-    Disk::new(space, size, limit).map_err(|error| Failure::own(error.to_string()))
+    let disk = match file {
+        Some(file) => {
+            let file = open_swap_file(&file).map_err(|error| Failure::own(error.to_string()))?;
+            Disk::with_file(space, file, size, limit)
+        }
+        None => Disk::new(space, size, limit),
+    };
+    disk.map_err(|error| Failure::own(error.to_string()))
 }
 
 /// What ends the server.

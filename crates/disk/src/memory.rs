@@ -1,0 +1,146 @@
+//! What a disk's blocks are kept in, and the limit on it.
+
+use crate::block_map::BlockMap;
+use crate::discard::Discarder;
+use crate::error::{DiskError, NewDiskError};
+use crate::swap_file::SwapFile;
+use memfold_swap::{Scratch, SwapSpace};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use zsmalloc::PageSource;
+
+/// Bytes written back to the file for one step of a writer that finds no room.
+const WRITE_BACK_BYTES: u64 = 1 << 20;
+
+/// The memory of a disk.
+pub(crate) struct Memory<S: PageSource + 'static> {
+    pub(crate) space: Arc<SwapSpace<S>>,
+    pub(crate) map: BlockMap,
+    pub(crate) discarder: Discarder<S>,
+    pub(crate) file: Option<SwapFile>,
+    room: Room,
+}
+
+impl<S: PageSource + 'static> Memory<S> {
+    /// Memory of at most `limit` bytes for so many blocks.
+    pub(crate) fn new(
+        space: SwapSpace<S>,
+        file: Option<SwapFile>,
+        blocks: u64,
+        limit: u64,
+    ) -> Result<Self, NewDiskError> {
+        let space = Arc::new(space);
+        let discarder = Discarder::new(space.clone()).map_err(|_| NewDiskError::Thread)?;
+        Ok(Memory {
+            map: BlockMap::new(blocks),
+            discarder,
+            space,
+            file,
+            room: Room::new(limit),
+        })
+    }
+
+    /// Bytes in use: pool, tables and map.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.space.pool_bytes() + self.space.metadata_bytes() + self.map.bytes()
+    }
+
+    /// Most bytes in use.
+    pub(crate) fn limit(&self) -> u64 {
+        self.room.limit
+    }
+
+    /// Reserves room for `bytes` more, if there is room now.
+    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reserved<'_>> {
+        self.room.reserve(bytes, || self.used_bytes())
+    }
+
+    /// Reserves room for `bytes` more, however badly they compress. Discarded blocks are freed, and blocks
+    /// are written back to the file, until there is room. A swapoff, during which the file takes none, is
+    /// waited for.
+    pub(crate) fn reserve(
+        &self,
+        bytes: u64,
+        scratch: &mut Scratch,
+    ) -> Result<Reserved<'_>, DiskError> {
+        if let Some(reserved) = self.try_reserve(bytes) {
+            return Ok(reserved);
+        }
+        if self.discarder.flush()
+            && let Some(reserved) = self.try_reserve(bytes)
+        {
+            return Ok(reserved);
+        }
+        loop {
+            let changes = self.file.as_ref().map(SwapFile::changes);
+            let report = self.space.write_back(WRITE_BACK_BYTES.max(bytes), scratch);
+            self.space.compact(|| true);
+            self.space.trim();
+            if let Some(reserved) = self.try_reserve(bytes) {
+                return Ok(reserved);
+            }
+            let is_stuck = report.bytes_before == 0 || report.store_error.is_some();
+            let file = self.file.as_ref().zip(changes);
+            if is_stuck && !file.is_some_and(|(file, changes)| file.waits_for_swap_off(changes)) {
+                return Err(DiskError::NoSpace);
+            }
+        }
+    }
+}
+
+/// The limit, and what is reserved below it.
+#[derive(Debug)]
+struct Room {
+    limit: u64,
+    reserved: AtomicU64,
+}
+
+/// Bytes that no other request may use. Held until they are in use or not needed.
+#[derive(Debug)]
+pub(crate) struct Reserved<'a> {
+    room: &'a Room,
+    bytes: u64,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.room.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Room {
+    fn new(limit: u64) -> Room {
+        Room {
+            limit,
+            reserved: AtomicU64::new(0),
+        }
+    }
+
+    /// Reserves `bytes` beside those `used` and those reserved by others, if they fit below the limit.
+    fn reserve(&self, bytes: u64, used: impl Fn() -> u64) -> Option<Reserved<'_>> {
+        let fits = |reserved: u64| {
+            let reserved = reserved.saturating_add(bytes);
+            (used().saturating_add(reserved) <= self.limit).then_some(reserved)
+        };
+        let taken = { &self.reserved }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        taken.ok().map(|_| Reserved { room: self, bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_is_not_given_twice() {
+        let room = Room::new(100);
+        let first = room.reserve(60, || 10).expect("it fits");
+        assert!(room.reserve(31, || 10).is_none());
+        let second = room.reserve(30, || 10).expect("it fits exactly");
+        drop(first);
+        assert!(room.reserve(61, || 10).is_none());
+        assert!(room.reserve(u64::MAX, || 10).is_none());
+        drop(second);
+        assert!(room.reserve(90, || 10).is_some());
+    }
+}

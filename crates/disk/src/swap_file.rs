@@ -1,0 +1,59 @@
+//! The swap file of a disk, and who waits while it is given up.
+
+use memfold_swap::FileTier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The swap file of a disk.
+#[derive(Debug)]
+pub(crate) struct SwapFile {
+    tier: Arc<FileTier>,
+    /// Held by a swapoff.
+    swapping_off: Mutex<()>,
+    /// Swapoffs begun and ended: odd during one.
+    changes: AtomicU64,
+}
+
+impl SwapFile {
+    pub(crate) fn new(tier: Arc<FileTier>) -> SwapFile {
+        SwapFile {
+            tier,
+            swapping_off: Mutex::new(()),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    /// A number that changes when a swapoff begins and ends.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Waits for the end of a swapoff. Whether there was one since `changes` was read: a file that
+    /// refused blocks may take them again.
+    pub(crate) fn waits_for_swap_off(&self, changes: u64) -> bool {
+        drop(self.lock());
+        self.changes() != changes
+    }
+
+    /// Keeps other swapoffs out.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+        // It guards no data.
+        self.swapping_off
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses blocks from now on, and has writers wait that need it.
+    pub(crate) fn close(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.tier.set_closed(true);
+    }
+
+    /// Has writers go on after [`close`](Self::close); with `reopen`, the file takes blocks again.
+    pub(crate) fn end_closing(&self, reopen: bool) {
+        if reopen {
+            self.tier.set_closed(false);
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+}
