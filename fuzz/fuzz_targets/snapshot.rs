@@ -2,10 +2,14 @@
 #![no_main]
 #![allow(dead_code)]
 
+#[path = "../../crates/cli/src/disk_report.rs"]
+mod disk_report;
 #[path = "../../crates/cli/src/format.rs"]
 mod format;
 #[path = "../../crates/cli/src/fuzzing.rs"]
 mod fuzzing;
+#[path = "../../crates/cli/src/instance.rs"]
+mod instance;
 #[path = "../../crates/cli/src/report.rs"]
 mod report;
 #[path = "../../crates/cli/src/summary.rs"]

@@ -1,28 +1,29 @@
-//! `memfold limit`, `memfold reclaim` and `memfold swapoff`: commands to a run that goes on, and what
-//! came of them.
+//! `memfold limit`, `memfold reclaim` and `memfold swapoff`: commands to a run that goes on (`swapoff`
+//! also to a disk), and what came of them.
 
 use crate::arguments::{LimitArguments, ReclaimArguments, SwapOffArguments};
-use crate::control::{Answer, Command, Usage, command, run_of};
+use crate::control::{Answer, Command, Usage, command, instance_of, run_of};
 use crate::describe::print;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
+use crate::instance::Instance;
 use std::process::ExitCode;
 
 /// `memfold limit PID SIZE [--resident]`.
 pub fn limit(arguments: &LimitArguments) -> Result<ExitCode, Failure> {
-    let (folder, run) = run_of(Some(arguments.pid))?;
+    let (folder, run) = run_of(arguments.pid)?;
     let order = Command::Limit {
         size: arguments.size.text.clone(),
         resident: arguments.resident,
     };
-    match command(&folder, run.pid, &order)? {
+    match command(&folder, run, &order)? {
         Answer::Limit { old, new, usage } => {
             let what = if arguments.resident {
                 "resident limit"
             } else {
                 "limit"
             };
-            print(limit_text(what, run.pid, old, new, usage, arguments.resident).as_bytes())
+            print(limit_text(what, run, old, new, usage, arguments.resident).as_bytes())
         }
         answer => Err(unexpected(&answer)),
     }
@@ -59,16 +60,16 @@ fn limit_text(
 
 /// `memfold reclaim PID [SIZE]`: exit status 1 if less than the size could be paged out.
 pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
-    let (folder, run) = run_of(Some(arguments.pid))?;
+    let (folder, run) = run_of(arguments.pid)?;
     let order = Command::Reclaim {
         size: arguments.size.as_ref().map(|size| size.text.clone()),
     };
-    let Answer::Reclaimed(usage) = command(&folder, run.pid, &order)? else {
+    let Answer::Reclaimed(usage) = command(&folder, run, &order)? else {
         return Err(Failure::own("the run gave another answer than expected"));
     };
     let text = format!(
         "run {}: {} paged out; resident: {} -> {}, in use with the pool: {} -> {}\n",
-        run.pid,
+        run,
         bytes(usage.paged_out),
         bytes(usage.resident_before),
         bytes(usage.resident_after),
@@ -96,13 +97,17 @@ pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
 
 /// `memfold swapoff [PID]`.
 pub fn swapoff(arguments: &SwapOffArguments) -> Result<ExitCode, Failure> {
-    let (folder, run) = run_of(arguments.pid)?;
-    match command(&folder, run.pid, &Command::SwapOff)? {
-        Answer::Pages(pages) => {
+    let (folder, instance) = instance_of(arguments.pid)?;
+    let pid = instance.pid();
+    let of = match instance {
+        Instance::Run(_) => "pages of run",
+        Instance::Disk(_) => "blocks of disk",
+    };
+    match command(&folder, pid, &Command::SwapOff)? {
+        Answer::Pages(count) => {
+            let count = grouped(count);
             let text = format!(
-                "{} pages of run {} are back in memory, and its swap file is no longer used\n",
-                grouped(pages),
-                run.pid
+                "{count} {of} {pid} are back in memory, and its swap file is no longer used\n"
             );
             print(text.as_bytes())
         }

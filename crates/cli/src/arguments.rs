@@ -132,16 +132,16 @@ pub enum Command {
     #[command(after_help = RUN_EXAMPLES)]
     #[command(override_usage = "memfold run [OPTIONS] [--] PROGRAM [ARG]...")]
     Run(RunArguments),
-    /// Show the statistics of the runs of this user
+    /// Show the statistics of the runs and disks of this user
     Stat(StatArguments),
-    /// Watch the runs of this user (? shows the keys)
+    /// Watch the runs and disks of this user (? shows the keys)
     #[cfg(feature = "top")]
     Top(TopArguments),
     /// Change the limit of a run
     Limit(LimitArguments),
     /// Page out memory of a run now, whatever its limit is
     Reclaim(ReclaimArguments),
-    /// Bring all pages of a run back from its swap file, and stop using the file
+    /// Bring all pages of a run, or blocks of a disk, back from its swap file, and stop using the file
     Swapoff(SwapOffArguments),
     /// Offer compressed memory as a disk, over the NBD protocol
     #[command(after_help = SERVE_EXAMPLES)]
@@ -309,11 +309,11 @@ pub struct StatArguments {
     /// Print JSON: one object with PID, else an array
     #[arg(long)]
     pub json: bool,
-    /// Print a line (with --json, an object a line) for each run every second, or every SECONDS
+    /// Print a line (with --json, an object a line) for each every second, or every SECONDS
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "1", value_parser = clap::value_parser!(u16).range(1..))]
     pub watch: Option<u16>,
-    /// PID of a `memfold run`, or of the program it started
+    /// PID of a `memfold run`, of the program it started, or of a `memfold serve`
     pub pid: Option<u32>,
 }
 
@@ -346,7 +346,7 @@ pub struct ReclaimArguments {
 #[cfg(feature = "top")]
 #[derive(Debug, Args)]
 pub struct TopArguments {
-    /// PID of a `memfold run`, or of the program it started
+    /// PID of a `memfold run`, of the program it started, or of a `memfold serve`
     pub pid: Option<u32>,
 }
 
@@ -394,7 +394,8 @@ pub struct ServeArguments {
 /// `memfold swapoff`.
 #[derive(Debug, Args)]
 pub struct SwapOffArguments {
-    /// PID of a `memfold run`, or of the program it started; not needed if there is one
+    /// PID of a `memfold run`, of the program it started, or of a `memfold serve`; not needed if there is
+    /// one of them
     pub pid: Option<u32>,
 }
 

@@ -1,6 +1,7 @@
-//! What shells offer for the values of arguments: PIDs of runs, commands.
+//! What shells offer for the values of arguments: PIDs of runs and disks, commands.
 
 use crate::arguments::Arguments;
+use crate::instance::Instance;
 use crate::live;
 use clap::{Command, CommandFactory};
 use clap_complete::engine::{
@@ -17,11 +18,16 @@ const PATIENCE: Duration = Duration::from_millis(300);
 /// The command line with what is offered for its values.
 pub fn command() -> Command {
     let mut command = Arguments::command();
+    let knows_disks = |name: &str| !matches!(name, "limit" | "reclaim");
     for name in ["stat", "top", "limit", "reclaim", "swapoff"] {
         if command.find_subcommand(name).is_some() {
-            command = command.mut_subcommand(name, |one| {
-                one.mut_arg("pid", |pid| pid.add(ArgValueCandidates::new(runs)))
-            });
+            let candidates = if knows_disks(name) {
+                ArgValueCandidates::new(all)
+            } else {
+                ArgValueCandidates::new(runs)
+            };
+            command =
+                command.mut_subcommand(name, |one| one.mut_arg("pid", |pid| pid.add(candidates)));
         }
     }
     command.mut_subcommand("run", |run| {
@@ -31,13 +37,25 @@ pub fn command() -> Command {
     })
 }
 
-/// The PIDs of this user's runs, with their commands.
+/// The PIDs of this user's runs and disks, with their commands and addresses.
+fn all() -> Vec<CompletionCandidate> {
+    let found = live::instances_of(None, PATIENCE);
+    found.iter().map(candidate).collect()
+}
+
+/// Those of the runs alone.
 fn runs() -> Vec<CompletionCandidate> {
-    let runs = live::snapshots_of(None, PATIENCE).into_iter();
-    let candidate = |run: crate::report::Snapshot| {
-        CompletionCandidate::new(run.pid.to_string()).help(Some(run.command.into()))
+    let found = live::instances_of(None, PATIENCE).into_iter();
+    let runs = found.filter(|instance| matches!(instance, Instance::Run(_)));
+    runs.map(|run| candidate(&run)).collect()
+}
+
+fn candidate(instance: &Instance) -> CompletionCandidate {
+    let help = match instance {
+        Instance::Run(run) => run.command.clone(),
+        Instance::Disk(_) => instance.title(),
     };
-    runs.map(candidate).collect()
+    CompletionCandidate::new(instance.pid().to_string()).help(Some(help.into()))
 }
 
 /// A program in `PATH` or by its path, then files.

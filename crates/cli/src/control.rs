@@ -1,13 +1,13 @@
-//! Commands to a run that goes on: `swapoff`, `limit`, `reclaim`.
+//! Commands to a run that goes on (`swapoff`, `limit`, `reclaim`) and to a disk (`swapoff`).
 //!
-//! The run listens at a second socket in its private folder, for its own user and root. A connection
+//! It listens at a second socket in its private folder, for its own user and root. A connection
 //! carries one command as JSON and gets one answer. Each command has a thread of its own, so that signals
 //! and questions are answered meanwhile.
 
 use crate::failure::Failure;
 use crate::format::{bytes, printable};
+use crate::instance::Instance;
 use crate::live::{self, RunFolder, Server, nothing_runs};
-use crate::report::Snapshot;
 use memfold_pager::{Change, Control, Limit, Now, Size};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
@@ -25,11 +25,11 @@ const MOST_COMMANDS: usize = 16;
 /// Below this a program's own code and stacks do not fit.
 pub const LEAST_LIMIT: u64 = 16 << 20;
 
-/// What a run is told to do.
+/// What a run or a disk is told to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Command {
-    /// Bring all pages back from the swap file.
+    /// Bring all pages or blocks back from the swap file.
     SwapOff,
     /// Change a limit.
     Limit {
@@ -49,7 +49,7 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
-    /// The number of pages that came back.
+    /// The number of pages or blocks that came back.
     Pages(u64),
     /// A limit was changed, from one number of bytes to another.
     Limit {
@@ -94,31 +94,46 @@ impl From<Change> for Usage {
     }
 }
 
-/// The run of this user that a PID means; without one, the only one.
-pub fn run_of(pid: Option<u32>) -> Result<(RunFolder, Snapshot), Failure> {
-    let runs = live::runs(live::PATIENCE);
-    let mut chosen = runs.into_iter().filter(|(folder, snapshot)| match pid {
-        Some(pid) => live::is_meant(folder, snapshot, pid),
+/// The run or disk of this user that a PID means; without one, the only one.
+pub fn instance_of(pid: Option<u32>) -> Result<(RunFolder, Instance), Failure> {
+    let found = live::instances(live::PATIENCE);
+    let mut chosen = found.into_iter().filter(|(folder, instance)| match pid {
+        Some(pid) => live::is_meant(folder, instance, pid),
         None => folder.is_own(),
     });
     let one = chosen.next().ok_or_else(|| nothing_runs(pid))?;
     if chosen.next().is_some() {
         return Err(Failure::with_status(
             1,
-            "several runs of yours go on; give the PID of one (see memfold stat)",
+            "several runs or disks of yours go on; give the PID of one (see memfold stat)",
         ));
     }
     Ok(one)
 }
 
-/// Has a run execute a command, however long that takes.
-pub fn command(folder: &RunFolder, run: u32, command: &Command) -> Result<Answer, Failure> {
+/// The run of this user that a PID means, and its PID.
+pub fn run_of(pid: u32) -> Result<(RunFolder, u32), Failure> {
+    match instance_of(Some(pid))? {
+        (folder, Instance::Run(run)) => Ok((folder, run.pid)),
+        (_, Instance::Disk(disk)) => Err(Failure::with_status(
+            1,
+            format!(
+                "PID {} serves a disk, whose limit is set when it starts (memfold serve --limit); only \
+                 swapoff, stat and top know disks",
+                disk.pid
+            ),
+        )),
+    }
+}
+
+/// Has a run or disk execute a command, however long that takes.
+pub fn command(folder: &RunFolder, pid: u32, command: &Command) -> Result<Answer, Failure> {
     match ask(folder, command) {
         Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, printable(&reason))),
         Ok(answer) => Ok(answer),
         Err(error) => Err(Failure::with_status(
             1,
-            format!("run {run} did not answer: {error}; has it just ended? (see memfold stat)"),
+            format!("PID {pid} did not answer: {error}; has it just ended? (see memfold stat)"),
         )),
     }
 }
@@ -135,8 +150,11 @@ fn ask(folder: &RunFolder, command: &Command) -> io::Result<Answer> {
     Ok(serde_json::from_slice(&answer)?)
 }
 
+/// What executes a command.
+pub type Executor = Box<dyn FnOnce(&Command) -> Result<Answer, String> + Send>;
+
 /// Executes the commands that have arrived; never waits.
-pub fn serve(commands: &Server, control: &Control) {
+pub fn serve(commands: &Server, executor: impl Fn() -> Executor) {
     static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     while let Some(stream) = commands.accept() {
         if UNDER_WAY.fetch_add(1, Ordering::Relaxed) >= MOST_COMMANDS {
@@ -144,10 +162,10 @@ pub fn serve(commands: &Server, control: &Control) {
             answer(stream, &Answer::Refused(TOO_MANY.to_owned()));
             continue;
         }
-        let control = control.clone();
+        let executor = executor();
         let thread = std::thread::Builder::new().name("command".into());
         let started = thread.spawn(move || {
-            execute(stream, &control);
+            execute(stream, executor);
             UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = started {
@@ -157,17 +175,17 @@ pub fn serve(commands: &Server, control: &Control) {
     }
 }
 
-const TOO_MANY: &str = "too many commands are under way for this run; try again later";
+const TOO_MANY: &str = "too many commands are under way; try again later";
 
-fn execute(stream: UnixStream, control: &Control) {
+fn execute(stream: UnixStream, executor: Executor) {
     let received = stream
         .set_nonblocking(false)
         .and_then(|()| stream.set_read_timeout(Some(live::PATIENCE)))
         .and_then(|()| receive(&stream));
     let Ok(text) = received else { return };
     let done = match serde_json::from_slice(&text) {
-        Ok(command) => perform(&command, control),
-        Err(_) => Err("this run does not know that command; is it of another version?".to_owned()),
+        Ok(command) => executor(&command),
+        Err(_) => Err("it does not know that command; is it of another version?".to_owned()),
     };
     answer(stream, &done.unwrap_or_else(Answer::Refused));
 }
@@ -183,6 +201,11 @@ fn answer(mut stream: UnixStream, answer: &Answer) {
     if let Ok(document) = serde_json::to_vec(answer) {
         let _ = stream.write_all(&document);
     }
+}
+
+/// Executes a command on a run.
+pub fn of_run(control: Control) -> Executor {
+    Box::new(move |command| perform(command, &control))
 }
 
 fn perform(command: &Command, control: &Control) -> Result<Answer, String> {

@@ -1,12 +1,12 @@
-//! The statistics of a run while it goes on, over a socket in the run's private folder.
+//! The statistics of a run or disk while it goes on, over a socket in its private folder.
 //!
 //! Each connection gets one JSON document and the end of the file. Only the same user and root are served.
-//! Users see their own runs, root sees all: text of another user's run is shortened and made printable,
-//! and its PID is the one that the kernel reports.
+//! Users see their own, root sees all: text of another user's run is shortened and made printable, and its
+//! PID is the one that the kernel reports.
 
 use crate::failure::Failure;
 use crate::format::printable;
-use crate::report::Snapshot;
+use crate::instance::Instance;
 use crate::run::runtime;
 use memfold_sys::socket::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,8 +21,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The socket's name in the private folder of a run.
-pub const SOCKET: &str = "stats.sock";
+/// The socket's name in the private folder of a run or disk.
+pub use crate::run::home::STATISTICS as SOCKET;
 /// Far more than a document takes.
 const LONGEST_DOCUMENT: usize = 1 << 20;
 /// Characters of a command line.
@@ -67,9 +67,9 @@ impl Server {
     }
 
     /// Answers all connections there are; never waits. A peer that cannot be answered gets nothing.
-    pub fn answer(&self, snapshot: impl Fn() -> Snapshot) {
+    pub fn answer(&self, instance: impl Fn() -> Instance) {
         while let Some(mut stream) = self.accept() {
-            if let Ok(document) = serde_json::to_vec(&snapshot()) {
+            if let Ok(document) = serde_json::to_vec(&instance()) {
                 // It fits into the socket's buffer; a peer that has left is no concern.
                 let _ = stream.write_all(&document);
             }
@@ -143,18 +143,15 @@ impl RunFolder {
     }
 
     /// Asks for the statistics.
-    fn ask(&self, deadline: Instant) -> io::Result<Snapshot> {
+    fn ask(&self, deadline: Instant) -> io::Result<Instance> {
         let (stream, pid) = self.connect(SOCKET, deadline)?;
         let document = read_all(stream, Some(deadline))?;
-        let mut snapshot: Snapshot = serde_json::from_slice(&document)?;
-        // Everything else is the run's own claim.
-        snapshot.pid = pid
-            .or(self.is_own().then_some(snapshot.pid))
-            .ok_or(ErrorKind::NotFound)?;
-        let name = &mut snapshot.statistics.programs.name;
-        *name = name.take().map(|name| shown(&name));
-        snapshot.command = shown(&snapshot.command);
-        Ok(snapshot)
+        let mut instance: Instance = serde_json::from_slice(&document)?;
+        // Everything else is its own claim.
+        let pid = pid.or(self.is_own().then_some(instance.pid()));
+        instance.set_pid(pid.ok_or(ErrorKind::NotFound)?);
+        instance.map_text(shown);
+        Ok(instance)
     }
 }
 
@@ -189,11 +186,11 @@ pub fn read_all(mut stream: UnixStream, deadline: Option<Instant>) -> io::Result
     }
 }
 
-/// Asks all runs that can be found, lowest PID first: those of this user, and for root those of all users.
+/// Asks all runs and disks that can be found, lowest PID first: those of this user, and for root those of all users.
 /// Those that take longer than `patience` to answer are left out; other users' share that time.
-pub fn runs(patience: Duration) -> Vec<(RunFolder, Snapshot)> {
+pub fn instances(patience: Duration) -> Vec<(RunFolder, Instance)> {
     let others = Instant::now() + patience;
-    let mut found: Vec<(RunFolder, Snapshot)> = Vec::new();
+    let mut found: Vec<(RunFolder, Instance)> = Vec::new();
     let mut asked = 0;
     for (home, owner) in runtime::homes() {
         for entry in fs::read_dir(&home).into_iter().flatten().flatten() {
@@ -205,35 +202,39 @@ pub fn runs(patience: Duration) -> Vec<(RunFolder, Snapshot)> {
                 false => others,
             };
             asked += usize::from(!folder.is_own());
-            if let Ok(snapshot) = folder.ask(deadline) {
-                found.push((folder, snapshot));
+            if let Ok(instance) = folder.ask(deadline) {
+                found.push((folder, instance));
             }
         }
     }
-    found.sort_by_key(|(_, snapshot)| snapshot.pid);
-    found.dedup_by_key(|(_, snapshot)| snapshot.pid);
+    found.sort_by_key(|(_, instance)| instance.pid());
+    found.dedup_by_key(|(_, instance)| instance.pid());
     found
 }
 
-/// Whether a user means this run by a PID: memfold's, or the program's as a run of the user's own reports
-/// it.
-pub fn is_meant(folder: &RunFolder, snapshot: &Snapshot, pid: u32) -> bool {
-    snapshot.pid == pid || (folder.is_own() && snapshot.program_pid == pid)
+/// Whether a user means this by a PID: memfold's, or the program's as a run of the user's own reports it.
+pub fn is_meant(folder: &RunFolder, instance: &Instance, pid: u32) -> bool {
+    instance.is_meant(pid, folder.is_own())
 }
 
-/// The statistics of the run with this PID; of all without one. Those that take longer than `patience`
-/// to answer are left out.
-pub fn snapshots_of(pid: Option<u32>, patience: Duration) -> Vec<Snapshot> {
-    let mut found = runs(patience);
-    found.retain(|(folder, snapshot)| pid.is_none_or(|pid| is_meant(folder, snapshot, pid)));
-    found.into_iter().map(|(_, snapshot)| snapshot).collect()
+/// The statistics of the run or disk with this PID; of all without one. Those that take longer than
+/// `patience` to answer are left out.
+pub fn instances_of(pid: Option<u32>, patience: Duration) -> Vec<Instance> {
+    let mut found = instances(patience);
+    found.retain(|(folder, instance)| pid.is_none_or(|pid| is_meant(folder, instance, pid)));
+    found.into_iter().map(|(_, instance)| instance).collect()
 }
 
 /// There is nothing to show.
 pub fn nothing_runs(pid: Option<u32>) -> Failure {
     let text = match pid {
-        Some(pid) => format!("no run of this user has the PID {pid}; list them with memfold stat"),
-        None => "no run of this user is active; start one with memfold run".to_owned(),
+        Some(pid) => {
+            format!("no run or disk of this user has the PID {pid}; list them with memfold stat")
+        }
+        None => {
+            "no run or disk of this user is active; start one with memfold run or memfold serve"
+                .to_owned()
+        }
     };
     Failure::with_status(1, text)
 }
@@ -241,7 +242,7 @@ pub fn nothing_runs(pid: Option<u32>) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Statistics;
+    use crate::report::{Snapshot, Statistics};
     use memfold_pager::{Now, Stats};
 
     fn snapshot() -> Snapshot {
@@ -287,10 +288,11 @@ mod tests {
         let asking = folder.clone();
         let asked = std::thread::spawn(move || asking.ask(Instant::now() + PATIENCE));
         while !asked.is_finished() {
-            server.answer(|| Snapshot {
+            let run = Snapshot {
                 command: "so\u{1b}[31mrt".into(),
                 ..snapshot()
-            });
+            };
+            server.answer(|| run.clone().into());
         }
         let answer = asked.join().unwrap().unwrap();
         let expected = Snapshot {
@@ -298,7 +300,7 @@ mod tests {
             command: "so?[31mrt".into(),
             ..snapshot()
         };
-        assert_eq!(answer, expected);
+        assert_eq!(answer, expected.into());
         drop(server);
         assert!(fs::read_dir(&folder.path).unwrap().next().is_none());
     }

@@ -10,11 +10,13 @@ mod arguments;
 mod completion;
 mod control;
 mod describe;
+mod disk_report;
 mod doctor;
 mod failure;
 mod format;
 #[cfg(test)]
 mod fuzzing;
+mod instance;
 mod live;
 mod man;
 mod messages;

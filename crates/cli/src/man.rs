@@ -26,7 +26,7 @@ const STATUS: [(&str, &str); 3] = [
     ("0", "All went well."),
     (
         "1",
-        "No such run, or it could not do all that was asked; for doctor: run will not work here.",
+        "No such run or disk, or it could not do all that was asked; for doctor: run will not work here.",
     ),
     (
         "125",
@@ -36,7 +36,8 @@ const STATUS: [(&str, &str); 3] = [
 const FILES: [(&str, &str); 3] = [
     (
         "/run/memfold",
-        "For root: the private folders of runs, each with the preload library and two sockets.",
+        "For root: the private folders of runs and disks, with the preload library of a run and the sockets \
+         for stat, top and commands.",
     ),
     ("$XDG_RUNTIME_DIR/memfold", "The same for other users."),
     (

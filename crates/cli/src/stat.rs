@@ -2,8 +2,10 @@
 
 use crate::arguments::StatArguments;
 use crate::describe::print;
+use crate::disk_report::DiskSnapshot;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use crate::instance::Instance;
 use crate::live;
 pub use crate::live::nothing_runs;
 use crate::report::Snapshot;
@@ -17,13 +19,13 @@ pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
         let interval = Duration::from_secs(seconds.into());
         return stat_watch::watch(arguments.pid, interval, arguments.json);
     }
-    let found = live::snapshots_of(arguments.pid, live::PATIENCE);
+    let found = live::instances_of(arguments.pid, live::PATIENCE);
     if let (Some(pid), true) = (arguments.pid, found.is_empty()) {
         return Err(nothing_runs(Some(pid)));
     }
     if arguments.json {
         let text = match (arguments.pid, found.first()) {
-            (Some(_), Some(snapshot)) => serde_json::to_string_pretty(snapshot),
+            (Some(_), Some(instance)) => serde_json::to_string_pretty(instance),
             _ => serde_json::to_string_pretty(&found),
         };
         let text = text.map_err(|error| Failure::own(format!("cannot write JSON: {error}")))?;
@@ -36,8 +38,78 @@ pub fn stat(arguments: &StatArguments) -> Result<ExitCode, Failure> {
     print(blocks.join("\n").as_bytes())
 }
 
+/// A run or a disk in a few lines.
+fn block(instance: &Instance) -> String {
+    match instance {
+        Instance::Run(run) => run_block(run),
+        Instance::Disk(disk) => disk_block(disk),
+    }
+}
+
+fn disk_block(disk: &DiskSnapshot) -> String {
+    let mut text = format!("disk {} (memfold {})\n", disk.address, disk.pid);
+    for (name, value) in disk_lines(disk) {
+        text.push_str(&format!("  {name:<10} {value}\n"));
+    }
+    text
+}
+
+/// What a disk holds, and what was done for its clients.
+fn disk_lines(disk: &DiskSnapshot) -> [(&'static str, String); 6] {
+    let statistics = &disk.statistics;
+    let packed = ratio(statistics.original_bytes, statistics.stored_bytes)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let used = format!(
+        "{} of {}, {} at the peak; the disk has {}",
+        bytes(statistics.used_bytes),
+        bytes(statistics.limit_bytes),
+        bytes(statistics.peak_bytes),
+        bytes(statistics.size_bytes)
+    );
+    let blocks = format!(
+        "{}{packed}, {} same-filled, {} incompressible, {} in the swap file ({})",
+        bytes(statistics.original_bytes),
+        grouped(statistics.same_filled_blocks),
+        grouped(statistics.incompressible_blocks),
+        grouped(statistics.file_blocks),
+        bytes(statistics.file_bytes)
+    );
+    let requests = format!(
+        "{} read in {}, {} written in {}, {} discarded in {} ({} blocks not freed yet)",
+        bytes(statistics.read_bytes),
+        grouped(statistics.reads),
+        bytes(statistics.written_bytes),
+        grouped(statistics.writes),
+        bytes(statistics.discarded_bytes),
+        grouped(statistics.discards),
+        grouped(statistics.discard_backlog_blocks)
+    );
+    let failed = format!(
+        "{} reads, {} writes",
+        grouped(statistics.failed_reads),
+        grouped(statistics.failed_writes)
+    );
+    let clients = format!(
+        "{} now, {} so far, {} refused",
+        disk.connections_now, statistics.connections, statistics.connections_refused
+    );
+    let time = format!(
+        "serving for {:.0} s, {:.2} s of CPU time in memfold",
+        disk.uptime_seconds, statistics.cpu_seconds
+    );
+    [
+        ("used", used),
+        ("blocks", blocks),
+        ("requests", requests),
+        ("failed", failed),
+        ("clients", clients),
+        ("time", time),
+    ]
+}
+
 /// A run in a few lines.
-fn block(snapshot: &Snapshot) -> String {
+fn run_block(snapshot: &Snapshot) -> String {
     let name = match &snapshot.statistics.programs.name {
         Some(name) => format!("{}: ", printable(name)),
         None => String::new(),

@@ -1,8 +1,9 @@
-//! `memfold stat --watch`: a line for each run and interval, as vmstat prints them.
+//! `memfold stat --watch`: a line for each run or disk and interval, as vmstat prints them.
 
 use crate::describe::print;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
+use crate::instance::Instance;
 use crate::live::{self, nothing_runs};
 use crate::report::Snapshot;
 use std::collections::HashMap;
@@ -13,14 +14,14 @@ use std::time::{Duration, Instant};
 /// Lines after which the header is repeated on a terminal.
 const HEADER_EVERY: usize = 20;
 
-/// Prints until no run is left.
+/// Prints until no run or disk is left.
 pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCode, Failure> {
-    let mut before: HashMap<u32, Snapshot> = HashMap::new();
+    let mut before: HashMap<u32, Instance> = HashMap::new();
     let mut lines = 0;
     let is_terminal = io::stdout().is_terminal();
     let mut next = Instant::now();
     loop {
-        let runs = live::snapshots_of(pid, live::PATIENCE);
+        let runs = live::instances_of(pid, live::PATIENCE);
         if runs.is_empty() {
             return match lines {
                 0 => Err(nothing_runs(pid)),
@@ -38,7 +39,7 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
                 if lines == 0 || (is_terminal && lines % HEADER_EVERY == 0) {
                     text += &header();
                 }
-                text += &line(run, before.get(&run.pid));
+                text += &line(run, before.get(&run.pid()));
             }
             lines += 1;
         }
@@ -46,7 +47,7 @@ pub fn watch(pid: Option<u32>, interval: Duration, json: bool) -> Result<ExitCod
         if is_closed() {
             return Ok(ExitCode::SUCCESS);
         }
-        before = runs.into_iter().map(|run| (run.pid, run)).collect();
+        before = runs.into_iter().map(|run| (run.pid(), run)).collect();
         // A slow answer delays one line, not all that follow.
         next = (next + interval).max(Instant::now());
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -72,34 +73,49 @@ fn header() -> String {
     )
 }
 
-/// A run, and what happened since it was last looked at.
-fn line(run: &Snapshot, before: Option<&Snapshot>) -> String {
-    let (used, limit) = run.limit();
-    let seconds = before.map_or(0.0, |before| run.uptime_seconds - before.uptime_seconds);
-    let rate = |count: fn(&Snapshot) -> u64| match before {
+/// A run or disk, and what happened since it was last looked at.
+fn line(now: &Instance, before: Option<&Instance>) -> String {
+    let (used, limit) = now.limit();
+    let seconds = before.map_or(0.0, |before| now.uptime_seconds() - before.uptime_seconds());
+    let rate = |count: fn(&Instance) -> u64| match before {
         Some(before) if seconds > 0.0 => {
-            let change = count(run).saturating_sub(count(before));
+            let change = count(now).saturating_sub(count(before));
             grouped((change as f64 / seconds).round() as u64)
         }
-        _ => "-".to_owned(),
+        _ => NONE.to_owned(),
     };
-    let name = run.statistics.programs.name.as_deref();
+    let (resident, pool, faults, swap) = match now {
+        Instance::Run(run) => (
+            bytes(run.now.resident_bytes),
+            bytes(run.now.pool_bytes),
+            rate(faults),
+            share(run, before),
+        ),
+        Instance::Disk(_) => (
+            NONE.to_owned(),
+            bytes(used),
+            NONE.to_owned(),
+            NONE.to_owned(),
+        ),
+    };
     format!(
-        "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>5}  {}\n",
-        run.pid,
+        "{:>8} {:>9} {:>9} {resident:>9} {pool:>9} {:>9} {:>9} {faults:>8} {swap:>5}  {}\n",
+        now.pid(),
         bytes(used),
         bytes(limit),
-        bytes(run.now.resident_bytes),
-        bytes(run.now.pool_bytes),
-        rate(|run| run.statistics.totals.pages_out),
-        rate(|run| run.statistics.totals.pages_in),
-        rate(faults),
-        before.map_or("-".to_owned(), |before| share(run, before)),
-        name.unwrap_or(&run.command),
+        rate(Instance::pages_out),
+        rate(Instance::pages_in),
+        now.title(),
     )
 }
 
-fn faults(run: &Snapshot) -> u64 {
+/// In a column that does not apply, or is not known yet.
+const NONE: &str = "-";
+
+fn faults(instance: &Instance) -> u64 {
+    let Instance::Run(run) = instance else {
+        return 0;
+    };
     let totals = &run.statistics.totals;
     totals
         .faults_swap_in
@@ -108,7 +124,10 @@ fn faults(run: &Snapshot) -> u64 {
 }
 
 /// The part of the time since then that went to swapping.
-fn share(run: &Snapshot, before: &Snapshot) -> String {
+fn share(run: &Snapshot, before: Option<&Instance>) -> String {
+    let Some(Instance::Run(before)) = before else {
+        return NONE.to_owned();
+    };
     let waited = |run: &Snapshot| {
         let totals = &run.statistics.totals;
         totals
@@ -129,10 +148,11 @@ fn share(run: &Snapshot, before: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk_report::{DiskSnapshot, DiskStatistics};
     use crate::report::{Programs, Statistics};
     use memfold_pager::{Now, Stats, Totals};
 
-    fn run(uptime_seconds: f64, pages_in: u64, cpu: f64) -> Snapshot {
+    fn run(uptime_seconds: f64, pages_in: u64, cpu: f64) -> Instance {
         let stats = Stats {
             totals: Totals {
                 limit_bytes: 64 << 20,
@@ -142,7 +162,7 @@ mod tests {
             },
             ..Stats::default()
         };
-        Snapshot {
+        let run = Snapshot {
             pid: 7,
             program_pid: 8,
             command: "sort -n".into(),
@@ -156,7 +176,8 @@ mod tests {
                 program_cpu_seconds: cpu,
                 ..Programs::default()
             }),
-        }
+        };
+        run.into()
     }
 
     #[test]
@@ -175,5 +196,28 @@ mod tests {
             "{text}"
         );
         assert_eq!(header().split_whitespace().count(), 10);
+    }
+
+    #[test]
+    fn a_disk_has_blocks_a_second_and_no_resident_pages() {
+        let disk = |uptime_seconds, blocks: u64| {
+            let statistics = DiskStatistics {
+                used_bytes: 3 << 20,
+                limit_bytes: 64 << 20,
+                written_bytes: blocks * 4096,
+                ..DiskStatistics::default()
+            };
+            Instance::from(DiskSnapshot {
+                pid: 9,
+                address: "nbd://127.0.0.1:10809".into(),
+                uptime_seconds,
+                statistics,
+                ..DiskSnapshot::default()
+            })
+        };
+        let text = line(&disk(3.0, 2100), Some(&disk(1.0, 100)));
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let expected = "9 3.0 MiB 64.0 MiB - 3.0 MiB 1,000 0 - - disk nbd://127.0.0.1:10809";
+        assert_eq!(fields.join(" "), expected);
     }
 }

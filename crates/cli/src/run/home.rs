@@ -1,4 +1,4 @@
-//! The folder that holds the private folders of a user's runs, and stays when they end.
+//! The folder that holds the private folders of a user's runs and disks, and stays when they end.
 
 use rustix::fs::{
     FlockOperation, Mode, OFlags, Timespec, Timestamps, fchmod, flock, fstat, futimens, open,
@@ -10,12 +10,15 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A run's control socket.
-const CONTROL: &str = "control";
+/// The sockets of folders: a run has both, a disk the second. At one of them its process listens as long
+/// as the folder is in use.
+const SOCKETS: [&str; 2] = ["control", STATISTICS];
+/// The socket for questions of `stat` and `top`.
+pub const STATISTICS: &str = "stats.sock";
 /// A run has begun to listen long before this.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Names that are tried. Each is taken by chance once in 2^40 times.
@@ -114,8 +117,26 @@ impl Home {
         })
     }
 
-    /// Removes what runs that were killed left here: folders with a control socket at which no process
-    /// listens. (A connection of the wrong kind is refused then, and does not disturb a run that lives.)
+    /// Makes a private folder in it, for this user and root alone.
+    ///
+    /// # Errors
+    ///
+    /// If no folder can be made.
+    pub fn make_folder(&self) -> io::Result<PathBuf> {
+        let mut last = ErrorKind::AlreadyExists.into();
+        for _ in 0..TRIES {
+            let path = self.path.join(random_digits()?);
+            match rustix::fs::mkdir(&path, Mode::RWXU) {
+                Ok(()) => return Ok(path),
+                Err(Errno::EXIST) => {}
+                Err(error) => last = error.into(),
+            }
+        }
+        Err(last)
+    }
+
+    /// Removes what runs and disks that were killed left here: folders with a socket at which no process
+    /// listens. (A connection of the wrong kind is refused then, and does not disturb one that lives.)
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             // Of the entry itself: no link is followed.
@@ -124,12 +145,10 @@ impl Home {
             };
             // A run that is just starting is not listening yet.
             let age = found.modified().ok().and_then(|time| time.elapsed().ok());
-            if found.is_dir() && age.is_some_and(|age| age > SETTLED) {
-                let refused = UnixStream::connect(entry.path().join(CONTROL))
-                    .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-                if refused {
-                    let _ = fs::remove_dir_all(entry.path());
-                }
+            let is_left = |name: &&str| is_dead(&entry.path().join(name));
+            let is_settled = found.is_dir() && age.is_some_and(|age| age > SETTLED);
+            if is_settled && SOCKETS.iter().any(is_left) {
+                let _ = fs::remove_dir_all(entry.path());
             }
         }
     }
@@ -151,6 +170,13 @@ impl Home {
         };
         let _ = futimens(&self.descriptor, &times);
     }
+}
+
+/// Whether a socket is left of a process that listened there: one that listens refuses datagrams as of the
+/// wrong type.
+fn is_dead(socket: &Path) -> bool {
+    let connected = UnixDatagram::unbound().and_then(|here| here.connect(socket));
+    connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
 /// One of this user's own that an earlier run made. Whatever others made is passed over.
@@ -204,4 +230,32 @@ fn random_digits() -> io::Result<String> {
     let mut bytes = [0; RANDOM_DIGITS / 2];
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn only_what_is_dead_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = Home::make(folder.path(), Names::Fixed("home")).unwrap();
+        let [living, dead, unknown] = [(); 3].map(|()| home.make_folder().unwrap());
+        let mode = fs::metadata(&living).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        let _listener = UnixListener::bind(living.join(STATISTICS)).unwrap();
+        drop(UnixListener::bind(dead.join(STATISTICS)).unwrap());
+        home.sweep();
+        assert!(dead.exists(), "it may be about to listen");
+        for path in [&living, &dead, &unknown] {
+            let long_ago = SystemTime::now() - 2 * SETTLED;
+            fs::File::open(path)
+                .unwrap()
+                .set_modified(long_ago)
+                .unwrap();
+        }
+        home.sweep();
+        assert!(living.exists() && unknown.exists() && !dead.exists());
+    }
 }

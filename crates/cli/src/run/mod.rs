@@ -4,7 +4,7 @@ pub mod cpu_time;
 mod descendants;
 pub mod descriptors;
 mod escalation;
-mod home;
+pub mod home;
 mod interpreter;
 pub mod limits;
 mod metrics;

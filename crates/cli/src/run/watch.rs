@@ -9,7 +9,7 @@ use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
 use super::unmanaged::Reason;
-use crate::control;
+use crate::control::{self, of_run};
 use crate::format::printable;
 use crate::live::Server;
 use crate::report::{Programs, Snapshot, Statistics};
@@ -91,8 +91,8 @@ impl Watch<'_> {
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
-            self.server.answer(|| self.snapshot(&state));
-            control::serve(&self.commands, &self.supervisor.control());
+            self.server.answer(|| self.snapshot(&state).into());
+            control::serve(&self.commands, || of_run(self.supervisor.control()));
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let findings = self.look(&mut state);

@@ -1,16 +1,18 @@
 //! `memfold serve`: a disk of compressed memory.
 
+mod instance_folder;
 mod listener;
-mod report;
+mod service;
 
 use crate::address::Address;
 use crate::arguments::ServeArguments;
+use crate::disk_report::{DiskReport, DiskStatistics};
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::messages;
-use crate::run::cpu_time::cpu_seconds;
 use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
 use crate::run::stats_file::StatsFile;
+use instance_folder::InstanceFolder;
 use listener::Listener;
 use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE};
@@ -18,17 +20,13 @@ use memfold_pager::{MappedSource, open_swap_file};
 use memfold_swap::{SwapConfig, SwapSpace};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use report::{DiskReport, Served};
-use rustix::event::{PollFd, PollFlags, poll};
-use std::os::fd::AsFd;
+use service::Service;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Less holds next to nothing.
 const LEAST_LIMIT: u64 = 4 << 20;
-/// Pause where there are no descriptors for a client. Longer takes less CPU time and lets clients wait.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// `memfold serve`.
 pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
@@ -42,37 +40,55 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(StatsFile::open)
         .transpose()?;
+    // While there is one thread that makes files.
+    let folder = InstanceFolder::make();
     let disk = Arc::new(disk(arguments)?);
     let started = Instant::now();
-    let mut served = Served::default();
-    {
+    let ended = {
         let listener = Listener::bind(&arguments.nbd, arguments.allow_everybody)
             .map_err(|error| cannot_listen(&arguments.nbd, &error))?;
-        log::info!(
-            "a disk of {} is at {listener}, in at most {} of memory; its contents end with memfold",
-            bytes(disk.size()),
-            bytes(disk.usage().limit_bytes)
-        );
-        if matches!(arguments.nbd, Address::Tcp(_)) {
-            log::warn!(
-                "whoever can connect to this port, other users of this machine among them, can read and \
-                 write the disk; use unix:PATH to keep them out"
-            );
-        }
+        say_what_is_served(arguments, &disk, &listener);
+        let folder = folder.inspect_err(|reasons| {
+            log::warn!("memfold stat, top and swapoff will not find this disk: {reasons}");
+        });
         let server = Server::new(disk.clone());
-        wait_for_clients(&listener, &signals, &server, &mut served)
-            .map_err(|error| Failure::own(format!("cannot wait for clients: {error}")))?;
-    }
-    served.wall_seconds = started.elapsed().as_secs_f64();
-    served.cpu_seconds = cpu_seconds();
-    let report = DiskReport::new(&disk.usage(), served);
-    log::info!("{}", report.line());
+        let service = Service {
+            listener,
+            signals,
+            folder: folder.ok(),
+            server,
+            disk: disk.clone(),
+            started,
+        };
+        service
+            .until_signal()
+            .map_err(|error| Failure::own(format!("cannot wait for clients: {error}")))?
+    };
+    let report = DiskReport {
+        wall_seconds: started.elapsed().as_secs_f64(),
+        statistics: DiskStatistics::new(&disk.usage(), ended.now()),
+    };
+    log::info!("{}", report.statistics.line());
     messages::flush();
     if let Some(file) = stats_file {
         file.write(&report)
             .map_err(|error| Failure::own(format!("cannot write --stats: {error}")))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn say_what_is_served(arguments: &ServeArguments, disk: &Disk<MappedSource>, listener: &Listener) {
+    log::info!(
+        "a disk of {} is at {listener}, in at most {} of memory; its contents end with memfold",
+        bytes(disk.size()),
+        bytes(disk.limit())
+    );
+    if matches!(arguments.nbd, Address::Tcp(_)) {
+        log::warn!(
+            "whoever can connect to this port, other users of this machine among them, can read and \
+             write the disk; use unix:PATH to keep them out"
+        );
+    }
 }
 
 /// The disk that the options describe.
@@ -119,49 +135,6 @@ fn signals() -> nix::Result<SignalFd> {
     let ends: SigSet = ends.into_iter().collect();
     ends.thread_block()?;
     SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
-}
-
-/// Serves clients until a signal comes.
-fn wait_for_clients(
-    listener: &Listener,
-    signals: &SignalFd,
-    server: &Server<MappedSource>,
-    served: &mut Served,
-) -> std::io::Result<()> {
-    let mut said_short = false;
-    loop {
-        let mut watched = [
-            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut watched, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if watched[0].revents().contains(PollFlags::IN) {
-            return Ok(());
-        }
-        let welcomed = match listener.accept() {
-            Ok(None) => continue,
-            Ok(Some(connection)) => {
-                served.connections += 1;
-                server.welcome(connection)
-            }
-            Err(error) => {
-                std::thread::sleep(PAUSE);
-                Err(error)
-            }
-        };
-        if let Err(error) = welcomed {
-            served.refused += 1;
-            if !std::mem::replace(&mut said_short, true) {
-                log::warn!(
-                    "a client was hung up on ({error}), and further ones are only counted; close \
-                     connections, or raise `ulimit -n`"
-                );
-            }
-        }
-    }
 }
 
 fn cannot_listen(address: &Address, error: &std::io::Error) -> Failure {

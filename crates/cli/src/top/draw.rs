@@ -1,8 +1,10 @@
 //! Drawing a view at any size.
 
 use super::columns::{Column, constraints, first_that_fits, fitting, flowed};
-use super::view::{Detail, Traffic, View, short_command};
-use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use super::details::{name_of, parts};
+use super::view::{Detail, Traffic, View, short_title};
+use crate::format::{bytes, grouped, nanoseconds};
+use crate::instance::Instance;
 use crate::report::Snapshot;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -24,8 +26,8 @@ const COMMAND: Column = Column {
     is_text: true,
 };
 
-/// The columns of the list of runs.
-const RUNS: [Column; 8] = [
+/// The columns of the list of runs and disks.
+const INSTANCES: [Column; 8] = [
     number("PID", 1),
     number("HELD", 0),
     number("LIMIT", 3),
@@ -47,39 +49,39 @@ const PROGRAMS: [Column; 6] = [
 ];
 
 const HELP: [&str; 9] = [
-    "up, down, j, k  choose a run",
+    "up, down, j, k  choose a run or disk",
     "s  sort by the next column",
     "r  sort the other way round",
-    "p, Enter  its programs, and back",
+    "p, Enter  programs of a run, and back",
     "?, h  this help",
     "q, Esc  quit",
     "HELD counts towards LIMIT",
-    "OUT, IN: pages a second",
+    "OUT, IN: pages (blocks of a disk) a second",
     "P99: 99 % of faults were faster",
 ];
 
 impl View {
     /// Draws it.
     pub fn draw(&self, frame: &mut Frame<'_>) {
-        let rows = self.runs.len().min(100) as u16;
+        let rows = self.instances.len().min(100) as u16;
         let [list, detail, keys] = Layout::vertical([
             Constraint::Length((rows + 1).clamp(2, 12)),
             Constraint::Min(0),
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        if let Some(run) = self.place().map(|row| &self.runs[row]) {
+        if let Some(chosen) = self.place().map(|row| &self.instances[row]) {
             self.draw_list(frame, list);
-            match self.detail {
-                Detail::Run => {
+            match (self.detail, chosen) {
+                (Detail::Programs, Instance::Run(run)) => draw_programs(frame, detail, run),
+                _ => {
                     let none = Traffic::default();
-                    let traffic = self.traffic.get(&run.pid).unwrap_or(&none);
-                    draw_run(frame, detail, run, traffic);
+                    let traffic = self.traffic.get(&chosen.pid()).unwrap_or(&none);
+                    draw_statistics(frame, detail, chosen, traffic);
                 }
-                Detail::Programs => draw_programs(frame, detail, run),
             }
         } else {
-            let text = "Nothing runs under memfold. Waiting: start a program with\n\n  memfold run \
+            let text = "Nothing runs under memfold, and no disk is served. Waiting: start a program with\n\n  memfold run \
                         --limit 2G -- PROGRAM";
             let area = frame.area();
             let text = Paragraph::new(text).wrap(Wrap { trim: false });
@@ -105,31 +107,39 @@ impl View {
     }
 
     fn draw_list(&self, frame: &mut Frame<'_>, area: Rect) {
-        let rows: Vec<Vec<String>> = self.runs.iter().map(|run| self.cells(run)).collect();
+        let rows: Vec<Vec<String>> = self.instances.iter().map(|one| self.cells(one)).collect();
         let sorted = Some(self.order.title());
         let place = self.place();
         draw_table(
             frame,
             area,
-            &RUNS,
+            &INSTANCES,
             &rows,
             sorted.zip(Some(self.is_reversed)),
             place,
         );
     }
 
-    fn cells(&self, run: &Snapshot) -> Vec<String> {
-        let (held, limit) = run.limit();
-        let (out, back) = self.traffic.get(&run.pid).map_or((0, 0), Traffic::latest);
+    fn cells(&self, instance: &Instance) -> Vec<String> {
+        let (held, limit) = instance.limit();
+        let traffic = self.traffic.get(&instance.pid());
+        let (out, back) = traffic.map_or((0, 0), Traffic::latest);
+        let (p99, programs) = match instance {
+            Instance::Run(run) => (
+                nanoseconds(run.statistics.fault_ns.p99),
+                run.now.processes_now.to_string(),
+            ),
+            Instance::Disk(_) => ("-".to_owned(), "-".to_owned()),
+        };
         vec![
-            run.pid.to_string(),
+            instance.pid().to_string(),
             bytes(held),
             bytes(limit),
             grouped(out),
             grouped(back),
-            nanoseconds(run.statistics.fault_ns.p99),
-            run.now.processes_now.to_string(),
-            short_command(&run.command).to_owned(),
+            p99,
+            programs,
+            short_title(instance),
         ]
     }
 }
@@ -192,8 +202,8 @@ fn draw_help(frame: &mut Frame<'_>) {
     frame.render_widget(Paragraph::new(text).block(block), middle);
 }
 
-fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic) {
-    let lines = flowed(&parts(run), area.width.into());
+fn draw_statistics(frame: &mut Frame<'_>, area: Rect, instance: &Instance, traffic: &Traffic) {
+    let lines = flowed(&parts(instance), area.width.into());
     let [_, gauge, _, text, out, back] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
@@ -203,7 +213,7 @@ fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic
         Constraint::Fill(1),
     ])
     .areas(area);
-    let (held, limit) = run.limit();
+    let (held, limit) = instance.limit();
     let share = if limit == 0 {
         0.0
     } else {
@@ -223,49 +233,12 @@ fn draw_run(frame: &mut Frame<'_>, area: Rect, run: &Snapshot, traffic: &Traffic
     );
     let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
     frame.render_widget(Paragraph::new(lines), text);
-    sparkline(frame, out, "out", &traffic.out, Color::Yellow);
-    sparkline(frame, back, "in", &traffic.back, Color::Cyan);
-}
-
-/// What is known of a run, in parts that stay whole.
-fn parts(run: &Snapshot) -> Vec<String> {
-    let statistics = &run.statistics;
-    let totals = &statistics.totals;
-    let packed = ratio(totals.bytes_original, totals.bytes_stored)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
-    let mut parts = vec![
-        format!("resident {}", bytes(run.now.resident_bytes)),
-        format!("resident peak {}", bytes(totals.peak_resident_bytes)),
-        format!("pool {}{packed}", bytes(run.now.pool_bytes)),
-        format!("pool peak {}", bytes(totals.peak_pool_bytes)),
-        format!("metadata {}", bytes(run.now.metadata_bytes)),
-    ];
-    if totals.peak_file_bytes > 0 {
-        parts.push(format!("swap file {}", bytes(run.now.file_bytes)));
-    }
-    parts.extend([
-        format!("{} pages out", grouped(totals.pages_out)),
-        format!("{} pages in", grouped(totals.pages_in)),
-        format!("{} swap-in faults", grouped(totals.faults_swap_in)),
-        format!("{} first touches", grouped(totals.faults_zero_fill)),
-        format!("{} faults from the stage", grouped(totals.faults_cache)),
-        format!("p50 {}", nanoseconds(statistics.fault_ns.p50)),
-        format!("p90 {}", nanoseconds(statistics.fault_ns.p90)),
-        format!("p99 {}", nanoseconds(statistics.fault_ns.p99)),
-        format!("longest {}", nanoseconds(statistics.fault_ns.max)),
-        format!("{} programs now", grouped(run.now.processes_now)),
-        format!("{} programs so far", grouped(totals.processes)),
-        format!(
-            "{} not under the limit",
-            grouped(statistics.processes_unmanaged)
-        ),
-        format!(
-            "memfold's CPU {:.1} s in {:.0} s",
-            statistics.cpu_seconds, run.uptime_seconds
-        ),
-    ]);
-    parts
+    let [leaving, returning] = match instance {
+        Instance::Run(_) => ["pages out", "pages in"],
+        Instance::Disk(_) => ["blocks written", "blocks read"],
+    };
+    sparkline(frame, out, leaving, &traffic.out, Color::Yellow);
+    sparkline(frame, back, returning, &traffic.back, Color::Cyan);
 }
 
 fn draw_programs(frame: &mut Frame<'_>, area: Rect, run: &Snapshot) {
@@ -292,19 +265,13 @@ fn draw_programs(frame: &mut Frame<'_>, area: Rect, run: &Snapshot) {
     draw_table(frame, below, &PROGRAMS, &rows, None, None);
 }
 
-/// The name that a program gave itself, if it is there.
-fn name_of(pid: i32) -> String {
-    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    printable(String::from_utf8_lossy(&name).trim_end_matches('\n'))
-}
-
 fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], color: Color) {
     let latest = grouped(history.last().copied().unwrap_or(0));
     let shown = &history[history.len().saturating_sub(usize::from(area.width))..];
     let most = shown.iter().copied().max().unwrap_or(0).max(1);
     let texts = [
         format!(
-            "pages {what} a second: {latest}   (full height: {})",
+            "{what} a second: {latest}   (full height: {})",
             grouped(most)
         ),
         format!("{what}/s: {latest} of {}", grouped(most)),
@@ -318,6 +285,7 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], col
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk_report::{DiskSnapshot, DiskStatistics};
     use crate::report::Statistics;
     use memfold_pager::{Now, ProgramUsage, Stats, Totals};
     use ratatui::Terminal;
@@ -325,7 +293,7 @@ mod tests {
     use ratatui::crossterm::event::KeyCode;
     use std::collections::BTreeSet;
 
-    fn run(pid: u32, pages_out: u64) -> Snapshot {
+    fn run(pid: u32, pages_out: u64) -> Instance {
         let stats = Stats {
             totals: Totals {
                 limit_bytes: 1 << 30,
@@ -334,7 +302,7 @@ mod tests {
             },
             ..Stats::default()
         };
-        Snapshot {
+        let run = Snapshot {
             pid,
             program_pid: pid + 1,
             command: format!("/a/long/folder/of/the/interpreter/program-{pid} -x /b/c"),
@@ -354,7 +322,8 @@ mod tests {
                 file_bytes: 0,
             }],
             statistics: Statistics::new(&stats, 0.5, 0),
-        }
+        };
+        run.into()
     }
 
     fn screen(view: &View, width: u16) -> String {
@@ -399,8 +368,8 @@ mod tests {
     fn no_number_is_cut_at_any_width() {
         let mut view = view();
         // A command may be cut.
-        for run in &mut view.runs {
-            run.command = "program".to_owned();
+        for instance in &mut view.instances {
+            instance.map_text(|_| "program".to_owned());
         }
         for page in 0..2 {
             let whole = numbers(&screen(&view, 250));
@@ -426,17 +395,50 @@ mod tests {
     }
 
     #[test]
+    fn disks_stand_beside_runs() {
+        let disk = |written_bytes| {
+            let statistics = DiskStatistics {
+                used_bytes: 300 << 20,
+                limit_bytes: 1 << 30,
+                size_bytes: 16 << 30,
+                written_bytes,
+                ..DiskStatistics::default()
+            };
+            Instance::from(DiskSnapshot {
+                pid: 300,
+                address: "nbd+unix:///?socket=/run/d.sock".to_owned(),
+                statistics,
+                ..DiskSnapshot::default()
+            })
+        };
+        let mut view = view();
+        view.refresh(vec![run(100, 0), disk(0)]);
+        view.refresh(vec![run(100, 0), disk(4096 * 777)]);
+        view.press(KeyCode::Down);
+        let text = screen(&view, 120);
+        assert!(
+            text.contains("disk nbd+unix:///?socket=/run/d.sock"),
+            "{text}"
+        );
+        assert!(text.contains("300 MiB of 1.0 GiB"), "{text}");
+        assert!(text.contains("blocks written a second: 777"), "{text}");
+        // It has no programs.
+        view.press(KeyCode::Enter);
+        assert_eq!(screen(&view, 120), text);
+    }
+
+    #[test]
     fn keys_sort_help_and_end() {
         let mut view = view();
         assert!(screen(&view, 100).contains("PID▾"));
         assert!(view.press(KeyCode::Char('s')));
         let text = screen(&view, 100);
         assert!(text.contains("HELD▾"), "{text}");
-        assert_eq!(view.runs[0].pid, 200);
+        assert_eq!(view.instances[0].pid(), 200);
         view.press(KeyCode::Char('s'));
-        assert_eq!(view.runs[0].pid, 100);
+        assert_eq!(view.instances[0].pid(), 100);
         view.press(KeyCode::Char('r'));
-        assert_eq!(view.runs[0].pid, 200);
+        assert_eq!(view.instances[0].pid(), 200);
         assert_eq!(view.chosen, Some(100), "the same run stays chosen");
         view.press(KeyCode::Char('?'));
         for width in [30, 60, 200] {

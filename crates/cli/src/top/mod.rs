@@ -1,6 +1,7 @@
-//! `memfold top`: the runs of this user, refreshed once a second.
+//! `memfold top`: the runs and disks of this user, refreshed once a second.
 
 mod columns;
+mod details;
 mod draw;
 mod view;
 
@@ -18,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// A run that takes longer to answer is left out of a view: keys are waited for meanwhile.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// `memfold top [PID]`. Waits for runs where there is none, unless one was asked for.
+/// `memfold top [PID]`. Waits where there is nothing, unless one was asked for.
 pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
     if !io::stdout().is_terminal() {
         return Err(Failure::own(
@@ -26,7 +27,7 @@ pub fn top(arguments: &TopArguments) -> Result<ExitCode, Failure> {
         ));
     }
     let mut view = View::default();
-    let found = live::snapshots_of(arguments.pid, live::PATIENCE);
+    let found = live::instances_of(arguments.pid, live::PATIENCE);
     if found.is_empty() && arguments.pid.is_some() {
         return Err(nothing_runs(arguments.pid));
     }
@@ -58,7 +59,7 @@ fn show(
             continue;
         }
         next = Instant::now() + INTERVAL;
-        view.refresh(live::snapshots_of(pid, PATIENCE));
+        view.refresh(live::instances_of(pid, PATIENCE));
     }
 }
 

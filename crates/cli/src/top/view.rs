@@ -1,6 +1,6 @@
-//! What is on the screen: the runs, their order, the one that is chosen, and their history.
+//! What is on the screen: the runs and disks, their order, the one that is chosen, and their history.
 
-use crate::report::Snapshot;
+use crate::instance::Instance;
 use ratatui::crossterm::event::KeyCode;
 use std::collections::HashMap;
 
@@ -66,10 +66,10 @@ impl Order {
 /// What is shown below the list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Detail {
-    /// Statistics and graphs of the chosen run.
+    /// Statistics and graphs of the chosen one.
     #[default]
-    Run,
-    /// Its programs.
+    Statistics,
+    /// The programs of a run.
     Programs,
 }
 
@@ -77,10 +77,10 @@ pub enum Detail {
 #[derive(Debug, Default)]
 pub struct View {
     /// In the order in which they are shown.
-    pub runs: Vec<Snapshot>,
+    pub instances: Vec<Instance>,
     /// Per PID.
     pub traffic: HashMap<u32, Traffic>,
-    /// PID of the chosen run.
+    /// PID of the chosen one.
     pub chosen: Option<u32>,
     /// How they are sorted.
     pub order: Order,
@@ -93,54 +93,61 @@ pub struct View {
 }
 
 /// The base name of a program and its arguments.
-pub fn short_command(command: &str) -> &str {
+fn short_command(command: &str) -> &str {
     let end = command.find(' ').unwrap_or(command.len());
     let start = command[..end].rfind('/').map_or(0, |slash| slash + 1);
     &command[start..]
 }
 
+/// The base name of a run's program with its arguments, or a disk's address.
+pub fn short_title(instance: &Instance) -> String {
+    match instance {
+        Instance::Run(run) => short_command(&run.command).to_owned(),
+        Instance::Disk(_) => instance.title(),
+    }
+}
+
 impl View {
     /// Takes what runs now.
-    pub fn refresh(&mut self, runs: Vec<Snapshot>) {
-        for run in &runs {
-            let before = self.runs.iter().find(|before| before.pid == run.pid);
+    pub fn refresh(&mut self, instances: Vec<Instance>) {
+        for now in &instances {
+            let pid = now.pid();
+            let before = self.instances.iter().find(|before| before.pid() == pid);
             let Some(before) = before else { continue };
-            let traffic = self.traffic.entry(run.pid).or_default();
-            let (now, then) = (&run.statistics.totals, &before.statistics.totals);
-            push(&mut traffic.out, now.pages_out, then.pages_out);
-            push(&mut traffic.back, now.pages_in, then.pages_in);
+            let traffic = self.traffic.entry(pid).or_default();
+            push(&mut traffic.out, now.pages_out(), before.pages_out());
+            push(&mut traffic.back, now.pages_in(), before.pages_in());
         }
         self.traffic
-            .retain(|pid, _| runs.iter().any(|run| run.pid == *pid));
-        self.runs = runs;
+            .retain(|pid, _| instances.iter().any(|instance| instance.pid() == *pid));
+        self.instances = instances;
         self.sort();
         if self.place().is_none() {
-            self.chosen = self.runs.first().map(|run| run.pid);
+            self.chosen = self.instances.first().map(Instance::pid);
         }
     }
 
     fn sort(&mut self) {
-        let latest = |run: &Snapshot| self.traffic.get(&run.pid).map_or((0, 0), Traffic::latest);
+        let latest = |one: &Instance| self.traffic.get(&one.pid()).map_or((0, 0), Traffic::latest);
         let descending = |number: u64| std::cmp::Reverse(number);
+        let instances = &mut self.instances;
         match self.order {
-            Order::Pid => self.runs.sort_by_key(|run| run.pid),
-            Order::Held => self.runs.sort_by_key(|run| descending(run.limit().0)),
-            Order::Out => self.runs.sort_by_key(|run| descending(latest(run).0)),
-            Order::In => self.runs.sort_by_key(|run| descending(latest(run).1)),
-            Order::Command => self.runs.sort_by(|one, other| {
-                short_command(&one.command).cmp(short_command(&other.command))
-            }),
+            Order::Pid => instances.sort_by_key(Instance::pid),
+            Order::Held => instances.sort_by_key(|one| descending(one.limit().0)),
+            Order::Out => instances.sort_by_key(|one| descending(latest(one).0)),
+            Order::In => instances.sort_by_key(|one| descending(latest(one).1)),
+            Order::Command => instances.sort_by_cached_key(short_title),
         }
         if self.is_reversed {
-            self.runs.reverse();
+            self.instances.reverse();
         }
     }
 
-    /// The row of the chosen run.
+    /// The row of the chosen one.
     pub fn place(&self) -> Option<usize> {
-        self.runs
+        self.instances
             .iter()
-            .position(|run| Some(run.pid) == self.chosen)
+            .position(|instance| Some(instance.pid()) == self.chosen)
     }
 
     /// Takes a key. Returns `false` if it ends the view.
@@ -151,8 +158,8 @@ impl View {
         }
         match key {
             KeyCode::Char('q') => return false,
-            KeyCode::Esc if self.detail == Detail::Run => return false,
-            KeyCode::Esc => self.detail = Detail::Run,
+            KeyCode::Esc if self.detail == Detail::Statistics => return false,
+            KeyCode::Esc => self.detail = Detail::Statistics,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.helps = true,
             KeyCode::Up | KeyCode::Char('k') => self.step(|place, _| place.saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.step(|place, last| (place + 1).min(last)),
@@ -160,8 +167,8 @@ impl View {
             KeyCode::Char('r') => self.is_reversed = !self.is_reversed,
             KeyCode::Enter | KeyCode::Char('p') => {
                 self.detail = match self.detail {
-                    Detail::Run => Detail::Programs,
-                    Detail::Programs => Detail::Run,
+                    Detail::Statistics => Detail::Programs,
+                    Detail::Programs => Detail::Statistics,
                 }
             }
             _ => {}
@@ -171,8 +178,8 @@ impl View {
     }
 
     fn step(&mut self, to: impl Fn(usize, usize) -> usize) {
-        if let (Some(place), Some(last)) = (self.place(), self.runs.len().checked_sub(1)) {
-            self.chosen = Some(self.runs[to(place, last)].pid);
+        if let (Some(place), Some(last)) = (self.place(), self.instances.len().checked_sub(1)) {
+            self.chosen = Some(self.instances[to(place, last)].pid());
         }
     }
 }

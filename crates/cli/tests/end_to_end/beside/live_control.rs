@@ -131,8 +131,8 @@ fn what_cannot_be_done_is_refused_in_one_line() {
         (&["limit", &pid, "1M"][..], "at least 16.0 MiB"),
         (&["limit", &pid, "lots"], "512M"),
         (&["limit", &pid, "200%"], "between 0 and 100"),
-        (&["limit", "1", "1G"], "no run of this user"),
-        (&["reclaim", "1"], "no run of this user"),
+        (&["limit", "1", "1G"], "no run or disk of this user"),
+        (&["reclaim", "1"], "no run or disk of this user"),
         (&["limit", &pid], "SIZE"),
     ] {
         let output = command(arguments);

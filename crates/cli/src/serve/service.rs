@@ -1,0 +1,133 @@
+//! What a disk waits for: clients, questions, commands, the signal that ends it.
+
+use super::instance_folder::InstanceFolder;
+use super::listener::Listener;
+use crate::control::{self, Answer, Command, Executor};
+use crate::disk_report::{DiskSnapshot, DiskStatistics, Served};
+use crate::instance::Instance;
+use crate::run::cpu_time::cpu_seconds;
+use memfold_disk::Disk;
+use memfold_disk::nbd::Server;
+use memfold_pager::MappedSource;
+use nix::sys::signalfd::SignalFd;
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pause where there are no descriptors for a client. Longer takes less CPU time and lets clients wait.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A disk and who may ask for it. Dropping it hangs up on all clients.
+pub struct Service {
+    /// Where clients connect.
+    pub listener: Listener,
+    /// What ends it.
+    pub signals: SignalFd,
+    /// Where `stat`, `top` and `swapoff` ask.
+    pub folder: Option<InstanceFolder>,
+    /// The clients.
+    pub server: Server<MappedSource>,
+    /// The disk.
+    pub disk: Arc<Disk<MappedSource>>,
+    /// When it began.
+    pub started: Instant,
+}
+
+/// The clients so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Clients {
+    came: u64,
+    refused: u64,
+}
+
+impl Clients {
+    /// The same, with the CPU time so far.
+    pub fn now(self) -> Served {
+        Served {
+            connections: self.came,
+            refused: self.refused,
+            cpu_seconds: cpu_seconds(),
+        }
+    }
+}
+
+impl Service {
+    /// Serves until a signal comes.
+    ///
+    /// # Errors
+    ///
+    /// If nothing can be waited for.
+    pub fn until_signal(self) -> io::Result<Clients> {
+        let mut clients = Clients::default();
+        loop {
+            let mut sources = vec![self.signals.as_fd(), self.listener.as_fd()];
+            sources.extend(self.folder.iter().flat_map(InstanceFolder::descriptors));
+            let watched = sources.into_iter();
+            let mut watched: Vec<_> = watched
+                .map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN))
+                .collect();
+            match poll(&mut watched, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if watched[0].revents().contains(PollFlags::IN) {
+                return Ok(clients);
+            }
+            if let Some(folder) = &self.folder {
+                let snapshot = || self.snapshot(clients);
+                folder.statistics.answer(snapshot);
+                control::serve(&folder.commands, || on_disk(self.disk.clone()));
+            }
+            self.welcome(&mut clients);
+        }
+    }
+
+    /// Takes the next client in, if there is one.
+    fn welcome(&self, clients: &mut Clients) {
+        let welcomed = match self.listener.accept() {
+            Ok(None) => return,
+            Ok(Some(connection)) => {
+                clients.came += 1;
+                self.server.welcome(connection)
+            }
+            Err(error) => {
+                std::thread::sleep(PAUSE);
+                Err(error)
+            }
+        };
+        let Err(error) = welcomed else { return };
+        if clients.refused == 0 {
+            log::warn!(
+                "a client was hung up on ({error}), and further ones are only counted; close \
+                 connections, or raise `ulimit -n`"
+            );
+        }
+        clients.refused += 1;
+    }
+
+    fn snapshot(&self, clients: Clients) -> Instance {
+        DiskSnapshot {
+            pid: std::process::id(),
+            address: self.listener.to_string(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            connections_now: self.server.connections() as u64,
+            statistics: DiskStatistics::new(&self.disk.usage(), clients.now()),
+        }
+        .into()
+    }
+}
+
+/// Executes a command on a disk.
+fn on_disk(disk: Arc<Disk<MappedSource>>) -> Executor {
+    Box::new(move |command| match command {
+        Command::SwapOff => match disk.swap_off() {
+            Ok(blocks) => Ok(Answer::Pages(blocks)),
+            Err(error) => Err(error.to_string()),
+        },
+        Command::Limit { .. } | Command::Reclaim { .. } => {
+            Err("the limit of a disk is set when it starts, by memfold serve --limit".to_owned())
+        }
+    })
+}

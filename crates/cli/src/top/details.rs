@@ -1,0 +1,89 @@
+//! What is known of the chosen run or disk, in words.
+
+use crate::disk_report::DiskSnapshot;
+use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use crate::instance::Instance;
+use crate::report::Snapshot;
+
+/// What is known of a run or disk, in parts that stay whole.
+pub fn parts(instance: &Instance) -> Vec<String> {
+    match instance {
+        Instance::Run(run) => of_run(run),
+        Instance::Disk(disk) => of_disk(disk),
+    }
+}
+
+fn of_disk(disk: &DiskSnapshot) -> Vec<String> {
+    let statistics = &disk.statistics;
+    let packed = ratio(statistics.original_bytes, statistics.stored_bytes)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let mut parts = vec![
+        format!("disk of {}", bytes(statistics.size_bytes)),
+        format!("blocks {}{packed}", bytes(statistics.original_bytes)),
+        format!("peak {}", bytes(statistics.peak_bytes)),
+    ];
+    if statistics.file_blocks > 0 {
+        parts.push(format!("swap file {}", bytes(statistics.file_bytes)));
+    }
+    parts.extend([
+        format!("{} read", bytes(statistics.read_bytes)),
+        format!("{} written", bytes(statistics.written_bytes)),
+        format!("{} discarded", bytes(statistics.discarded_bytes)),
+        format!("{} failed reads", grouped(statistics.failed_reads)),
+        format!("{} failed writes", grouped(statistics.failed_writes)),
+        format!("{} clients now", grouped(disk.connections_now)),
+        format!("{} clients so far", grouped(statistics.connections)),
+        format!(
+            "memfold's CPU {:.1} s in {:.0} s",
+            statistics.cpu_seconds, disk.uptime_seconds
+        ),
+    ]);
+    parts
+}
+
+fn of_run(run: &Snapshot) -> Vec<String> {
+    let statistics = &run.statistics;
+    let totals = &statistics.totals;
+    let packed = ratio(totals.bytes_original, totals.bytes_stored)
+        .map(|ratio| format!(" at {ratio}"))
+        .unwrap_or_default();
+    let mut parts = vec![
+        format!("resident {}", bytes(run.now.resident_bytes)),
+        format!("resident peak {}", bytes(totals.peak_resident_bytes)),
+        format!("pool {}{packed}", bytes(run.now.pool_bytes)),
+        format!("pool peak {}", bytes(totals.peak_pool_bytes)),
+        format!("metadata {}", bytes(run.now.metadata_bytes)),
+    ];
+    if totals.peak_file_bytes > 0 {
+        parts.push(format!("swap file {}", bytes(run.now.file_bytes)));
+    }
+    parts.extend([
+        format!("{} pages out", grouped(totals.pages_out)),
+        format!("{} pages in", grouped(totals.pages_in)),
+        format!("{} swap-in faults", grouped(totals.faults_swap_in)),
+        format!("{} first touches", grouped(totals.faults_zero_fill)),
+        format!("{} faults from the stage", grouped(totals.faults_cache)),
+        format!("p50 {}", nanoseconds(statistics.fault_ns.p50)),
+        format!("p90 {}", nanoseconds(statistics.fault_ns.p90)),
+        format!("p99 {}", nanoseconds(statistics.fault_ns.p99)),
+        format!("longest {}", nanoseconds(statistics.fault_ns.max)),
+        format!("{} programs now", grouped(run.now.processes_now)),
+        format!("{} programs so far", grouped(totals.processes)),
+        format!(
+            "{} not under the limit",
+            grouped(statistics.processes_unmanaged)
+        ),
+        format!(
+            "memfold's CPU {:.1} s in {:.0} s",
+            statistics.cpu_seconds, run.uptime_seconds
+        ),
+    ]);
+    parts
+}
+
+/// The name that a program gave itself, if it is there.
+pub fn name_of(pid: i32) -> String {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    printable(String::from_utf8_lossy(&name).trim_end_matches('\n'))
+}
