@@ -1,0 +1,177 @@
+//! `memfold stat` and `memfold swapoff` with disks.
+
+use crate::support::{MEMFOLD, MIB, Served, has, memfold, run};
+use memfold_testing::skip;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn write_noise(served: &Served, mebibytes: usize) -> Vec<u8> {
+    let mut random = memfold_testing::Random::new(3);
+    let bytes: Vec<u8> = (0..mebibytes * MIB)
+        .map(|_| random.below(256) as u8)
+        .collect();
+    let path = served.folder.path().join("noise").display().to_string();
+    std::fs::write(&path, &bytes).expect("a file");
+    run("nbdcopy", &[&path, &served.uri()]);
+    bytes
+}
+
+#[test]
+fn stat_knows_a_disk_while_it_is_served() {
+    if !has(&["nbdcopy"]) {
+        return;
+    }
+    let served = Served::start(&["--size", "48M", "--limit", "32M"]);
+    write_noise(&served, 8);
+    let disk = served.stat();
+    assert_eq!(disk["kind"], "disk", "{disk}");
+    assert_eq!(disk["pid"].to_string(), served.pid());
+    assert_eq!(disk["address"], served.uri());
+    assert_eq!(disk["original_bytes"], 8 * MIB, "{disk}");
+    assert_eq!(disk["limit_bytes"], 32 * MIB, "{disk}");
+    let name = |count: &str| disk[count].as_u64().expect("a number");
+    assert!(
+        name("used_bytes") > 8 * MIB as u64 && name("connections") >= 1,
+        "{disk}"
+    );
+    let (status, text) = memfold(&["stat"]);
+    let line = format!("disk {} (memfold {})", served.uri(), served.pid());
+    assert!(status == 0 && text.contains(&line), "{text}");
+    assert!(text.contains("8.0 MiB at 1.0:1"), "{text}");
+    // One line, then the disk ends and with it the watching.
+    let mut watching = Command::new(MEMFOLD);
+    let watching = watching
+        .args(["stat", "--watch", &served.pid()])
+        .stdout(Stdio::piped());
+    let mut watching = watching.spawn().expect("memfold runs");
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = served.pid();
+    served.end(nix::sys::signal::Signal::SIGTERM);
+    let mut text = String::new();
+    let stdout = watching.stdout.take().expect("a pipe");
+    { stdout }.read_to_string(&mut text).expect("text");
+    assert!(watching.wait().expect("it ends").success());
+    assert!(text.contains("disk nbd+unix:///?socket="), "{text}");
+    let (status, text) = memfold(&["stat", &pid]);
+    assert!(
+        status == 1 && text.contains("no run or disk of this user"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_disk_gives_its_file_up_or_says_why_not() {
+    if !has(&["nbdcopy"]) {
+        return;
+    }
+    let served = Served::start(&["--size", "48M", "--limit", "16M"]);
+    let (status, text) = memfold(&["swapoff", &served.pid()]);
+    assert!(
+        status == 1 && text.contains("this disk has no swap file"),
+        "{text}"
+    );
+    for command in [
+        &["limit", &served.pid(), "32M"][..],
+        &["reclaim", &served.pid()],
+    ] {
+        let (status, text) = memfold(command);
+        assert!(status == 1 && text.contains("serves a disk"), "{text}");
+    }
+    drop(served);
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path().display().to_string();
+    let file = ["--swap-file", &folder, "--swap-size", "64M"];
+    let served = Served::start(&[&["--size", "48M", "--limit", "16M"], &file[..]].concat());
+    let expected = write_noise(&served, 32);
+    let (status, text) = memfold(&["swapoff", &served.pid()]);
+    assert!(
+        status == 1 && text.contains("do not fit into 7/8 of the limit"),
+        "{text}"
+    );
+    assert!(
+        served.stat()["file_blocks"].as_u64() > Some(15 * 256),
+        "{}",
+        served.stat()
+    );
+    // What is left once most of it is discarded comes back.
+    run(
+        "fio",
+        &[
+            "--name=trim",
+            "--ioengine=nbd",
+            &format!("--uri={}", served.uri()),
+            "--rw=trim",
+            "--bs=4M",
+            "--size=28M",
+            "--minimal",
+        ],
+    );
+    let (status, text) = memfold(&["swapoff", &served.pid()]);
+    assert!(
+        status == 0 && text.contains(&format!("blocks of disk {}", served.pid())),
+        "{text}"
+    );
+    assert_eq!(served.stat()["file_blocks"], 0);
+    let back = served.folder.path().join("back").display().to_string();
+    run("nbdcopy", &[&served.uri(), &back]);
+    let back = std::fs::read(back).expect("a file");
+    assert!(
+        back[28 * MIB..32 * MIB] == expected[28 * MIB..],
+        "it is another's data"
+    );
+    assert!(back[..28 * MIB].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn only_its_user_and_root_know_a_disk() {
+    if !nix::unistd::geteuid().is_root() || !has(&["setpriv"]) {
+        skip("root and setpriv, for another user");
+        return;
+    }
+    let other = |uid: u32, program: &str| {
+        let mut command = Command::new("setpriv");
+        let uid = uid.to_string();
+        command.args(["--reuid", &uid, "--regid", &uid, "--clear-groups", program]);
+        command.env_remove("XDG_RUNTIME_DIR").env_remove("TMPDIR");
+        command
+    };
+    // A copy that other users can execute.
+    let folder = tempfile::tempdir_in("/tmp").expect("a folder");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), open).expect("it is root's");
+    let copy = folder.path().join("memfold").display().to_string();
+    std::fs::copy(MEMFOLD, &copy).expect("a copy");
+    let ask = |uid, arguments: &[&str]| {
+        let output = other(uid, &copy).args(arguments).output().expect("it runs");
+        String::from_utf8(output.stdout).expect("text")
+            + &String::from_utf8(output.stderr).expect("text")
+    };
+    let roots = Served::start(&["--size", "48M", "--limit", "16M"]);
+    let socket = folder.path().join("others.sock");
+    let mut others = other(4711, &copy)
+        .args(["serve", "--size=48M", "--limit=16M", "--quiet"])
+        .arg(format!("--nbd=unix:{}", socket.display()))
+        .spawn()
+        .expect("memfold starts");
+    let began = Instant::now();
+    while UnixStream::connect(&socket).is_err() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pid = others.id().to_string();
+    let seen_by_root = memfold(&["stat", &pid]).1;
+    let seen_by_owner = ask(4711, &["stat", &pid]);
+    let seen_by_another = ask(4712, &["stat", &pid]);
+    let swapped_off = ask(4712, &["swapoff", &pid]);
+    let roots_for_another = ask(4712, &["swapoff", &roots.pid()]);
+    // It may have ended.
+    let _ = others.kill();
+    let _ = others.wait();
+    assert!(seen_by_root.contains("others.sock"), "{seen_by_root}");
+    assert!(seen_by_owner.contains("others.sock"), "{seen_by_owner}");
+    for refused in [seen_by_another, swapped_off, roots_for_another] {
+        assert!(refused.contains("no run or disk of this user"), "{refused}");
+    }
+}
