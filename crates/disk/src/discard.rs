@@ -37,6 +37,8 @@ struct Shared<S: PageSource> {
 pub(crate) struct Discarder<S: PageSource + 'static> {
     shared: Arc<Shared<S>>,
     worker: Option<JoinHandle<()>>,
+    /// Free in the thread that discards.
+    in_caller: bool,
 }
 
 impl<S: PageSource + 'static> Discarder<S> {
@@ -54,13 +56,22 @@ impl<S: PageSource + 'static> Discarder<S> {
         Ok(Self {
             shared,
             worker: Some(worker),
+            in_caller: false,
         })
+    }
+
+    /// Frees in the thread that discards, or in the worker.
+    pub(crate) fn set_in_caller(&mut self, in_caller: bool) {
+        self.in_caller = in_caller;
     }
 
     /// Takes leaves over.
     pub(crate) fn discard(&self, leaves: Leaves) {
         if leaves.is_empty() {
             return;
+        }
+        if self.in_caller {
+            return self.shared.free(&leaves);
         }
         let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
         self.shared.backlog.fetch_add(blocks, Ordering::Relaxed);
@@ -111,6 +122,11 @@ impl<S: PageSource + 'static> Shared<S> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn free(&self, leaves: &Leaves) {
+        let slots: SlotRanges = leaves.iter().flat_map(|leaf| leaf.slots()).collect();
+        self.space.release_ranges(slots.as_slice());
+    }
+
     /// Frees some leaves; `false` if there are none.
     fn free_some(&self) -> bool {
         let leaves: Leaves = {
@@ -123,8 +139,7 @@ impl<S: PageSource + 'static> Shared<S> {
         if leaves.is_empty() {
             return false;
         }
-        let slots: SlotRanges = leaves.iter().flat_map(|leaf| leaf.slots()).collect();
-        self.space.release_ranges(slots.as_slice());
+        self.free(&leaves);
         let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
         self.backlog.fetch_sub(blocks, Ordering::Relaxed);
         self.lock().freeing -= 1;

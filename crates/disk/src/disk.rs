@@ -487,6 +487,12 @@ impl<S: PageSource + 'static> Disk<S> {
         swap_off(&self.memory)
     }
 
+    /// Has discards free blocks in the thread that discards, to measure what the worker saves it.
+    #[doc(hidden)]
+    pub fn free_in_caller(&mut self, in_caller: bool) {
+        self.memory.discarder.set_in_caller(in_caller);
+    }
+
     /// Frees everything that was discarded before the call.
     pub fn settle_discards(&self) {
         self.memory.discarder.flush();
