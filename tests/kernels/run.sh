@@ -8,7 +8,7 @@
 # long, 125 if the machine cannot be started or ends without a status (the kernel's messages follow).
 #
 #   --memory SIZE      of the machine, as QEMU has it                         [128M]
-#   --cpus N           of the machine                                         [2]
+#   --cpus N           of the machine                     [2; by emulation, 1]
 #   --seconds N        longest time, four times as long without KVM            [60]
 #   --module NAME      load it, with what it needs, before the script (repeatable)
 #   --program PATH     copy a program of this machine with its libraries to /bin (repeatable)
@@ -19,7 +19,7 @@
 # Runs by emulation where KVM cannot be used. Needs qemu-system-x86, busybox and cpio.
 set -euo pipefail
 here="$(dirname "$(realpath "$0")")"
-memory=128M cpus=2 seconds=60 quiet=
+memory=128M cpus= seconds=60 quiet=
 modules=() programs=() files=() variables=()
 while [[ "${1:-}" == --* ]]; do
     case "$1" in
@@ -108,15 +108,19 @@ mark="status-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
 # Without the processor's own virtualization (as in some virtual machines), KVM runs no kernel but its own.
 if [[ -r /dev/kvm && -w /dev/kvm ]] && grep -qwE 'vmx|svm' /proc/cpuinfo; then
     accelerator=(-accel kvm -cpu host)
+    timers=
 else
-    accelerator=(-accel tcg,thread=multi -cpu max)
+    accelerator=(-accel tcg -cpu max)
+    # On a busy host a machine with two processors, or with timers of nanoseconds, does nothing else than to
+    # serve their interrupts.
+    cpus="${cpus:-1}" timers=" highres=off"
     seconds=$((4 * seconds))
     echo "run.sh: by emulation, as KVM cannot be used here" >&2
 fi
 status=0
 timeout "$seconds" qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
-    "${accelerator[@]}" -m "$memory" -smp "$cpus" -kernel "$image" -initrd "$work/initramfs" \
-    -append "console=ttyS0 panic=-1 loglevel=5" \
+    "${accelerator[@]}" -m "$memory" -smp "${cpus:-2}" -kernel "$image" -initrd "$work/initramfs" \
+    -append "console=ttyS0 panic=-1 loglevel=5$timers" \
     -serial "file:$work/kernel" -serial "file:$work/output" "$@" || status=$?
 touch "$work/output" "$work/kernel"
 grep -v "^$mark " "$work/output" || true
