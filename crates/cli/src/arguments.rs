@@ -356,7 +356,14 @@ pub struct TopArguments {
 pub struct ServeArguments {
     /// Where clients connect: unix:PATH (this user's clients alone) or HOST:PORT
     #[arg(long, value_name = "ADDRESS")]
-    pub nbd: Address,
+    #[cfg_attr(not(feature = "ublk"), arg(required = true))]
+    #[cfg_attr(feature = "ublk", arg(required_unless_present = "ublk"))]
+    pub nbd: Option<Address>,
+    /// Make a block device of this machine, /dev/ublkb0 or the next, as root and with the kernel's
+    /// ublk driver
+    #[cfg(feature = "ublk")]
+    #[arg(long)]
+    pub ublk: bool,
     /// Size of the disk, which may be larger than its limit and than all memory
     #[arg(long, value_name = "SIZE")]
     pub size: Size,

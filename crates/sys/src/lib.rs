@@ -62,6 +62,8 @@ pub mod signal;
 pub mod socket;
 #[cfg(feature = "std")]
 pub mod thread;
+#[cfg(feature = "ublk")]
+pub mod ublk;
 
 /// What the fuzz targets run on their input, and tests on what lies in `fuzz/corpus`.
 #[cfg(all(feature = "std", any(test, feature = "fuzzing")))]

@@ -1,5 +1,8 @@
 //! `memfold serve`: a disk of compressed memory.
 
+#[cfg_attr(feature = "ublk", path = "ublk.rs")]
+#[cfg_attr(not(feature = "ublk"), path = "no_ublk.rs")]
+mod block_device;
 mod instance_folder;
 mod listener;
 mod service;
@@ -12,6 +15,7 @@ use crate::format::bytes;
 use crate::messages;
 use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
 use crate::run::stats_file::StatsFile;
+use block_device::BlockDevice;
 use instance_folder::InstanceFolder;
 use listener::Listener;
 use memfold_disk::nbd::Server;
@@ -45,15 +49,24 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     let disk = Arc::new(disk(arguments)?);
     let started = Instant::now();
     let ended = {
-        let listener = Listener::bind(&arguments.nbd, arguments.allow_everybody)
-            .map_err(|error| cannot_listen(&arguments.nbd, &error))?;
-        say_what_is_served(arguments, &disk, &listener);
+        let listener = arguments.nbd.as_ref().map(|address| {
+            Listener::bind(address, arguments.allow_everybody)
+                .map_err(|error| cannot_listen(address, &error))
+        });
+        let listener = listener.transpose()?;
+        let device = BlockDevice::of(arguments, &disk)?;
+        let places: Vec<String> = { listener.iter().map(Listener::to_string) }
+            .chain(device.iter().map(BlockDevice::path))
+            .collect();
+        let place = places.join(" and ");
+        say_what_is_served(arguments, &disk, &place);
         let folder = folder.inspect_err(|reasons| {
             log::warn!("memfold stat, top and swapoff will not find this disk: {reasons}");
         });
         let server = Server::new(disk.clone());
         let service = Service {
             listener,
+            place,
             signals,
             folder: folder.ok(),
             server,
@@ -77,13 +90,13 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn say_what_is_served(arguments: &ServeArguments, disk: &Disk<MappedSource>, listener: &Listener) {
+fn say_what_is_served(arguments: &ServeArguments, disk: &Disk<MappedSource>, place: &str) {
     log::info!(
-        "a disk of {} is at {listener}, in at most {} of memory; its contents end with memfold",
+        "a disk of {} is at {place}, in at most {} of memory; its contents end with memfold",
         bytes(disk.size()),
         bytes(disk.limit())
     );
-    if matches!(arguments.nbd, Address::Tcp(_)) {
+    if matches!(arguments.nbd, Some(Address::Tcp(_))) {
         log::warn!(
             "whoever can connect to this port, other users of this machine among them, can read and \
              write the disk; use unix:PATH to keep them out"

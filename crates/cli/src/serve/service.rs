@@ -22,7 +22,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A disk and who may ask for it. Dropping it hangs up on all clients.
 pub struct Service {
     /// Where clients connect.
-    pub listener: Listener,
+    pub listener: Option<Listener>,
+    /// The same and the block device, for display.
+    pub place: String,
     /// What ends it.
     pub signals: SignalFd,
     /// Where `stat`, `top` and `swapoff` ask.
@@ -62,7 +64,8 @@ impl Service {
     pub fn until_signal(self) -> io::Result<Clients> {
         let mut clients = Clients::default();
         loop {
-            let mut sources = vec![self.signals.as_fd(), self.listener.as_fd()];
+            let mut sources = vec![self.signals.as_fd()];
+            sources.extend(self.listener.iter().map(Listener::as_fd));
             sources.extend(self.folder.iter().flat_map(InstanceFolder::descriptors));
             let watched = sources.into_iter();
             let mut watched: Vec<_> = watched
@@ -80,13 +83,15 @@ impl Service {
                 folder.statistics.answer(snapshot);
                 control::serve(&folder.commands, || on_disk(self.disk.clone()));
             }
-            self.welcome(&mut clients);
+            if let Some(listener) = &self.listener {
+                self.welcome(listener, &mut clients);
+            }
         }
     }
 
     /// Takes the next client in, if there is one.
-    fn welcome(&self, clients: &mut Clients) {
-        let welcomed = match self.listener.accept() {
+    fn welcome(&self, listener: &Listener, clients: &mut Clients) {
+        let welcomed = match listener.accept() {
             Ok(None) => return,
             Ok(Some(connection)) => {
                 clients.came += 1;
@@ -110,7 +115,7 @@ impl Service {
     fn snapshot(&self, clients: Clients) -> Instance {
         DiskSnapshot {
             pid: std::process::id(),
-            address: self.listener.to_string(),
+            address: self.place.clone(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             connections_now: self.server.connections() as u64,
             statistics: DiskStatistics::new(&self.disk.usage(), clients.now()),
