@@ -121,7 +121,12 @@ status=0
 timeout "$seconds" qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
     "${accelerator[@]}" -m "$memory" -smp "${cpus:-2}" -kernel "$image" -initrd "$work/initramfs" \
     -append "console=ttyS0 panic=-1 loglevel=5$timers" \
-    -serial "file:$work/kernel" -serial "file:$work/output" "$@" || status=$?
+    -serial "file:$work/kernel" -serial "file:$work/output" "$@" &
+machine=$!
+# The machine goes with this.
+trap 'kill "$machine" 2> /dev/null || true; rm -rf "$work"' EXIT
+trap 'exit 143' TERM INT
+wait "$machine" || status=$?
 touch "$work/output" "$work/kernel"
 grep -v "^$mark " "$work/output" || true
 ((status != 124)) || { echo "run.sh: not done after $seconds s" >&2; tail -n 20 "$work/kernel" >&2; exit 124; }
