@@ -6,8 +6,8 @@
 use std::{sync::Mutex, time::Instant};
 
 use memfold_swap::{
-    Algorithm, FileBackend, FileKey, FileTier, NoopTier, PAGE_SIZE, Page, ScanPolicy, Scratch,
-    SwapConfig, SwapSpace, TierKind, fill_word,
+    Algorithm, FileBackend, FileTier, NoopTier, PAGE_SIZE, Page, ScanPolicy, Scratch, SwapConfig,
+    SwapSpace, TierKey, TierKind, fill_word,
 };
 use zsmalloc::HeapSource;
 
@@ -132,7 +132,7 @@ fn measure_moves(pages: &[Page], config: SwapConfig) -> Result<(), Box<dyn std::
     space.add_tier(Box::new(FileTier::new(
         file,
         1 << 30,
-        &FileKey::new([7; 32]),
+        &TierKey::new([7; 32]),
         3,
     )?))?;
     let mut scratch = Scratch::new();

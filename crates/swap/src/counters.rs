@@ -35,6 +35,10 @@ pub struct Usage {
     pub file_pages: u64,
     /// Bytes of the file that these take.
     pub file_bytes: u64,
+    /// Those in the store on other machines.
+    pub remote_pages: u64,
+    /// Bytes that these take there, without the store's overhead.
+    pub remote_bytes: u64,
     /// Bytes of the stored pages before compression.
     pub original_bytes: u64,
     /// Bytes of the stored pages in their tiers, without the pool's overhead.
@@ -51,6 +55,8 @@ pub struct Usage {
     pub recompressed_total: u64,
     /// Pages written to the file so far.
     pub written_back_total: u64,
+    /// Pages sent to the store on other machines so far.
+    pub sent_total: u64,
     /// Pages loaded so far.
     pub pages_loaded_total: u64,
     /// Stores that failed.
@@ -174,6 +180,8 @@ impl Counters {
             recompressed_pages: self.pages_in(TierKind::Recompressed),
             file_pages: self.pages_in(TierKind::File),
             file_bytes: self.bytes_in(TierKind::File),
+            remote_pages: self.pages_in(TierKind::Remote),
+            remote_bytes: self.bytes_in(TierKind::Remote),
             original_bytes: stored_pages.wrapping_mul(page),
             stored_bytes: self.sum_tiers(|shard| &shard.bytes),
             pages_stored_total,
@@ -182,6 +190,7 @@ impl Counters {
             bytes_original_total: pages_stored_total.wrapping_mul(page),
             recompressed_total: self.arrived(TierKind::Recompressed),
             written_back_total: self.arrived(TierKind::File),
+            sent_total: self.arrived(TierKind::Remote),
             pages_loaded_total: self.sum(|shard| shard.loads.load(Relaxed)),
             store_failures: self.sum(|shard| shard.store_failures.load(Relaxed)),
             load_failures: self.sum(|shard| shard.load_failures.load(Relaxed)),

@@ -52,16 +52,19 @@ pub enum TierKind {
     Recompressed = 5,
     /// In a file.
     File = 6,
+    /// In a store on other machines.
+    Remote = 7,
 }
 
 impl TierKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::SameFilled,
         Self::Compressed,
         Self::Uncompressed,
         Self::Recompressed,
         Self::File,
+        Self::Remote,
     ];
 
     /// The kind's index in [`TierKind::ALL`].
@@ -78,6 +81,7 @@ impl fmt::Display for TierKind {
             Self::Uncompressed => "uncompressed",
             Self::Recompressed => "recompressed",
             Self::File => "file",
+            Self::Remote => "remote",
         })
     }
 }
@@ -131,6 +135,7 @@ impl Entry {
             4 => TierKind::Uncompressed,
             5 => TierKind::Recompressed,
             6 => TierKind::File,
+            7 => TierKind::Remote,
             _ => return None,
         };
         Some(Position {

@@ -90,6 +90,9 @@ pub enum Corruption {
     /// The data is not what was encrypted for this slot.
     #[error("the data is damaged, outdated or forged")]
     Forged,
+    /// A store on other machines no longer has the data.
+    #[error("the store has lost it: evicted, flushed, expired, or gone with its server")]
+    Lost,
     /// The compressed data does not decode to a page.
     #[error("the data does not decode")]
     Undecodable,

@@ -30,10 +30,12 @@ pub enum Charge {
     Pool,
     /// Stored pages in the file.
     File,
+    /// Stored pages in the store on other machines.
+    Remote,
 }
 
 impl Charge {
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
 
     /// The charge for a page in this tier.
     pub(crate) fn of_tier(tier: TierKind) -> Option<Self> {
@@ -42,6 +44,7 @@ impl Charge {
                 Some(Self::Pool)
             }
             TierKind::File => Some(Self::File),
+            TierKind::Remote => Some(Self::Remote),
             TierKind::SameFilled => None,
         }
     }
@@ -59,10 +62,12 @@ pub struct GroupUsage {
     pub pool: u64,
     /// Stored pages in the file.
     pub file: u64,
+    /// Stored pages in the store on other machines.
+    pub remote: u64,
 }
 
 impl GroupUsage {
-    /// Bytes of memory: everything but the file.
+    /// Bytes of memory: everything but the file and the store on other machines.
     pub fn memory(&self) -> u64 {
         self.resident + self.pool
     }
@@ -199,6 +204,7 @@ impl Node {
             staged: self.charged(Charge::Staged),
             pool: self.charged(Charge::Pool),
             file: self.charged(Charge::File),
+            remote: self.charged(Charge::Remote),
         }
     }
 }

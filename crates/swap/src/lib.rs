@@ -29,7 +29,7 @@
 //!   a compare-and-swap from a checked entry, and panics on an invalid one.
 //! - **Tiers** ([`Tier`]) store the data: same-filled pages in their entry; compressed,
 //!   incompressible and recompressed pages in a [`zsmalloc::Pool`]; cold pages, encrypted, in an
-//!   optional file ([`FileTier`]). Pages [move](SwapSpace::scan) between tiers without their owners
+//!   optional file ([`FileTier`]) and in a store on other machines ([`RemoteTier`]). Pages [move](SwapSpace::scan) between tiers without their owners
 //!   noticing, and [back](SwapSpace::evacuate).
 //! - A page is stored with a **checksum** of its contents and its slot, which is verified on load.
 //! - A [`Gather`] releases the slots of an unmap or an exit in the background.
@@ -108,8 +108,11 @@ pub use {
     page::{Page, fill, fill_word},
     scratch::Scratch,
     space::{SwapConfig, SwapSpace},
-    tier::{FileBackend, FileKey, FileTier, FileUsage, Placed, Stored, Tier},
+    tier::{
+        Batch, BatchId, FileBackend, FileTier, FileUsage, Place, Placed, RemoteBackend,
+        RemoteConfig, RemoteError, RemoteTier, RemoteUsage, Removal, Stored, Tier, TierKey,
+    },
 };
 
 #[cfg(all(feature = "testing", not(loom)))]
-pub use tier::{Fault, Faults, FaultyTier, NoopTier};
+pub use tier::{Fault, Faults, FaultyTier, ModelFault, ModelStore, NoopTier};

@@ -24,8 +24,11 @@ use crate::{
 
 /// Pages moved at once. More make longer writes to the file and take more memory.
 const BATCH: usize = 64;
+/// The same where they may go to other machines. More share a round trip, with several machines at
+/// once.
+const REMOTE_BATCH: usize = 256;
 
-/// The tiers from which pages go to the file.
+/// The tiers from which pages leave memory.
 const TO_WRITE_BACK: [TierKind; 3] = [
     TierKind::Compressed,
     TierKind::Recompressed,
@@ -38,23 +41,30 @@ const TO_WRITE_BACK: [TierKind; 3] = [
 pub struct ScanPolicy {
     /// Recompress them with the stronger algorithm.
     pub recompress: Option<u8>,
-    /// Write them to the file after they were recompressed, or at once if they are not to be. No
-    /// effect without a file tier.
+    /// Write them to the file, or send them to the store on other machines, after they were
+    /// recompressed, or at once if they are not to be. No effect without such a tier.
     pub write_back: Option<u8>,
 }
 
 impl ScanPolicy {
-    /// The tier to move a page of this age to.
-    fn target(self, tier: TierKind, age: u8) -> Option<TierKind> {
+    /// Where to move a page of this age.
+    fn target(self, tier: TierKind, age: u8) -> Option<Target> {
         let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
         match tier {
-            TierKind::Compressed if is_due(self.recompress) => Some(TierKind::Recompressed),
+            TierKind::Compressed if is_due(self.recompress) => Some(Target::Recompressed),
             tier if TO_WRITE_BACK.contains(&tier) => {
-                is_due(self.write_back).then_some(TierKind::File)
+                is_due(self.write_back).then_some(Target::Outside)
             }
             _ => None,
         }
     }
+}
+
+/// Where a scan moves a page.
+enum Target {
+    Recompressed,
+    /// Out of memory.
+    Outside,
 }
 
 /// The outcome of a migration.
@@ -105,7 +115,7 @@ impl<S: PageSource> SwapSpace<S> {
         let mut report = MigrateReport::default();
         let mut migrator = lock(&self.migrator);
         let mut policy = policy;
-        if self.tiers[TierKind::File.index()].is_none() {
+        if self.targets_outside().is_empty() {
             policy.write_back = None;
         }
         for _ in 0..budget.div_ceil(CLUSTER_SLOTS) {
@@ -126,16 +136,16 @@ impl<S: PageSource> SwapSpace<S> {
         self.allocator.clusters_used() * CLUSTER_SLOTS
     }
 
-    /// Makes room in the pool: writes pages that take about `bytes` there to the file, least
-    /// recently stored or loaded first.
+    /// Makes room in the pool: moves pages that take about `bytes` there to the file, or to the store
+    /// on other machines, least recently stored or loaded first.
     ///
     /// A second-chance clock: pages used since the hand last passed are skipped once.
     /// [`finished`](MigrateReport::finished) is set after two revolutions. Stops at the first page
-    /// that the file refuses.
+    /// that they refuse.
     pub fn write_back(&self, bytes: u64, scratch: &mut Scratch) -> MigrateReport {
         let mut report = MigrateReport::default();
         let mut migrator = lock(&self.migrator);
-        if self.tiers[TierKind::File.index()].is_none() {
+        if self.targets_outside().is_empty() {
             report.finished = true;
             return report;
         }
@@ -185,8 +195,8 @@ impl<S: PageSource> SwapSpace<S> {
                     continue;
                 };
                 match policy.target(tier, age) {
-                    Some(TierKind::File) => write_back.push(slot),
-                    Some(_) => recompress.push(slot),
+                    Some(Target::Outside) => write_back.push(slot),
+                    Some(Target::Recompressed) => recompress.push(slot),
                     None => {}
                 }
             }
@@ -195,10 +205,11 @@ impl<S: PageSource> SwapSpace<S> {
                 from: &[TierKind::Compressed],
                 to: &[TierKind::Recompressed],
             };
+            let outside = self.targets_outside();
             let write_back = Chosen {
                 slots: &write_back,
                 from: &TO_WRITE_BACK,
-                to: &[TierKind::File],
+                to: &outside,
             };
             for chosen in [recompress, write_back] {
                 // If one fails, the other may succeed.
@@ -277,13 +288,21 @@ impl<S: PageSource> SwapSpace<S> {
         if chosen.slots.is_empty() {
             return;
         }
-        if migrator.pages.is_empty() && migrator.pages.try_reserve_exact(BATCH).is_err() {
+        let batch = if chosen.to.contains(&TierKind::Remote) {
+            REMOTE_BATCH
+        } else {
+            BATCH
+        };
+        let missing = batch.saturating_sub(migrator.pages.len());
+        if migrator.pages.try_reserve_exact(missing).is_err() {
             report.failed += chosen.slots.len() as u64;
             report.store_error = Some(StoreError::NoMemory);
             return;
         }
-        migrator.pages.resize(BATCH, [0; PAGE_SIZE]);
-        for slots in chosen.slots.chunks(BATCH) {
+        if missing > 0 {
+            migrator.pages.resize(batch, [0; PAGE_SIZE]);
+        }
+        for slots in chosen.slots.chunks(batch) {
             if report.store_error.is_some() {
                 // The next batch would most likely fail too.
                 return;
@@ -361,7 +380,12 @@ impl<S: PageSource> SwapSpace<S> {
         report: &mut MigrateReport,
     ) {
         let mut outcomes = Vec::with_capacity(moving.len());
-        for &target in targets {
+        for (index, &target) in targets.iter().enumerate() {
+            // A page that one tier outside of memory cannot store now is offered to the other.
+            let has_next = self.outside.contains(&target) && index + 1 < targets.len();
+            if moving.is_empty() {
+                break;
+            }
             let batch: Vec<_> = moving
                 .iter()
                 .map(|page| (page.slot, &pages[page.buffer]))
@@ -378,6 +402,10 @@ impl<S: PageSource> SwapSpace<S> {
             for (page, outcome) in moving.into_iter().zip(outcomes.drain(..)) {
                 let placed = match outcome {
                     Ok(Placed::Declined) => {
+                        declined.push(page);
+                        continue;
+                    }
+                    Err(_) if has_next => {
                         declined.push(page);
                         continue;
                     }

@@ -93,6 +93,8 @@ pub struct SwapSpace<S: PageSource> {
     pub(crate) allocator: SlotAllocator<S>,
     pub(crate) overflow: OverflowCounts,
     pub(crate) pool: Arc<Pool<SharedSource<S>>>,
+    /// The tiers outside of memory, in the order in which pages are offered to them.
+    pub(crate) outside: [TierKind; 2],
     /// By [`TierKind::index`].
     pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
     pub(crate) counters: Counters,
@@ -177,6 +179,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             table,
             overflow: OverflowCounts::new(),
             pool,
+            outside: [TierKind::File, TierKind::Remote],
             tiers,
             counters: Counters::new(shards),
             groups: Groups::new(shards),
@@ -208,6 +211,22 @@ impl<S: PageSource> SwapSpace<S> {
         }
         *place = Some(tier);
         Ok(())
+    }
+
+    /// Offers pages that leave memory to the store on other machines before the file, before the
+    /// space is shared.
+    pub fn prefer_remote(&mut self) {
+        self.outside = [TierKind::Remote, TierKind::File];
+    }
+
+    pub(crate) fn has(&self, kind: TierKind) -> bool {
+        self.tiers[kind.index()].is_some()
+    }
+
+    /// The tiers outside of memory that this space has, in order.
+    pub(crate) fn targets_outside(&self) -> Vec<TierKind> {
+        let has = |kind: &TierKind| self.has(*kind);
+        self.outside.into_iter().filter(has).collect()
     }
 
     /// The root group, which [`store`](Self::store) charges.
@@ -347,7 +366,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
     }
 
-    /// Stores a page in a tier. If the pool has no room, in the file, if there is one.
+    /// Stores a page in a tier. If the pool has no room, outside of memory, if there is such a tier.
     fn place(
         &self,
         slot: Slot,
@@ -355,8 +374,8 @@ impl<S: PageSource> SwapSpace<S> {
         scratch: &mut Scratch,
     ) -> Result<Position, StoreError> {
         let mut no_room = None;
-        for kind in STORE_ORDER.into_iter().chain([TierKind::File]) {
-            if kind == TierKind::File && no_room.is_none() {
+        for kind in STORE_ORDER.into_iter().chain(self.outside) {
+            if self.outside.contains(&kind) && no_room.is_none() {
                 break;
             }
             let Some(tier) = &self.tiers[kind.index()] else {
@@ -369,6 +388,10 @@ impl<S: PageSource> SwapSpace<S> {
                     self.keep_annex(slot, kind, location, word)?
                 }
                 Err(error @ StoreError::Pool(_)) => {
+                    no_room = Some(error);
+                    continue;
+                }
+                Err(error) if kind == self.outside[0] && self.has(self.outside[1]) => {
                     no_room = Some(error);
                     continue;
                 }
@@ -435,7 +458,10 @@ impl<S: PageSource> SwapSpace<S> {
                 wrong_entry(slot, entry, "loading its page")
             };
             let stored = Stored::new(slot, position.location, self.table.annex(slot));
-            let loaded = self.tier(position.tier).load(stored, out, scratch);
+            let tier = self.tier(position.tier);
+            // What is freed meanwhile is not mistaken for other data: see `Tier::may_wait`.
+            let reading = (!tier.may_wait()).then_some(reading);
+            let loaded = tier.load(stored, out, scratch);
             drop(reading);
             match loaded {
                 Ok(()) => return Ok(entry),
@@ -444,6 +470,28 @@ impl<S: PageSource> SwapSpace<S> {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Begins to load pages that are about to be [loaded](Self::load) one after the other: fetches
+    /// those that a tier has to wait for together. The caller holds a count of each.
+    pub fn prefetch(&self, slots: impl Iterator<Item = Slot>) {
+        let Some(tier) = &self.tiers[TierKind::Remote.index()] else {
+            return;
+        };
+        let remote = |slot| match self.look_up(slot)? {
+            (TierKind::Remote, location) => Some(location),
+            _ => None,
+        };
+        let locations: Vec<_> = slots.filter_map(remote).collect();
+        if locations.len() > 1 {
+            tier.prefetch(&locations);
+        }
+    }
+
+    /// Whether a load of the page in `slot` may wait for other machines. May be outdated at once.
+    #[inline]
+    pub fn may_wait(&self, slot: Slot) -> bool {
+        matches!(self.look_up(slot), Some((TierKind::Remote, _)))
     }
 
     /// The tier and location of the page in `slot`; `None` if the slot holds no page. Takes no

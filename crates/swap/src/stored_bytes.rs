@@ -5,6 +5,9 @@ use crate::{
     group::{Charge, Group},
 };
 
+/// What stored pages are charged as.
+const STORAGE: [Charge; 3] = [Charge::Pool, Charge::File, Charge::Remote];
+
 /// Pages that were stored or freed together, and their bytes, by tier: counters and groups are
 /// changed once for all.
 #[derive(Debug, Default)]
@@ -36,12 +39,14 @@ impl StoredBytes {
     }
 
     pub(crate) fn charge(&self, group: &Group) {
-        group.charge(Charge::Pool, self.bytes(Charge::Pool));
-        group.charge(Charge::File, self.bytes(Charge::File));
+        for charge in STORAGE {
+            group.charge(charge, self.bytes(charge));
+        }
     }
 
     pub(crate) fn uncharge(&self, group: &Group) {
-        group.uncharge(Charge::Pool, self.bytes(Charge::Pool));
-        group.uncharge(Charge::File, self.bytes(Charge::File));
+        for charge in STORAGE {
+            group.uncharge(charge, self.bytes(charge));
+        }
     }
 }

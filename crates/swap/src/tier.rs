@@ -3,20 +3,29 @@
 //! A tier is an implementation of [`Tier`]. The space offers a new page to its tiers in order until
 //! one accepts it, and records tier and location in the slot's entry; owners of slots see neither.
 
+mod cipher;
 mod compressed;
 #[cfg(feature = "testing")]
 mod fault;
 mod file;
 #[cfg(feature = "testing")]
 mod noop;
+mod remote;
 mod same_filled;
 mod uncompressed;
 
+pub use cipher::TierKey;
 #[cfg(feature = "testing")]
 pub use fault::{Fault, Faults, FaultyTier};
-pub use file::{FileBackend, FileKey, FileTier, FileUsage};
+pub use file::{FileBackend, FileTier, FileUsage};
 #[cfg(feature = "testing")]
 pub use noop::NoopTier;
+#[cfg(feature = "testing")]
+pub use remote::model::{ModelFault, ModelStore};
+pub use remote::{
+    Batch, BatchId, Place, RemoteBackend, RemoteConfig, RemoteError, RemoteTier, RemoteUsage,
+    Removal,
+};
 
 pub(crate) use compressed::{CompressedTier, slot_of};
 pub(crate) use same_filled::SameFilledTier;
@@ -144,6 +153,18 @@ pub trait Tier: Send + Sync {
         let _ = other;
         false
     }
+
+    /// Whether a load may wait for long. Such a tier never reuses a location: a load of a freed one
+    /// fails, and never returns other data. So nothing that frees waits for its loads.
+    fn may_wait(&self) -> bool {
+        false
+    }
+
+    /// Begins to load pages that are about to be loaded one after the other. To be overridden where
+    /// many are fetched together sooner than one by one.
+    fn prefetch(&self, locations: &[Location]) {
+        let _ = locations;
+    }
 }
 
 /// A shared tier.
@@ -184,5 +205,13 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn reads(&self, other: TierKind) -> bool {
         (**self).reads(other)
+    }
+
+    fn may_wait(&self) -> bool {
+        (**self).may_wait()
+    }
+
+    fn prefetch(&self, locations: &[Location]) {
+        (**self).prefetch(locations);
     }
 }

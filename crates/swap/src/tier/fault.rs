@@ -156,4 +156,12 @@ impl Tier for FaultyTier {
     fn reads(&self, other: TierKind) -> bool {
         self.inner.reads(other)
     }
+
+    fn may_wait(&self) -> bool {
+        self.inner.may_wait()
+    }
+
+    fn prefetch(&self, locations: &[Location]) {
+        self.inner.prefetch(locations);
+    }
 }

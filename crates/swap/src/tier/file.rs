@@ -8,14 +8,10 @@
 //!
 //! The tier makes no system call; it is given a [`FileBackend`].
 
-mod cipher;
 mod units;
 
 use std::{fmt, io};
 
-pub use cipher::FileKey;
-
-use cipher::{Cipher, TAG};
 use units::Units;
 
 use crate::{
@@ -32,7 +28,10 @@ use crate::{
         atomic::{AtomicBool, AtomicU64, Ordering::*},
         lock,
     },
-    tier::{Placed, Stored, Tier},
+    tier::{
+        Placed, Stored, Tier,
+        cipher::{Cipher, TAG, TierKey},
+    },
     zstd::Uncompressed,
 };
 
@@ -142,7 +141,7 @@ pub struct FileUsage {
 ///
 /// ```no_run
 /// use std::{fs::File, io, os::unix::fs::FileExt};
-/// use memfold_swap::{FileBackend, FileKey, FileTier};
+/// use memfold_swap::{FileBackend, TierKey, FileTier};
 ///
 /// struct SwapFile(File);
 ///
@@ -162,7 +161,7 @@ pub struct FileUsage {
 /// let size = 1 << 30;
 /// let file = File::create_new("swap")?;
 /// file.set_len(size)?;
-/// let key = FileKey::new(random());
+/// let key = TierKey::new(random());
 /// space.add_tier(Box::new(FileTier::new(Box::new(SwapFile(file)), size, &key, 3)?))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -195,7 +194,7 @@ impl FileTier {
     pub fn new(
         backend: Box<dyn FileBackend>,
         bytes: u64,
-        key: &FileKey,
+        key: &TierKey,
         level: i32,
     ) -> Result<Self, NewSwapSpaceError> {
         let units = bytes / UNIT as u64;

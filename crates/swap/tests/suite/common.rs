@@ -11,7 +11,7 @@ use std::{
 
 use memfold_testing::Random;
 
-use memfold_swap::{FileBackend, FileKey, FileTier, PAGE_SIZE, Page, SwapConfig, SwapSpace};
+use memfold_swap::{FileBackend, FileTier, PAGE_SIZE, Page, SwapConfig, SwapSpace, TierKey};
 use zsmalloc::{HeapSource, PageSource};
 
 /// 64 MiB of pool and 256 MiB of pages.
@@ -60,7 +60,7 @@ pub(crate) struct MemoryFile {
 
 impl MemoryFile {
     pub(crate) fn tier(&self, bytes: u64) -> Arc<FileTier> {
-        let key = FileKey::new([7; 32]);
+        let key = TierKey::new([7; 32]);
         Arc::new(FileTier::new(Box::new(self.clone()), bytes, &key, 1).unwrap())
     }
 }

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
 use crate::common::{MemoryFile, assert_empty, config, noise, space_with_file, text};
 use memfold_swap::{
-    Corruption, FileBackend, FileKey, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page,
-    ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKind,
+    Corruption, FileBackend, FileTier, LoadError, MigrateReport, PAGE_SIZE, Page, ScanPolicy,
+    Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKey, TierKind,
 };
 use zsmalloc::HeapSource;
 
@@ -124,7 +124,7 @@ fn a_page_that_takes_the_place_of_one_to_be_written_is_not_written() {
         file: MemoryFile::default(),
         act: Mutex::default(),
     }));
-    let key = FileKey::new([7; 32]);
+    let key = TierKey::new([7; 32]);
     let tier = Arc::new(FileTier::new(Box::new(backend.clone()), FILE, &key, 1).unwrap());
     let space = Arc::new(space(&tier));
     let mut stored = store(&space, 1..700);
@@ -307,7 +307,7 @@ fn a_file_of_another_key_or_of_an_earlier_write_is_refused() {
         file.contents.lock().unwrap().clone()
     };
     // The same pages in the same places under another key.
-    let key = FileKey::new([8; 32]);
+    let key = TierKey::new([8; 32]);
     let tier = Arc::new(FileTier::new(Box::new(file.clone()), FILE, &key, 1).unwrap());
     let space = space(&tier);
     let stored = store(&space, 1..50);

@@ -7,4 +7,5 @@ mod file;
 mod gather;
 mod groups;
 mod oracle;
+mod remote;
 mod threads;

@@ -12,7 +12,7 @@ use crate::supervised::group::Group;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_swap::{
-    FileKey, FileTier, MAX_AGE, MigrateReport, NewSwapSpaceError, ScanPolicy, Scratch, StoreError,
+    FileTier, MAX_AGE, MigrateReport, NewSwapSpaceError, ScanPolicy, Scratch, StoreError, TierKey,
     TierKind,
 };
 use std::io::ErrorKind;
@@ -93,7 +93,7 @@ pub fn open_swap_file(options: &SwapFileOptions) -> Result<FileTier, SwapFileErr
     Ok(FileTier::new(
         Box::new(file),
         options.bytes,
-        &FileKey::new(key),
+        &TierKey::new(key),
         FILE_LEVEL,
     )?)
 }

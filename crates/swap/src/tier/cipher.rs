@@ -1,4 +1,4 @@
-//! Authenticated encryption of pages in a file.
+//! Authenticated encryption of pages outside of memory.
 
 use std::fmt;
 
@@ -17,11 +17,12 @@ use crate::{
 /// Bytes of the authentication tag of a sealed record.
 pub(super) const TAG: usize = 16;
 
-/// The key of a swap file: 32 random bytes, made for one run and one file. Zeroed on drop.
+/// The key of a tier outside of memory: 32 random bytes, made for one run and one tier. Zeroed on
+/// drop.
 #[derive(ZeroizeOnDrop)]
-pub struct FileKey([u8; 32]);
+pub struct TierKey([u8; 32]);
 
-impl FileKey {
+impl TierKey {
     /// A key of these bytes, which must come from the kernel's random number generator and must not
     /// be used for anything else.
     pub fn new(bytes: [u8; 32]) -> Self {
@@ -29,9 +30,9 @@ impl FileKey {
     }
 }
 
-impl fmt::Debug for FileKey {
+impl fmt::Debug for TierKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FileKey(…)")
+        f.write_str("TierKey(…)")
     }
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Cipher {
 }
 
 impl Cipher {
-    pub(super) fn new(key: &FileKey) -> Self {
+    pub(super) fn new(key: &TierKey) -> Self {
         Self {
             cipher: Aes256Gcm::new((&key.0).into()),
             next: AtomicU64::new(0),

@@ -1,0 +1,641 @@
+//! Pages in a store on other machines: compressed, encrypted, and sent in batches.
+//!
+//! ```text
+//!  in the pool ──► sent ──► acknowledged ──► entry changed ──► freed in the pool
+//!       ▲            │ error, or too few replicas
+//!       └────────────┘ the batch is abandoned and removed later
+//! ```
+//!
+//! - **Nothing is freed before it is acknowledged.** A store returns once the backend has the store's
+//!   acknowledgement; only then does the space change the entry and free the pool's copy. On any error
+//!   the page stays where it was, and the batch, which may have arrived, is removed later.
+//! - **No place is used twice.** A command that arrives late can neither remove nor replace another
+//!   page, so a load needs no lock and may take long ([`Tier::may_wait`]).
+//! - **A record is bound to its place.** It is encrypted with AES-256-GCM under a nonce that is used
+//!   once and kept in the slot's annex; slot and location are authenticated. What was forged, damaged,
+//!   moved or replayed is refused ([`Corruption::Forged`]), and what is gone, too
+//!   ([`Corruption::Lost`]).
+//! - **A load waits** for a store that does not answer, for a bounded time ([`RemoteConfig::patience`]).
+//! - **Time to live.** The store forgets what is not renewed ([`RemoteTier::maintain`]), so a run that
+//!   was killed leaves nothing behind.
+//!
+//! The tier makes no system call and knows no network: it is given a [`RemoteBackend`].
+
+mod ahead;
+mod backend;
+mod batches;
+mod health;
+#[cfg(feature = "testing")]
+pub(super) mod model;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+pub use backend::{Batch, BatchId, Place, RemoteBackend, RemoteError, Removal};
+
+use ahead::Ahead;
+use backend::{BATCH_PAGES, UNIT, units};
+use batches::{Batches, FileCopy};
+use health::{Health, pause_before};
+
+use crate::{
+    PAGE_SIZE,
+    checksum::Checksums,
+    codec::Codec,
+    entry::{Location, TierKind},
+    error::{Corruption, LoadError, StoreError},
+    page::Page,
+    scratch::Scratch,
+    slot::Slot,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::*},
+        lock,
+    },
+    tier::{
+        Placed, Stored, Tier,
+        cipher::{Cipher, TAG, TierKey},
+        file::FileTier,
+    },
+    zstd::Uncompressed,
+};
+
+/// Bytes of the checksum before a page's data.
+const CHECKSUM: usize = 4;
+/// The longest compressed data, in bytes; a page that needs more is stored uncompressed.
+const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
+/// Batches of one call to the backend while removing and renewing. More make fewer round trips, and
+/// each takes longer.
+const AT_ONCE: usize = 512;
+
+/// The configuration of a remote tier.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct RemoteConfig {
+    /// The Zstandard level.
+    pub level: i32,
+    /// How long a load waits for a store that does not answer before it fails.
+    pub patience: Duration,
+    /// The interval at which the time to live of all batches is renewed: a fraction of that time.
+    pub renew_every: Duration,
+}
+
+impl Default for RemoteConfig {
+    fn default() -> Self {
+        Self {
+            level: 1,
+            patience: Duration::from_secs(60),
+            renew_every: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// Statistics of the remote tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RemoteUsage {
+    /// Pages stored so far, acknowledged.
+    pub pages_out: u64,
+    /// Pages loaded so far, those from a copy in the file included.
+    pub pages_in: u64,
+    /// Tries of loads, removals and renewals that were repeated.
+    pub retries: u64,
+    /// Batches that the store did not acknowledge. Their pages stayed where they were.
+    pub store_failures: u64,
+    /// Loads that failed: the store did not answer in time, has lost the page, or returned other data.
+    pub load_failures: u64,
+    /// Pages loaded from their copy in the file, because the store had none or did not answer.
+    pub copies_read: u64,
+    /// Pages found lost when their time to live was to be renewed.
+    pub lost_pages: u64,
+    /// Loads that wait for the store now.
+    pub waiting: u64,
+    /// For how long the first of them has waited.
+    pub waiting_for: Duration,
+    /// Why the store is not used now or the loads wait.
+    pub trouble: Option<RemoteError>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    pages_out: AtomicU64,
+    pages_in: AtomicU64,
+    retries: AtomicU64,
+    store_failures: AtomicU64,
+    load_failures: AtomicU64,
+    copies_read: AtomicU64,
+    lost_pages: AtomicU64,
+}
+
+/// Pages in a store on other machines.
+///
+/// Any number of threads may use a tier. One must call [`maintain`](Self::maintain) at intervals.
+pub struct RemoteTier {
+    backend: Box<dyn RemoteBackend>,
+    cipher: Cipher,
+    codec: Codec,
+    config: RemoteConfig,
+    /// Where a copy of each page is kept.
+    copies: Option<Arc<FileTier>>,
+    batches: Mutex<Batches>,
+    ahead: Mutex<Ahead>,
+    health: Health,
+    renewal: Mutex<Renewal>,
+    counters: Counters,
+    /// Whether the tier accepts no more pages.
+    closed: AtomicBool,
+}
+
+/// Renewals of the time to live.
+struct Renewal {
+    /// When all batches are renewed next.
+    due: Duration,
+    /// Those of the last round that could not be renewed.
+    failed: Vec<BatchId>,
+}
+
+/// A page that is packed for the store.
+struct Packed {
+    slot: Slot,
+    record: Vec<u8>,
+    /// Its place in the outcomes.
+    outcome: usize,
+    copy: Option<FileCopy>,
+}
+
+impl RemoteTier {
+    /// A tier in the store behind `backend`. With `copies`, each page is also written to that file
+    /// first, and read from there where the store fails.
+    pub fn new(
+        backend: Box<dyn RemoteBackend>,
+        key: &TierKey,
+        config: RemoteConfig,
+        copies: Option<Arc<FileTier>>,
+    ) -> Self {
+        let renewal = Renewal {
+            due: backend.now() + config.renew_every,
+            failed: Vec::new(),
+        };
+        Self {
+            backend,
+            cipher: Cipher::new(key),
+            codec: Codec::Zstd {
+                level: config.level,
+            },
+            config,
+            copies,
+            batches: Mutex::default(),
+            ahead: Mutex::default(),
+            health: Health::default(),
+            renewal: Mutex::new(renewal),
+            counters: Counters::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes the tier refuse pages, so that it can be [evacuated](crate::SwapSpace::evacuate), or
+    /// accept them again.
+    pub fn set_closed(&self, closed: bool) {
+        self.closed.store(closed, Relaxed);
+    }
+
+    /// Whether the tier refuses pages.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Whether the tier refuses pages for now, because the store failed to take some.
+    pub fn is_paused(&self) -> bool {
+        self.health.is_paused(self.backend.now()).is_some()
+    }
+
+    /// Whether a copy of each page is kept in the file.
+    pub fn keeps_copies(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// Statistics of the tier.
+    pub fn usage(&self) -> RemoteUsage {
+        let (waiting, waiting_for, trouble) = self.health.waiting(self.backend.now());
+        let counters = &self.counters;
+        RemoteUsage {
+            pages_out: counters.pages_out.load(Relaxed),
+            pages_in: counters.pages_in.load(Relaxed),
+            retries: counters.retries.load(Relaxed),
+            store_failures: counters.store_failures.load(Relaxed),
+            load_failures: counters.load_failures.load(Relaxed),
+            copies_read: counters.copies_read.load(Relaxed),
+            lost_pages: counters.lost_pages.load(Relaxed),
+            waiting,
+            waiting_for,
+            trouble,
+        }
+    }
+
+    /// Removes what was freed from the store, and renews the time to live of the rest when that is
+    /// due. To be called at intervals much shorter than [`RemoteConfig::renew_every`], by one thread:
+    /// it waits for the store. Returns whether all of it was done.
+    pub fn maintain(&self) -> bool {
+        let removed = self.remove_freed();
+        let renewed = self.renew();
+        removed && renewed
+    }
+
+    /// Removes everything from the store, at the end: no page may be loaded or stored any more. Gives
+    /// up after `within`; the store then forgets the rest when its time to live is over. Returns
+    /// whether all was removed.
+    pub fn clear(&self, within: Duration) -> bool {
+        self.set_closed(true);
+        let deadline = self.backend.now() + within;
+        let mut all = lock(&self.batches).take_all();
+        while !all.is_empty() {
+            if self.backend.now() >= deadline {
+                return false;
+            }
+            let now = all.split_off(all.len().saturating_sub(AT_ONCE));
+            let outcomes = self.backend.remove(&now);
+            let failed = now.into_iter().zip(outcomes);
+            let before = all.len();
+            all.extend(failed.filter_map(|(removal, outcome)| outcome.is_err().then_some(removal)));
+            if all.len() > before {
+                self.backend.sleep(pause_before(4));
+            }
+        }
+        true
+    }
+
+    fn remove_freed(&self) -> bool {
+        let mut left = lock(&self.batches).left_to_remove();
+        let mut failed = 0;
+        while left > 0 {
+            let removals = lock(&self.batches).removals(AT_ONCE.min(left));
+            left -= AT_ONCE.min(left);
+            let outcomes = self.backend.remove(&removals);
+            let mut batches = lock(&self.batches);
+            for (removal, outcome) in removals.into_iter().zip(outcomes) {
+                match outcome {
+                    Ok(()) => batches.removed(removal),
+                    Err(_) => {
+                        failed += 1;
+                        batches.not_removed(removal);
+                    }
+                }
+            }
+        }
+        self.counters.retries.fetch_add(failed, Relaxed);
+        failed == 0
+    }
+
+    /// Renews all batches if that is due, else those that could not be renewed then.
+    fn renew(&self) -> bool {
+        let mut renewal = lock(&self.renewal);
+        let now = self.backend.now();
+        let batches = if now < renewal.due {
+            std::mem::take(&mut renewal.failed)
+        } else {
+            renewal.due = now + self.config.renew_every;
+            renewal.failed.clear();
+            lock(&self.batches).in_use()
+        };
+        for ids in batches.chunks(AT_ONCE) {
+            for (&id, outcome) in ids.iter().zip(self.backend.renew(ids)) {
+                let in_use = lock(&self.batches).live(id);
+                match outcome {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        self.counters.lost_pages.fetch_add(in_use, Relaxed);
+                    }
+                    Err(_) => renewal.failed.push(id),
+                }
+            }
+        }
+        let failed = renewal.failed.len() as u64;
+        self.counters.retries.fetch_add(failed, Relaxed);
+        failed == 0
+    }
+
+    const fn error(reason: &'static str) -> StoreError {
+        StoreError::Tier {
+            tier: TierKind::Remote,
+            reason,
+        }
+    }
+
+    /// A page's checksum and data, with room for the tag.
+    fn pack(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Vec<u8>, StoreError> {
+        let checksum = Checksums::On.seal(slot, page).to_le_bytes();
+        let packed = |data: &[u8]| {
+            let mut record = Vec::with_capacity(CHECKSUM + data.len() + TAG);
+            record.extend_from_slice(&checksum);
+            record.extend_from_slice(data);
+            record.resize(record.len() + TAG, 0);
+            record
+        };
+        match self.codec.compress(page, MAX_DATA, scratch) {
+            Ok(data) => Ok(packed(data)),
+            Err(Uncompressed::TooLong) => Ok(packed(page)),
+            Err(Uncompressed::Failed) => Err(Self::error("the codec failed")),
+        }
+    }
+
+    /// Writes the copies of pages to the file. Returns the outcome of each.
+    fn keep_copies(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+    ) -> Vec<Result<Option<FileCopy>, StoreError>> {
+        let Some(file) = &self.copies else {
+            return pages.iter().map(|_| Ok(None)).collect();
+        };
+        let mut placed = Vec::with_capacity(pages.len());
+        file.store_batch(pages, scratch, &mut placed);
+        let copy = |placed| match placed {
+            Placed::WithAnnex(location, word) => Ok(Some((location, word))),
+            _ => Err(Self::error("the file kept no copy")),
+        };
+        placed.into_iter().map(|one| one.and_then(copy)).collect()
+    }
+
+    fn free_copies(&self, copies: impl Iterator<Item = FileCopy>) {
+        if let Some(file) = &self.copies {
+            let mut locations: Vec<_> = copies.map(|(location, _)| location).collect();
+            if !locations.is_empty() {
+                file.free(&mut locations);
+            }
+        }
+    }
+
+    /// Sends packed pages, in batches at once, and writes the outcome of each to `out`.
+    fn send(&self, packed: Vec<Packed>, out: &mut [Result<Placed, StoreError>]) {
+        let mut rest = packed.into_iter().peekable();
+        let (mut batches, mut sent) = (Vec::new(), Vec::new());
+        while rest.peek().is_some() {
+            let Some(id) = lock(&self.batches).number() else {
+                let left = rest.by_ref();
+                self.free_copies(left.filter_map(|page| page.copy));
+                break;
+            };
+            let (mut records, mut pages) = (Vec::new(), Vec::new());
+            for (mut page, index) in rest.by_ref().take(BATCH_PAGES).zip(0..) {
+                let location = Place { batch: id, index }.location(page.record.len());
+                let word = self.cipher.seal(page.slot, location, &mut page.record);
+                records.push(page.record);
+                pages.push((page.outcome, Placed::WithAnnex(location, word), page.copy));
+            }
+            batches.push(Batch { id, records });
+            sent.push(pages);
+        }
+        let outcomes = self.backend.put(&batches);
+        let now = self.backend.now();
+        for ((batch, pages), outcome) in batches.iter().zip(sent).zip(outcomes) {
+            self.health.note_store(outcome, now);
+            let copies = pages.iter().filter_map(|(.., copy)| *copy);
+            match outcome {
+                Ok(()) => {
+                    lock(&self.batches).add(batch.id, pages.len(), copies.collect());
+                    let count = pages.len() as u64;
+                    self.counters.pages_out.fetch_add(count, Relaxed);
+                    for (outcome, placed, _) in pages {
+                        out[outcome] = Ok(placed);
+                    }
+                }
+                Err(error) => {
+                    lock(&self.batches).abandon(batch.id);
+                    self.counters.store_failures.fetch_add(1, Relaxed);
+                    self.free_copies(copies);
+                    for (outcome, ..) in pages {
+                        out[outcome] = Err(Self::error(error.reason()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn decode(
+        &self,
+        stored: Stored<'_>,
+        mut record: Vec<u8>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), Corruption> {
+        if record.len().div_ceil(UNIT) != units(stored.location()) {
+            return Err(Corruption::Forged);
+        }
+        let opened = self.cipher.open(
+            stored.slot(),
+            stored.location(),
+            stored.annex(),
+            &mut record,
+        );
+        let plain = opened.ok_or(Corruption::Forged)?;
+        let (checksum, data) = plain.split_first_chunk().ok_or(Corruption::BadLength)?;
+        match <&Page>::try_from(data) {
+            Ok(page) => *out = *page,
+            Err(_) if self.codec.decompress(data, out, scratch) => {}
+            Err(_) => return Err(Corruption::Undecodable),
+        }
+        Checksums::On.verify(stored.slot(), out, u32::from_le_bytes(*checksum))
+    }
+
+    /// Gets a record, waiting for a store that does not answer. `Err` if it did not for too long.
+    fn fetch(&self, place: Place) -> Result<Option<Vec<u8>>, RemoteError> {
+        let started = self.backend.now();
+        let mut tries = 0;
+        let got = loop {
+            let got = self.backend.get(&[place]).pop();
+            let error = match got.unwrap_or(Err(RemoteError::Unavailable("no outcome"))) {
+                Ok(record) => break Ok(record),
+                Err(error) => error,
+            };
+            if tries == 0 {
+                self.health.begin_wait(error, self.backend.now());
+            }
+            tries += 1;
+            let waited = self.backend.now().saturating_sub(started);
+            // With a copy at hand there is nothing to wait for.
+            if waited >= self.config.patience || self.copies.is_some() {
+                break Err(error);
+            }
+            self.counters.retries.fetch_add(1, Relaxed);
+            self.backend.sleep(pause_before(tries));
+        };
+        if tries > 0 {
+            self.health.end_wait();
+        }
+        got
+    }
+
+    /// Loads a page from the store.
+    fn load_remote(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let (slot, tier) = (stored.slot(), TierKind::Remote);
+        let place = Place::of(stored.location());
+        let ahead = lock(&self.ahead).take(place);
+        if let Some(record) = ahead
+            && self.decode(stored, record, out, scratch).is_ok()
+        {
+            return Ok(());
+        }
+        let mut found = Corruption::Lost;
+        // What is missing or wrong is asked for once more: an answer may have been mixed up.
+        for _ in 0..2 {
+            let record = self.fetch(place).map_err(|error| LoadError::Tier {
+                slot,
+                tier,
+                reason: error.reason(),
+            })?;
+            found = match record {
+                None => Corruption::Lost,
+                Some(record) => match self.decode(stored, record, out, scratch) {
+                    Ok(()) => return Ok(()),
+                    Err(what) => what,
+                },
+            };
+        }
+        Err(LoadError::Corrupt {
+            slot,
+            tier,
+            what: found,
+        })
+    }
+
+    /// Loads a page from its copy in the file; `None` if there is none.
+    fn load_copy(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Option<Result<(), LoadError>> {
+        let file = self.copies.as_ref()?;
+        let (location, word) = lock(&self.batches).copy(Place::of(stored.location()))?;
+        self.counters.copies_read.fetch_add(1, Relaxed);
+        let annex = AtomicU64::new(word);
+        Some(file.load(Stored::new(stored.slot(), location, &annex), out, scratch))
+    }
+}
+
+impl Tier for RemoteTier {
+    fn kind(&self) -> TierKind {
+        TierKind::Remote
+    }
+
+    fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
+        let mut out = Vec::with_capacity(1);
+        self.store_batch(&[(slot, page)], scratch, &mut out);
+        out.pop().unwrap_or(Err(Self::error("no outcome")))
+    }
+
+    fn store_batch(
+        &self,
+        pages: &[(Slot, &Page)],
+        scratch: &mut Scratch,
+        out: &mut Vec<Result<Placed, StoreError>>,
+    ) {
+        let refusal = if self.is_closed() {
+            Some("it is being switched off")
+        } else {
+            let paused = self.health.is_paused(self.backend.now());
+            paused.map(RemoteError::reason)
+        };
+        if let Some(reason) = refusal {
+            out.extend(pages.iter().map(|_| Err(Self::error(reason))));
+            return;
+        }
+        let first = out.len();
+        out.resize(
+            first + pages.len(),
+            Err(Self::error("all places are used up")),
+        );
+        let out = &mut out[first..];
+        let copies = self.keep_copies(pages, scratch);
+        let mut packed = Vec::with_capacity(pages.len());
+        for (outcome, (&(slot, page), copy)) in pages.iter().zip(copies).enumerate() {
+            let record = copy.and_then(|copy| {
+                let record = self.pack(slot, page, scratch);
+                if record.is_err() {
+                    self.free_copies(copy.into_iter());
+                }
+                Ok((copy, record?))
+            });
+            match record {
+                Ok((copy, record)) => packed.push(Packed {
+                    slot,
+                    record,
+                    outcome,
+                    copy,
+                }),
+                Err(error) => out[outcome] = Err(error),
+            }
+        }
+        self.send(packed, out);
+    }
+
+    fn load(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let mut loaded = self.load_remote(stored, out, scratch);
+        if loaded.is_err()
+            && let Some(copy) = self.load_copy(stored, out, scratch)
+        {
+            loaded = copy;
+        }
+        let counter = match loaded {
+            Ok(()) => &self.counters.pages_in,
+            Err(_) => &self.counters.load_failures,
+        };
+        counter.fetch_add(1, Relaxed);
+        loaded
+    }
+
+    fn free(&self, locations: &mut [Location]) {
+        let mut copies = Vec::new();
+        {
+            let mut batches = lock(&self.batches);
+            for &location in &*locations {
+                copies.extend(batches.free(Place::of(location)));
+            }
+        }
+        self.free_copies(copies.into_iter());
+    }
+
+    fn bytes(&self, location: Location) -> u64 {
+        (units(location) * UNIT) as u64
+    }
+
+    fn may_wait(&self) -> bool {
+        true
+    }
+
+    fn prefetch(&self, locations: &[Location]) {
+        let mut places: Vec<_> = locations.iter().map(|&one| Place::of(one)).collect();
+        {
+            let ahead = lock(&self.ahead);
+            places.retain(|place| !ahead.has(*place));
+        }
+        if places.len() < 2 {
+            return;
+        }
+        // What fails is fetched again when it is loaded.
+        let got = self.backend.get(&places);
+        let mut ahead = lock(&self.ahead);
+        for (place, record) in places.into_iter().zip(got) {
+            if let Ok(Some(record)) = record {
+                ahead.insert(place, record);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RemoteTier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteTier")
+            .field("usage", &self.usage())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,151 @@
+//! The batches in the store.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::{
+    entry::Location,
+    tier::remote::backend::{BatchId, Place, Removal},
+};
+
+/// A copy of a page in the file: its location and annex word.
+pub(super) type FileCopy = (Location, u64);
+
+#[derive(Debug)]
+struct Record {
+    /// A bit for each page that is in use.
+    live: u64,
+    /// A bit for each page that is freed and not yet removed from the store.
+    freed: u64,
+    /// By index; empty if no copies are kept.
+    copies: Box<[FileCopy]>,
+}
+
+/// What is known of each batch in the store.
+#[derive(Debug, Default)]
+pub(super) struct Batches {
+    next: u64,
+    records: HashMap<u64, Record>,
+    /// Batches with something to remove, each once.
+    to_remove: VecDeque<u64>,
+}
+
+impl Batches {
+    /// A new number; `None` if all were used.
+    pub(super) fn number(&mut self) -> Option<BatchId> {
+        if self.next == BatchId::END {
+            return None;
+        }
+        self.next += 1;
+        Some(BatchId::from_raw(self.next - 1))
+    }
+
+    /// Notes an acknowledged batch of so many pages.
+    pub(super) fn add(&mut self, batch: BatchId, pages: usize, copies: Box<[FileCopy]>) {
+        let record = Record {
+            live: u64::MAX >> (u64::BITS as usize - pages),
+            freed: 0,
+            copies,
+        };
+        self.records.insert(batch.into_raw(), record);
+    }
+
+    /// Notes a batch that may be in the store although it was not acknowledged.
+    pub(super) fn abandon(&mut self, batch: BatchId) {
+        let record = Record {
+            live: 0,
+            freed: u64::MAX,
+            copies: Box::default(),
+        };
+        self.records.insert(batch.into_raw(), record);
+        self.to_remove.push_back(batch.into_raw());
+    }
+
+    /// The copy of a page in the file, if one is kept.
+    pub(super) fn copy(&self, place: Place) -> Option<FileCopy> {
+        let record = self.records.get(&place.batch.into_raw())?;
+        record.copies.get(usize::from(place.index)).copied()
+    }
+
+    /// Frees a page, which is removed from the store later. Returns its copy in the file.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such page: an entry was invalid.
+    pub(super) fn free(&mut self, place: Place) -> Option<FileCopy> {
+        let number = place.batch.into_raw();
+        let bit = 1 << place.index;
+        let record = self
+            .records
+            .get_mut(&number)
+            .filter(|record| record.live & bit != 0)
+            .unwrap_or_else(|| panic!("page {place:?} of the remote tier is not in use"));
+        record.live &= !bit;
+        if record.freed == 0 {
+            self.to_remove.push_back(number);
+        }
+        record.freed |= bit;
+        record.copies.get(usize::from(place.index)).copied()
+    }
+
+    /// Takes up to `most` removals. Each must be [confirmed](Self::removed) or
+    /// [returned](Self::not_removed).
+    pub(super) fn removals(&mut self, most: usize) -> Vec<Removal> {
+        let most = most.min(self.to_remove.len());
+        let removal = |number: u64| {
+            let record = self.records.get(&number)?;
+            Some(Removal {
+                batch: BatchId::from_raw(number),
+                pages: (record.live != 0).then_some(record.freed),
+            })
+        };
+        self.to_remove.drain(..most).filter_map(removal).collect()
+    }
+
+    /// Notes that the store has removed it.
+    pub(super) fn removed(&mut self, removal: Removal) {
+        let number = removal.batch.into_raw();
+        let Some(pages) = removal.pages else {
+            self.records.remove(&number);
+            return;
+        };
+        if let Some(record) = self.records.get_mut(&number) {
+            record.freed &= !pages;
+            if record.freed != 0 || record.live == 0 {
+                self.to_remove.push_back(number);
+            }
+        }
+    }
+
+    /// Notes that the store may not have removed it.
+    pub(super) fn not_removed(&mut self, removal: Removal) {
+        self.to_remove.push_back(removal.batch.into_raw());
+    }
+
+    /// Batches with something to remove.
+    pub(super) fn left_to_remove(&self) -> usize {
+        self.to_remove.len()
+    }
+
+    /// All batches in use.
+    pub(super) fn in_use(&self) -> Vec<BatchId> {
+        let live = self.records.iter().filter(|(_, record)| record.live != 0);
+        live.map(|(number, _)| BatchId::from_raw(*number)).collect()
+    }
+
+    /// Pages in use in a batch.
+    pub(super) fn live(&self, batch: BatchId) -> u64 {
+        let record = self.records.get(&batch.into_raw());
+        record.map_or(0, |record| record.live.count_ones().into())
+    }
+
+    /// Forgets all batches, which are to be removed whole.
+    pub(super) fn take_all(&mut self) -> Vec<Removal> {
+        self.to_remove.clear();
+        let whole = |number| Removal {
+            batch: BatchId::from_raw(number),
+            pages: None,
+        };
+        let all = self.records.drain().map(|(number, _)| whole(number));
+        all.collect()
+    }
+}

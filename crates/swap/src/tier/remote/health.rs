@@ -1,0 +1,93 @@
+//! What is known of the store's health: pauses after failed stores, and loads that wait.
+
+use std::time::Duration;
+
+use crate::{
+    sync::{Mutex, lock},
+    tier::remote::backend::RemoteError,
+};
+
+/// Pauses of stores after the first failure, and the longest. Longer spares a store in trouble, and
+/// uses it later once it is well.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses of a load between two tries.
+const FIRST_RETRY: Duration = Duration::from_millis(2);
+const LONGEST_RETRY: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Failed stores in a row.
+    failures: u32,
+    paused_until: Duration,
+    /// Loads that wait for the store, and since when the longest has.
+    waiting: u64,
+    waiting_since: Duration,
+    last: Option<RemoteError>,
+}
+
+/// The store's health, by what it last did.
+#[derive(Debug, Default)]
+pub(super) struct Health(Mutex<State>);
+
+impl Health {
+    /// Whether stores are refused for now, and why.
+    pub(super) fn is_paused(&self, now: Duration) -> Option<RemoteError> {
+        let state = lock(&self.0);
+        if now < state.paused_until {
+            state.last
+        } else {
+            None
+        }
+    }
+
+    /// Notes the outcome of a store.
+    pub(super) fn note_store(&self, outcome: Result<(), RemoteError>, now: Duration) {
+        let mut state = lock(&self.0);
+        match outcome {
+            Ok(()) => {
+                state.failures = 0;
+                state.paused_until = Duration::ZERO;
+                if state.waiting == 0 {
+                    state.last = None;
+                }
+            }
+            Err(error) => {
+                let pause = FIRST_PAUSE * 2_u32.saturating_pow(state.failures.min(16));
+                state.failures += 1;
+                state.paused_until = now + pause.min(LONGEST_PAUSE);
+                state.last = Some(error);
+            }
+        }
+    }
+
+    /// Notes that a load begins to wait.
+    pub(super) fn begin_wait(&self, error: RemoteError, now: Duration) {
+        let mut state = lock(&self.0);
+        if state.waiting == 0 {
+            state.waiting_since = now;
+        }
+        state.waiting += 1;
+        state.last = Some(error);
+    }
+
+    /// Notes that it waits no longer.
+    pub(super) fn end_wait(&self) {
+        lock(&self.0).waiting -= 1;
+    }
+
+    /// Loads that wait, for how long, and the last error.
+    pub(super) fn waiting(&self, now: Duration) -> (u64, Duration, Option<RemoteError>) {
+        let state = lock(&self.0);
+        let lasts = match state.waiting {
+            0 => Duration::ZERO,
+            _ => now.saturating_sub(state.waiting_since),
+        };
+        (state.waiting, lasts, state.last)
+    }
+}
+
+/// The pause before try number `tries` of a load, from 1.
+pub(super) fn pause_before(tries: u32) -> Duration {
+    (FIRST_RETRY * 2_u32.saturating_pow(tries.saturating_sub(1).min(16))).min(LONGEST_RETRY)
+}

@@ -1,0 +1,460 @@
+//! The remote tier with a store that fails in every way: pages stay until they are acknowledged, and
+//! nothing but the right page ever comes back.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use crate::common::{MemoryFile, assert_empty, config, noise, text};
+use memfold_swap::{
+    Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, RemoteConfig, RemoteTier,
+    ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKey, TierKind,
+};
+use proptest::prelude::*;
+use zsmalloc::HeapSource;
+
+const TIME_TO_LIVE: Duration = Duration::from_secs(3600);
+/// No store is paused for longer.
+const LONG: Duration = Duration::from_secs(10);
+
+struct World {
+    space: SwapSpace<HeapSource>,
+    store: ModelStore,
+    tier: Arc<RemoteTier>,
+    scratch: Scratch,
+}
+
+/// What else the space has beside the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum File {
+    None,
+    /// For what fits, of so many bytes.
+    First(u64),
+    Copies,
+}
+
+fn mixed(seed: u64) -> Page {
+    if seed.is_multiple_of(5) {
+        noise(seed)
+    } else {
+        text(seed)
+    }
+}
+
+impl World {
+    fn new(file: File) -> Self {
+        let store = ModelStore::new(Some(TIME_TO_LIVE));
+        let mut remote = RemoteConfig::default();
+        remote.patience = Duration::from_secs(60);
+        remote.renew_every = TIME_TO_LIVE / 4;
+        let mut space = SwapSpace::new(HeapSource::new(), config()).unwrap();
+        let (mut copies, key) = (None, TierKey::new([9; 32]));
+        match file {
+            File::None => {}
+            File::First(bytes) => {
+                let file = MemoryFile::default().tier(bytes);
+                space.add_tier(Box::new(file)).unwrap();
+            }
+            File::Copies => {
+                let file = MemoryFile::default().tier(64 << 20);
+                space.add_tier(Box::new(file.clone())).unwrap();
+                space.prefer_remote();
+                copies = Some(file);
+            }
+        }
+        let tier = RemoteTier::new(Box::new(store.clone()), &key, remote, copies);
+        let tier = Arc::new(tier);
+        space.add_tier(Box::new(tier.clone())).unwrap();
+        Self {
+            space,
+            store,
+            tier,
+            scratch: Scratch::new(),
+        }
+    }
+
+    fn fill(&mut self, pages: std::ops::Range<u64>) -> Vec<(Slot, u64)> {
+        let mut store = |seed| self.space.store(&mixed(seed), &mut self.scratch).unwrap();
+        pages.map(|seed| (store(seed), seed)).collect()
+    }
+
+    fn write_back(&mut self) -> u64 {
+        let policy = ScanPolicy {
+            recompress: None,
+            write_back: Some(1),
+        };
+        let mut moved = 0;
+        for _ in 0..2 {
+            moved += self.space.scan(policy, usize::MAX, &mut self.scratch).moved;
+        }
+        moved
+    }
+
+    fn load(&mut self, slot: Slot) -> Result<Page, LoadError> {
+        let mut page = [0xcc; PAGE_SIZE];
+        let loaded = self.space.load(slot, &mut page, &mut self.scratch);
+        loaded.map(|()| page)
+    }
+
+    #[track_caller]
+    fn assert_all_right(&mut self, stored: &[(Slot, u64)]) {
+        for &(slot, seed) in stored {
+            assert!(self.load(slot).unwrap() == mixed(seed), "from {slot:?}");
+        }
+    }
+
+    #[track_caller]
+    fn end(&mut self, stored: &[(Slot, u64)]) {
+        let slots: Vec<_> = stored.iter().map(|(slot, _)| *slot).collect();
+        self.space.release_bulk(&slots);
+        assert_empty(&self.space);
+        self.store.disarm();
+        assert!(self.tier.maintain());
+        assert_eq!(self.store.records(), 0);
+    }
+}
+
+#[test]
+fn pages_go_to_the_store_and_come_back() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..2000);
+    assert_eq!(world.write_back(), 1999);
+    let usage = world.space.usage();
+    assert_eq!((usage.remote_pages, usage.sent_total), (1999, 1999));
+    assert_eq!(world.store.records(), 1999);
+    world.space.trim();
+    assert_eq!(world.space.usage().pool_bytes, 0);
+    world.assert_all_right(&stored);
+    world
+        .space
+        .prefetch(stored.iter().take(100).map(|one| one.0));
+    world.assert_all_right(&stored);
+    let report = world
+        .space
+        .evacuate(TierKind::Remote, &mut Scratch::new(), || true);
+    assert_eq!((report.moved, report.finished), (1999, true));
+    world.assert_all_right(&stored);
+    world.write_back();
+    world.end(&stored);
+}
+
+#[test]
+fn what_is_not_acknowledged_stays() {
+    for fault in [
+        ModelFault::PutLost,
+        ModelFault::PutUnacknowledged,
+        ModelFault::Full,
+        ModelFault::TooFewReplicas,
+    ] {
+        let mut world = World::new(File::None);
+        let stored = world.fill(1..400);
+        world.store.arm(fault, u64::MAX);
+        assert_eq!(world.write_back(), 0);
+        assert_eq!(world.space.usage().remote_pages, 0);
+        assert!(world.tier.usage().store_failures > 0 && world.tier.is_paused());
+        // A store in trouble is left alone for a while.
+        let happened = world.store.happened();
+        world.write_back();
+        assert_eq!(world.store.happened(), happened);
+        world.assert_all_right(&stored);
+        world.store.disarm();
+        world.store.pass(LONG);
+        assert!(world.tier.maintain());
+        assert_eq!(world.store.records(), 0, "abandoned batches are removed");
+        assert_eq!(world.write_back(), 399);
+        assert_eq!(world.tier.usage().trouble, None);
+        world.assert_all_right(&stored);
+        world.end(&stored);
+    }
+}
+
+#[test]
+fn what_no_longer_fits_the_file_goes_to_the_store() {
+    let mut world = World::new(File::First(1 << 20));
+    let stored = world.fill(1..2000);
+    assert_eq!(world.write_back(), 1999);
+    let usage = world.space.usage();
+    assert!(usage.file_pages > 100 && usage.remote_pages > 100);
+    assert_eq!(usage.file_pages + usage.remote_pages, 1999);
+    world.assert_all_right(&stored);
+    world.end(&stored);
+}
+
+#[test]
+fn a_load_waits_for_a_bounded_time() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..100);
+    world.write_back();
+    world.store.arm(ModelFault::GetUnavailable, 20);
+    world.assert_all_right(&stored);
+    assert_eq!(world.tier.usage().retries, 20);
+    world.store.arm(ModelFault::GetUnavailable, u64::MAX);
+    let error = world.load(stored[0].0).unwrap_err();
+    assert!(matches!(error, LoadError::Tier { .. }), "{error}");
+    assert_eq!(world.tier.usage().waiting, 0);
+    world.store.disarm();
+    // Nothing was lost by that.
+    world.assert_all_right(&stored);
+    world.end(&stored);
+}
+
+#[test]
+fn no_other_data_is_taken_for_a_page() {
+    for fault in [ModelFault::GetForged, ModelFault::GetReplayed] {
+        let mut world = World::new(File::None);
+        let stored = world.fill(1..200);
+        world.write_back();
+        // One answer may be mixed up.
+        world.store.arm(fault, 1);
+        world.assert_all_right(&stored[1..]);
+        world.store.arm(fault, u64::MAX);
+        for &(slot, _) in &stored[1..] {
+            let error = world.load(slot).unwrap_err();
+            assert!(matches!(error, LoadError::Corrupt { .. }), "{error}");
+        }
+        assert_eq!(world.tier.usage().load_failures, 2 * 198);
+        world.end(&stored);
+    }
+}
+
+#[test]
+fn what_the_store_lost_is_never_replaced() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..200);
+    world.write_back();
+    world.store.flush();
+    for &(slot, _) in &stored {
+        let error = world.load(slot).unwrap_err();
+        let LoadError::Corrupt { what, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(what, Corruption::Lost);
+    }
+    world.store.pass(TIME_TO_LIVE / 4);
+    world.tier.maintain();
+    assert_eq!(world.tier.usage().lost_pages, 199);
+    world.end(&stored);
+}
+
+#[test]
+fn pages_live_for_as_long_as_they_are_renewed() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..200);
+    world.write_back();
+    for _ in 0..20 {
+        world.store.arm(ModelFault::RenewLost, 1);
+        world.store.pass(TIME_TO_LIVE / 4);
+        assert!(!world.tier.maintain());
+        assert!(world.tier.maintain());
+    }
+    world.assert_all_right(&stored);
+    // The run was killed.
+    world.store.pass(TIME_TO_LIVE);
+    assert_eq!(world.store.records(), 0);
+    world.end(&stored);
+}
+
+#[test]
+fn copies_in_the_file_outlive_the_store() {
+    let mut world = World::new(File::Copies);
+    let stored = world.fill(1..500);
+    assert_eq!(world.write_back(), 499);
+    assert_eq!(world.space.usage().remote_pages, 499);
+    world.store.arm(ModelFault::GetUnavailable, 10);
+    world.assert_all_right(&stored);
+    assert_eq!(world.tier.usage().copies_read, 10);
+    world.store.flush();
+    world.assert_all_right(&stored);
+    // What the store does not take goes to the file alone.
+    world.store.arm(ModelFault::Full, u64::MAX);
+    let more = world.fill(1000..1100);
+    world.write_back();
+    assert_eq!(world.space.usage().file_pages, 100);
+    world.assert_all_right(&more);
+    let all: Vec<_> = stored.into_iter().chain(more).collect();
+    world.end(&all);
+}
+
+#[test]
+fn a_clean_end_removes_everything() {
+    let mut world = World::new(File::None);
+    let stored = world.fill(1..500);
+    world.write_back();
+    world.store.arm(ModelFault::RemoveLost, 3);
+    assert!(world.tier.clear(Duration::from_secs(10)));
+    assert_eq!(world.store.records(), 0);
+    let error = world.space.store(&text(1), &mut world.scratch).map(drop);
+    assert_eq!(error, Ok(()));
+    assert!(matches!(
+        world.load(stored[0].0),
+        Err(LoadError::Corrupt { .. })
+    ));
+}
+
+#[test]
+fn a_full_pool_stores_new_pages_remotely() {
+    let store = ModelStore::new(None);
+    let key = TierKey::new([9; 32]);
+    let remote = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default(), None);
+    let config = SwapConfig {
+        pool_capacity_pages: 64,
+        ..config()
+    };
+    let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
+    space.add_tier(Box::new(remote)).unwrap();
+    let mut scratch = Scratch::new();
+    let stored: Vec<_> = (1..3000)
+        .map(|seed| space.store(&noise(seed), &mut scratch).unwrap())
+        .collect();
+    assert!(store.records() > 1000, "{}", store.records());
+    store.arm(ModelFault::Full, u64::MAX);
+    let error = space.store(&noise(3000), &mut scratch).unwrap_err();
+    assert!(matches!(
+        error,
+        StoreError::Tier { .. } | StoreError::Pool(_)
+    ));
+    space.release_bulk(&stored);
+}
+
+#[derive(Debug, Clone)]
+enum Operation {
+    Store(u64),
+    Load(usize),
+    Prefetch(usize),
+    Release(usize),
+    WriteBack,
+    Evacuate(TierKind),
+    Arm(ModelFault, u64),
+    Pass(u64),
+    Maintain,
+    Evict(usize),
+}
+
+const FAULTS: [ModelFault; 10] = [
+    ModelFault::PutLost,
+    ModelFault::PutUnacknowledged,
+    ModelFault::Full,
+    ModelFault::TooFewReplicas,
+    ModelFault::GetUnavailable,
+    ModelFault::GetForged,
+    ModelFault::GetReplayed,
+    ModelFault::RemoveLost,
+    ModelFault::RemoveUnacknowledged,
+    ModelFault::RenewLost,
+];
+
+fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        4 => (1..400_u64).prop_map(Operation::Store),
+        6 => any::<usize>().prop_map(Operation::Load),
+        2 => any::<usize>().prop_map(Operation::Prefetch),
+        4 => any::<usize>().prop_map(Operation::Release),
+        4 => Just(Operation::WriteBack),
+        1 => prop::sample::select(&[TierKind::Remote, TierKind::File][..])
+            .prop_map(Operation::Evacuate),
+        4 => (prop::sample::select(&FAULTS[..]), 1..6_u64)
+            .prop_map(|(fault, times)| Operation::Arm(fault, times)),
+        3 => (1..600_u64).prop_map(Operation::Pass),
+        4 => Just(Operation::Maintain),
+        1 => any::<usize>().prop_map(Operation::Evict),
+    ]
+}
+
+/// A world and what each slot must hold.
+struct Pair {
+    world: World,
+    held: Vec<(Slot, u64)>,
+    /// Whether the store has lost a batch, or may have lost some for lack of a renewal.
+    lost: bool,
+    file: File,
+}
+
+impl Pair {
+    fn apply(&mut self, operation: &Operation) {
+        let count = self.held.len();
+        let pick = |which: &usize| (count > 0).then(|| which % count);
+        match operation {
+            Operation::Store(pages) => {
+                let first = self.held.last().map_or(1, |(_, seed)| seed + 1);
+                let more = self.world.fill(first..first + pages);
+                self.held.extend(more);
+            }
+            Operation::Load(which) => {
+                if let Some(which) = pick(which) {
+                    self.check(which);
+                }
+            }
+            Operation::Prefetch(from) => {
+                if let Some(from) = pick(from) {
+                    let slots = self.held[from..].iter().take(16).map(|one| one.0);
+                    self.world.space.prefetch(slots);
+                }
+            }
+            Operation::Release(which) => {
+                if let Some(which) = pick(which) {
+                    let (slot, _) = self.held.swap_remove(which);
+                    self.world.space.release(slot);
+                }
+            }
+            Operation::WriteBack => {
+                self.world.write_back();
+            }
+            Operation::Evacuate(tier) => {
+                let scratch = &mut Scratch::new();
+                self.world.space.evacuate(*tier, scratch, || true);
+            }
+            Operation::Arm(fault, times) => self.world.store.arm(*fault, *times),
+            Operation::Pass(seconds) => {
+                self.world.store.pass(Duration::from_secs(*seconds));
+                // As the thread of the command does, often enough.
+                while !self.world.tier.maintain() {}
+            }
+            Operation::Maintain => {
+                self.world.tier.maintain();
+            }
+            Operation::Evict(which) => self.lost |= self.world.store.evict(*which),
+        }
+    }
+
+    /// A page is right, or refused for a reason.
+    fn check(&mut self, which: usize) {
+        let (slot, seed) = self.held[which];
+        let before = self.world.store.happened();
+        match self.world.load(slot) {
+            Ok(page) => assert!(page == mixed(seed), "wrong page from {slot:?}"),
+            Err(error) => {
+                assert_ne!(self.file, File::Copies, "{error}");
+                let lost = matches!(
+                    error,
+                    LoadError::Corrupt {
+                        what: Corruption::Lost,
+                        ..
+                    }
+                );
+                let is_explained = lost && self.lost || self.world.store.happened() > before;
+                assert!(is_explained, "{error}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_space_with_a_failing_store_returns_what_was_stored(
+        file in prop::sample::select(&[File::None, File::First(2 << 20), File::Copies][..]),
+        operations in prop::collection::vec(operation(), 1..60),
+    ) {
+        let mut pair = Pair { world: World::new(file), held: Vec::new(), lost: false, file };
+        for operation in &operations {
+            pair.apply(operation);
+        }
+        pair.world.store.disarm();
+        for which in 0..pair.held.len() {
+            pair.check(which);
+        }
+        let seen: HashMap<_, _> = pair.held.iter().copied().collect();
+        prop_assert_eq!(seen.len(), pair.held.len());
+        let held = std::mem::take(&mut pair.held);
+        pair.world.end(&held);
+    }
+}
