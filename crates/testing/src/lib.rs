@@ -1,6 +1,8 @@
 //! What the tests of all crates share: how a test is left out, random numbers, fuzz inputs, lists of
 //! files.
 
+pub mod store;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

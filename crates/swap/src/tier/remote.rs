@@ -28,7 +28,11 @@ mod health;
 #[cfg(feature = "testing")]
 pub(super) mod model;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 pub use backend::{Batch, BatchId, Place, RemoteBackend, RemoteError, Removal};
 
@@ -135,7 +139,7 @@ pub struct RemoteTier {
     codec: Codec,
     config: RemoteConfig,
     /// Where a copy of each page is kept.
-    copies: Option<Arc<FileTier>>,
+    copies: OnceLock<Arc<FileTier>>,
     batches: Mutex<Batches>,
     ahead: Mutex<Ahead>,
     health: Health,
@@ -163,14 +167,8 @@ struct Packed {
 }
 
 impl RemoteTier {
-    /// A tier in the store behind `backend`. With `copies`, each page is also written to that file
-    /// first, and read from there where the store fails.
-    pub fn new(
-        backend: Box<dyn RemoteBackend>,
-        key: &TierKey,
-        config: RemoteConfig,
-        copies: Option<Arc<FileTier>>,
-    ) -> Self {
+    /// A tier in the store behind `backend`.
+    pub fn new(backend: Box<dyn RemoteBackend>, key: &TierKey, config: RemoteConfig) -> Self {
         let renewal = Renewal {
             due: backend.now() + config.renew_every,
             failed: Vec::new(),
@@ -182,7 +180,7 @@ impl RemoteTier {
                 level: config.level,
             },
             config,
-            copies,
+            copies: OnceLock::new(),
             batches: Mutex::default(),
             ahead: Mutex::default(),
             health: Health::default(),
@@ -190,6 +188,17 @@ impl RemoteTier {
             counters: Counters::default(),
             closed: AtomicBool::new(false),
         }
+    }
+
+    /// Writes each page to `file` before it is sent, and reads it from there where the store fails. To
+    /// be called before the tier is used.
+    ///
+    /// # Panics
+    ///
+    /// If it was called before.
+    pub fn keep_copies_in(&self, file: Arc<FileTier>) {
+        let is_first = self.copies.set(file).is_ok();
+        assert!(is_first, "copies are kept in one file");
     }
 
     /// Makes the tier refuse pages, so that it can be [evacuated](crate::SwapSpace::evacuate), or
@@ -210,7 +219,7 @@ impl RemoteTier {
 
     /// Whether a copy of each page is kept in the file.
     pub fn keeps_copies(&self) -> bool {
-        self.copies.is_some()
+        self.copies.get().is_some()
     }
 
     /// Statistics of the tier.
@@ -343,7 +352,7 @@ impl RemoteTier {
         pages: &[(Slot, &Page)],
         scratch: &mut Scratch,
     ) -> Vec<Result<Option<FileCopy>, StoreError>> {
-        let Some(file) = &self.copies else {
+        let Some(file) = self.copies.get() else {
             return pages.iter().map(|_| Ok(None)).collect();
         };
         let mut placed = Vec::with_capacity(pages.len());
@@ -356,7 +365,7 @@ impl RemoteTier {
     }
 
     fn free_copies(&self, copies: impl Iterator<Item = FileCopy>) {
-        if let Some(file) = &self.copies {
+        if let Some(file) = self.copies.get() {
             let mut locations: Vec<_> = copies.map(|(location, _)| location).collect();
             if !locations.is_empty() {
                 file.free(&mut locations);
@@ -452,7 +461,7 @@ impl RemoteTier {
             tries += 1;
             let waited = self.backend.now().saturating_sub(started);
             // With a copy at hand there is nothing to wait for.
-            if waited >= self.config.patience || self.copies.is_some() {
+            if waited >= self.config.patience || self.keeps_copies() {
                 break Err(error);
             }
             self.counters.retries.fetch_add(1, Relaxed);
@@ -509,7 +518,7 @@ impl RemoteTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Option<Result<(), LoadError>> {
-        let file = self.copies.as_ref()?;
+        let file = self.copies.get()?;
         let (location, word) = lock(&self.batches).copy(Place::of(stored.location()))?;
         self.counters.copies_read.fetch_add(1, Relaxed);
         let annex = AtomicU64::new(word);

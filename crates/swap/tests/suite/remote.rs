@@ -60,8 +60,11 @@ impl World {
                 copies = Some(file);
             }
         }
-        let tier = RemoteTier::new(Box::new(store.clone()), &key, remote, copies);
+        let tier = RemoteTier::new(Box::new(store.clone()), &key, remote);
         let tier = Arc::new(tier);
+        copies
+            .into_iter()
+            .for_each(|file| tier.keep_copies_in(file));
         space.add_tier(Box::new(tier.clone())).unwrap();
         Self {
             space,
@@ -293,7 +296,7 @@ fn a_clean_end_removes_everything() {
 fn a_full_pool_stores_new_pages_remotely() {
     let store = ModelStore::new(None);
     let key = TierKey::new([9; 32]);
-    let remote = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default(), None);
+    let remote = RemoteTier::new(Box::new(store.clone()), &key, RemoteConfig::default());
     let config = SwapConfig {
         pool_capacity_pages: 64,
         ..config()

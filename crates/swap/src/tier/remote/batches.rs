@@ -7,6 +7,9 @@ use crate::{
     tier::remote::backend::{BatchId, Place, Removal},
 };
 
+/// The most abandoned batches remembered. More leave less to the time to live.
+const ABANDONED: usize = 1 << 16;
+
 /// A copy of a page in the file: its location and annex word.
 pub(super) type FileCopy = (Location, u64);
 
@@ -27,6 +30,9 @@ pub(super) struct Batches {
     records: HashMap<u64, Record>,
     /// Batches with something to remove, each once.
     to_remove: VecDeque<u64>,
+    /// The last abandoned batches. Each may still arrive after it was removed, so it is removed once
+    /// more at the end.
+    abandoned: VecDeque<u64>,
 }
 
 impl Batches {
@@ -58,6 +64,10 @@ impl Batches {
         };
         self.records.insert(batch.into_raw(), record);
         self.to_remove.push_back(batch.into_raw());
+        if self.abandoned.len() == ABANDONED {
+            self.abandoned.pop_front();
+        }
+        self.abandoned.push_back(batch.into_raw());
     }
 
     /// The copy of a page in the file, if one is kept.
@@ -145,7 +155,10 @@ impl Batches {
             batch: BatchId::from_raw(number),
             pages: None,
         };
-        let all = self.records.drain().map(|(number, _)| whole(number));
-        all.collect()
+        let records = self.records.drain().map(|(number, _)| number);
+        let mut all: Vec<_> = records.chain(self.abandoned.drain(..)).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into_iter().map(whole).collect()
     }
 }

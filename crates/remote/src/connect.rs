@@ -1,0 +1,239 @@
+//! The first connection: what is wrong with a store is found before a program depends on it.
+
+use std::time::{Duration, Instant};
+
+use memfold_swap::{Batch, BatchId, Place, RemoteBackend, RemoteError, Removal};
+use redis::{Value, cmd};
+
+use crate::{
+    address::{Server, StoreAddress},
+    node::Commands,
+    options::Options,
+    store::Store,
+};
+
+/// How long a server may take to be connected to.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// No server can be reached.
+    #[error(
+        "cannot connect to the store {address}: {reason}; check that it runs, and that no firewall is \
+         between"
+    )]
+    Unreachable {
+        /// The store.
+        address: StoreAddress,
+        /// What the last server that was tried failed with.
+        reason: String,
+    },
+    /// The server refuses the user or the password.
+    #[error(
+        "the store {address} refuses the user or password; give the right ones by \
+         --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
+    )]
+    Refused {
+        /// The store.
+        address: StoreAddress,
+    },
+    /// A page could not be written, read, renewed and removed.
+    #[error(
+        "the store {address} cannot hold pages: {reason}; the user needs HSET, HMGET, HDEL, PEXPIRE, \
+         UNLINK, MULTI, EXEC, WAIT, ROLE, INFO and CLUSTER SLOTS, on the keys memfold:*"
+    )]
+    Unusable {
+        /// The store.
+        address: StoreAddress,
+        /// What failed.
+        reason: String,
+    },
+    /// A primary has fewer replicas than were asked for.
+    #[error(
+        "the server {server} has {found} replicas, fewer than the {wanted} that --remote-replicas asks \
+         for; no page could be sent there"
+    )]
+    TooFewReplicas {
+        /// The primary.
+        server: String,
+        /// Its replicas.
+        found: u32,
+        /// Replicas asked for.
+        wanted: u32,
+    },
+    /// The time to live is not longer than what a program waits.
+    #[error("--remote-ttl must be at least twice --remote-timeout, and 10 seconds or more")]
+    TimeToLive,
+    /// No random numbers, or no thread.
+    #[error("cannot prepare the remote tier: {0}")]
+    Own(#[from] std::io::Error),
+}
+
+impl Store {
+    /// Connects, and tries all that is needed.
+    pub(crate) fn check(&self, options: &Options) -> Result<(), OpenError> {
+        let address = &options.address;
+        self.reach(address)?;
+        let topology = self.topology().map_err(|error| OpenError::Unusable {
+            address: address.clone(),
+            reason: format!("{error}, or none is a primary"),
+        })?;
+        for server in &topology.primaries {
+            self.check_primary(server, options)?;
+        }
+        self.try_page(address)
+    }
+
+    /// Connects to any of the given servers.
+    fn reach(&self, address: &StoreAddress) -> Result<(), OpenError> {
+        let mut last = OpenError::Unreachable {
+            address: address.clone(),
+            reason: "no server was given".to_owned(),
+        };
+        for server in &address.servers {
+            let connected = self.node(server).and_then(|node| node.try_connect(CONNECT));
+            let Err(error) = connected else {
+                return Ok(());
+            };
+            let is_refused = crate::failure::of_connection(&error).error() == RemoteError::Refused;
+            last = if is_refused {
+                OpenError::Refused {
+                    address: address.clone(),
+                }
+            } else {
+                OpenError::Unreachable {
+                    address: address.clone(),
+                    reason: format!("{server}: {error}"),
+                }
+            };
+        }
+        Err(last)
+    }
+
+    /// Warns of a primary that may throw pages away, and refuses one with too few replicas.
+    fn check_primary(&self, server: &Server, options: &Options) -> Result<(), OpenError> {
+        let unusable = |reason: String| OpenError::Unusable {
+            address: options.address.clone(),
+            reason: format!("{server}: {reason}"),
+        };
+        let node = self
+            .node(server)
+            .map_err(|error| unusable(error.to_string()))?;
+        let mut commands = Commands::default();
+        commands.push(cmd("INFO").arg("memory"));
+        commands.push(cmd("INFO").arg("replication"));
+        let deadline = Instant::now() + CONNECT;
+        let answers = node
+            .send(&commands, deadline)
+            .and_then(|exchange| exchange.answers(deadline))
+            .map_err(|failure| unusable(failure.error().to_string()))?;
+        let text = |value: &Value| match value {
+            Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            Value::VerbatimString { text, .. } => text.clone(),
+            _ => String::new(),
+        };
+        if matches!(answers[0], Value::ServerError(_)) {
+            return Err(crate::failure::of_value(&answers[0]).map_or_else(
+                || unusable("it does not answer INFO".to_owned()),
+                |failure| match failure.error() {
+                    RemoteError::Refused => OpenError::Refused {
+                        address: options.address.clone(),
+                    },
+                    error => unusable(error.to_string()),
+                },
+            ));
+        }
+        let (memory, replication) = (text(&answers[0]), text(&answers[1]));
+        let policy = field(&memory, "maxmemory_policy").unwrap_or("noeviction");
+        if field(&memory, "maxmemory") != Some("0") && policy != "noeviction" {
+            log::warn!(
+                "the store's server {server} evicts keys when it is full ({policy}): a program whose \
+                 pages it evicts is stopped; set maxmemory-policy noeviction"
+            );
+        }
+        let found = field(&replication, "connected_slaves").and_then(|text| text.parse().ok());
+        let found: u32 = found.unwrap_or(0);
+        if found < options.replicas {
+            return Err(OpenError::TooFewReplicas {
+                server: server.to_string(),
+                found,
+                wanted: options.replicas,
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes, reads, renews and removes a page.
+    fn try_page(&self, address: &StoreAddress) -> Result<(), OpenError> {
+        // Far from the numbers that a run reaches first; removed before the tier exists.
+        let id = BatchId::from_raw((1 << 38) - 1);
+        let record = self.key(id).into_bytes();
+        let step = |doing: &str, outcome: Result<bool, RemoteError>| {
+            let reason = match outcome {
+                Ok(true) => return Ok(()),
+                Ok(false) => format!("{doing} a first page had no effect"),
+                Err(error) => format!("{doing} a first page failed: {error}"),
+            };
+            Err(OpenError::Unusable {
+                address: address.clone(),
+                reason,
+            })
+        };
+        let batch = Batch {
+            id,
+            records: vec![record.clone()],
+        };
+        let one = |outcomes: Vec<Result<bool, RemoteError>>| {
+            let none = Err(RemoteError::Unavailable("no outcome"));
+            outcomes.into_iter().next().unwrap_or(none)
+        };
+        let put = self.put(&[batch]).into_iter().map(|one| one.map(|()| true));
+        step("writing", one(put.collect()))?;
+        let got = self
+            .get(&[Place {
+                batch: id,
+                index: 0,
+            }])
+            .into_iter();
+        let got = got.map(|one| one.map(|found| found.as_ref() == Some(&record)));
+        step("reading", one(got.collect()))?;
+        step("renewing", one(self.renew(&[id])))?;
+        let whole = Removal {
+            batch: id,
+            pages: None,
+        };
+        let page = Removal {
+            pages: Some(1),
+            ..whole
+        };
+        for removal in [page, whole] {
+            let removed = self.remove(&[removal]).into_iter();
+            step(
+                "removing",
+                one(removed.map(|one| one.map(|()| true)).collect()),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The value of a field of INFO's answer.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    text.lines().find_map(value).map(str::trim_end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::field;
+
+    #[test]
+    fn fields_of_info_are_found() {
+        let text = "# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n";
+        assert_eq!(field(text, "maxmemory"), Some("0"));
+        assert_eq!(field(text, "maxmemory_policy"), Some("noeviction"));
+        assert_eq!(field(text, "memory"), None);
+    }
+}

@@ -1,0 +1,124 @@
+//! Pages of a swap space in Valkey or Redis.
+//!
+//! [`RemoteStore::open`] connects to one server or a cluster, checks that it can hold pages, and makes
+//! the [`RemoteTier`] that a [`SwapSpace`](memfold_swap::SwapSpace) takes.
+//!
+//! ```no_run
+//! use memfold_remote::{Options, RemoteStore};
+//! use memfold_swap::{SwapConfig, SwapSpace};
+//! use zsmalloc::HeapSource;
+//!
+//! let store = RemoteStore::open(&Options::new("valkey://127.0.0.1:7000".parse()?))?;
+//! let mut space = SwapSpace::new(HeapSource::new(), SwapConfig::default())?;
+//! space.add_tier(Box::new(store.tier()))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | `address` | addresses, as users write them |
+//! | `connect` | the checks before a program depends on the store |
+//! | `store` | which command goes to which server, and what the answers mean |
+//! | `topology` | which server has which hash slots |
+//! | `node` | connections to one server |
+//! | `failure` | what errors mean |
+//! | `keeper` | the thread that removes, renews and warns |
+//!
+//! A store is not trusted: what it returns is refused if it is not what was stored, and it reads
+//! nothing but the number and the sizes of pages, and when they are used. It can lose pages, keep
+//! programs waiting, and make memfold read long answers.
+
+mod address;
+mod connect;
+mod failure;
+mod keeper;
+mod node;
+mod options;
+mod store;
+mod topology;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use memfold_swap::{RemoteConfig, RemoteTier, TierKey};
+
+use keeper::Keeper;
+use store::Store;
+
+pub use address::{Server, StoreAddress, StoreAddressError};
+pub use connect::OpenError;
+pub use options::{Options, Password};
+
+/// The Zstandard level. Higher sends less and takes more CPU time.
+const LEVEL: i32 = 1;
+/// Renewals in a time to live. More bear a longer cut before pages are forgotten.
+const RENEWALS: u32 = 4;
+/// The longest that a clean end waits for the store to remove what is left.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
+/// A store that is open. When it is dropped, all pages are removed from it.
+pub struct RemoteStore {
+    tier: Arc<RemoteTier>,
+    /// Stopped before the last removal.
+    keeper: Option<Keeper>,
+}
+
+impl RemoteStore {
+    /// Connects to a store and checks it. Starts a thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]. Nothing is left in the store then.
+    pub fn open(options: &Options) -> Result<Self, OpenError> {
+        let least = (2 * options.patience).max(Duration::from_secs(10));
+        if options.time_to_live < least {
+            return Err(OpenError::TimeToLive);
+        }
+        if options.address.tls {
+            // Fails only if there is one already.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let mut random = [0; 48];
+        getrandom::fill(&mut random).map_err(std::io::Error::from)?;
+        let (key, run) = random.split_at(32);
+        let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = TierKey::new(key.try_into().expect("32 bytes were split off"));
+        let store = Store::new(options, run);
+        store.check(options)?;
+        let mut config = RemoteConfig::default();
+        config.level = LEVEL;
+        config.patience = options.patience;
+        config.renew_every = options.time_to_live / RENEWALS;
+        let tier = Arc::new(RemoteTier::new(Box::new(store), &key, config));
+        let name = options.address.to_string();
+        let keeper = Keeper::start(Arc::clone(&tier), name, options.patience)?;
+        Ok(Self {
+            tier,
+            keeper: Some(keeper),
+        })
+    }
+
+    /// The tier for a space.
+    pub fn tier(&self) -> Arc<RemoteTier> {
+        Arc::clone(&self.tier)
+    }
+}
+
+impl Drop for RemoteStore {
+    fn drop(&mut self) {
+        drop(self.keeper.take());
+        if !self.tier.clear(LAST_WAIT) {
+            log::warn!(
+                "the store does not answer, so pages are left there; it forgets them when their time to \
+                 live is over"
+            );
+        }
+    }
+}
+
+impl fmt::Debug for RemoteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteStore")
+            .field("tier", &self.tier)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! Options of a store.
+
+use std::{fmt, time::Duration};
+
+use zeroize::Zeroizing;
+
+use crate::address::StoreAddress;
+
+/// Which store holds the pages, and how.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Where the store is.
+    pub address: StoreAddress,
+    /// The user, where the store knows users.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<Password>,
+    /// Certificates that the servers' are checked against, in PEM; without any, the host's.
+    pub ca_certificates: Option<Vec<u8>>,
+    /// Replicas that must have a page before it counts as stored, beside the primary.
+    pub replicas: u32,
+    /// How long the store keeps pages that are not renewed.
+    pub time_to_live: Duration,
+    /// How long a program waits for a page before it is stopped.
+    pub patience: Duration,
+}
+
+impl Options {
+    /// The defaults for a store.
+    pub fn new(address: StoreAddress) -> Self {
+        Self {
+            address,
+            user: None,
+            password: None,
+            ca_certificates: None,
+            replicas: 0,
+            time_to_live: Duration::from_secs(3600),
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A password, zeroed on drop and not printed.
+#[derive(Clone)]
+pub struct Password(Zeroizing<String>);
+
+impl Password {
+    /// The password with this text.
+    pub fn new(text: String) -> Self {
+        Self(Zeroizing::new(text))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Password {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Password(…)")
+    }
+}
+
+/// What a connection needs.
+pub(crate) struct Access {
+    pub(crate) tls: bool,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<Password>,
+    pub(crate) ca_certificates: Option<Vec<u8>>,
+}
+
+impl Access {
+    pub(crate) fn of(options: &Options) -> Self {
+        Self {
+            tls: options.address.tls,
+            user: options.user.clone(),
+            password: options.password.clone(),
+            ca_certificates: options.ca_certificates.clone(),
+        }
+    }
+}

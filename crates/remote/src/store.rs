@@ -1,0 +1,373 @@
+//! The backend: which command goes to which server, and what the answers mean.
+//!
+//! A batch is a hash: its key is `memfold:RUN:BATCH`, its fields are the pages' indices. So the pages of
+//! a batch share a round trip, a hash slot and a time to live, each can be removed alone, and the key
+//! is gone with its last page.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use memfold_swap::{Batch, BatchId, Place, RemoteBackend, RemoteError, Removal};
+use redis::{Cmd, Value, cmd};
+
+use crate::{
+    address::Server,
+    failure::{Failure, of_value},
+    node::{Commands, Exchange, Node},
+    options::{Access, Options},
+    topology::{Topology, slot_of},
+};
+
+/// The longest that one call waits for the store. Longer bears a slower store, and keeps a page that
+/// is on its way out for longer.
+const CALL: Duration = Duration::from_secs(2);
+/// The least time between two looks at which server has which slots. Longer spares the servers, and
+/// follows a failover later.
+const LOOK: Duration = Duration::from_millis(100);
+/// The part of a call for which replicas are waited for.
+const REPLICAS_WITHIN: Duration = Duration::from_millis(1500);
+
+/// A store, for one run.
+pub(crate) struct Store {
+    access: Access,
+    seeds: Vec<Server>,
+    run: String,
+    replicas: u32,
+    time_to_live: Duration,
+    started: Instant,
+    topology: RwLock<Option<Arc<Topology>>>,
+    nodes: Mutex<HashMap<Server, Arc<Node>>>,
+    /// When the topology was last looked at; locked while it is.
+    looked: Mutex<Option<Instant>>,
+}
+
+/// What is sent to one server: commands, and which parts of the call they answer.
+#[derive(Default)]
+struct Part {
+    commands: Commands,
+    /// Index of a part of the call, and the number of its answers, in order.
+    of: Vec<(usize, usize)>,
+}
+
+impl Store {
+    pub(crate) fn new(options: &Options, run: String) -> Self {
+        Self {
+            access: Access::of(options),
+            seeds: options.address.servers.clone(),
+            run,
+            replicas: options.replicas,
+            time_to_live: options.time_to_live,
+            started: Instant::now(),
+            topology: RwLock::default(),
+            nodes: Mutex::default(),
+            looked: Mutex::default(),
+        }
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, HashMap<Server, Arc<Node>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connections to a server.
+    pub(crate) fn node(&self, server: &Server) -> Result<Arc<Node>, redis::RedisError> {
+        let mut nodes = self.nodes();
+        if let Some(node) = nodes.get(server) {
+            return Ok(Arc::clone(node));
+        }
+        let node = Arc::new(Node::new(server, &self.access)?);
+        nodes.insert(server.clone(), Arc::clone(&node));
+        Ok(node)
+    }
+
+    fn known_topology(&self) -> Option<Arc<Topology>> {
+        let topology = self.topology.read().unwrap_or_else(PoisonError::into_inner);
+        topology.clone()
+    }
+
+    /// Where each hash slot is. Looks anew if that is not known.
+    pub(crate) fn topology(&self) -> Result<Arc<Topology>, RemoteError> {
+        if let Some(topology) = self.known_topology() {
+            return Ok(topology);
+        }
+        self.look();
+        self.known_topology()
+            .ok_or(RemoteError::Unavailable("no server of the store answers"))
+    }
+
+    /// Looks which server has which slots, unless that was just done or another thread does.
+    fn look(&self) {
+        let Ok(mut looked) = self.looked.try_lock() else {
+            return;
+        };
+        if looked.is_some_and(|at| at.elapsed() < LOOK) {
+            return;
+        }
+        let mut servers = self.seeds.clone();
+        if let Some(topology) = self.known_topology() {
+            // What is known most likely knows more than what was given at the start.
+            servers.splice(0..0, topology.primaries.iter().cloned());
+        }
+        servers.extend(self.nodes().keys().cloned());
+        let mut asked = Vec::new();
+        for server in servers {
+            if asked.contains(&server) {
+                continue;
+            }
+            if let Some(topology) = self.ask(&server) {
+                let mut place = self
+                    .topology
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner);
+                *place = Some(Arc::new(topology));
+                break;
+            }
+            asked.push(server);
+        }
+        *looked = Some(Instant::now());
+    }
+
+    /// What a server says of its cluster, or of itself, if it is a primary.
+    fn ask(&self, server: &Server) -> Option<Topology> {
+        let node = self.node(server).ok()?;
+        let mut commands = Commands::default();
+        commands.push(cmd("CLUSTER").arg("SLOTS"));
+        commands.push(&cmd("ROLE"));
+        let deadline = Instant::now() + CALL / 4;
+        let answers = node
+            .send(&commands, deadline)
+            .ok()?
+            .answers(deadline)
+            .ok()?;
+        let [slots, role] = &answers[..] else {
+            return None;
+        };
+        if let Some(topology) = Topology::of_slots(slots, server) {
+            return Some(topology);
+        }
+        let Value::Array(role) = role else {
+            return None;
+        };
+        let is_alone = matches!(slots, Value::ServerError(_));
+        let is_primary = matches!(role.first(), Some(Value::BulkString(name)) if name == b"master");
+        (is_alone && is_primary).then(|| Topology::single(server.clone()))
+    }
+
+    /// The key of a batch.
+    pub(crate) fn key(&self, batch: BatchId) -> String {
+        format!("memfold:{}:{:x}", self.run, batch.into_raw())
+    }
+
+    fn milliseconds_to_live(&self) -> u64 {
+        self.time_to_live.as_millis() as u64
+    }
+
+    /// Sends the commands of each part of a call to the server of its key, all servers at once, and
+    /// returns the answers of each part. With `replicas`, they have acknowledged all of it.
+    fn call(
+        &self,
+        parts: Vec<(String, Vec<Cmd>)>,
+        replicas: u32,
+    ) -> Vec<Result<Vec<Value>, Failure>> {
+        let count = parts.len();
+        let topology = match self.topology() {
+            Ok(topology) => topology,
+            Err(error) => return vec![Err(Failure::Connection(error)); count],
+        };
+        let no_server = Failure::Connection(RemoteError::Unavailable("no server has the slot"));
+        let mut outcomes = vec![Err(no_server); count];
+        let mut by_server: BTreeMap<&Server, Part> = BTreeMap::new();
+        for (index, (key, commands)) in parts.iter().enumerate() {
+            if let Some(server) = topology.primary(slot_of(key)) {
+                let part = by_server.entry(server).or_default();
+                commands.iter().for_each(|one| part.commands.push(one));
+                part.of.push((index, commands.len()));
+            }
+        }
+        let deadline = Instant::now() + CALL;
+        if replicas > 0 {
+            let within = REPLICAS_WITHIN.as_millis() as u64;
+            for part in by_server.values_mut() {
+                part.commands.push(cmd("WAIT").arg(replicas).arg(within));
+            }
+        }
+        let nodes: Vec<_> = by_server.keys().map(|server| self.node(server)).collect();
+        let sent: Vec<Result<Exchange<'_>, Failure>> = nodes
+            .iter()
+            .zip(by_server.values())
+            .map(|(node, part)| match node {
+                Ok(node) => node.send(&part.commands, deadline),
+                Err(error) => Err(crate::failure::of_connection(error)),
+            })
+            .collect();
+        for (exchange, part) in sent.into_iter().zip(by_server.values()) {
+            let answers = exchange.and_then(|exchange| exchange.answers(deadline));
+            spread(answers, part, replicas, &mut outcomes);
+        }
+        let is_stale = |outcome: &Result<Vec<Value>, Failure>| match outcome {
+            Ok(_) => false,
+            Err(Failure::Connection(_)) => true,
+            Err(Failure::Answer { moved, .. }) => *moved,
+        };
+        if outcomes.iter().any(is_stale) {
+            self.look();
+        }
+        outcomes
+    }
+}
+
+/// Gives each part of a call its answers, or the first error among them.
+fn spread(
+    answers: Result<Vec<Value>, Failure>,
+    part: &Part,
+    replicas: u32,
+    outcomes: &mut [Result<Vec<Value>, Failure>],
+) {
+    let mut answers = match answers {
+        Ok(answers) => answers.into_iter(),
+        Err(failure) => {
+            for (index, _) in &part.of {
+                outcomes[*index] = Err(failure);
+            }
+            return;
+        }
+    };
+    for (index, count) in &part.of {
+        let own: Vec<_> = answers.by_ref().take(*count).collect();
+        outcomes[*index] = match own.iter().find_map(of_value) {
+            Some(failure) => Err(failure),
+            None => Ok(own),
+        };
+    }
+    let acknowledged = match answers.next() {
+        Some(Value::Int(count)) => count >= i64::from(replicas),
+        _ => false,
+    };
+    if replicas > 0 && !acknowledged {
+        let error = RemoteError::TooFewReplicas;
+        for (index, _) in &part.of {
+            if outcomes[*index].is_ok() {
+                outcomes[*index] = Err(Failure::Answer {
+                    error,
+                    moved: false,
+                });
+            }
+        }
+    }
+}
+
+const UNEXPECTED: RemoteError = RemoteError::Unavailable("the server's answer is not understood");
+
+impl RemoteBackend for Store {
+    fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
+        // In one transaction: no key is ever without a time to live.
+        let commands = |batch: &Batch| {
+            let key = self.key(batch.id);
+            let mut set = cmd("HSET");
+            set.arg(&key);
+            for (index, record) in batch.records.iter().enumerate() {
+                set.arg(index).arg(&record[..]);
+            }
+            let mut expire = cmd("PEXPIRE");
+            expire.arg(&key).arg(self.milliseconds_to_live());
+            (key, vec![cmd("MULTI"), set, expire, cmd("EXEC")])
+        };
+        let outcomes = self.call(batches.iter().map(commands).collect(), self.replicas);
+        let stored = |(batch, outcome): (&Batch, Result<Vec<Value>, Failure>)| {
+            let answers = outcome.map_err(Failure::error)?;
+            let added = batch.records.len() as i64;
+            match answers.last() {
+                Some(Value::Array(done)) if done[..] == [Value::Int(added), Value::Int(1)] => {
+                    Ok(())
+                }
+                _ => Err(UNEXPECTED),
+            }
+        };
+        batches.iter().zip(outcomes).map(stored).collect()
+    }
+
+    fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
+        let mut by_batch: BTreeMap<BatchId, Vec<usize>> = BTreeMap::new();
+        for (index, place) in places.iter().enumerate() {
+            by_batch.entry(place.batch).or_default().push(index);
+        }
+        let commands = |(batch, indices): (&BatchId, &Vec<usize>)| {
+            let key = self.key(*batch);
+            let mut get = cmd("HMGET");
+            get.arg(&key);
+            for index in indices {
+                get.arg(places[*index].index);
+            }
+            (key, vec![get])
+        };
+        let outcomes = self.call(by_batch.iter().map(commands).collect(), 0);
+        let mut got = vec![Err(UNEXPECTED); places.len()];
+        for (indices, outcome) in by_batch.values().zip(outcomes) {
+            let records = match outcome.map(|mut answers| answers.pop()) {
+                Ok(Some(Value::Array(records))) if records.len() == indices.len() => records,
+                Ok(_) => continue,
+                Err(failure) => {
+                    for index in indices {
+                        got[*index] = Err(failure.error());
+                    }
+                    continue;
+                }
+            };
+            for (index, record) in indices.iter().zip(records) {
+                got[*index] = match record {
+                    Value::BulkString(record) => Ok(Some(record)),
+                    Value::Nil => Ok(None),
+                    _ => Err(UNEXPECTED),
+                };
+            }
+        }
+        got
+    }
+
+    fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>> {
+        let commands = |removal: &Removal| {
+            let key = self.key(removal.batch);
+            let command = match removal.pages {
+                None => cmd("UNLINK").arg(&key).to_owned(),
+                Some(pages) => {
+                    let mut remove = cmd("HDEL");
+                    remove.arg(&key);
+                    for index in (0..u64::BITS).filter(|index| pages >> index & 1 == 1) {
+                        remove.arg(index);
+                    }
+                    remove
+                }
+            };
+            (key, vec![command])
+        };
+        let outcomes = self.call(removals.iter().map(commands).collect(), 0);
+        let removed = |outcome: Result<_, Failure>| outcome.map(drop).map_err(Failure::error);
+        outcomes.into_iter().map(removed).collect()
+    }
+
+    fn renew(&self, batches: &[BatchId]) -> Vec<Result<bool, RemoteError>> {
+        let commands = |batch: &BatchId| {
+            let key = self.key(*batch);
+            let mut expire = cmd("PEXPIRE");
+            expire.arg(&key).arg(self.milliseconds_to_live());
+            (key, vec![expire])
+        };
+        let outcomes = self.call(batches.iter().map(commands).collect(), 0);
+        let renewed =
+            |outcome: Result<Vec<Value>, Failure>| match outcome.map_err(Failure::error)?.first() {
+                Some(Value::Int(count)) => Ok(*count == 1),
+                _ => Err(UNEXPECTED),
+            };
+        outcomes.into_iter().map(renewed).collect()
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        std::thread::sleep(duration);
+    }
+}

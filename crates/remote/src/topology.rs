@@ -1,0 +1,170 @@
+//! Which server holds which hash slots.
+
+use redis::Value;
+
+use crate::address::Server;
+
+/// Hash slots of a cluster.
+const SLOTS: u16 = 16_384;
+
+/// The hash slot of a key without braces.
+pub(crate) fn slot_of(key: &str) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(key.as_bytes()) % SLOTS
+}
+
+/// The servers of a store, and ranges of hash slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Topology {
+    /// Each once.
+    pub(crate) primaries: Vec<Server>,
+    /// First and last slot, and the index of the primary; in order.
+    ranges: Vec<(u16, u16, usize)>,
+}
+
+impl Topology {
+    /// A store of one server.
+    pub(crate) fn single(server: Server) -> Self {
+        Self {
+            primaries: vec![server],
+            ranges: vec![(0, SLOTS - 1, 0)],
+        }
+    }
+
+    /// The primary that has a slot; `None` if none has.
+    pub(crate) fn primary(&self, slot: u16) -> Option<&Server> {
+        let at = self.ranges.partition_point(|range| range.1 < slot);
+        let (first, _, primary) = self.ranges.get(at)?;
+        (*first <= slot).then(|| &self.primaries[*primary])
+    }
+
+    /// The meaning of the answer to `CLUSTER SLOTS` of the server `asked`; `None` if it has none.
+    pub(crate) fn of_slots(answer: &Value, asked: &Server) -> Option<Self> {
+        let Value::Array(entries) = answer else {
+            return None;
+        };
+        let mut found = Self {
+            primaries: Vec::new(),
+            ranges: Vec::new(),
+        };
+        for entry in entries {
+            let Value::Array(fields) = entry else {
+                return None;
+            };
+            let [first, last, primary, ..] = &fields[..] else {
+                return None;
+            };
+            let (first, last) = (slot_number(first)?, slot_number(last)?);
+            let server = server_of(primary, asked)?;
+            let known = found.primaries.iter().position(|one| *one == server);
+            let index = known.unwrap_or(found.primaries.len());
+            if known.is_none() {
+                found.primaries.push(server);
+            }
+            found.ranges.push((first, last, index));
+        }
+        found.ranges.sort_unstable();
+        let overlaps = |pair: &[(u16, u16, usize)]| pair[1].0 <= pair[0].1;
+        let is_wrong = found.ranges.iter().any(|range| range.0 > range.1)
+            || found.ranges.windows(2).any(overlaps);
+        (!is_wrong && !found.ranges.is_empty()).then_some(found)
+    }
+}
+
+fn slot_number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(number) => u16::try_from(*number).ok().filter(|slot| *slot < SLOTS),
+        _ => None,
+    }
+}
+
+/// A server of an answer. Without a name, it is the one that was asked.
+fn server_of(value: &Value, asked: &Server) -> Option<Server> {
+    let Value::Array(fields) = value else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = &fields[..] else {
+        return None;
+    };
+    let host = match host {
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok()?,
+        Value::SimpleString(text) => text,
+        Value::Nil => "",
+        _ => return None,
+    };
+    let is_known = !matches!(host, "" | "?");
+    Some(Server {
+        host: if is_known { host } else { &asked.host }.to_owned(),
+        port: u16::try_from(*port).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(host: &str, port: i64) -> Value {
+        let host = Value::BulkString(host.into());
+        Value::Array(vec![
+            host,
+            Value::Int(port),
+            Value::BulkString(b"id".into()),
+        ])
+    }
+
+    fn range(first: i64, last: i64, nodes: Vec<Value>) -> Value {
+        let mut fields = vec![Value::Int(first), Value::Int(last)];
+        fields.extend(nodes);
+        Value::Array(fields)
+    }
+
+    fn asked() -> Server {
+        "valkey://asked:1"
+            .parse::<crate::StoreAddress>()
+            .unwrap()
+            .servers
+            .remove(0)
+    }
+
+    #[test]
+    fn slots_lead_to_their_primaries() {
+        let answer = Value::Array(vec![
+            range(5461, 10_922, vec![node("b", 2), node("x", 9)]),
+            range(0, 5460, vec![node("", 1)]),
+            range(10_923, 16_000, vec![node("b", 2)]),
+        ]);
+        let found = Topology::of_slots(&answer, &asked()).unwrap();
+        assert_eq!(found.primaries.len(), 2);
+        let name = |slot| found.primary(slot).map(ToString::to_string);
+        assert_eq!(name(0).as_deref(), Some("asked:1"));
+        assert_eq!(name(5460).as_deref(), Some("asked:1"));
+        assert_eq!(name(5461).as_deref(), Some("b:2"));
+        assert_eq!(name(16_000).as_deref(), Some("b:2"));
+        assert_eq!(name(16_001), None);
+    }
+
+    #[test]
+    fn wrong_answers_are_refused() {
+        for answer in [
+            Value::Nil,
+            Value::Array(vec![]),
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![range(0, 16_384, vec![node("a", 1)])]),
+            Value::Array(vec![range(9, 8, vec![node("a", 1)])]),
+            Value::Array(vec![range(-1, 8, vec![node("a", 1)])]),
+            Value::Array(vec![range(0, 8, vec![])]),
+            Value::Array(vec![range(0, 8, vec![node("a", 70_000)])]),
+            Value::Array(vec![
+                range(0, 8, vec![node("a", 1)]),
+                range(8, 9, vec![node("b", 1)]),
+            ]),
+        ] {
+            assert_eq!(Topology::of_slots(&answer, &asked()), None, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn the_hash_is_the_clusters() {
+        // The value that the cluster specification gives.
+        assert_eq!(slot_of("123456789"), 0x31c3);
+    }
+}

@@ -1,0 +1,361 @@
+//! The backend with real servers, alone and in a cluster.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memfold_remote::{OpenError, Options, Password, RemoteStore};
+use memfold_swap::{
+    Corruption, LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
+};
+use memfold_testing::store::{Passing, Proxy, StoreCluster, StoreServer, has_store};
+use memfold_testing::{Random, skip};
+use zsmalloc::HeapSource;
+
+fn folder() -> Option<tempfile::TempDir> {
+    if !has_store() {
+        skip("redis-server and redis-cli");
+        return None;
+    }
+    Some(tempfile::tempdir().expect("a folder"))
+}
+
+fn options(port: u16) -> Options {
+    let address = format!("valkey://127.0.0.1:{port}");
+    let mut options = Options::new(address.parse().unwrap());
+    options.patience = Duration::from_secs(20);
+    options
+}
+
+fn page(seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    let mut random = Random::new(seed);
+    for (index, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let word = if index % 3 == 0 || seed.is_multiple_of(5) {
+            random.next_word()
+        } else {
+            seed
+        };
+        *bytes = word.to_le_bytes();
+    }
+    page
+}
+
+struct World {
+    space: SwapSpace<HeapSource>,
+    store: RemoteStore,
+    stored: Vec<(Slot, u64)>,
+}
+
+impl World {
+    /// A space whose pages are all in the store.
+    fn new(options: &Options, pages: u64) -> Self {
+        let store = RemoteStore::open(options).unwrap();
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 15,
+            max_slots: 1 << 16,
+            ..SwapConfig::default()
+        };
+        let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
+        space.add_tier(Box::new(store.tier())).unwrap();
+        let mut world = Self {
+            space,
+            store,
+            stored: Vec::new(),
+        };
+        world.store_more(pages);
+        world
+    }
+
+    fn store_more(&mut self, pages: u64) {
+        let first = self.stored.len() as u64 + 1;
+        let mut scratch = Scratch::new();
+        for seed in first..first + pages {
+            let slot = self.space.store(&page(seed), &mut scratch).unwrap();
+            self.stored.push((slot, seed));
+        }
+    }
+
+    fn write_back(&self) -> u64 {
+        let policy = ScanPolicy {
+            recompress: None,
+            write_back: Some(1),
+        };
+        let mut scratch = Scratch::new();
+        self.space.scan(policy, usize::MAX, &mut scratch);
+        self.space.scan(policy, usize::MAX, &mut scratch);
+        self.space.usage().remote_pages
+    }
+
+    fn load(&self, slot: Slot) -> Result<Page, LoadError> {
+        let mut out = [0; PAGE_SIZE];
+        let loaded = self.space.load(slot, &mut out, &mut Scratch::new());
+        loaded.map(|()| out)
+    }
+
+    #[track_caller]
+    fn assert_all_right(&self) {
+        for pages in self.stored.chunks(16) {
+            self.space.prefetch(pages.iter().map(|one| one.0));
+            for &(slot, seed) in pages {
+                assert!(self.load(slot).unwrap() == page(seed), "{slot:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_go_to_a_server_and_come_back() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    let world = World::new(&options(server.port), 2000);
+    assert_eq!(world.write_back(), 2000);
+    world.assert_all_right();
+    let lives: u64 = server
+        .ask(&["TTL", &server.ask(&["RANDOMKEY"])])
+        .parse()
+        .unwrap();
+    assert!((3500..=3600).contains(&lives), "{lives}");
+    assert_eq!(server.ask(&["DBSIZE"]), "32");
+    // What is freed goes.
+    let slots: Vec<_> = world.stored.iter().map(|one| one.0).collect();
+    world.space.release_bulk(&slots[..1000]);
+    std::thread::sleep(Duration::from_millis(600));
+    let left: u64 = server.ask(&["DBSIZE"]).parse().unwrap();
+    assert!(left <= 17, "{left}");
+    drop(world);
+    assert_eq!(server.ask(&["DBSIZE"]), "0", "a clean end removes all");
+}
+
+#[test]
+fn a_server_that_is_slow_full_cut_or_gone_loses_nothing() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    let proxy = Proxy::to(server.port);
+    let mut world = World::new(&options(proxy.port), 1000);
+    assert_eq!(world.write_back(), 1000);
+    for passing in [Passing::Held, Passing::Cut] {
+        proxy.set(passing);
+        world.store_more(300);
+        let before = world.space.usage().remote_pages;
+        assert_eq!(world.write_back(), before, "nothing is acknowledged");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_secs(3));
+                proxy.set(Passing::Free);
+            });
+            world.assert_all_right();
+        });
+        std::thread::sleep(Duration::from_secs(1));
+        world.write_back();
+    }
+    assert!(world.store.tier().usage().retries > 0);
+    let memory = server.ask(&["CONFIG", "SET", "maxmemory", "1mb"]);
+    assert_eq!(memory, "OK");
+    world.store_more(300);
+    let before = world.space.usage().remote_pages;
+    assert_eq!(world.write_back(), before, "the store has no room");
+    world.assert_all_right();
+    drop(world);
+    assert_eq!(server.ask(&["DBSIZE"]), "0");
+}
+
+#[test]
+fn what_a_server_loses_or_changes_is_refused() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    let world = World::new(&options(server.port), 128);
+    assert_eq!(world.write_back(), 128);
+    let keys = server.ask(&["KEYS", "*"]);
+    let keys: Vec<_> = keys.lines().collect();
+    assert_eq!(keys.len(), 2);
+    // Another page of the same batch, then nothing.
+    let moved = server.ask(&[
+        "EVAL",
+        "redis.call('HSET', KEYS[1], '3', redis.call('HGET', KEYS[1], '4')); return 'done'",
+        "1",
+        keys[0],
+    ]);
+    assert_eq!(moved, "done");
+    let is_corrupt = |what: Corruption| {
+        let failed = |slot: &(Slot, u64)| matches!(world.load(slot.0), Err(LoadError::Corrupt { what: found, .. }) if found == what);
+        world.stored.iter().filter(|one| failed(one)).count()
+    };
+    assert_eq!(is_corrupt(Corruption::Forged), 1);
+    server.ask(&["DEL", keys[0]]);
+    assert_eq!(is_corrupt(Corruption::Lost), 64);
+    server.ask(&["FLUSHALL"]);
+    assert_eq!(is_corrupt(Corruption::Lost), 128);
+}
+
+#[test]
+fn users_passwords_and_addresses_are_checked_at_the_start() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &["--requirepass", "right"]);
+    let mut options = options(server.port);
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::Refused { .. }), "{error}");
+    options.password = Some(Password::new("wrong".to_owned()));
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::Refused { .. }), "{error}");
+    options.password = Some(Password::new("right".to_owned()));
+    drop(RemoteStore::open(&options).unwrap());
+    options.user = Some("somebody".to_owned());
+    server.ask(&[
+        "ACL",
+        "SETUSER",
+        "somebody",
+        "on",
+        ">right",
+        "~memfold:*",
+        "+@all",
+        "-hset",
+    ]);
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::Unusable { .. }), "{error}");
+    server.ask(&["ACL", "SETUSER", "somebody", "+hset"]);
+    drop(RemoteStore::open(&options).unwrap());
+    options.replicas = 1;
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::TooFewReplicas { .. }), "{error}");
+    options.time_to_live = options.patience;
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::TimeToLive), "{error}");
+    options = self::options(1);
+    let error = RemoteStore::open(&options).unwrap_err();
+    assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+}
+
+/// A certificate authority, and a certificate for 127.0.0.1.
+fn certificates(folder: &Path) {
+    let run = |arguments: &[&str]| {
+        let done = std::process::Command::new("openssl")
+            .args(arguments)
+            .current_dir(folder)
+            .output()
+            .expect("openssl runs");
+        assert!(done.status.success(), "{done:?}");
+    };
+    let new = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ];
+    let request = |name: &'static str, more: &[&'static str]| {
+        let mut all = vec!["req", "-x509", "-subj", name];
+        all.extend(new);
+        all.extend(more);
+        run(&all);
+    };
+    request("/CN=authority", &["-keyout", "ca.key", "-out", "ca.pem"]);
+    request(
+        "/CN=server",
+        &[
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-addext",
+            "basicConstraints=CA:FALSE",
+        ],
+    );
+    request("/CN=other", &["-keyout", "other.key", "-out", "other.pem"]);
+}
+
+#[test]
+fn tls_is_spoken_and_other_authorities_are_refused() {
+    let Some(folder) = folder() else { return };
+    certificates(folder.path());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let server = StoreServer::start(
+        folder.path(),
+        &[
+            "--tls-port",
+            "{port}",
+            "--tls-auth-clients",
+            "no",
+            "--tls-cert-file",
+            &path("cert.pem"),
+            "--tls-key-file",
+            &path("key.pem"),
+            "--tls-ca-cert-file",
+            &path("ca.pem"),
+        ],
+    );
+    let address = format!("valkeys://127.0.0.1:{}", server.port);
+    let mut options = Options::new(address.parse().unwrap());
+    let read = |name: &str| Some(std::fs::read(folder.path().join(name)).unwrap());
+    for authority in [None, read("other.pem")] {
+        options.ca_certificates = authority;
+        let error = RemoteStore::open(&options).unwrap_err();
+        assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+    }
+    options.ca_certificates = read("ca.pem");
+    let world = World::new(&options, 500);
+    assert_eq!(world.write_back(), 500);
+    world.assert_all_right();
+    let plain = self::options(server.port);
+    assert!(RemoteStore::open(&plain).is_err());
+}
+
+#[test]
+fn a_cluster_fails_over_and_nothing_that_replicas_have_is_lost() {
+    let Some(folder) = folder() else { return };
+    let mut cluster = StoreCluster::start(folder.path(), &[]);
+    // Any node leads to all.
+    let mut options = options(cluster.servers[4].port);
+    options.replicas = 1;
+    let mut world = World::new(&options, 3000);
+    assert_eq!(world.write_back(), 3000);
+    let shares: Vec<u64> = cluster
+        .primaries()
+        .iter()
+        .map(|index| cluster.servers[*index].ask(&["DBSIZE"]).parse().unwrap())
+        .collect();
+    assert!(shares.iter().all(|keys| *keys > 3), "{shares:?}");
+    world.assert_all_right();
+
+    let victim = cluster.primaries()[0];
+    cluster.servers[victim].kill();
+    world.store_more(500);
+    world.write_back();
+    // The faults wait until a replica has taken over.
+    world.assert_all_right();
+    cluster.wait_for_primaries(3, victim);
+    cluster.servers[victim].restart();
+    cluster.wait_until_whole();
+
+    // A primary that hangs, is replaced, and comes back.
+    let victim = cluster.primaries()[1];
+    cluster.servers[victim].pause(true);
+    world.store_more(500);
+    world.write_back();
+    world.assert_all_right();
+    cluster.servers[victim].pause(false);
+    cluster.wait_until_whole();
+    world.write_back();
+    world.assert_all_right();
+
+    // Replicas that are gone acknowledge nothing.
+    let primaries = cluster.primaries();
+    let replicas: Vec<_> = (0..6).filter(|one| !primaries.contains(one)).collect();
+    replicas.iter().for_each(|one| cluster.servers[*one].kill());
+    world.store_more(500);
+    let before = world.space.usage().remote_pages;
+    assert_eq!(world.write_back(), before);
+    world.assert_all_right();
+    let tier = Arc::clone(&world.store.tier());
+    drop(world);
+    assert!(tier.usage().store_failures > 0);
+    assert_eq!(cluster.keys(), 0);
+}

@@ -1,0 +1,341 @@
+//! Servers of Valkey or Redis, alone and in a cluster, that a test can kill, pause and restart.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to answer, or a cluster to agree.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whether the host has the server and its command line client.
+#[must_use]
+pub fn has_store() -> bool {
+    ["redis-server", "redis-cli"].iter().all(|name| {
+        let found = Command::new(name)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status();
+        found.is_ok_and(|status| status.success())
+    })
+}
+
+/// A server on this host, killed when it is dropped.
+#[derive(Debug)]
+pub struct StoreServer {
+    child: Child,
+    folder: PathBuf,
+    options: Vec<String>,
+    /// Its port on 127.0.0.1.
+    pub port: u16,
+}
+
+/// A port that nobody listens on.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+impl StoreServer {
+    /// Starts a server with these options, such as `["--requirepass", "x"]`, that keeps its files in
+    /// `folder`.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start(folder: &Path, options: &[&str]) -> Self {
+        let port = free_port();
+        let folder = folder.join(port.to_string());
+        std::fs::create_dir_all(&folder).expect("a folder for the server");
+        let mut all = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
+            .map(str::to_owned)
+            .to_vec();
+        all.extend(options.iter().map(|option| (*option).to_owned()));
+        Self {
+            child: Self::spawn(&folder, port, &all),
+            folder,
+            options: all,
+            port,
+        }
+    }
+
+    fn spawn(folder: &Path, port: u16, options: &[String]) -> Child {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(folder.join("log"))
+            .expect("a log");
+        let plain = if options.iter().any(|option| option == "--tls-port") {
+            0
+        } else {
+            port
+        };
+        let options = options
+            .iter()
+            .map(|option| option.replace("{port}", &port.to_string()));
+        let child = Command::new("redis-server")
+            .args(["--port", &plain.to_string()])
+            .args(options)
+            .arg("--dir")
+            .arg(folder)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("the log"))
+            .stderr(log)
+            .spawn()
+            .expect("redis-server starts");
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < deadline, "redis-server does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child
+    }
+
+    /// Its PID.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Kills it at once. What it held is gone.
+    ///
+    /// # Panics
+    /// If it cannot be killed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the server is killed");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Starts it again after [`kill`](Self::kill), empty but for what it knows of its cluster.
+    pub fn restart(&mut self) {
+        self.child = Self::spawn(&self.folder, self.port, &self.options);
+    }
+
+    /// Stops or continues it: a server that hangs.
+    ///
+    /// # Panics
+    /// If the signal cannot be sent.
+    pub fn pause(&self, paused: bool) {
+        let signal = if paused { "-STOP" } else { "-CONT" };
+        let sent = Command::new("kill")
+            .args([signal, &self.pid().to_string()])
+            .status();
+        assert!(sent.expect("kill").success());
+    }
+
+    /// What a command answers, as `redis-cli` prints it.
+    ///
+    /// # Panics
+    /// If the client cannot be run.
+    #[expect(clippy::must_use_candidate, reason = "for what it does, too")]
+    pub fn ask(&self, command: &[&str]) -> String {
+        // A server that hangs answers nothing.
+        let mut client = Command::new("timeout");
+        client.args(["5", "redis-cli", "-p", &self.port.to_string()]);
+        if let Some(at) = self.options.iter().position(|one| one == "--requirepass") {
+            client.env("REDISCLI_AUTH", &self.options[at + 1]);
+        }
+        let output = client.args(command).output().expect("redis-cli runs");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+}
+
+impl Drop for StoreServer {
+    fn drop(&mut self) {
+        // It may have been killed by the test.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Three primaries with a replica each.
+#[derive(Debug)]
+pub struct StoreCluster {
+    /// The servers; which of them are primaries changes.
+    pub servers: Vec<StoreServer>,
+}
+
+impl StoreCluster {
+    /// Starts a cluster that fails over within about two seconds.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start(folder: &Path, options: &[&str]) -> Self {
+        let mut all = vec![
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "1000",
+            "--cluster-replica-validity-factor",
+            "0",
+            "--repl-diskless-sync-delay",
+            "0",
+        ];
+        all.extend(options);
+        let start = |_| {
+            let bus = free_port().to_string();
+            let mut all = all.clone();
+            all.extend(["--cluster-port", &bus]);
+            StoreServer::start(folder, &all)
+        };
+        let servers: Vec<_> = (0..6).map(start).collect();
+        let mut create = Command::new("redis-cli");
+        create.args(["--cluster", "create"]);
+        create.args(servers.iter().map(|one| format!("127.0.0.1:{}", one.port)));
+        create.args(["--cluster-replicas", "1", "--cluster-yes"]);
+        let output = create.output().expect("redis-cli runs");
+        assert!(output.status.success(), "{output:?}");
+        let cluster = Self { servers };
+        cluster.wait_until_whole();
+        cluster
+    }
+
+    /// Waits until all slots are served and each primary has a replica that follows it.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn wait_until_whole(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let is_well = |server: &StoreServer| {
+                let info = server.ask(&["CLUSTER", "INFO"]);
+                let replication = server.ask(&["INFO", "replication"]);
+                info.contains("cluster_state:ok")
+                    && (replication.contains("state=online")
+                        || replication.contains("master_link_status:up"))
+            };
+            if self.primaries().len() == 3 && self.servers.iter().all(is_well) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the cluster does not agree");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Indices of the servers that say they are primaries.
+    #[must_use]
+    pub fn primaries(&self) -> Vec<usize> {
+        let is_primary = |index: &usize| {
+            let role = self.servers[*index].ask(&["ROLE"]);
+            role.starts_with("master")
+        };
+        (0..self.servers.len()).filter(is_primary).collect()
+    }
+
+    /// Waits until so many of the other servers say that they are primaries.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn wait_for_primaries(&self, count: usize, except: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        let is_primary = |index: &usize| {
+            *index != except && self.servers[*index].ask(&["ROLE"]).starts_with("master")
+        };
+        while (0..self.servers.len()).filter(is_primary).count() < count {
+            assert!(Instant::now() < deadline, "no replica takes over");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Keys in all primaries.
+    #[must_use]
+    pub fn keys(&self) -> u64 {
+        let size = |index: usize| self.servers[index].ask(&["DBSIZE"]).parse().unwrap_or(0);
+        self.primaries()
+            .into_iter()
+            .map(size)
+            .collect::<Vec<u64>>()
+            .iter()
+            .sum()
+    }
+}
+
+/// A proxy in front of a port, which can cut its connections or hold back what passes.
+#[derive(Debug)]
+pub struct Proxy {
+    /// The port to connect to.
+    pub port: u16,
+    state: std::sync::Arc<std::sync::atomic::AtomicU8>,
+}
+
+/// What a [`Proxy`] does with what passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Passing {
+    /// Passes it on.
+    Free,
+    /// Holds it back: neither data nor an end of the connection arrives.
+    Held,
+    /// Closes connections.
+    Cut,
+}
+
+impl Proxy {
+    /// A proxy to a port of this host. It lives as long as the process.
+    ///
+    /// # Panics
+    /// If there is no free port.
+    #[must_use]
+    pub fn to(target: u16) -> Self {
+        use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        let state = std::sync::Arc::new(AtomicU8::new(Passing::Free as u8));
+        let of_threads = state.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else {
+                    continue;
+                };
+                for (mut from, mut to) in [
+                    (client.try_clone(), server.try_clone()),
+                    (server.try_clone(), client.try_clone()),
+                ]
+                .map(|(from, to)| (from.expect("a socket"), to.expect("a socket")))
+                {
+                    let state = of_threads.clone();
+                    std::thread::spawn(move || {
+                        let mut buffer = vec![0; 1 << 16];
+                        let step = Duration::from_millis(5);
+                        from.set_read_timeout(Some(step)).expect("a timeout");
+                        loop {
+                            let now = state.load(SeqCst);
+                            if now == Passing::Cut as u8 {
+                                break;
+                            }
+                            if now == Passing::Held as u8 {
+                                std::thread::sleep(step);
+                                continue;
+                            }
+                            match from.read(&mut buffer) {
+                                Ok(0) => break,
+                                Ok(length) => {
+                                    while state.load(SeqCst) == Passing::Held as u8 {
+                                        std::thread::sleep(step);
+                                    }
+                                    if to.write_all(&buffer[..length]).is_err() {
+                                        break;
+                                    }
+                                }
+                                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                                Err(_) => break,
+                            }
+                        }
+                        let _ = from.shutdown(std::net::Shutdown::Both);
+                        let _ = to.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Self { port, state }
+    }
+
+    /// What passes from now on.
+    pub fn set(&self, passing: Passing) {
+        self.state
+            .store(passing as u8, std::sync::atomic::Ordering::SeqCst);
+    }
+}
