@@ -1,6 +1,7 @@
 //! The command line: one definition for parsing, help, completions and manual pages.
 
 use crate::address::Address;
+use crate::remote::RemoteArguments;
 use crate::run::observers::ObserverArguments;
 use crate::summary::SummaryWhen;
 use clap::builder::{FalseyValueParser, PossibleValue};
@@ -41,6 +42,7 @@ Examples:
   memfold run --limit 2G -- ./program --its-option
   memfold run --resident 200M -- redis-server       as a memory cgroup with zram counts
   memfold run --limit 1G --swap-file /var/tmp --swap-size 8G -- ./program
+  memfold run --limit 1G --remote valkey://10.0.0.7 --remote-replicas 1 -- ./program
   memfold run --limit 1G --stats run.json --quiet -- sh -c 'make && make test'
 
 memfold also waits for processes that the program leaves running (daemons) under the limit: a
@@ -141,7 +143,8 @@ pub enum Command {
     Limit(LimitArguments),
     /// Page out memory of a run now, whatever its limit is
     Reclaim(ReclaimArguments),
-    /// Bring all pages of a run, or blocks of a disk, back from its swap file, and stop using the file
+    /// Bring all pages of a run, or blocks of a disk, back from its swap file and its remote store, and stop
+    /// using them
     Swapoff(SwapOffArguments),
     /// Offer compressed memory as a disk, over the NBD protocol
     #[command(after_help = SERVE_EXAMPLES)]
@@ -184,12 +187,15 @@ pub struct RunArguments {
         env = "MEMFOLD_SWAP_SIZE"
     )]
     pub swap_size: Option<Size>,
+    /// Where pages go that fit into neither
+    #[command(flatten)]
+    pub remote: RemoteArguments,
     /// Recompress pages with Zstandard that were swapped out this long ago, or `off`
     /// [default: 1m with lz4, off with zstd]
     #[arg(long, value_name = "DURATION", env = "MEMFOLD_RECOMPRESS_AFTER")]
     pub recompress_after: Option<After>,
-    /// Write pages to the swap file that were swapped out this long ago, or `off`: only when there is no
-    /// room for them
+    /// Write pages to the swap file or the remote store that were swapped out this long ago, or `off`:
+    /// only when there is no room for them
     #[arg(
         long,
         value_name = "DURATION",
@@ -381,6 +387,9 @@ pub struct ServeArguments {
     /// Maximum size of the swap file
     #[arg(long, value_name = "SIZE", requires = "swap_file")]
     pub swap_size: Option<Size>,
+    /// Where blocks go that fit into neither
+    #[command(flatten)]
+    pub remote: RemoteArguments,
     /// Store blocks without a checksum
     #[arg(long)]
     pub no_checksum: bool,

@@ -21,6 +21,7 @@ mod live;
 mod man;
 mod messages;
 mod private_socket;
+mod remote;
 mod report;
 mod run;
 mod serve;

@@ -12,6 +12,8 @@ pub struct Statistics {
     pub totals: Totals,
     /// Latency of fault service.
     pub fault_ns: FaultLatency,
+    /// The part of it for pages in a store on other machines.
+    pub remote_fault_ns: FaultLatency,
     /// CPU time of memfold's own process, user and system. The CPU time of its helper threads is the
     /// programs' own.
     pub cpu_seconds: f64,
@@ -44,6 +46,7 @@ impl Statistics {
         Statistics {
             totals: stats.totals,
             fault_ns: stats.fault_ns,
+            remote_fault_ns: stats.remote_fault_ns,
             cpu_seconds,
             processes_unmanaged,
             programs: Programs::default(),
@@ -192,7 +195,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 34] = [
+        const NAMES: [&str; 41] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -201,6 +204,13 @@ mod tests {
             "peak_pool_bytes",
             "peak_total_bytes",
             "peak_file_bytes",
+            "peak_remote_bytes",
+            "remote_pages_out",
+            "remote_pages_in",
+            "remote_retries",
+            "remote_failures",
+            "remote_lost_pages",
+            "remote_copies_read",
             "peak_table_bytes",
             "peak_table_slots",
             "pages_recompressed",
@@ -278,6 +288,7 @@ mod tests {
                 staged_bytes: 1,
                 pool_bytes: 4,
                 file_bytes: 6,
+                remote_bytes: 7,
             }],
             statistics: Statistics::new(&stats(), 0.5, 3),
         };

@@ -8,7 +8,7 @@ use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
 use crate::instance::Instance;
 use crate::live;
 pub use crate::live::nothing_runs;
-use crate::report::Snapshot;
+use crate::report::{Snapshot, Statistics};
 use crate::stat_watch;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -138,11 +138,12 @@ fn memory(snapshot: &Snapshot) -> [(&'static str, String); 4] {
         )
     };
     let now_text = format!(
-        "resident {}, pool {}{packed}, metadata {}, swap file {}",
+        "resident {}, pool {}{packed}, metadata {}, swap file {}, remote {}",
         bytes(now.resident_bytes),
         bytes(now.pool_bytes),
         bytes(now.metadata_bytes),
-        bytes(now.file_bytes)
+        bytes(now.file_bytes),
+        bytes(now.remote_bytes)
     );
     let peak = format!(
         "resident {}, pool {}, together {}; without a limit {}",
@@ -164,8 +165,24 @@ fn memory(snapshot: &Snapshot) -> [(&'static str, String); 4] {
     ]
 }
 
+/// What went to a store on other machines and came back, and what failed.
+fn remote(statistics: &Statistics) -> String {
+    let (totals, faults) = (&statistics.totals, &statistics.remote_fault_ns);
+    format!(
+        "{} out, {} in (p50 {}, p99 {}, longest {}), {} retries, {} failures, {} lost",
+        grouped(totals.remote_pages_out),
+        grouped(totals.remote_pages_in),
+        nanoseconds(faults.p50),
+        nanoseconds(faults.p99),
+        nanoseconds(faults.max),
+        grouped(totals.remote_retries),
+        grouped(totals.remote_failures),
+        grouped(totals.remote_lost_pages)
+    )
+}
+
 /// What was done for the programs, and what that cost them.
-fn work(snapshot: &Snapshot) -> [(&'static str, String); 5] {
+fn work(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     let statistics = &snapshot.statistics;
     let totals = &statistics.totals;
     let comfortable = match statistics.programs.comfortable_limit_bytes {
@@ -204,11 +221,15 @@ fn work(snapshot: &Snapshot) -> [(&'static str, String); 5] {
         "running for {:.0} s, {:.2} s of CPU time in memfold",
         snapshot.uptime_seconds, statistics.cpu_seconds
     );
-    [
+    let mut lines = vec![
         ("swapping", format!("{share:.0}% of the time{comfortable}")),
         ("pages", pages),
         ("faults", faults),
         ("processes", processes),
         ("time", time),
-    ]
+    ];
+    if totals.peak_remote_bytes > 0 || totals.remote_failures > 0 {
+        lines.insert(2, ("remote", remote(statistics)));
+    }
+    lines
 }

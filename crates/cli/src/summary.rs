@@ -1,7 +1,7 @@
 //! What is printed about a run when it ends: what it would have needed, what it got, whether the limit was
 //! kept, what that cost, and which limit would be comfortable.
 
-use crate::format::{bytes, duration};
+use crate::format::{bytes, duration, grouped};
 use crate::report::{LimitKind, Statistics};
 
 /// When a summary is printed.
@@ -32,6 +32,7 @@ pub fn summary(program: &str, statistics: &Statistics, when: SummaryWhen) -> Vec
     let lines = [
         Some(memory(name, statistics)),
         time(statistics),
+        remote(statistics),
         beside(statistics),
     ];
     lines.into_iter().flatten().collect()
@@ -105,6 +106,24 @@ fn time(statistics: &Statistics) -> Option<String> {
     ))
 }
 
+/// What went to a store on other machines, and what it failed to do.
+fn remote(statistics: &Statistics) -> Option<String> {
+    let totals = &statistics.totals;
+    if totals.remote_pages_out == 0 && totals.remote_failures == 0 {
+        return None;
+    }
+    let failed = match totals.remote_failures {
+        0 => String::new(),
+        failures => format!(", {} failures", grouped(failures)),
+    };
+    Some(format!(
+        "the remote store held {} at most: {} pages out, {} in{failed}",
+        bytes(totals.peak_remote_bytes),
+        grouped(totals.remote_pages_out),
+        grouped(totals.remote_pages_in)
+    ))
+}
+
 /// What is not under the limit, if it is no trifle.
 fn beside(statistics: &Statistics) -> Option<String> {
     let (limit, _) = statistics.limit_in_force();
@@ -145,6 +164,7 @@ mod tests {
         }
     }
 
+    #[expect(clippy::large_types_passed_by_value, reason = "each caller makes one")]
     fn lines(totals: Totals, programs: Programs) -> Vec<String> {
         let stats = Stats {
             totals,

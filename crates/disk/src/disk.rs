@@ -80,11 +80,10 @@ impl<S: PageSource + 'static> Disk<S> {
     /// As [`new`](Self::new); if the space has a file.
     pub fn with_file(
         mut space: SwapSpace<S>,
-        file: FileTier,
+        file: Arc<FileTier>,
         size: u64,
         limit: u64,
     ) -> Result<Self, NewDiskError> {
-        let file = Arc::new(file);
         space
             .add_tier(Box::new(file.clone()))
             .map_err(|_| NewDiskError::File)?;

@@ -275,7 +275,7 @@ fn disk_with_file() -> Disk<HeapSource> {
     let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
     let key = FileKey::new([7; 32]);
     let file = FileTier::new(Box::new(MemoryFile::default()), 128 << 20, &key, 1).expect("a file");
-    Disk::with_file(space, file, 64 << 20, 16 << 20).expect("a disk")
+    Disk::with_file(space, file.into(), 64 << 20, 16 << 20).expect("a disk")
 }
 
 const MIB: u64 = 1 << 20;

@@ -52,7 +52,7 @@ mod time;
 mod watermarks;
 mod zeros;
 
-pub use options::{Algorithm, Limit, Options, SwapFileOptions};
+pub use options::{Algorithm, Limit, Options, RemoteOptions, SwapFileOptions};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

@@ -1,6 +1,8 @@
 //! Options of a supervisor.
 
+use memfold_swap::RemoteTier;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Compression algorithm of the pool.
@@ -41,6 +43,15 @@ pub struct SwapFileOptions {
     pub bytes: u64,
 }
 
+/// A store on other machines for pages that fit neither into memory nor into the swap file.
+#[derive(Debug, Clone)]
+pub struct RemoteOptions {
+    /// The tier. Whoever made it maintains it, and clears it after the supervisor has stopped.
+    pub tier: Arc<RemoteTier>,
+    /// Keep a copy of each page in the swap file, which there must be, and read it where the store fails.
+    pub keep_copies: bool,
+}
+
 /// Options of a [`crate::Supervisor`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -52,9 +63,11 @@ pub struct Options {
     pub checksum: bool,
     /// Swap file for pages that fit neither into the limit nor into the pool's share of it.
     pub swap_file: Option<SwapFileOptions>,
+    /// A store on other machines for what does not fit there, either.
+    pub remote: Option<RemoteOptions>,
     /// Recompress pages with Zstandard after this time without an access. `None`: never.
     pub recompress_after: Option<Duration>,
-    /// Write pages to the swap file after this time without an access. `None`: only when the pool
+    /// Write pages to the swap file or the store after this time without an access. `None`: only when the pool
     /// exceeds its share.
     pub writeback_after: Option<Duration>,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.

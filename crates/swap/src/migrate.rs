@@ -16,7 +16,7 @@ use crate::{
     page::Page,
     scratch::Scratch,
     slot::{CLUSTER_SLOTS, ClusterId, Slot},
-    space::{STORE_ORDER, SwapSpace},
+    space::{Patience, STORE_ORDER, SwapSpace},
     stored_bytes::StoredBytes,
     sync::{atomic::Ordering, lock},
     tier::{Placed, slot_of},
@@ -346,6 +346,9 @@ impl<S: PageSource> SwapSpace<S> {
         held: &mut Vec<Slot>,
         report: &mut MigrateReport,
     ) -> Vec<Moving> {
+        if chosen.from.contains(&TierKind::Remote) {
+            self.prefetch(chosen.slots.iter().copied());
+        }
         let mut moving = Vec::with_capacity(chosen.slots.len());
         for &slot in chosen.slots {
             let Some(from) = self.table.entry(slot).try_hold(slot, &self.overflow) else {
@@ -358,7 +361,7 @@ impl<S: PageSource> SwapSpace<S> {
                 continue;
             }
             let buffer = moving.len();
-            match self.read(slot, &mut pages[buffer], scratch) {
+            match self.read(slot, &mut pages[buffer], scratch, Patience::None) {
                 Ok(_) => moving.push(Moving { slot, from, buffer }),
                 Err(_) => {
                     self.counters.load_failed();

@@ -189,6 +189,13 @@ impl<S: PageSource + 'static> SwapSpace<S> {
     }
 }
 
+/// Whether a read may wait for other machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    None,
+    Some,
+}
+
 /// The tiers to which a new page is offered, in order.
 pub(crate) const STORE_ORDER: [TierKind; 3] = [
     TierKind::SameFilled,
@@ -423,12 +430,16 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If the slot holds no page.
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
-        let mut found = self.read(slot, out, scratch);
+        let mut found = self.read(slot, out, scratch, Patience::Some);
         if let Err(LoadError::Corrupt { .. }) = found {
             // The page may be moving between two tiers that both use its annex word. No page moves
             // while the lock is held, so this read is reliable.
-            let _migrator = lock(&self.migrator);
-            found = self.read(slot, out, scratch);
+            let migrator = lock(&self.migrator);
+            found = self.read(slot, out, scratch, Patience::None);
+            drop(migrator);
+            if let Err(LoadError::Tier { .. }) = found {
+                found = self.read(slot, out, scratch, Patience::Some);
+            }
         }
         match found {
             Ok(entry) => {
@@ -449,6 +460,7 @@ impl<S: PageSource> SwapSpace<S> {
         slot: Slot,
         out: &mut Page,
         scratch: &mut Scratch,
+        patience: Patience,
     ) -> Result<Entry, LoadError> {
         let cell = self.table.entry(slot);
         loop {
@@ -461,7 +473,10 @@ impl<S: PageSource> SwapSpace<S> {
             let tier = self.tier(position.tier);
             // What is freed meanwhile is not mistaken for other data: see `Tier::may_wait`.
             let reading = (!tier.may_wait()).then_some(reading);
-            let loaded = tier.load(stored, out, scratch);
+            let loaded = match patience {
+                Patience::Some => tier.load(stored, out, scratch),
+                Patience::None => tier.load_now(stored, out, scratch),
+            };
             drop(reading);
             match loaded {
                 Ok(()) => return Ok(entry),
@@ -484,6 +499,7 @@ impl<S: PageSource> SwapSpace<S> {
         };
         let locations: Vec<_> = slots.filter_map(remote).collect();
         if locations.len() > 1 {
+            // Outside of read-side critical sections: see `Tier::may_wait`.
             tier.prefetch(&locations);
         }
     }

@@ -160,6 +160,20 @@ pub trait Tier: Send + Sync {
         false
     }
 
+    /// Loads a page as [`load`](Self::load) does, or fails where that would wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    fn load_now(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        self.load(stored, out, scratch)
+    }
+
     /// Begins to load pages that are about to be loaded one after the other. To be overridden where
     /// many are fetched together sooner than one by one.
     fn prefetch(&self, locations: &[Location]) {
@@ -209,6 +223,15 @@ impl<T: Tier + ?Sized> Tier for Arc<T> {
 
     fn may_wait(&self) -> bool {
         (**self).may_wait()
+    }
+
+    fn load_now(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        (**self).load_now(stored, out, scratch)
     }
 
     fn prefetch(&self, locations: &[Location]) {

@@ -28,10 +28,11 @@ use crate::failure::Failure;
 use crate::format::printable;
 use crate::live::{self, Server};
 use crate::messages;
+use crate::remote;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
 use limits::{limit, swap_file};
-use memfold_pager::{Options, Supervisor};
+use memfold_pager::{Options, RemoteOptions, Supervisor};
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -75,11 +76,16 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
             "cannot create a folder for the run: {reasons}; {remedy}"
         ))
     })?;
-    let options = options(arguments, home.path())?;
+    let mut options = options(arguments, home.path())?;
     limits::note(arguments, options.limit);
     let signals =
         Signals::block().map_err(|error| Failure::own(format!("cannot block signals: {error}")))?;
     let original = process::harden()?;
+    let store = remote::open(&arguments.remote)?;
+    options.remote = store.as_ref().map(|store| RemoteOptions {
+        tier: store.tier(),
+        keep_copies: arguments.remote.remote_keep_copy,
+    });
     // What the supervisor makes is the user's own, from its first moment on.
     let mask = umask(Mode::RWXG | Mode::RWXO);
     let supervisor = Supervisor::start(options)
@@ -91,6 +97,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let ended = supervise(arguments, &supervisor, &signals, &original, observers);
     let stats = supervisor.stop();
     home.stay();
+    // Removes all pages from it.
+    drop(store);
     messages::flush();
     let Watched {
         outcome,
@@ -190,6 +198,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
         algorithm: arguments.algo.into(),
         checksum: !arguments.no_checksum,
         swap_file: swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?,
+        remote: None,
         recompress_after: match (arguments.recompress_after, arguments.algo) {
             (Some(After(after)), _) => after,
             (None, Algorithm::Lz4) => Some(RECOMPRESS_AFTER),

@@ -4,6 +4,7 @@ use super::interpreter;
 use super::signals::Signals;
 use crate::failure::{self, Failure};
 use crate::format::printable;
+use crate::remote::SECRETS;
 use memfold_sys::privilege::is_secure;
 use memfold_sys::{inherited, probe};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -93,6 +94,9 @@ pub fn start(
         command.env_clear().envs(inherited::environment());
     }
     command.env(PRELOAD, preload_list(preload, inherited::variable(PRELOAD)));
+    for secret in SECRETS {
+        command.env_remove(secret);
+    }
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
     // and exec must.
     unsafe {

@@ -13,6 +13,7 @@ use crate::disk_report::{DiskReport, DiskStatistics};
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::messages;
+use crate::remote;
 use crate::run::limits::{DEFAULT_LIMIT, in_bytes, swap_file};
 use crate::run::stats_file::StatsFile;
 use block_device::BlockDevice;
@@ -21,7 +22,8 @@ use listener::Listener;
 use memfold_disk::nbd::Server;
 use memfold_disk::{BLOCK, Disk, MAX_SIZE};
 use memfold_pager::{MappedSource, open_swap_file};
-use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_remote::RemoteStore;
+use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use service::Service;
@@ -46,7 +48,9 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
         .transpose()?;
     // While there is one thread that makes files.
     let folder = InstanceFolder::make();
-    let disk = Arc::new(disk(arguments)?);
+    // Dropped after the disk.
+    let store = remote::open(&arguments.remote)?;
+    let disk = Arc::new(disk(arguments, store.as_ref())?);
     let started = Instant::now();
     let ended = {
         let listener = arguments.nbd.as_ref().map(|address| {
@@ -105,7 +109,10 @@ fn say_what_is_served(arguments: &ServeArguments, disk: &Disk<MappedSource>, pla
 }
 
 /// The disk that the options describe.
-fn disk(arguments: &ServeArguments) -> Result<Disk<MappedSource>, Failure> {
+fn disk(
+    arguments: &ServeArguments,
+    store: Option<&RemoteStore>,
+) -> Result<Disk<MappedSource>, Failure> {
     let size = in_bytes("--size", arguments.size, BLOCK)?;
     if size > MAX_SIZE {
         return Err(Failure::own("--size: a disk has 1024 TiB at most"));
@@ -127,16 +134,26 @@ fn disk(arguments: &ServeArguments) -> Result<Disk<MappedSource>, Failure> {
         shards: std::thread::available_parallelism().map_or(0, usize::from),
         ..SwapConfig::default()
     };
-    let space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
+    let mut space = SwapSpace::new(MappedSource::default(), config).map_err(|error| {
         Failure::own(format!(
             "cannot reserve addresses for the pool: {error}; raise `ulimit -v`, or give a smaller --limit"
         ))
     })?;
-    let disk = match file {
-        Some(file) => {
-            let file = open_swap_file(&file).map_err(|error| Failure::own(error.to_string()))?;
-            Disk::with_file(space, file, size, limit)
+    let failed = |error: NewSwapSpaceError| Failure::own(error.to_string());
+    let file = file.as_ref().map(open_swap_file).transpose();
+    let file = file.map_err(|error| Failure::own(error.to_string()))?;
+    let file = file.map(Arc::new);
+    if let Some(store) = store {
+        space.add_tier(Box::new(store.tier())).map_err(failed)?;
+        if arguments.remote.remote_keep_copy {
+            let file = file.clone();
+            let file = file.ok_or_else(|| Failure::own("--remote-keep-copy needs --swap-file"))?;
+            store.tier().keep_copies_in(file);
+            space.prefer_remote();
         }
+    }
+    let disk = match file {
+        Some(file) => Disk::with_file(space, file, size, limit),
         None => Disk::new(space, size, limit),
     };
     disk.map_err(|error| Failure::own(error.to_string()))

@@ -58,6 +58,14 @@ fn of_run(run: &Snapshot) -> Vec<String> {
     if totals.peak_file_bytes > 0 {
         parts.push(format!("swap file {}", bytes(run.now.file_bytes)));
     }
+    if totals.peak_remote_bytes > 0 {
+        parts.push(format!("remote {}", bytes(run.now.remote_bytes)));
+        parts.push(format!("{} remote retries", grouped(totals.remote_retries)));
+        parts.push(format!(
+            "{} remote failures",
+            grouped(totals.remote_failures)
+        ));
+    }
     parts.extend([
         format!("{} pages out", grouped(totals.pages_out)),
         format!("{} pages in", grouped(totals.pages_in)),

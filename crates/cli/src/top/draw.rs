@@ -39,12 +39,13 @@ const INSTANCES: [Column; 8] = [
 ];
 
 /// The columns of the list of programs.
-const PROGRAMS: [Column; 6] = [
+const PROGRAMS: [Column; 7] = [
     number("PID", 1),
     number("RESIDENT", 0),
     number("STAGED", 4),
     number("POOL", 2),
     number("FILE", 3),
+    number("REMOTE", 5),
     COMMAND,
 ];
 
@@ -253,6 +254,7 @@ fn draw_programs(frame: &mut Frame<'_>, area: Rect, run: &Snapshot) {
                 bytes(usage.staged_bytes),
                 bytes(usage.pool_bytes),
                 bytes(usage.file_bytes),
+                bytes(usage.remote_bytes),
                 name_of(usage.pid),
             ]
         })
@@ -320,6 +322,7 @@ mod tests {
                 staged_bytes: 0,
                 pool_bytes: 128 << 20,
                 file_bytes: 0,
+                remote_bytes: 0,
             }],
             statistics: Statistics::new(&stats, 0.5, 0),
         };

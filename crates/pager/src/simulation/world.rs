@@ -15,7 +15,7 @@ use crate::supervised::fault::handler::{Listener, serve_space};
 use crate::supervised::fault::message::Served;
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::server::Server;
-use crate::supervised::group::Group;
+use crate::supervised::group::{Group, Outlets};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::register::register;
@@ -64,7 +64,7 @@ impl World {
             total_bytes: None,
             resident_bytes: Some(history.limit * PAGE_SIZE as u64),
         };
-        let group = Arc::new(Group::new(limit, swap, None));
+        let group = Arc::new(Group::new(limit, swap, Outlets::default()));
         World {
             reader: Reader::new(group.clone(), Arc::new(Ports)),
             group,

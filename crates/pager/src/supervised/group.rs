@@ -6,13 +6,14 @@ use crate::page::bytes;
 use crate::pool_memory::MappedSource;
 use crate::supervised::comfort::Measured;
 use crate::supervised::fault::deferred::Deferred;
+use crate::supervised::fault::remote::RemoteFaults;
 use crate::supervised::limit_state::{Excess, LimitState};
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::stats::{Now, ProgramUsage, Stats, Totals};
 use crate::sync::{Event, Mutex, RwLock};
 use crate::time::Instant;
-use memfold_swap::{Charge, FileTier, SwapSpace};
+use memfold_swap::{Charge, FileTier, RemoteTier, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,6 +34,23 @@ const MANAGED_DIVISOR: u64 = 2;
 /// The same for evictable memory, beside read-only and locked mappings.
 const EVICTABLE_DIVISOR: u64 = 4;
 
+/// Where pages leave the pool for.
+#[derive(Default)]
+pub struct Outlets {
+    /// The swap file, if there is one.
+    pub file: Option<Arc<FileTier>>,
+    /// The store on other machines, if there is one.
+    pub remote: Option<Arc<RemoteTier>>,
+}
+
+/// A store on other machines, and the faults that wait for it.
+pub struct Remote {
+    /// The tier.
+    pub tier: Arc<RemoteTier>,
+    /// Faults on its pages.
+    pub faults: RemoteFaults,
+}
+
 /// The programs under one limit. All threads of the supervisor share it.
 ///
 /// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so
@@ -43,6 +61,8 @@ pub struct Group {
     limit: LimitState,
     /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
+    /// The store on other machines, if there is one.
+    pub remote: Option<Remote>,
     /// Time of the last scan that found unmanaged mappings, in milliseconds since the supervisor's
     /// start.
     pub found_mappings: AtomicU64,
@@ -79,12 +99,17 @@ pub struct Group {
 
 impl Group {
     /// A group without programs.
-    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, file: Option<Arc<FileTier>>) -> Group {
+    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, outlets: Outlets) -> Group {
+        let remote = outlets.remote.map(|tier| Remote {
+            tier,
+            faults: RemoteFaults::default(),
+        });
         Group {
             resources: Arc::new(Resources::new(swap)),
             limit: LimitState::new(limit),
             compression: CompressionPolicy::new(limit),
-            file,
+            file: outlets.file,
+            remote,
             found_mappings: AtomicU64::new(0),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
@@ -224,8 +249,12 @@ impl Group {
         let resident = self.resources.least_resident_bytes();
         let pool = self.resources.swap.pool_bytes();
         let file = self.resources.swap.root_group().charged(Charge::File);
+        let remote = self.resources.swap.root_group().charged(Charge::Remote);
         let total = resident + pool + self.metadata_bytes();
         let counters = &self.resources.counters;
+        counters
+            .peak_remote_bytes
+            .fetch_max(remote, Ordering::Relaxed);
         counters
             .peak_resident_bytes
             .fetch_max(resident, Ordering::Relaxed);
@@ -370,6 +399,7 @@ impl Group {
                 staged_bytes: usage.staged,
                 pool_bytes: usage.pool,
                 file_bytes: usage.file,
+                remote_bytes: usage.remote,
             })
         };
         self.spaces().into_iter().filter_map(usage).collect()
@@ -385,6 +415,8 @@ impl Group {
         let usage = resources.swap.usage();
         let charged = resources.swap.root_group().usage();
         let file = self.file.as_ref().map(|file| file.usage());
+        let remote = self.remote.as_ref().map(|remote| remote.tier.usage());
+        let remote = remote.unwrap_or_default();
         Stats {
             now: Now {
                 resident_bytes: resources.resident_bytes(),
@@ -392,6 +424,7 @@ impl Group {
                 metadata_bytes: self.metadata_bytes(),
                 staged_bytes: charged.staged,
                 file_bytes: charged.file,
+                remote_bytes: charged.remote,
                 mapped_bytes: self.mapped_bytes(),
                 processes_now: self.read_spaces(|spaces| spaces.len() as u64),
             },
@@ -404,9 +437,16 @@ impl Group {
                 pages_recompressed: usage.recompressed_total,
                 pages_written_back: usage.written_back_total,
                 file_errors: file.map_or(0, |file| file.write_errors + file.read_errors),
+                remote_pages_out: remote.pages_out,
+                remote_pages_in: remote.pages_in,
+                remote_retries: remote.retries,
+                remote_failures: remote.store_failures + remote.load_failures,
+                remote_lost_pages: remote.lost_pages,
+                remote_copies_read: remote.copies_read,
                 ..resources.counters.totals()
             },
             fault_ns: resources.latency.summary(),
+            remote_fault_ns: resources.remote_latency.summary(),
         }
     }
 }

@@ -35,6 +35,8 @@ pub struct Resources {
     pub errors: AtomicU64,
     /// Latency of fault service.
     pub latency: Histogram,
+    /// The part of it for pages that lay on other machines.
+    pub remote_latency: Histogram,
     /// Distances between page-outs and swap-ins.
     pub refaults: Refaults,
     /// Estimate of the pages that forks share, and that are therefore charged more than once.
@@ -89,6 +91,7 @@ impl Resources {
             counters: Counters::default(),
             errors: AtomicU64::new(0),
             latency: Histogram::default(),
+            remote_latency: Histogram::default(),
             refaults: Refaults::default(),
             shared: Arc::default(),
             guardian: Guardian::default(),

@@ -35,6 +35,8 @@ pub struct ProgramUsage {
     pub pool_bytes: u64,
     /// Stored pages in the swap file, charged like those in the pool.
     pub file_bytes: u64,
+    /// Stored pages on other machines, charged like those in the pool.
+    pub remote_bytes: u64,
 }
 
 /// Defines [`Totals`], and [`Counters`] from the fields that threads count.
@@ -82,6 +84,8 @@ statistics! {
         staged_bytes,
         /// Stored pages in the swap file.
         file_bytes,
+        /// Stored pages on other machines (`--remote`).
+        remote_bytes,
         /// Resident file-backed and shared memory of the programs, which is not under the limit. What
         /// several programs map counts for each.
         mapped_bytes,
@@ -105,6 +109,8 @@ totals! {
         peak_mapped_bytes,
         /// Largest `file_bytes`.
         peak_file_bytes,
+        /// Largest `remote_bytes`.
+        peak_remote_bytes,
         /// Largest size of the swap tables.
         peak_table_bytes,
         /// Slots that held a page at that moment.
@@ -153,6 +159,19 @@ totals! {
         pages_written_back,
         /// Reads and writes of the swap file that failed.
         file_errors,
+        /// Pages that a store on other machines has acknowledged.
+        remote_pages_out,
+        /// Pages that came back from there.
+        remote_pages_in,
+        /// Requests to it that were repeated.
+        remote_retries,
+        /// Batches that it did not acknowledge, whose pages stayed, and pages that could not be brought
+        /// back.
+        remote_failures,
+        /// Pages that it was found to have lost.
+        remote_lost_pages,
+        /// Pages read from their copy in the swap file instead (`--remote-keep-copy`).
+        remote_copies_read,
     }
 }
 
@@ -165,4 +184,6 @@ pub struct Stats {
     pub totals: Totals,
     /// Latency of fault service.
     pub fault_ns: FaultLatency,
+    /// The part of it for pages on other machines.
+    pub remote_fault_ns: FaultLatency,
 }

@@ -3,8 +3,9 @@
 use crate::options::{Limit, Options};
 use crate::pool_memory::MappedSource;
 use crate::supervised::fault::listen::Handlers;
+use crate::supervised::fault::remote_thread;
 use crate::supervised::fork::shared_counter::SharingCount;
-use crate::supervised::group::Group;
+use crate::supervised::group::{Group, Outlets};
 use crate::supervised::helper::accept::Attendant;
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
@@ -58,6 +59,11 @@ pub enum StartError {
     /// The swap file could not be made.
     #[error(transparent)]
     SwapFile(#[from] SwapFileError),
+    /// Copies of pages in a store are to be kept in a swap file that there is not.
+    #[error(
+        "copies of remote pages are kept in the swap file; give --swap-file and --swap-size, too"
+    )]
+    NoFileForCopies,
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
@@ -87,10 +93,19 @@ impl Supervisor {
         if let Some(file) = &file {
             swap.add_tier(Box::new(file.clone()))?;
         }
+        let remote = options.remote.as_ref().map(|remote| remote.tier.clone());
+        if let Some(remote) = &options.remote {
+            swap.add_tier(Box::new(remote.tier.clone()))?;
+            if remote.keep_copies {
+                let file = file.clone().ok_or(StartError::NoFileForCopies)?;
+                remote.tier.keep_copies_in(file);
+                swap.prefer_remote();
+            }
+        }
         let (stop, stop_handlers) = io::pipe()?;
         let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
         let supervisor = Supervisor {
-            group: Arc::new(Group::new(options.limit, swap, file)),
+            group: Arc::new(Group::new(options.limit, swap, Outlets { file, remote })),
             preload: directory.join("libmemfold.so"),
             directory,
             _stop_handlers: stop_handlers,
@@ -122,6 +137,7 @@ impl Supervisor {
         let ports = Arc::new(Ports::default());
         let handlers = Arc::new(Handlers::new(group.clone(), ports.clone(), stop)?);
         handlers.start()?;
+        remote_thread::start(group)?;
         let mut attendant = Attendant::new(group.clone(), handlers.clone(), ports, listeners)?;
         let mut governor = Governor::new(group.clone(), handlers);
         let mut reclaimer = Reclaimer::new(group.clone());
@@ -192,6 +208,9 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
+        if let Some(remote) = &self.group.remote {
+            remote.faults.stop();
+        }
         for space in self.group.spaces() {
             if let Some(attached) = space.attached().filter(|_| !space.is_detached()) {
                 // Fails only if the process is gone.
@@ -220,11 +239,12 @@ pub struct Change {
 pub struct Control(Arc<Group>);
 
 impl Control {
-    /// Moves all pages from the swap file to the pool while the programs run, and stops using the file.
-    /// Returns the number of pages. May take long; can be called again.
+    /// Moves all pages from the swap file, and from the store on other machines, to the pool while the
+    /// programs run, and stops using them. Returns the number of pages. May take long; can be called again.
     ///
     /// # Errors
-    /// If there is no swap file, or the pages do not fit under the limit. The file then stays in use.
+    /// If there is neither, or the pages do not fit under the limit, or cannot be read. What is not empty
+    /// then stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
         self.0.swap_off()
     }

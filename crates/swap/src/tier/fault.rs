@@ -161,6 +161,15 @@ impl Tier for FaultyTier {
         self.inner.may_wait()
     }
 
+    fn load_now(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        self.inner.load_now(stored, out, scratch)
+    }
+
     fn prefetch(&self, locations: &[Location]) {
         self.inner.prefetch(locations);
     }

@@ -446,7 +446,7 @@ impl RemoteTier {
     }
 
     /// Gets a record, waiting for a store that does not answer. `Err` if it did not for too long.
-    fn fetch(&self, place: Place) -> Result<Option<Vec<u8>>, RemoteError> {
+    fn fetch(&self, place: Place, patience: Duration) -> Result<Option<Vec<u8>>, RemoteError> {
         let started = self.backend.now();
         let mut tries = 0;
         let got = loop {
@@ -461,7 +461,7 @@ impl RemoteTier {
             tries += 1;
             let waited = self.backend.now().saturating_sub(started);
             // With a copy at hand there is nothing to wait for.
-            if waited >= self.config.patience || self.keeps_copies() {
+            if waited >= patience || self.keeps_copies() {
                 break Err(error);
             }
             self.counters.retries.fetch_add(1, Relaxed);
@@ -473,9 +473,10 @@ impl RemoteTier {
         got
     }
 
-    /// Loads a page from the store.
+    /// Loads a page from the store, waiting for it as long as `patience`.
     fn load_remote(
         &self,
+        patience: Duration,
         stored: Stored<'_>,
         out: &mut Page,
         scratch: &mut Scratch,
@@ -491,11 +492,13 @@ impl RemoteTier {
         let mut found = Corruption::Lost;
         // What is missing or wrong is asked for once more: an answer may have been mixed up.
         for _ in 0..2 {
-            let record = self.fetch(place).map_err(|error| LoadError::Tier {
-                slot,
-                tier,
-                reason: error.reason(),
-            })?;
+            let record = self
+                .fetch(place, patience)
+                .map_err(|error| LoadError::Tier {
+                    slot,
+                    tier,
+                    reason: error.reason(),
+                })?;
             found = match record {
                 None => Corruption::Lost,
                 Some(record) => match self.decode(stored, record, out, scratch) {
@@ -523,6 +526,30 @@ impl RemoteTier {
         self.counters.copies_read.fetch_add(1, Relaxed);
         let annex = AtomicU64::new(word);
         Some(file.load(Stored::new(stored.slot(), location, &annex), out, scratch))
+    }
+}
+
+impl RemoteTier {
+    /// Loads a page from the store or from its copy.
+    fn load_within(
+        &self,
+        patience: Duration,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        let mut loaded = self.load_remote(patience, stored, out, scratch);
+        if loaded.is_err()
+            && let Some(copy) = self.load_copy(stored, out, scratch)
+        {
+            loaded = copy;
+        }
+        let counter = match loaded {
+            Ok(()) => &self.counters.pages_in,
+            Err(_) => &self.counters.load_failures,
+        };
+        counter.fetch_add(1, Relaxed);
+        loaded
     }
 }
 
@@ -588,18 +615,16 @@ impl Tier for RemoteTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        let mut loaded = self.load_remote(stored, out, scratch);
-        if loaded.is_err()
-            && let Some(copy) = self.load_copy(stored, out, scratch)
-        {
-            loaded = copy;
-        }
-        let counter = match loaded {
-            Ok(()) => &self.counters.pages_in,
-            Err(_) => &self.counters.load_failures,
-        };
-        counter.fetch_add(1, Relaxed);
-        loaded
+        self.load_within(self.config.patience, stored, out, scratch)
+    }
+
+    fn load_now(
+        &self,
+        stored: Stored<'_>,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        self.load_within(Duration::ZERO, stored, out, scratch)
     }
 
     fn free(&self, locations: &mut [Location]) {

@@ -62,6 +62,7 @@ fn kind(name: &'static str) -> Kind {
         | "peak_pool_bytes"
         | "peak_total_bytes"
         | "peak_file_bytes"
+        | "peak_remote_bytes"
         | "peak_table_bytes"
         | "limit_bytes"
         | "resident_limit_bytes" => Kind::Gauge(name),

@@ -143,6 +143,7 @@ impl Recorder {
             resident: stats.now.resident_bytes,
             pool: stats.now.pool_bytes + stats.now.metadata_bytes,
             file: stats.now.file_bytes,
+            remote: stats.now.remote_bytes,
             limit: stats.totals.limit_bytes,
             resident_limit: stats.totals.resident_limit_bytes,
             faults: faults.total(),

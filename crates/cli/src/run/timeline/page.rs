@@ -22,6 +22,7 @@ pub fn html(picture: &str, samples: &Samples, warnings: &[Warning], about: &Abou
             bytes(peak(|s| s.pool).unwrap_or(0)),
         ),
         ("Swap file, at most", bytes(peak(|s| s.file).unwrap_or(0))),
+        ("Remote, at most", bytes(peak(|s| s.remote).unwrap_or(0))),
         (
             "Faults served",
             grouped(samples.all().iter().map(|s| s.faults).sum()),

@@ -46,10 +46,10 @@ pub fn escape(text: &str) -> String {
 pub fn style(root: &str) -> String {
     format!(
         "{root} {{ --paper: #ffffff; --ink: #1c2024; --soft: #5b636b; --rule: #e3e6e9; \
-         --resident: #2a6fc9; --pool: #d9762b; --file: #1a8f6a; --limit: #c0262d; --p50: #7a5bc7; \
+         --resident: #2a6fc9; --pool: #d9762b; --file: #1a8f6a; --remote: #b03a8c; --limit: #c0262d; --p50: #7a5bc7; \
          --p99: #b02a78; }}\n\
          @media (prefers-color-scheme: dark) {{ {root} {{ --paper: #14171a; --ink: #e8eaed; \
-         --soft: #a2abb4; --rule: #2c3238; --resident: #6aa9ff; --pool: #f0a35e; --file: #4fc79d; \
+         --soft: #a2abb4; --rule: #2c3238; --resident: #6aa9ff; --pool: #f0a35e; --file: #4fc79d; --remote: #e58ac8; \
          --limit: #ff6b6b; --p50: #b39dff; --p99: #ff7ac0; }} }}"
     )
 }
@@ -173,19 +173,21 @@ impl Canvas<'_> {
             limit => limit,
         };
         let total = |sample: &Sample| sample.resident + sample.pool;
-        let most = all
-            .iter()
-            .map(|sample| total(sample).max(limit(sample)).max(sample.file));
+        let most = all.iter().map(|sample| {
+            let out = sample.file.max(sample.remote);
+            total(sample).max(limit(sample)).max(out)
+        });
         let scale = Scale::up_to(most.max().unwrap_or(0) as f64);
         let ticks = scale.ticks(5.0, true);
         let labels: Vec<_> = ticks
             .into_iter()
             .map(|tick| (scale.place(tick), bytes(tick as u64)))
             .collect();
-        let (last, has_file) = (
-            all.last().copied().unwrap_or_default(),
-            all.iter().any(|sample| sample.file > 0),
-        );
+        let last = all.last().copied().unwrap_or_default();
+        let file: fn(&Sample) -> u64 = |sample| sample.file;
+        let remote: fn(&Sample) -> u64 = |sample| sample.remote;
+        let mut outside = vec![("file", "swap file", file), ("remote", "remote", remote)];
+        outside.retain(|(.., of)| all.iter().any(|sample| of(sample) > 0));
         let what = if last.limit == 0 {
             " on resident memory"
         } else {
@@ -193,9 +195,7 @@ impl Canvas<'_> {
         };
         let limit_name = format!("limit{what} {}", bytes(limit(&last)));
         let mut keys = vec![("resident", "resident"), ("pool", "pool and metadata")];
-        if has_file {
-            keys.push(("file", "swap file"));
-        }
+        keys.extend(outside.iter().map(|(colour, name, _)| (*colour, *name)));
         keys.push(("limit", limit_name.as_str()));
         let top = self.panel("Memory", &keys, HEIGHT, &labels);
         let floor = self.points(top, HEIGHT, scale, |_| 0.0);
@@ -203,9 +203,9 @@ impl Canvas<'_> {
         let both = self.points(top, HEIGHT, scale, |sample| total(sample) as f64);
         self.area("resident", &resident, &floor);
         self.area("pool", &both, &resident);
-        if has_file {
-            let file = self.points(top, HEIGHT, scale, |sample| sample.file as f64);
-            self.line("file", &file);
+        for (colour, _, of) in outside {
+            let points = self.points(top, HEIGHT, scale, |sample| of(sample) as f64);
+            self.line(colour, &points);
         }
         let points = self.points(top, HEIGHT, scale, |sample| limit(sample) as f64);
         if !points.is_empty() {
@@ -408,6 +408,7 @@ mod tests {
                 resident: number << 20,
                 pool: number << 18,
                 file: number << 16,
+                remote: number << 15,
                 limit: 100 << 20,
                 resident_limit: 80 << 20,
                 faults: number % 7,
@@ -461,6 +462,7 @@ mod tests {
                 "resident",
                 "pool and metadata",
                 "swap file",
+                ">remote<",
                 "limit 100 MiB",
                 "Faults a second",
             ] {

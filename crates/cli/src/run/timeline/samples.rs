@@ -24,6 +24,8 @@ pub struct Sample {
     pub pool: u64,
     /// Bytes in the swap file.
     pub file: u64,
+    /// Bytes in a store on other machines.
+    pub remote: u64,
     /// The limit in bytes; 0 if there is none on everything.
     pub limit: u64,
     /// The limit on resident bytes.
@@ -44,6 +46,7 @@ impl Sample {
             resident: self.resident.max(later.resident),
             pool: self.pool.max(later.pool),
             file: self.file.max(later.file),
+            remote: self.remote.max(later.remote),
             limit: later.limit,
             resident_limit: later.resident_limit,
             faults: self.faults + later.faults,

@@ -160,7 +160,7 @@ fn a_swapoff_of_nothing_is_refused() {
         .expect("memfold swapoff runs");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("no swap file"), "{text}");
+    assert!(text.contains("neither a swap file"), "{text}");
     kill(Pid::from_raw(first), Signal::SIGTERM).expect("sleep takes the signal");
     assert_eq!(run.wait().code(), 128 + Signal::SIGTERM as i32);
 }

@@ -75,17 +75,21 @@ pub fn serve_space(
             let served = server.serve(space, fault, admission);
             let ended = Instant::now();
             let resources = &space.resources;
-            resources.note_wait(server.first_touch, ended.duration_since(read));
             let elapsed = ended.duration_since(std::mem::replace(&mut began, ended));
-            if served == Served::Retry {
-                retries.push((fault, thread));
-            } else {
-                resources.latency.record(elapsed.as_nanos() as u64);
-                if !fault.protected {
-                    space
-                        .sampling
-                        .counted_faults
-                        .fetch_add(1, Ordering::Relaxed);
+            if served != Served::Queued {
+                resources.note_wait(server.first_touch, ended.duration_since(read));
+            }
+            match served {
+                Served::Queued => {}
+                Served::Retry => retries.push((fault, thread)),
+                Served::Done => {
+                    resources.latency.record(elapsed.as_nanos() as u64);
+                    if !fault.protected {
+                        space
+                            .sampling
+                            .counted_faults
+                            .fetch_add(1, Ordering::Relaxed);
+                    }
                 }
             }
             if index < news {

@@ -31,6 +31,8 @@ impl Fault {
 pub enum Served {
     /// The thread was woken, or is woken by the thread that claimed the page or by the reclaimer.
     Done,
+    /// It waits for another machine, in the queue of a thread that may, which records it.
+    Queued,
     /// The kernel answered EAGAIN: read events, then serve the fault again.
     Retry,
 }

@@ -8,6 +8,9 @@ pub mod listen;
 pub mod message;
 pub mod primitives;
 pub mod readahead;
+pub mod remote;
+#[cfg(not(simulated))]
+pub mod remote_thread;
 pub mod room;
 pub mod serve;
 pub mod server;

@@ -91,9 +91,15 @@ impl Server {
                         return outcome;
                     }
                 }
-                PageState::Swapped(_) => {
+                PageState::Swapped(slot) => {
                     if must_wait(&self.group, space, fault, admission) {
                         return Served::Done;
+                    }
+                    if self.must_leave(slot)
+                        && let Some(remote) = &self.group.remote
+                    {
+                        remote.faults.push(space, fault);
+                        return Served::Queued;
                     }
                     let claim = Claim::make(&gate, space, fault.page);
                     drop(gate);

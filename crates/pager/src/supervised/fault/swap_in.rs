@@ -14,6 +14,7 @@ use memfold_swap::{Page, Slot};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each
@@ -135,8 +136,9 @@ fn swapped_of(gate: &Shared<'_>, block: PageRange) -> u16 {
 }
 
 impl Server {
-    /// Loads claimed pages and copies them in.
-    pub fn swap_in(&mut self, space: &AddressSpace, claim: &Claim) -> Served {
+    /// Loads claimed pages and copies them in. Pages on other machines, for which this thread may not
+    /// wait, stay swapped out.
+    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: &Claim) -> Served {
         let loaded = self.load(space, claim);
         let Ok(gate) = space.shared() else {
             // The address space is gone. The thread that holds the gate may be changing the table.
@@ -161,6 +163,13 @@ impl Server {
         let released = filling.finish();
         drop(gate);
         space.resources.defer_free(&released);
+        if !brought_in
+            && self.must_leave(claim.slot(claim.faulting))
+            && let Some(remote) = &self.group.remote
+        {
+            remote.faults.recall(space, claim.page(claim.faulting));
+            return Served::Done;
+        }
         match failure {
             Some(errno) if !brought_in => after_failure(space, claim.page(claim.faulting), errno),
             _ => Served::Done,
@@ -168,16 +177,36 @@ impl Server {
     }
 
     /// Loads the claimed pages into the buffer. Returns the largest range of loaded pages around the
-    /// faulting page; empty if that page cannot be loaded, which kills the program.
+    /// faulting page; empty if that page is left to another thread, or cannot be loaded, which kills
+    /// the program.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
         let resources = &space.resources;
+        if self.waits {
+            resources
+                .swap
+                .prefetch(claim.pages.iter().map(|(_, slot)| *slot));
+        }
         let mut start = 0;
-        for (index, ((_, slot), page)) in claim.pages.iter().zip(&mut self.buffer).enumerate() {
-            let Err(error) = resources.swap.load(*slot, page, &mut self.scratch) else {
-                continue;
+        for (index, (_, slot)) in claim.pages.iter().enumerate() {
+            let is_left = self.must_leave(*slot);
+            let loaded = if is_left {
+                None
+            } else {
+                let page = &mut self.buffer[index];
+                Some(resources.swap.load(*slot, page, &mut self.scratch))
             };
-            resources.errors.fetch_add(1, Ordering::Relaxed);
+            let error = match loaded {
+                Some(Ok(())) => continue,
+                Some(Err(error)) => {
+                    resources.errors.fetch_add(1, Ordering::Relaxed);
+                    Some(error)
+                }
+                None => None,
+            };
             if index == claim.faulting {
+                let Some(error) = error else {
+                    return 0..0;
+                };
                 kill_program(space, claim.page(index), &error);
                 return 0..0;
             }

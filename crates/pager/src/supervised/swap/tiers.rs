@@ -8,7 +8,7 @@
 //!
 //! Independently, pages that stay cold are recompressed, and later written to the file.
 
-use crate::supervised::group::Group;
+use crate::supervised::group::{Group, Remote};
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_swap::{
@@ -123,14 +123,17 @@ impl PoolShare {
 }
 
 impl Group {
-    /// The pool's watermarks, if the swap file has room.
+    /// The pool's watermarks, if the swap file has room or a store takes pages.
     fn pool_share(&self) -> Option<PoolShare> {
-        let file = self.file.as_ref().filter(|file| !file.is_closed())?;
-        let usage = file.usage();
-        if usage.used_bytes == usage.size_bytes {
-            return None;
-        }
-        self.limit().total_bytes.map(PoolShare::of)
+        let has_room = |file: &Arc<FileTier>| {
+            let usage = file.usage();
+            !file.is_closed() && usage.used_bytes < usage.size_bytes
+        };
+        let takes = |remote: &Remote| !remote.tier.is_closed() && !remote.tier.is_paused();
+        let has_outlet =
+            self.file.as_ref().is_some_and(has_room) || self.remote.as_ref().is_some_and(takes);
+        let total = self.limit().total_bytes.filter(|_| has_outlet);
+        total.map(PoolShare::of)
     }
 
     /// Keeps the pool within its share. Called by the reclaimer before it stores pages.
@@ -147,7 +150,7 @@ impl Group {
         self.shrink_pool(share.hard, scratch);
     }
 
-    /// Shrinks the pool to `target` bytes, as far as the swap file takes pages.
+    /// Shrinks the pool to `target` bytes, as far as the swap file or the store takes pages.
     fn shrink_pool(&self, target: u64, scratch: &mut Scratch) {
         while self.resources.swap.pool_bytes() > target {
             if self.resources.gather.help(HELP_SLOTS) > 0 {
@@ -191,30 +194,44 @@ impl Group {
         }
     }
 
-    /// Moves all pages from the swap file to the pool and stops using the file. Returns their number.
-    /// If they do not fit under the limit, the error has the number of pages left, and the file stays
-    /// in use.
+    /// Moves all pages from the store on other machines and from the swap file to the pool, and stops
+    /// using them. Returns their number. If they do not fit under the limit, the error has the number
+    /// of pages left, and what they are in stays in use.
     pub fn swap_off(&self) -> Result<u64, SwapOffError> {
-        let file = self.file.as_ref().ok_or(SwapOffError::NoFile)?;
+        if self.file.is_none() && self.remote.is_none() {
+            return Err(SwapOffError::NoFile);
+        }
         // A failed swapoff reopens the file, which would undo a concurrent one.
         let _guard = lock(&self.swapping_off);
-        let before = self.resources.swap.pages_in(TierKind::File);
-        file.set_closed(true);
+        let mut moved = 0;
+        if let Some(Remote { tier, .. }) = &self.remote {
+            moved += self.empty(TierKind::Remote, |closed| tier.set_closed(closed))?;
+        }
+        if let Some(file) = &self.file {
+            moved += self.empty(TierKind::File, |closed| file.set_closed(closed))?;
+        }
+        Ok(moved)
+    }
+
+    /// Moves all pages from a tier to the pool. Returns their number.
+    fn empty(&self, kind: TierKind, close: impl Fn(bool)) -> Result<u64, SwapOffError> {
+        let before = self.resources.swap.pages_in(kind);
+        close(true);
         let mut scratch = Scratch::new();
         let mut more = u64::MAX;
         loop {
             let report = self
                 .resources
                 .swap
-                .evacuate(TierKind::File, &mut scratch, || self.has_room());
-            let left = self.resources.swap.pages_in(TierKind::File);
+                .evacuate(kind, &mut scratch, || self.has_room());
+            let left = self.resources.swap.pages_in(kind);
             if left == 0 {
                 return Ok(before);
             }
             // Writes in flight when the file was closed may leave pages behind: try again while that
             // helps.
             if !report.finished || left >= more {
-                file.set_closed(false);
+                close(false);
                 return Err(match report.failed {
                     0 => SwapOffError::NoRoom { pages: left },
                     _ => SwapOffError::Unreadable { pages: left },
@@ -237,19 +254,21 @@ impl Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwapOffError {
-    /// The run has no swap file.
-    #[error("this run has no swap file")]
+    /// The run has neither a swap file nor a store.
+    #[error("this run has neither a swap file nor a remote store")]
     NoFile,
     /// The pages do not fit into the limit.
-    #[error("{pages} pages of the swap file do not fit under the limit; the file stays in use")]
+    #[error("{pages} pages that are out do not fit under the limit; what they are in stays in use")]
     NoRoom {
-        /// Pages that are still in the file.
+        /// Pages that are still out.
         pages: u64,
     },
     /// Some pages cannot be read or stored now.
-    #[error("{pages} pages of the swap file cannot be read or stored now; the file stays in use")]
+    #[error(
+        "{pages} pages that are out cannot be read or stored now; what they are in stays in use"
+    )]
     Unreadable {
-        /// Pages that are still in the file.
+        /// Pages that are still out.
         pages: u64,
     },
 }
@@ -272,7 +291,7 @@ impl Background {
     pub fn new(group: Arc<Group>, options: &Options) -> Background {
         let write_back = options
             .writeback_after
-            .filter(|_| options.swap_file.is_some());
+            .filter(|_| options.swap_file.is_some() || options.remote.is_some());
         Background {
             group,
             scratch: Scratch::new(),

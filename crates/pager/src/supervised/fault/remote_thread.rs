@@ -1,0 +1,56 @@
+//! The threads that serve faults on pages that lie on other machines.
+
+use crate::supervised::fault::message::{Admission, Served};
+use crate::supervised::fault::primitives::wake;
+use crate::supervised::fault::remote::{RemoteFault, THREADS};
+use crate::supervised::fault::server::Server;
+use crate::supervised::group::Group;
+use memfold_sys::thread;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Starts the threads, if the group has a remote tier.
+pub fn start(group: &Arc<Group>) -> io::Result<()> {
+    if group.remote.is_none() {
+        return Ok(());
+    }
+    for number in 0..THREADS {
+        let group = group.clone();
+        std::thread::Builder::new()
+            .name(format!("remote-{number}"))
+            .spawn(move || run(group))?;
+    }
+    Ok(())
+}
+
+fn run(group: Arc<Group>) {
+    // As the handlers: a program waits for each fault.
+    thread::set_nice(-10);
+    let mut server = Server::that_waits(group.clone());
+    let Some(remote) = &group.remote else {
+        return;
+    };
+    let is_over = || group.stopping.load(Ordering::Relaxed);
+    while let Some(fault) = remote.faults.pop(is_over) {
+        serve(&mut server, &fault);
+    }
+}
+
+fn serve(server: &mut Server, waiting: &RemoteFault) {
+    let RemoteFault { space, fault, read } = waiting;
+    if server.serve(space, *fault, Admission::Now) == Served::Retry {
+        // The thread faults again, which has events read first.
+        wake(space, fault.page, 1);
+    }
+    if let Some(read) = read {
+        let elapsed = read.elapsed();
+        let resources = &space.resources;
+        resources.note_wait(false, elapsed);
+        resources.latency.record(elapsed.as_nanos() as u64);
+        let remote = &resources.remote_latency;
+        remote.record(elapsed.as_nanos() as u64);
+        let counted = &space.sampling.counted_faults;
+        counted.fetch_add(1, Ordering::Relaxed);
+    }
+}
