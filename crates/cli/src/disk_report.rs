@@ -27,6 +27,10 @@ pub struct DiskStatistics {
     pub file_blocks: u64,
     /// What they take there.
     pub file_bytes: u64,
+    /// Stored blocks that are on other machines.
+    pub remote_blocks: u64,
+    /// What they take there.
+    pub remote_bytes: u64,
     /// Discarded blocks that are not freed yet.
     pub discard_backlog_blocks: u64,
     /// Read so far.
@@ -104,6 +108,8 @@ impl DiskStatistics {
             incompressible_blocks: usage.incompressible_blocks,
             file_blocks: usage.file_blocks,
             file_bytes: usage.file_bytes,
+            remote_blocks: usage.remote_blocks,
+            remote_bytes: usage.remote_bytes,
             discard_backlog_blocks: usage.discard_backlog_blocks,
             read_bytes: usage.read_bytes,
             written_bytes: usage.written_bytes,

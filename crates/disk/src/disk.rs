@@ -164,6 +164,13 @@ impl<S: PageSource + 'static> Disk<S> {
             match self.memory.map.read(block / LEAF_BLOCKS) {
                 Some(leaf) if leaf.is_some() => {
                     let leaf = leaf.as_deref().expect("looked at before");
+                    let slot = |part: Part| match leaf.get((part.block % LEAF_BLOCKS) as usize) {
+                        Block::Stored(slot) => Some(slot),
+                        Block::Hole | Block::Zero => None,
+                    };
+                    self.memory
+                        .space
+                        .prefetch(parts(offset, length).filter_map(slot));
                     for part in parts(offset, length) {
                         let out = &mut now[part.of_request];
                         let index = (part.block % LEAF_BLOCKS) as usize;
@@ -514,6 +521,8 @@ impl<S: PageSource + 'static> Disk<S> {
             incompressible_blocks: space.incompressible_pages,
             file_blocks: space.file_pages,
             file_bytes: space.file_bytes,
+            remote_blocks: space.remote_pages,
+            remote_bytes: space.remote_bytes,
             read_bytes: get(&counters.read_bytes),
             written_bytes: get(&counters.written_bytes),
             discarded_bytes: get(&counters.discarded_bytes),

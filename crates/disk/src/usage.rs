@@ -27,6 +27,10 @@ pub struct DiskUsage {
     pub file_blocks: u64,
     /// Bytes of the file that they take.
     pub file_bytes: u64,
+    /// Stored blocks that are on other machines.
+    pub remote_blocks: u64,
+    /// Bytes that they take there.
+    pub remote_bytes: u64,
     /// Bytes read so far.
     pub read_bytes: u64,
     /// Bytes written so far, zeros by `WRITE_ZEROES` not included.

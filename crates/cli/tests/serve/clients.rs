@@ -1,6 +1,7 @@
 //! The clients that people use.
 
 use crate::support::{MEMFOLD, MIB, Served, has, run};
+use memfold_testing::store::StoreServer;
 use std::path::Path;
 use std::process::Command;
 
@@ -134,6 +135,38 @@ fn what_does_not_fit_goes_to_the_file_or_is_refused() {
         stats["file_bytes"].as_u64() > Some(20 * MIB as u64),
         "{stats}"
     );
+}
+
+#[test]
+fn what_does_not_fit_goes_to_a_store_on_other_machines() {
+    if !has(&["redis-server", "redis-cli", "nbdcopy"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = StoreServer::start(folder.path(), &[]);
+    let mut random = memfold_testing::Random::new(7);
+    let bytes: Vec<u8> = (0..4 * MIB)
+        .flat_map(|_| random.next_word().to_le_bytes())
+        .collect();
+    let path = folder.path().join("noise").display().to_string();
+    std::fs::write(&path, &bytes).expect("a file");
+    let remote = format!("valkey://127.0.0.1:{}", server.port);
+    let served = Served::start(&["--size", "32M", "--limit", "8M", "--remote", &remote]);
+    run("nbdcopy", &[&path, &served.uri()]);
+    assert_ne!(server.ask(&["DBSIZE"]), "0");
+    let back = folder.path().join("back").display().to_string();
+    run("nbdcopy", &[&served.uri(), &back]);
+    assert!(std::fs::read(back).expect("a file") == bytes);
+    let (stats, _) = served.end(nix::sys::signal::Signal::SIGTERM);
+    assert!(
+        stats["peak_bytes"].as_u64() <= Some(8 * MIB as u64),
+        "{stats}"
+    );
+    assert!(
+        stats["remote_bytes"].as_u64() > Some(20 * MIB as u64),
+        "{stats}"
+    );
+    assert_eq!(server.ask(&["DBSIZE"]), "0");
 }
 
 #[test]

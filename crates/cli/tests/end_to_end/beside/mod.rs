@@ -20,6 +20,7 @@ mod own_userfaultfd;
 mod pass_through;
 mod processes;
 mod redirected;
+mod remote;
 mod repeat;
 mod stage_mapped_over;
 pub mod tiers;
