@@ -77,6 +77,14 @@ fn of_answer(code: &str, detail: Option<&str>) -> Failure {
     Failure::Answer { error, moved }
 }
 
+/// What an `ASK` redirection says, if the value is one.
+pub(crate) fn asks(value: &Value) -> Option<&str> {
+    match value {
+        Value::ServerError(error) if error.code() == "ASK" => error.details(),
+        _ => None,
+    }
+}
+
 /// The server's error, if the value is one.
 pub(crate) fn of_value(value: &Value) -> Option<Failure> {
     match value {

@@ -48,6 +48,11 @@ impl Commands {
         command.write_packed_command(&mut self.bytes);
         self.answers += 1;
     }
+
+    /// The number of answers.
+    pub(crate) fn answers(&self) -> usize {
+        self.answers
+    }
 }
 
 /// Commands that were sent, until their answers are read. If it is dropped before, the connection is

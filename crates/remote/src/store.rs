@@ -15,10 +15,10 @@ use redis::{Cmd, Value, cmd};
 
 use crate::{
     address::Server,
-    failure::{Failure, of_value},
+    failure::{Failure, asks, of_value},
     node::{Commands, Exchange, Node},
     options::{Access, Options},
-    topology::{Topology, slot_of},
+    topology::{Topology, redirection, slot_of},
 };
 
 /// The longest that one call waits for the store. Longer bears a slower store, and keeps a page that
@@ -202,9 +202,21 @@ impl Store {
                 Err(error) => Err(crate::failure::of_connection(error)),
             })
             .collect();
-        for (exchange, part) in sent.into_iter().zip(by_server.values()) {
+        let mut redirected = Vec::new();
+        for (exchange, (server, part)) in sent.into_iter().zip(&by_server) {
             let answers = exchange.and_then(|exchange| exchange.answers(deadline));
+            // Keys of a slot that is on its way to another server may be there.
+            if let (Ok(answers), true) = (&answers, part.of.len() == part.commands.answers()) {
+                let elsewhere =
+                    part.of.iter().zip(answers).filter_map(|(one, answer)| {
+                        Some((one.0, redirection(asks(answer)?, server)?))
+                    });
+                redirected.extend(elsewhere);
+            }
             spread(answers, part, replicas, &mut outcomes);
+        }
+        for (index, server) in redirected {
+            outcomes[index] = self.ask_for(&parts[index].1, &server, deadline);
         }
         let is_stale = |outcome: &Result<Vec<Value>, Failure>| match outcome {
             Ok(_) => false,
@@ -215,6 +227,29 @@ impl Store {
             self.look();
         }
         outcomes
+    }
+}
+
+impl Store {
+    /// Sends the one command of a part to a server that a redirection named.
+    fn ask_for(
+        &self,
+        command: &[Cmd],
+        server: &Server,
+        deadline: Instant,
+    ) -> Result<Vec<Value>, Failure> {
+        let node = self
+            .node(server)
+            .map_err(|error| crate::failure::of_connection(&error))?;
+        let mut commands = Commands::default();
+        commands.push(&cmd("ASKING"));
+        command.iter().for_each(|one| commands.push(one));
+        let mut answers = node.send(&commands, deadline)?.answers(deadline)?;
+        answers.remove(0);
+        match answers.iter().find_map(of_value) {
+            Some(failure) => Err(failure),
+            None => Ok(answers),
+        }
     }
 }
 

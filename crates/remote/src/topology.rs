@@ -70,6 +70,18 @@ impl Topology {
     }
 }
 
+/// The server that an `ASK` redirection names: `SLOT HOST:PORT`. Without a host, it is the one that was
+/// asked.
+pub(crate) fn redirection(detail: &str, asked: &Server) -> Option<Server> {
+    let (_, address) = detail.split_once(' ')?;
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Some(Server {
+        host: if host.is_empty() { &asked.host } else { host }.to_owned(),
+        port: port.parse().ok()?,
+    })
+}
+
 fn slot_number(value: &Value) -> Option<u16> {
     match value {
         Value::Int(number) => u16::try_from(*number).ok().filter(|slot| *slot < SLOTS),
@@ -140,6 +152,17 @@ mod tests {
         assert_eq!(name(5461).as_deref(), Some("b:2"));
         assert_eq!(name(16_000).as_deref(), Some("b:2"));
         assert_eq!(name(16_001), None);
+    }
+
+    #[test]
+    fn redirections_name_a_server() {
+        let to = |detail| redirection(detail, &asked()).map(|server| server.to_string());
+        assert_eq!(to("3999 b:2").as_deref(), Some("b:2"));
+        assert_eq!(to("3999 :2").as_deref(), Some("asked:2"));
+        assert_eq!(to("3999 ::1:2").as_deref(), Some("[::1]:2"));
+        for wrong in ["3999", "3999 b", "3999 b:", "3999 b:70000"] {
+            assert_eq!(to(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
