@@ -78,6 +78,26 @@ impl FaultyTier {
     pub fn new(inner: Box<dyn Tier>, faults: Arc<Faults>) -> Self {
         Self { inner, faults }
     }
+
+    /// Fails as a load, if one is to fail.
+    fn strike_load(&self, slot: Slot) -> Result<(), LoadError> {
+        let tier = self.kind();
+        if self.faults.strikes(Fault::Load) {
+            return Err(LoadError::Tier {
+                slot,
+                tier,
+                reason: "injected fault",
+            });
+        }
+        if self.faults.strikes(Fault::Corrupt) {
+            return Err(LoadError::Corrupt {
+                slot,
+                tier,
+                what: Corruption::Checksum,
+            });
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for FaultyTier {
@@ -110,21 +130,7 @@ impl Tier for FaultyTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
-        let (slot, tier) = (stored.slot(), self.kind());
-        if self.faults.strikes(Fault::Load) {
-            return Err(LoadError::Tier {
-                slot,
-                tier,
-                reason: "injected fault",
-            });
-        }
-        if self.faults.strikes(Fault::Corrupt) {
-            return Err(LoadError::Corrupt {
-                slot,
-                tier,
-                what: Corruption::Checksum,
-            });
-        }
+        self.strike_load(stored.slot())?;
         self.inner.load(stored, out, scratch)
     }
 
@@ -167,6 +173,7 @@ impl Tier for FaultyTier {
         out: &mut Page,
         scratch: &mut Scratch,
     ) -> Result<(), LoadError> {
+        self.strike_load(stored.slot())?;
         self.inner.load_now(stored, out, scratch)
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Batches {
     /// The last abandoned batches. Each may still arrive after it was removed, so it is removed once
     /// more at the end.
     abandoned: VecDeque<u64>,
+    /// All were forgotten at the end, while slots may still be released.
+    is_over: bool,
 }
 
 impl Batches {
@@ -76,7 +78,8 @@ impl Batches {
         record.copies.get(usize::from(place.index)).copied()
     }
 
-    /// Frees a page, which is removed from the store later. Returns its copy in the file.
+    /// Frees a page, which is removed from the store later. Returns its copy in the file. No effect once
+    /// all are forgotten.
     ///
     /// # Panics
     ///
@@ -84,6 +87,9 @@ impl Batches {
     pub(super) fn free(&mut self, place: Place) -> Option<FileCopy> {
         let number = place.batch.into_raw();
         let bit = 1 << place.index;
+        if self.is_over {
+            return None;
+        }
         let record = self
             .records
             .get_mut(&number)
@@ -150,6 +156,7 @@ impl Batches {
 
     /// Forgets all batches, which are to be removed whole.
     pub(super) fn take_all(&mut self) -> Vec<Removal> {
+        self.is_over = true;
         self.to_remove.clear();
         let whole = |number| Removal {
             batch: BatchId::from_raw(number),
