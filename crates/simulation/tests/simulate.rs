@@ -71,6 +71,37 @@ fn a_late_write_of_the_kernel_may_be_lost() {
     assert!(!is_lost(&history(Step::Write(0, 1))));
 }
 
+/// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one
+/// program brings in goes out for the others. Each access takes many steps, but all are made.
+#[test]
+fn a_slow_history_ends() {
+    silence_panics_of_executions();
+    let fork = |number: u64| match number % 2 {
+        0 => Step::Fork(vec![Step::Connect, Step::Write(0, 1)]),
+        _ => Step::Fork(vec![Step::Write(0, number % AREA_PAGES)]),
+    };
+    let thread: Vec<Step> = [Step::Map(0, AREA_PAGES), Step::Fill(0)]
+        .into_iter()
+        .chain([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)])
+        .chain((0..14).map(fork))
+        .collect();
+    let history = History {
+        threads: vec![thread; 3],
+        share_places: true,
+        limit: 16,
+        stage: 8,
+        handlers: 1,
+        adversity: Adversity::default(),
+        locked: None,
+        seed: 0,
+    };
+    for seed in [0, 2, 4] {
+        if let Err(why) = try_run(&history, seed, 1) {
+            panic!("seed {seed}: {why}");
+        }
+    }
+}
+
 /// Where the search for a bug begins: a little before the seed at which it was found last, so that the test
 /// is short. After a change of the histories the search is as long as it takes, within two minutes.
 fn first_seed(bug: Bug) -> u64 {

@@ -2,6 +2,7 @@
 
 use crate::bugs::Bug;
 use crate::simulation::history::History;
+use crate::simulation::progress;
 use crate::simulation::run::execute;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
@@ -9,8 +10,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-/// Steps of an execution after which it counts as hung, where each thread runs again and again.
-const MOST_STEPS: usize = 1_000_000;
+/// Steps after the last access of a program for which an execution counts as hung, where each thread runs
+/// again and again. A fault waits for room for 250 ms at most. In each of these the governor looks at all
+/// programs, which takes some 4000 steps if there are a dozen.
+const MOST_STEPS: usize = 2_000_000;
 /// Steps after which an execution is left alone where some threads run only when others wait: there a page
 /// may be paged out each time before its thread has seen it.
 const ENOUGH_STEPS: usize = 50_000;
@@ -32,7 +35,9 @@ fn config(most: MaxSteps) -> Config {
 /// If a page does not hold what it must, a program does not end, or something is left.
 pub fn run(history: &History, seed: u64, schedules: usize) {
     let once = history.clone();
-    if seed.is_multiple_of(2) {
+    let is_fair = seed.is_multiple_of(2);
+    progress::watch(is_fair);
+    if is_fair {
         let scheduler = RandomScheduler::new_from_seed(seed, schedules);
         Runner::new(scheduler, config(MaxSteps::FailAfter(MOST_STEPS))).run(move || execute(&once));
     } else {

@@ -11,6 +11,7 @@
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
+//! | `progress` | whether programs still do something |
 //! | `trace` | an execution, step by step |
 //! | `conformance` | the model compared with Linux |
 //! | `sync`, `time` | what the core locks, waits and sleeps with |
@@ -21,6 +22,7 @@ pub mod explore;
 pub mod history;
 pub mod model;
 pub mod program;
+pub mod progress;
 pub mod run;
 pub mod sync;
 pub mod time;

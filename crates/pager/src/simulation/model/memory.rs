@@ -6,6 +6,7 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::model::queues::Queues;
+use crate::simulation::progress;
 use crate::simulation::sync::lock_model;
 use crate::simulation::trace::trace;
 use crate::sync::interleave;
@@ -156,6 +157,7 @@ impl Memory {
     /// Reads a page, as the thread with this TID.
     pub fn read(&self, page: VirtualPage, thread: u32) -> Result<u64, Unmapped> {
         self.access(page, thread, false, |state, frame, dropping| {
+            progress::note_access();
             let tag = frame.tag();
             trace(|| format!("reads {:#x}: {tag:#x}", page.0));
             if let Some(expected) = state.get_mut(&page) {
@@ -176,6 +178,7 @@ impl Memory {
     /// Writes a page of the program.
     pub fn write(&self, page: VirtualPage, thread: u32, tag: u64) -> Result<(), Unmapped> {
         self.access(page, thread, true, |state, frame, dropping| {
+            progress::note_access();
             if let Frame::Page(contents) = frame {
                 contents.store(tag, Ordering::Relaxed);
                 trace(|| format!("writes {:#x}: {tag:#x}", page.0));
