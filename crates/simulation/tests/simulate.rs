@@ -71,6 +71,38 @@ fn a_late_write_of_the_kernel_may_be_lost() {
     assert!(!is_lost(&history(Step::Write(0, 1))));
 }
 
+/// A row of docs/limits.md is true: of a move that leaves the mapping behind, and whose event is never raised as the
+/// program is killed, a child forked beside it knows nothing. Any other move ends the child.
+#[test]
+fn a_child_may_miss_a_move_of_a_killed_parent_that_leaves_the_mapping() {
+    silence_panics_of_executions();
+    let history = |stays| {
+        let fill = |area| [Step::Map(area, AREA_PAGES), Step::Fill(area)];
+        let out = [Step::Rest(0), Step::AwaitPageOut(0)];
+        let mover = [fill(0), fill(1), out.clone()].concat();
+        let pause = Step::Pause(10);
+        History {
+            threads: vec![
+                [mover, vec![Step::Move(0, stays)]].concat(),
+                [&out[..], &[pause, Step::Fork(vec![]), Step::Kill]].concat(),
+            ],
+            share_places: false,
+            limit: 8,
+            stage: 4,
+            handlers: 1,
+            adversity: Adversity {
+                late_events: true,
+                ..Adversity::default()
+            },
+            locked: None,
+            seed: 0,
+        }
+    };
+    let is_missed = |history: &History| (0..100).any(|seed| try_run(history, seed, 1).is_err());
+    assert!(is_missed(&history(true)));
+    assert!(!is_missed(&history(false)));
+}
+
 /// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one
 /// program brings in goes out for the others. Each access takes many steps, but all are made.
 #[test]
@@ -112,6 +144,8 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::StageReadAfterFork => 1450,
         Bug::EchoesApplied => 1215,
         Bug::DoneOutsideGate => 490,
+        Bug::ZerosWithoutClaim => 700,
+        Bug::UnreadMovesIgnored => 160,
         _ => 0,
     }
 }

@@ -19,6 +19,8 @@ pub struct Adversity {
     pub shortages: bool,
     /// Threads of memfold are preempted for long where they are about to fill pages.
     pub preemption: bool,
+    /// Threads of programs are preempted for long between a change of their mappings and its event.
+    pub late_events: bool,
     /// Half of the places are above 2^47 bytes (five-level page tables).
     pub high: bool,
 }
@@ -31,6 +33,8 @@ impl Adversity {
             stops: one_of(5),
             shortages: one_of(6),
             preemption: one_of(12),
+            // Where two threads change mappings and one goes on, the order of their changes is a guess.
+            late_events: false,
             high: one_of(8),
         }
     }
@@ -115,6 +119,11 @@ pub fn preempt() -> (u32, u32) {
             shuttle::rand::thread_rng().gen_range(1..=MOST_CHANGES),
         ),
     }
+}
+
+/// For how many looks a thread of a program is preempted before it tells of its change.
+pub fn delay_event() -> u32 {
+    looks(NOW.get().late_events, 2, 100)
 }
 
 /// For how many looks the helper stands still at this point.

@@ -105,6 +105,9 @@ impl History {
         if seed.is_multiple_of(STRANGERS) {
             return History::with_strangers(seed, &mut random);
         }
+        if seed % UNREAD_MOVES == 12 {
+            return History::with_unread_moves(seed, &mut random);
+        }
         let share_places = random.below(2) == 0;
         let weights = Weights::choose(&mut random, share_places);
         let threads = 1 + random.below(3);
@@ -189,6 +192,44 @@ impl History {
             locked: None,
             adversity: Adversity {
                 preemption: true,
+                ..Adversity::default()
+            },
+            seed,
+        }
+    }
+
+    /// One thread moves memory that is paged out, another forks and kills the program: the event of the move may
+    /// never be raised, and yet the child has the memory where it was moved.
+    fn with_unread_moves(seed: u64, random: &mut Random) -> History {
+        let mut mover = Vec::new();
+        for (area, pages) in [1 + random.below(4) as u64, AREA_PAGES, AREA_PAGES]
+            .into_iter()
+            .enumerate()
+        {
+            mover.extend([Step::Map(area, pages), Step::Fill(area)]);
+        }
+        mover.extend([
+            Step::Rest(0),
+            Step::AwaitPageOut(0),
+            Step::Pause(random.below(20) as u64),
+            Step::Move(0, false),
+        ]);
+        let forker = vec![
+            Step::Rest(0),
+            Step::AwaitPageOut(0),
+            Step::Pause(random.below(30) as u64),
+            Step::Fork(vec![]),
+            Step::Kill,
+        ];
+        History {
+            threads: vec![mover, forker],
+            share_places: false,
+            limit: 5 + random.below(6) as u64,
+            stage: 2 + random.below(4) as u64,
+            handlers: 1 + random.below(2),
+            locked: None,
+            adversity: Adversity {
+                late_events: true,
                 ..Adversity::default()
             },
             seed,
@@ -292,6 +333,8 @@ fn count(steps: &[Step]) -> usize {
 
 /// One in `STRANGERS` histories has threads that read what another moves.
 const STRANGERS: u64 = 16;
+/// One in `UNREAD_MOVES` histories has a move whose event is never raised.
+const UNREAD_MOVES: u64 = 31;
 /// One in `KILLED` threads and children kills its program at its end.
 const KILLED: usize = 12;
 

@@ -232,6 +232,9 @@ impl Memory {
     fn finish_change(&self, event: Message) {
         // `mmap_lock` is released; others may change and queue before this.
         dawdle();
+        if !matches!(event, Message::Fork(_)) {
+            (0..adversity::delay_event()).for_each(|_| time::yield_now());
+        }
         let mut state = self.state();
         if state.gone {
             // A killed thread takes its event back before others can see it.
