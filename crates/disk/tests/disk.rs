@@ -1,7 +1,7 @@
 //! The disk against an oracle, its limit, and what it counts.
 
 use memfold_disk::{BLOCK, Disk, DiskError, NewDiskError, SwapOffError};
-use memfold_swap::{FileBackend, FileKey, FileTier, Scratch, SwapConfig, SwapSpace};
+use memfold_swap::{FileBackend, FileTier, Scratch, SwapConfig, SwapSpace, TierKey};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use zsmalloc::HeapSource;
@@ -273,7 +273,7 @@ fn disk_with_file() -> Disk<HeapSource> {
         ..SwapConfig::default()
     };
     let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    let key = FileKey::new([7; 32]);
+    let key = TierKey::new([7; 32]);
     let file = FileTier::new(Box::new(MemoryFile::default()), 128 << 20, &key, 1).expect("a file");
     Disk::with_file(space, file.into(), 64 << 20, 16 << 20).expect("a disk")
 }

@@ -23,7 +23,6 @@ const TRIES_OF_A_SAMPLE: usize = 8;
 
 /// The processes that came from one, also those whose parent has ended since.
 pub struct Tree {
-    root: i32,
     supervisor: Option<PathBuf>,
     /// Process number to start time: numbers are used again.
     known: HashMap<i32, u64>,
@@ -36,11 +35,7 @@ impl Tree {
         if let Some(start) = start_time(root) {
             known.insert(root, start);
         }
-        Self {
-            root,
-            supervisor,
-            known,
-        }
+        Self { supervisor, known }
     }
 
     /// All that are alive, found anew.
