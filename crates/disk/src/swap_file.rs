@@ -43,10 +43,12 @@ impl SwapFile {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses blocks from now on, and has writers wait that need it.
-    pub(crate) fn close(&self) {
+    /// Refuses blocks from now on, and has writers wait that need it. Whether it took blocks before.
+    pub(crate) fn close(&self) -> bool {
         self.changes.fetch_add(1, Ordering::AcqRel);
+        let was_open = !self.tier.is_closed();
         self.tier.set_closed(true);
+        was_open
     }
 
     /// Has writers go on after [`close`](Self::close); with `reopen`, the file takes blocks again.

@@ -14,14 +14,17 @@ pub(crate) fn swap_off<S: PageSource + 'static>(memory: &Memory<S>) -> Result<u6
     let _guard = file.lock();
     memory.discarder.flush();
     let before = memory.space.pages_in(TierKind::File);
-    file.close();
+    let was_open = file.close();
     let outcome = evacuate(memory);
-    file.end_closing(outcome.is_err());
+    file.end_closing(was_open && outcome.is_err());
     outcome.map(|()| before)
 }
 
 fn evacuate<S: PageSource + 'static>(memory: &Memory<S>) -> Result<(), SwapOffError> {
     let in_file = || memory.space.pages_in(TierKind::File);
+    if in_file() == 0 {
+        return Ok(());
+    }
     let most = memory.limit() - memory.limit() / 8;
     let has_room = || memory.used_bytes() + STEP_BYTES <= most;
     // What a step adds must not be given to writers meanwhile.

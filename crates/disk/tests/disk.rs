@@ -330,6 +330,10 @@ fn a_swapoff_brings_blocks_back_or_leaves_the_file_in_use() {
     let data = noise(0, 32 * MIB as usize);
     assert_eq!(disk.write(0, &data, &mut scratch), Err(DiskError::NoSpace));
     assert_eq!(disk.usage().file_blocks, 0);
+    // Nor after another swapoff, for which there is no room at the limit.
+    assert_eq!(disk.swap_off(), Ok(0));
+    assert_eq!(disk.write(0, &data, &mut scratch), Err(DiskError::NoSpace));
+    assert_eq!(disk.usage().file_blocks, 0);
 }
 
 #[test]
