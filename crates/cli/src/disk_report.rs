@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 23] = [
+        const NAMES: [&str; 25] = [
             "wall_seconds",
             "size_bytes",
             "limit_bytes",
@@ -164,6 +164,8 @@ mod tests {
             "incompressible_blocks",
             "file_blocks",
             "file_bytes",
+            "remote_blocks",
+            "remote_bytes",
             "discard_backlog_blocks",
             "read_bytes",
             "written_bytes",
