@@ -7,8 +7,8 @@
 //! another CPU, rarely while samples agree.
 //!
 //! A handler may wait for one program: for its changes of mappings to end, or for a page in the swap
-//! file. So that the other programs of the CPU do not wait along, the governor relieves a handler that
-//! takes long: a new thread takes over its epoll, and the old one ends once it is done with that program.
+//! file. So that the other programs of the CPU do not wait along, the governor replaces a handler that
+//! takes long: a new thread serves its epoll, and the old one ends once it is done with that program.
 
 use crate::supervised::events::read::Reader;
 use crate::supervised::fault::handler::{Listener, serve_space};
@@ -23,6 +23,7 @@ use std::io::{self, PipeReader};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 /// Smallest and largest distance between two samples, in faults. Larger saves reads of `/proc` and
@@ -32,61 +33,86 @@ const SAMPLE_FARTHEST: u32 = 512;
 /// Consecutive samples from other CPUs after which a handler stops listening. More tolerates migrations
 /// and wakes more handlers per fault.
 const MISSES_TO_LEAVE: u32 = 4;
-/// Milliseconds after which a handler that is busy is relieved. Longer makes other programs wait for
-/// longer; shorter starts threads for pages that come from a slow disk.
-const RELIEVED_AFTER: u64 = 20;
-/// Most relieved threads that still run. More programs at once can make handlers wait, and more threads
-/// are used.
-const MOST_RELIEVED: u32 = 64;
+/// Milliseconds after which a busy handler is replaced. Longer makes other programs wait for longer;
+/// shorter starts threads for pages that come from a slow disk.
+const REPLACED_AFTER: u32 = 20;
+/// Most replaced threads that still run. More lets more programs at once make a handler wait.
+const MOST_REPLACED: u32 = 64;
 /// The epoll token of the stop pipe, which is no address space's ID.
 const STOP: u64 = u64::MAX;
 
-/// The handlers of a group. Shared by the handler threads, the attendant and the governor; it has no
-/// mutable state.
+/// The handlers of a group. Shared by the handler threads, the attendant and the governor.
 pub struct Handlers {
     group: Arc<Group>,
-    posts: Vec<Post>,
-    /// Number of relieved threads that still run. Relaxed: only a bound.
-    relieved: AtomicU32,
+    cpus: Vec<CpuHandler>,
+    /// Number of replaced threads that still run. Relaxed: only a bound.
+    replaced: AtomicU32,
     /// Reads the messages of the group's programs.
     pub reader: Reader,
     /// Hangs up when the group stops, which wakes the handlers.
     _stop: PipeReader,
 }
 
-/// The place of the thread that serves the faults of one CPU.
-struct Post {
+/// The handler of one CPU.
+struct CpuHandler {
     cpu: usize,
     epoll: Epoll,
-    /// The number of the thread on duty: threads with smaller ones were relieved. Relaxed, as the epoll
-    /// may be served by two threads for a while.
-    duty: AtomicU32,
-    /// When the thread on duty began with what was ready, in milliseconds since the supervisor's start, plus
-    /// one; 0 while it waits for faults. Relaxed: a hint.
-    busy_since: AtomicU64,
+    turn: AtomicU64,
 }
 
-impl Post {
-    fn new(cpu: usize) -> io::Result<Post> {
-        Ok(Post {
-            cpu,
-            epoll: Epoll::new()?,
-            duty: AtomicU32::new(0),
-            busy_since: AtomicU64::new(0),
-        })
+/// What `turn` of a [`CpuHandler`] holds: the number of the thread whose turn it is (threads with smaller
+/// ones were replaced), and the time at which it began with what was ready, in milliseconds since the
+/// supervisor's start, plus one; 0 while it waits for faults. Changed as a whole, by compare-and-swap:
+/// Relaxed, as nothing else depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Turn {
+    thread: u32,
+    busy_since: u32,
+}
+
+impl Turn {
+    fn packed(self) -> u64 {
+        u64::from(self.thread) << 32 | u64::from(self.busy_since)
     }
 
-    /// Notes what a thread does, unless it was relieved.
-    fn note(&self, thread: u32, busy_since: u64) {
-        if self.duty.load(Ordering::Relaxed) == thread {
-            self.busy_since.store(busy_since, Ordering::Relaxed);
+    fn unpacked(turn: u64) -> Turn {
+        Turn {
+            thread: (turn >> 32) as u32,
+            busy_since: turn as u32,
         }
     }
 
-    /// Whether the thread on duty has been busy for too long at a time.
-    fn needs_relief(&self, now: u64) -> bool {
-        let since = self.busy_since.load(Ordering::Relaxed);
-        since != 0 && now.saturating_sub(since - 1) > RELIEVED_AFTER
+    /// Whether the thread has been busy for too long at a time.
+    fn is_overdue(self, now: u32) -> bool {
+        self.busy_since != 0 && now.wrapping_sub(self.busy_since) > REPLACED_AFTER
+    }
+}
+
+impl CpuHandler {
+    fn new(cpu: usize) -> io::Result<CpuHandler> {
+        Ok(CpuHandler {
+            cpu,
+            epoll: Epoll::new()?,
+            turn: AtomicU64::new(0),
+        })
+    }
+
+    fn turn(&self) -> Turn {
+        Turn::unpacked(self.turn.load(Ordering::Relaxed))
+    }
+
+    fn replace(&self, before: Turn, after: Turn) -> bool {
+        let (before, after) = (before.packed(), after.packed());
+        self.turn
+            .compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    /// Notes since when a thread is busy. `false` if it was replaced.
+    fn note(&self, thread: u32, busy_since: u32) -> bool {
+        let before = self.turn();
+        // Only the governor changes it meanwhile, to replace the thread.
+        before.thread == thread && self.replace(before, Turn { thread, busy_since })
     }
 }
 
@@ -95,47 +121,69 @@ impl Handlers {
     /// `stop`.
     pub fn new(group: Arc<Group>, ports: Arc<Ports>, stop: PipeReader) -> io::Result<Handlers> {
         let cpus = thread::allowed_cpus().into_iter();
-        let posts: Vec<Post> = cpus.map(Post::new).collect::<io::Result<_>>()?;
-        for post in &posts {
-            post.epoll.add(stop.as_fd(), STOP)?;
+        let cpus: Vec<CpuHandler> = cpus.map(CpuHandler::new).collect::<io::Result<_>>()?;
+        for handler in &cpus {
+            handler.epoll.add(stop.as_fd(), STOP)?;
         }
         Ok(Handlers {
             reader: Reader::new(group.clone(), ports),
             group,
-            posts,
-            relieved: AtomicU32::new(0),
+            cpus,
+            replaced: AtomicU32::new(0),
             _stop: stop,
         })
     }
 
     /// Starts the threads.
     pub fn start(self: &Arc<Self>) -> io::Result<()> {
-        (0..self.posts.len()).try_for_each(|number| self.start_thread(number, 0))
+        (0..self.cpus.len()).try_for_each(|number| {
+            let turns = self.start_thread(number, 0)?;
+            // Received by the thread that was just started.
+            let _ = turns.send(());
+            Ok(())
+        })
     }
 
-    fn start_thread(self: &Arc<Self>, number: usize, thread: u32) -> io::Result<()> {
+    /// Starts a thread, which waits for its turn, or ends if the sender is dropped.
+    fn start_thread(self: &Arc<Self>, number: usize, thread: u32) -> io::Result<Sender<()>> {
         let handlers = self.clone();
+        let (turns, turn) = channel();
         std::thread::Builder::new()
-            .name(format!("fault-{}", self.posts[number].cpu))
-            .spawn(move || handlers.run(number, thread))?;
-        Ok(())
+            .name(format!("fault-{}", self.cpus[number].cpu))
+            .spawn(move || {
+                if turn.recv().is_ok() {
+                    handlers.run(number, thread);
+                }
+            })?;
+        Ok(turns)
     }
 
-    /// Relieves the handlers that have been busy for too long. Called by the governor, which
-    /// reminds the epolls of what a relieved thread leaves.
-    pub fn relieve(self: &Arc<Self>) {
-        let now = self.group.resources.milliseconds();
-        for (number, post) in self.posts.iter().enumerate() {
-            let may_relieve = self.relieved.load(Ordering::Relaxed) < MOST_RELIEVED;
-            if !post.needs_relief(now) || !may_relieve {
+    /// Milliseconds since the supervisor's start, plus one, never 0.
+    fn now(&self) -> u32 {
+        (self.group.resources.milliseconds() as u32)
+            .wrapping_add(1)
+            .max(1)
+    }
+
+    /// Replaces the handlers that have been busy for too long. Called by the governor. Where no thread can
+    /// be started, the old one goes on, and a later tick tries again.
+    pub fn replace_busy(self: &Arc<Self>) {
+        let now = self.now();
+        for (number, handler) in self.cpus.iter().enumerate() {
+            let before = handler.turn();
+            if !before.is_overdue(now) || self.replaced.load(Ordering::Relaxed) >= MOST_REPLACED {
                 continue;
             }
-            let thread = post.duty.load(Ordering::Relaxed) + 1;
-            // Without a thread more, this one stays on duty, and a later tick tries again.
-            if self.start_thread(number, thread).is_ok() {
-                self.relieved.fetch_add(1, Ordering::Relaxed);
-                post.duty.store(thread, Ordering::Relaxed);
-                post.busy_since.store(0, Ordering::Relaxed);
+            let thread = before.thread + 1;
+            let Ok(turns) = self.start_thread(number, thread) else {
+                continue;
+            };
+            let busy_since = 0;
+            // Unless the old one is done by now, in which case the new one ends.
+            if handler.replace(before, Turn { thread, busy_since }) {
+                self.replaced.fetch_add(1, Ordering::Relaxed);
+                // Received by the thread that was just started.
+                let _ = turns.send(());
             }
         }
     }
@@ -150,7 +198,7 @@ impl Handlers {
         let mut armed = lock(&space.listeners);
         if armed.listening.is_empty() {
             let descriptor = space.uffd().as_fd();
-            if let Err(error) = self.posts[number].epoll.add_arrivals(descriptor, space.id) {
+            if let Err(error) = self.cpus[number].epoll.add_arrivals(descriptor, space.id) {
                 space.unlistened.store(true, Ordering::Relaxed);
                 if !space.warned_unlistened.swap(true, Ordering::Relaxed) {
                     log::warn!("a program's faults cannot be listened to yet, it waits: {error}");
@@ -168,13 +216,14 @@ impl Handlers {
     pub fn remind(&self, space: &AddressSpace) {
         for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
-            let _ = self.posts[*number]
+            let _ = self.cpus[*number]
                 .epoll
                 .remind(space.uffd().as_fd(), space.id);
         }
     }
 
-    /// Stops listening to a program whose helper was stopped inside the gate, until the governor's next
+    /// Stops listening to a program whose gate is not available, as its helper was stopped inside or another
+    /// thread reads its messages, until the governor's next
     /// [`Handlers::listen`], so that the other programs on this CPU do not wait for it.
     fn set_aside(&self, space: &AddressSpace) {
         self.forget(space);
@@ -185,49 +234,50 @@ impl Handlers {
     pub fn forget(&self, space: &AddressSpace) {
         for (number, _) in lock(&space.listeners).listening.drain(..) {
             // Fails only if it is not registered.
-            let _ = self.posts[number].epoll.remove(space.uffd().as_fd());
+            let _ = self.cpus[number].epoll.remove(space.uffd().as_fd());
         }
     }
 
     fn number_of(&self, cpu: usize) -> Option<usize> {
-        self.posts.iter().position(|post| post.cpu == cpu)
+        self.cpus.iter().position(|handler| handler.cpu == cpu)
     }
 
-    /// Serves a CPU's faults until the group stops, or this thread is relieved.
+    /// Serves a CPU's faults until the group stops, or this thread is replaced.
     fn run(&self, number: usize, thread: u32) {
-        let post = &self.posts[number];
+        let handler = &self.cpus[number];
         // Failure costs latency only.
-        let _ = thread::pin_to(post.cpu);
+        let _ = thread::pin_to(handler.cpu);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
         let mut server = Server::new(self.group.clone());
         let mut ready = Vec::new();
-        // A thread is started before it is put on duty.
-        while post.duty.load(Ordering::Relaxed) <= thread {
-            if self.group.stopping.load(Ordering::Relaxed) {
-                return;
-            }
-            if post.epoll.wait(&mut ready, None).is_err() {
+        let mut is_replaced = false;
+        while !is_replaced && !self.group.stopping.load(Ordering::Relaxed) {
+            if handler.epoll.wait(&mut ready, None).is_err() {
                 crate::time::sleep(Duration::from_millis(1));
             }
-            post.note(thread, self.group.resources.milliseconds() + 1);
+            is_replaced = !handler.note(thread, self.now());
             for token in &ready {
                 let Some(space) = self.group.space(*token) else {
                     continue;
                 };
+                if is_replaced {
+                    // The new thread serves it.
+                    self.remind(&space);
+                    continue;
+                }
                 let mut listener = NumberedHandler {
                     handlers: self,
                     number,
                 };
                 serve_space(&space, &mut server, &self.reader, &mut listener);
-                if post.duty.load(Ordering::Relaxed) > thread {
-                    // The governor reminds the epoll of the rest.
-                    break;
-                }
+                is_replaced = handler.turn().thread != thread;
             }
-            post.note(thread, 0);
+            is_replaced |= !handler.note(thread, 0);
         }
-        self.relieved.fetch_sub(1, Ordering::Relaxed);
+        if is_replaced {
+            self.replaced.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Samples the CPU of a faulting thread, and updates which handlers listen.
@@ -258,7 +308,7 @@ impl Handlers {
             .listening
             .iter()
             .any(|(listener, _)| *listener == home)
-            && self.posts[home]
+            && self.cpus[home]
                 .epoll
                 .add_arrivals(descriptor, space.id)
                 .is_ok()
@@ -275,7 +325,7 @@ impl Handlers {
                 let stays = *misses < MISSES_TO_LEAVE;
                 if !stays {
                     // Fails only if it is not registered.
-                    let _ = self.posts[*listener].epoll.remove(descriptor);
+                    let _ = self.cpus[*listener].epoll.remove(descriptor);
                 }
                 stays
             });
@@ -301,5 +351,48 @@ impl Listener for NumberedHandler<'_> {
 
     fn note_fault(&mut self, space: &AddressSpace, thread: u32) {
         self.handlers.sample(self.number, space, thread);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handler() -> CpuHandler {
+        CpuHandler::new(0).expect("an epoll")
+    }
+
+    #[test]
+    fn a_thread_is_replaced_only_while_it_is_busy() {
+        let handler = handler();
+        assert!(handler.note(0, 100));
+        let busy = handler.turn();
+        assert!(!busy.is_overdue(100 + REPLACED_AFTER));
+        assert!(busy.is_overdue(101 + REPLACED_AFTER));
+        // It is done before the new one has its turn.
+        assert!(handler.note(0, 0));
+        let turn = Turn {
+            thread: 1,
+            busy_since: 0,
+        };
+        assert!(!handler.replace(busy, turn));
+        assert!(!handler.turn().is_overdue(5000), "it waits");
+        // It is not done.
+        assert!(handler.note(0, 300));
+        assert!(handler.replace(handler.turn(), turn));
+        assert!(!handler.note(0, 0), "it was replaced");
+        assert!(handler.note(1, 400));
+        assert_eq!(handler.turn().busy_since, 400);
+    }
+
+    #[test]
+    fn the_clock_may_wrap() {
+        let turn = Turn {
+            thread: 7,
+            busy_since: u32::MAX - 5,
+        };
+        assert_eq!(Turn::unpacked(turn.packed()), turn);
+        assert!(!turn.is_overdue(3));
+        assert!(turn.is_overdue(REPLACED_AFTER));
     }
 }

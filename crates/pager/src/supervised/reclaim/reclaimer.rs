@@ -238,11 +238,11 @@ impl Reclaimer {
     }
 
     /// Whether no page can be moved and that is not transient. It is transient while new mappings are
-    /// found, or a program is stopped.
+    /// found, a program is stopped, or its messages are being read.
     fn is_stuck(&mut self, searched: Duration) -> bool {
         let now = self.group.resources.milliseconds();
         let found = self.group.found_mappings.load(Ordering::Relaxed);
-        let is_stopped = |space: &Arc<AddressSpace>| space.is_stopped();
+        let is_stopped = |space: &Arc<AddressSpace>| space.is_stopped() || space.was_gate_missed();
         self.no_progress.note(searched.as_millis() as u64, now)
             && now.saturating_sub(found) > MAPPINGS_QUIET
             && !self.group.spaces().iter().any(is_stopped)
@@ -265,7 +265,10 @@ impl Reclaimer {
                 since,
             } = deferred;
             // Nor may others wait for a program whose messages take long to read: it faults again.
-            if space.shared_within(GATE_PATIENCE).is_err()
+            if !space.was_gate_missed() && space.shared_within(GATE_PATIENCE).is_err() {
+                space.note_gate_missed();
+            }
+            if space.was_gate_missed()
                 || self.server.serve(&space, fault, Admission::Now) == Served::Retry
             {
                 wake(&space, fault.page, 1);
@@ -315,6 +318,9 @@ impl Reclaimer {
     fn round(&mut self, space: &Arc<AddressSpace>, excess_bytes: u64) -> Progress {
         let mut progress = Progress::default();
         let target = self.command(space, excess_bytes, &mut progress);
+        if space.was_gate_missed() {
+            return progress;
+        }
         #[cfg(not(simulated))]
         self.group.hold_pool_limit(&mut self.scratch);
         let surplus = lock(&space.stage).live().saturating_sub(target);
@@ -479,6 +485,7 @@ impl Reclaimer {
                 }
             }
         } else {
+            space.note_gate_missed();
             unwanted.extend(stored.iter().map(|(_, _, slot)| *slot));
         }
         self.group

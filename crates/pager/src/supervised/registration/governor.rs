@@ -115,36 +115,8 @@ impl Governor {
                 }
             }
         }
-        for space in &spaces {
-            if space.is_detached() {
-                self.probe(space);
-            }
-            if !space.has_left()
-                && let Some(inspector) = space.inspector()
-                && let Ok(sizes) = inspector.sizes()
-            {
-                space.note_resident_pages(sizes.resident_pages);
-                space
-                    .sampling
-                    .mapped
-                    .store(sizes.mapped_pages, Ordering::Relaxed);
-                let shared = &space.sampling.shared;
-                shared.store(sizes.shared_pages, Ordering::Relaxed);
-            }
-            if is_without_helper(space) {
-                space.guard();
-            }
-            space.sweep_table();
-            if !space.unlistened.load(Ordering::Relaxed) {
-                self.handlers.remind(space);
-                space.note_listening();
-            } else if space.may_retry_listening() {
-                space.unlistened.store(false, Ordering::Relaxed);
-                // A failure is retried at a later tick.
-                let _ = self.handlers.listen(space);
-            }
-        }
-        self.handlers.relieve();
+        spaces.iter().for_each(|space| self.sample(space));
+        self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);
         self.count_refused(&spaces);
         self.sharing.update(&self.group);
@@ -188,6 +160,37 @@ impl Governor {
         Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
     }
 
+    /// Samples the sizes of a program, and sees to it that it is guarded and listened to.
+    fn sample(&self, space: &Arc<AddressSpace>) {
+        if space.is_detached() {
+            self.probe(space);
+        }
+        if !space.has_left()
+            && let Some(inspector) = space.inspector()
+            && let Ok(sizes) = inspector.sizes()
+        {
+            space.note_resident_pages(sizes.resident_pages);
+            space
+                .sampling
+                .mapped
+                .store(sizes.mapped_pages, Ordering::Relaxed);
+            let shared = &space.sampling.shared;
+            shared.store(sizes.shared_pages, Ordering::Relaxed);
+        }
+        if is_without_helper(space) {
+            space.guard();
+        }
+        space.sweep_table();
+        if !space.unlistened.load(Ordering::Relaxed) {
+            self.handlers.remind(space);
+            space.note_listening();
+        } else if space.may_retry_listening() {
+            space.unlistened.store(false, Ordering::Relaxed);
+            // A failure is retried at a later tick.
+            let _ = self.handlers.listen(space);
+        }
+    }
+
     /// Asks the kernel whether an address space without a helper is gone, which no socket or event
     /// reports.
     fn probe(&self, space: &Arc<AddressSpace>) {
@@ -227,7 +230,7 @@ impl Governor {
             return;
         };
         // Pending events first: they must not be applied to mappings registered now.
-        let Some(messages) = self.settle_events(space, &mut gate) else {
+        let Some(messages) = self.read_pending_events(space, &mut gate, false) else {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
@@ -239,18 +242,20 @@ impl Governor {
     }
 
     /// Makes sure that the events of all completed changes are applied. `None` while a change is in
-    /// progress: waiting for its end, which a program may delay, is for the handlers.
-    fn settle_events(
+    /// progress: waiting for its end, which a program may delay, is for the handlers. With `may_wait`, waits
+    /// for it all the same.
+    fn read_pending_events(
         &self,
         space: &Arc<AddressSpace>,
         gate: &mut Exclusive<'_>,
+        may_wait: bool,
     ) -> Option<Messages> {
         // Events that are not read yet belong to changes in progress.
-        if space.is_changing() {
+        if space.is_changing() && !may_wait {
             return None;
         }
         let is_waiting = lock(&space.changes).order.is_waiting();
-        Some(match is_waiting {
+        Some(match is_waiting || may_wait {
             true => self.handlers.reader.read_messages(space, gate),
             false => Messages::default(),
         })

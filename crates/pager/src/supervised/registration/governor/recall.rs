@@ -99,7 +99,7 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.take_over_gate();
         };
-        let Some(messages) = self.settle_events(space, &mut gate) else {
+        let Some(messages) = self.read_pending_events(space, &mut gate, false) else {
             return false;
         };
         drop(gate);

@@ -17,6 +17,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
+use crate::supervised::events::read::Messages;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
@@ -36,6 +37,10 @@ const ANSWERED: Duration = Duration::from_secs(1);
 /// refused. Longer blocks the program for longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// Tries, one a tick, that may meet a change in progress before the governor waits for its end. More block
+/// a program that never pauses for longer; fewer let it hold up the governor sooner.
+const MISSED_MOST: u32 = 100;
+
 /// Interval at which resident pages of refused ranges are counted. Longer costs less and adjusts the
 /// limit later.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
@@ -45,6 +50,8 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 pub struct Unregistering {
     /// By ID of the address space.
     requests: HashMap<u64, Request>,
+    /// Number of tries in a row that met a change in progress.
+    missed: u32,
     /// Time of the last count of refused pages.
     counted: Option<Instant>,
 }
@@ -146,6 +153,22 @@ impl Governor {
         self.group.refused_pages.store(refused, Ordering::Relaxed);
     }
 
+    /// Applies the pending events of a program. `None` while a change is in progress; a program that never
+    /// pauses is waited for in the end.
+    fn read_in_the_end(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+    ) -> Option<Messages> {
+        let may_wait = self.unregistering.missed >= MISSED_MOST;
+        let messages = self.read_pending_events(space, gate, may_wait);
+        self.unregistering.missed = match messages {
+            Some(_) => 0,
+            None => self.unregistering.missed + 1,
+        };
+        messages
+    }
+
     fn begin(
         &mut self,
         space: &Arc<AddressSpace>,
@@ -153,7 +176,7 @@ impl Governor {
         number: u32,
     ) -> Option<Request> {
         let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
-        let messages = self.settle_events(space, &mut gate)?;
+        let messages = self.read_in_the_end(space, &mut gate)?;
         let mut managed = RangeSet::default();
         let mut regions = lock(&space.managed);
         let parts = regions.covered(range);
@@ -177,7 +200,7 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };
-        let Some(messages) = self.settle_events(space, &mut gate) else {
+        let Some(messages) = self.read_in_the_end(space, &mut gate) else {
             return false;
         };
         // A batch that the helper has not begun is stale from now on.
