@@ -82,3 +82,17 @@ fn a_program_that_changes_mappings_without_a_pause_does_not_hold_up_the_others()
         assert!(longest < 4000, "a read took {longest} ms");
     }
 }
+
+/// What forks share and nobody writes is counted once.
+#[test]
+fn children_that_only_read_take_no_memory() {
+    alone!(&["cc"]);
+    let program = Program::new(compiled("readers", &["readers.c"], &[])).args(["100", "12", "2"]);
+    let outcome = program.run(Limits::Resident(112 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "0 children read wrong\n");
+    outcome.assert_limit_held();
+    let peak = outcome.number("peak_resident_bytes") as u64 / MIB;
+    assert!((100..=112).contains(&peak), "{peak} MiB");
+    assert!(outcome.number("pages_in") < 1000.0, "they were paged out");
+}

@@ -89,7 +89,7 @@ fn a_core_made_of_a_program_holds_all_its_pages() {
     // As gcore does, but for the pause: docs/limits.md says what reads right after the stop miss.
     let gcore = Command::new(find_program("gdb").expect("it is there"))
         .args(["-nx", "-batch", "-p", &process.to_string()])
-        .args(["-ex", "shell sleep 1", "-ex"])
+        .args(["-ex", "shell sleep 4", "-ex"])
         .arg(format!("gcore {}", core.display()))
         .args(["-ex", "detach"])
         .stdin(Stdio::null())
