@@ -349,27 +349,42 @@ impl RemoteTier {
         }
         let outcomes = self.backend.put(&batches);
         let now = self.backend.now();
+        // They arrive after everything was removed.
+        let mut late = Vec::new();
         for ((batch, pages), outcome) in batches.iter().zip(sent).zip(outcomes) {
             self.health.note_store(outcome, now);
             let copies = pages.iter().filter_map(|(.., copy)| *copy);
-            match outcome {
-                Ok(()) => {
-                    lock(&self.batches).add(batch.id, pages.len(), copies.collect());
+            let is_noted = match outcome {
+                Ok(()) => lock(&self.batches).add(batch.id, pages.len(), copies.clone().collect()),
+                Err(_) => lock(&self.batches).abandon(batch.id),
+            };
+            if !is_noted {
+                late.push(Removal {
+                    batch: batch.id,
+                    pages: None,
+                });
+            }
+            let reason = match outcome {
+                Ok(()) if is_noted => {
                     let count = pages.len() as u64;
                     self.counters.pages_out.fetch_add(count, Relaxed);
                     for (outcome, placed, _) in pages {
                         out[outcome] = Ok(placed);
                     }
+                    continue;
                 }
-                Err(error) => {
-                    lock(&self.batches).abandon(batch.id);
-                    self.counters.store_failures.fetch_add(1, Relaxed);
-                    self.free_copies(copies);
-                    for (outcome, ..) in pages {
-                        out[outcome] = Err(Self::error(error.reason()));
-                    }
-                }
+                Ok(()) => "the store was cleared",
+                Err(error) => error.reason(),
+            };
+            self.counters.store_failures.fetch_add(1, Relaxed);
+            self.free_copies(copies);
+            for (outcome, ..) in pages {
+                out[outcome] = Err(Self::error(reason));
             }
+        }
+        if !late.is_empty() {
+            // What is not removed, the store forgets when its time to live is over.
+            let _ = self.backend.remove(&late);
         }
     }
 

@@ -47,18 +47,26 @@ impl Batches {
         Some(BatchId::from_raw(self.next - 1))
     }
 
-    /// Notes an acknowledged batch of so many pages.
-    pub(super) fn add(&mut self, batch: BatchId, pages: usize, copies: Box<[FileCopy]>) {
+    /// Notes an acknowledged batch of so many pages. `false` once all are forgotten: the caller removes it.
+    pub(super) fn add(&mut self, batch: BatchId, pages: usize, copies: Box<[FileCopy]>) -> bool {
+        if self.is_over {
+            return false;
+        }
         let record = Record {
             live: u64::MAX >> (u64::BITS as usize - pages),
             freed: 0,
             copies,
         };
         self.records.insert(batch.into_raw(), record);
+        true
     }
 
-    /// Notes a batch that may be in the store although it was not acknowledged.
-    pub(super) fn abandon(&mut self, batch: BatchId) {
+    /// Notes a batch that may be in the store although it was not acknowledged. `false` as by
+    /// [`add`](Self::add).
+    pub(super) fn abandon(&mut self, batch: BatchId) -> bool {
+        if self.is_over {
+            return false;
+        }
         let record = Record {
             live: 0,
             freed: u64::MAX,
@@ -70,6 +78,7 @@ impl Batches {
             self.abandoned.pop_front();
         }
         self.abandoned.push_back(batch.into_raw());
+        true
     }
 
     /// The copy of a page in the file, if one is kept.
@@ -167,5 +176,23 @@ impl Batches {
         all.sort_unstable();
         all.dedup();
         all.into_iter().map(whole).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrives_after_the_end_is_left_to_its_sender() {
+        let mut batches = Batches::default();
+        let mut number = || batches.number().expect("a number");
+        let (early, late, lost) = (number(), number(), number());
+        assert!(batches.add(early, 3, Box::default()));
+        let all = batches.take_all();
+        assert_eq!(all.len(), 1);
+        assert!(!batches.add(late, 3, Box::default()));
+        assert!(!batches.abandon(lost));
+        assert!(batches.take_all().is_empty());
     }
 }
