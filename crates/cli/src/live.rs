@@ -29,6 +29,8 @@ const LONGEST_DOCUMENT: usize = 1 << 20;
 const LONGEST_COMMAND: usize = 200;
 /// Runs of other users that root asks at most.
 const MOST_OTHERS: usize = 1000;
+/// Pause where a peer cannot be accepted. Longer answers others later.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How long an answer is waited for: a stopped run gives none, and one on a busy machine takes its
 /// time.
 pub const PATIENCE: Duration = Duration::from_secs(3);
@@ -56,14 +58,24 @@ impl Server {
         self.listener.as_fd()
     }
 
-    /// The next connection of a trusted peer, to be served without waiting.
+    /// The next connection of a trusted peer, to be served without waiting. Pauses for 10 ms if none can be
+    /// accepted, for want of descriptors.
     pub fn accept(&self) -> Option<UnixStream> {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if is_trusted(&stream) && stream.set_nonblocking(true).is_ok() {
-                return Some(stream);
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    if is_trusted(&stream) && stream.set_nonblocking(true).is_ok() {
+                        return Some(stream);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(_) => {
+                    // Without descriptors the peer stays, and would be reported again at once.
+                    std::thread::sleep(PAUSE);
+                    return None;
+                }
             }
         }
-        None
     }
 
     /// Answers all connections there are; never waits. A peer that cannot be answered gets nothing.
