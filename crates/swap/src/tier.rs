@@ -10,6 +10,7 @@ mod fault;
 mod file;
 #[cfg(feature = "testing")]
 mod noop;
+mod record;
 mod remote;
 mod same_filled;
 mod uncompressed;
@@ -179,6 +180,21 @@ pub trait Tier: Send + Sync {
     fn prefetch(&self, locations: &[Location]) {
         let _ = locations;
     }
+}
+
+/// Stores one page in a tier that stores batches.
+pub(crate) fn store_one(
+    tier: &impl Tier,
+    slot: Slot,
+    page: &Page,
+    scratch: &mut Scratch,
+) -> Result<Placed, StoreError> {
+    let mut out = Vec::with_capacity(1);
+    tier.store_batch(&[(slot, page)], scratch, &mut out);
+    out.pop().unwrap_or(Err(StoreError::Tier {
+        tier: tier.kind(),
+        reason: "no outcome",
+    }))
 }
 
 /// A shared tier.

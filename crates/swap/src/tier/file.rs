@@ -16,8 +16,6 @@ use units::Units;
 
 use crate::{
     PAGE_SIZE,
-    checksum::Checksums,
-    codec::Codec,
     entry::{Location, TierKind},
     error::{Corruption, LoadError, NewSwapSpaceError, StoreError},
     page::Page,
@@ -29,21 +27,15 @@ use crate::{
         lock,
     },
     tier::{
-        Placed, Stored, Tier,
-        cipher::{Cipher, TAG, TierKey},
+        Placed, Stored, Tier, TierKey,
+        record::{MAX_DATA, OVERHEAD, RecordCodec},
+        store_one,
     },
-    zstd::Uncompressed,
 };
 
 /// The unit of allocation, in bytes: a disk's sector, so that each page can be read and written
 /// alone with `O_DIRECT`.
 const UNIT: usize = FileTier::SECTOR;
-
-/// Bytes of the checksum before a page's data.
-const CHECKSUM: usize = 4;
-
-/// The longest compressed data, in bytes; a page that needs more is stored uncompressed.
-const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
 
 /// Bytes read at once when pages are loaded in the order they were written. More saves reads of
 /// sequential loads.
@@ -106,7 +98,7 @@ impl Extent {
 
     /// Bytes in the file.
     fn bytes(self) -> usize {
-        CHECKSUM + self.data() + TAG
+        self.data() + OVERHEAD
     }
 
     fn units(self) -> usize {
@@ -167,8 +159,7 @@ pub struct FileUsage {
 /// ```
 pub struct FileTier {
     backend: Box<dyn FileBackend>,
-    cipher: Cipher,
-    codec: Codec,
+    records: RecordCodec,
     units: Mutex<Units>,
     read_ahead: Mutex<ReadAhead>,
     write_errors: AtomicU64,
@@ -205,8 +196,7 @@ impl FileTier {
         }
         Ok(Self {
             backend,
-            cipher: Cipher::new(key),
-            codec: Codec::Zstd { level },
+            records: RecordCodec::new(TierKind::File, key, level),
             units: Mutex::new(Units::new(units)),
             read_ahead: Mutex::default(),
             write_errors: AtomicU64::new(0),
@@ -254,23 +244,8 @@ impl FileTier {
         scratch: &mut Scratch,
         batch: &mut Vec<u8>,
     ) -> Result<u16, StoreError> {
-        batch.extend_from_slice(&Checksums::On.seal(slot, page).to_le_bytes());
-        let length = match self.codec.compress(page, MAX_DATA, scratch) {
-            Ok(data) => {
-                batch.extend_from_slice(data);
-                data.len() as u16
-            }
-            Err(Uncompressed::TooLong) => {
-                batch.extend_from_slice(page);
-                0
-            }
-            Err(Uncompressed::Failed) => {
-                batch.truncate(batch.len() - CHECKSUM);
-                return Err(Self::error("the codec failed"));
-            }
-        };
-        let length_in_file = batch.len() + TAG;
-        batch.resize(length_in_file.next_multiple_of(UNIT), 0);
+        let length = self.records.pack(slot, page, scratch, batch)?;
+        batch.resize(batch.len().next_multiple_of(UNIT), 0);
         Ok(length)
     }
 
@@ -288,7 +263,7 @@ impl FileTier {
             let extent = Extent { unit: next, length };
             let (record, after) = rest.split_at_mut(extent.units() * UNIT);
             let number = self
-                .cipher
+                .records
                 .seal(slot, extent.location(), &mut record[..extent.bytes()]);
             placed.push(Placed::WithAnnex(extent.location(), number));
             rest = after;
@@ -420,17 +395,7 @@ impl FileTier {
     ) -> Result<(), Corruption> {
         let extent = Extent::of(stored.location());
         let sealed = &mut record[..extent.bytes()];
-        let opened = self
-            .cipher
-            .open(stored.slot(), stored.location(), stored.annex(), sealed);
-        let plain = opened.ok_or(Corruption::Forged)?;
-        let (checksum, data) = plain.split_first_chunk().ok_or(Corruption::BadLength)?;
-        match data.first_chunk::<PAGE_SIZE>() {
-            Some(page) if extent.length == 0 => *out = *page,
-            _ if self.codec.decompress(data, out, scratch) => {}
-            _ => return Err(Corruption::Undecodable),
-        }
-        Checksums::On.verify(stored.slot(), out, u32::from_le_bytes(*checksum))
+        self.records.open(stored, sealed, out, scratch)
     }
 }
 
@@ -440,9 +405,7 @@ impl Tier for FileTier {
     }
 
     fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
-        let mut out = Vec::with_capacity(1);
-        self.store_batch(&[(slot, page)], scratch, &mut out);
-        out.pop().unwrap_or(Err(Self::error("no outcome")))
+        store_one(self, slot, page, scratch)
     }
 
     fn store_batch(
@@ -494,7 +457,7 @@ impl Tier for FileTier {
             }
         };
         let extent = Extent::of(stored.location());
-        let mut buffer = [0; (CHECKSUM + PAGE_SIZE + TAG).next_multiple_of(UNIT)];
+        let mut buffer = [0; (PAGE_SIZE + OVERHEAD).next_multiple_of(UNIT)];
         let record = &mut buffer[..extent.units() * UNIT];
         let from_cache = self.read(extent, record).map_err(failed)?;
         let mut decoded = self.decode(stored, record, out, scratch);

@@ -44,9 +44,6 @@ use batches::{Batches, FileCopy};
 use health::{Health, pause_before};
 
 use crate::{
-    PAGE_SIZE,
-    checksum::Checksums,
-    codec::Codec,
     entry::{Location, TierKind},
     error::{Corruption, LoadError, StoreError},
     page::Page,
@@ -57,18 +54,9 @@ use crate::{
         atomic::{AtomicBool, AtomicU64, Ordering::*},
         lock,
     },
-    tier::{
-        Placed, Stored, Tier,
-        cipher::{Cipher, TAG, TierKey},
-        file::FileTier,
-    },
-    zstd::Uncompressed,
+    tier::{Placed, Stored, Tier, TierKey, file::FileTier, record::RecordCodec, store_one},
 };
 
-/// Bytes of the checksum before a page's data.
-const CHECKSUM: usize = 4;
-/// The longest compressed data, in bytes; a page that needs more is stored uncompressed.
-const MAX_DATA: usize = PAGE_SIZE - PAGE_SIZE / 16;
 /// Batches of one call to the backend while removing and renewing. More make fewer round trips, and
 /// each takes longer.
 const AT_ONCE: usize = 512;
@@ -89,8 +77,7 @@ struct Counters {
 /// Any number of threads may use a tier. One must call [`maintain`](Self::maintain) at intervals.
 pub struct RemoteTier {
     backend: Box<dyn RemoteBackend>,
-    cipher: Cipher,
-    codec: Codec,
+    records: RecordCodec,
     config: RemoteConfig,
     /// Where a copy of each page is kept.
     copies: OnceLock<Arc<FileTier>>,
@@ -129,10 +116,7 @@ impl RemoteTier {
         };
         Self {
             backend,
-            cipher: Cipher::new(key),
-            codec: Codec::Zstd {
-                level: config.level,
-            },
+            records: RecordCodec::new(TierKind::Remote, key, config.level),
             config,
             copies: OnceLock::new(),
             batches: Mutex::default(),
@@ -283,23 +267,6 @@ impl RemoteTier {
         }
     }
 
-    /// A page's checksum and data, with room for the tag.
-    fn pack(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Vec<u8>, StoreError> {
-        let checksum = Checksums::On.seal(slot, page).to_le_bytes();
-        let packed = |data: &[u8]| {
-            let mut record = Vec::with_capacity(CHECKSUM + data.len() + TAG);
-            record.extend_from_slice(&checksum);
-            record.extend_from_slice(data);
-            record.resize(record.len() + TAG, 0);
-            record
-        };
-        match self.codec.compress(page, MAX_DATA, scratch) {
-            Ok(data) => Ok(packed(data)),
-            Err(Uncompressed::TooLong) => Ok(packed(page)),
-            Err(Uncompressed::Failed) => Err(Self::error("the codec failed")),
-        }
-    }
-
     /// Writes the copies of pages to the file. Returns the outcome of each.
     fn keep_copies(
         &self,
@@ -340,7 +307,7 @@ impl RemoteTier {
             let (mut records, mut pages) = (Vec::new(), Vec::new());
             for (mut page, index) in rest.by_ref().take(BATCH_PAGES).zip(0..) {
                 let location = Place { batch: id, index }.location(page.record.len());
-                let word = self.cipher.seal(page.slot, location, &mut page.record);
+                let word = self.records.seal(page.slot, location, &mut page.record);
                 records.push(page.record);
                 pages.push((page.outcome, Placed::WithAnnex(location, word), page.copy));
             }
@@ -398,20 +365,7 @@ impl RemoteTier {
         if record.len().div_ceil(UNIT) != units(stored.location()) {
             return Err(Corruption::Forged);
         }
-        let opened = self.cipher.open(
-            stored.slot(),
-            stored.location(),
-            stored.annex(),
-            &mut record,
-        );
-        let plain = opened.ok_or(Corruption::Forged)?;
-        let (checksum, data) = plain.split_first_chunk().ok_or(Corruption::BadLength)?;
-        match <&Page>::try_from(data) {
-            Ok(page) => *out = *page,
-            Err(_) if self.codec.decompress(data, out, scratch) => {}
-            Err(_) => return Err(Corruption::Undecodable),
-        }
-        Checksums::On.verify(stored.slot(), out, u32::from_le_bytes(*checksum))
+        self.records.open(stored, &mut record, out, scratch)
     }
 
     /// Gets a record, waiting for a store that does not answer. `Err` if it did not for too long.
@@ -528,9 +482,7 @@ impl Tier for RemoteTier {
     }
 
     fn store(&self, slot: Slot, page: &Page, scratch: &mut Scratch) -> Result<Placed, StoreError> {
-        let mut out = Vec::with_capacity(1);
-        self.store_batch(&[(slot, page)], scratch, &mut out);
-        out.pop().unwrap_or(Err(Self::error("no outcome")))
+        store_one(self, slot, page, scratch)
     }
 
     fn store_batch(
@@ -559,11 +511,12 @@ impl Tier for RemoteTier {
         let mut packed = Vec::with_capacity(pages.len());
         for (outcome, (&(slot, page), copy)) in pages.iter().zip(copies).enumerate() {
             let record = copy.and_then(|copy| {
-                let record = self.pack(slot, page, scratch);
-                if record.is_err() {
+                let mut record = Vec::new();
+                let packed = self.records.pack(slot, page, scratch, &mut record);
+                if packed.is_err() {
                     self.free_copies(copy.into_iter());
                 }
-                Ok((copy, record?))
+                packed.map(|_| (copy, record))
             });
             match record {
                 Ok((copy, record)) => packed.push(Packed {
