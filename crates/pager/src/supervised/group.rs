@@ -97,6 +97,15 @@ pub struct Group {
     pub swapping_off: Mutex<()>,
 }
 
+/// Bytes of a group's memory.
+#[derive(Clone, Copy)]
+struct Sizes {
+    resident: u64,
+    pool: u64,
+    /// All that counts towards the limit.
+    total: u64,
+}
+
 impl Group {
     /// A group without programs.
     pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, outlets: Outlets) -> Group {
@@ -246,19 +255,19 @@ impl Group {
 
     /// Updates the peak statistics from the current sizes.
     pub fn note_peaks(&self) {
-        let resident = self.resources.least_resident_bytes();
-        let pool = self.resources.swap.pool_bytes();
+        let sizes = self.sizes();
         let file = self.resources.swap.root_group().charged(Charge::File);
         let remote = self.resources.swap.root_group().charged(Charge::Remote);
-        let total = resident + pool + self.metadata_bytes();
         let counters = &self.resources.counters;
         counters
             .peak_remote_bytes
             .fetch_max(remote, Ordering::Relaxed);
         counters
             .peak_resident_bytes
-            .fetch_max(resident, Ordering::Relaxed);
-        counters.peak_pool_bytes.fetch_max(pool, Ordering::Relaxed);
+            .fetch_max(sizes.resident, Ordering::Relaxed);
+        counters
+            .peak_pool_bytes
+            .fetch_max(sizes.pool, Ordering::Relaxed);
         counters.peak_file_bytes.fetch_max(file, Ordering::Relaxed);
         let tables = self.resources.swap.table_bytes();
         if tables
@@ -271,32 +280,36 @@ impl Group {
         }
         counters
             .peak_total_bytes
-            .fetch_max(total, Ordering::Relaxed);
+            .fetch_max(sizes.total, Ordering::Relaxed);
         counters.over_limit_pages.fetch_max(
-            self.excess(resident, total).bytes / PAGE_SIZE as u64,
+            self.excess(sizes).bytes / PAGE_SIZE as u64,
             Ordering::Relaxed,
         );
     }
 
     /// How far the group is above its limit.
-    fn excess(&self, resident: u64, total: u64) -> Excess {
+    fn excess(&self, sizes: Sizes) -> Excess {
         let now = self.resources.milliseconds();
-        self.limit.excess(resident, total, now)
+        self.limit.excess(sizes.resident, sizes.total, now)
     }
 
-    /// Resident bytes, and all bytes that count towards the limit: the least they may be.
-    fn sizes(&self) -> (u64, u64) {
+    /// The sizes now: the least they may be.
+    fn sizes(&self) -> Sizes {
         let resident = self.resources.least_resident_bytes();
         let pool = self.resources.swap.pool_bytes();
-        (resident, resident + pool + self.metadata_bytes())
+        Sizes {
+            resident,
+            pool,
+            total: resident + pool + self.metadata_bytes(),
+        }
     }
 
     /// Notes for how long the limit is exceeded, after so much more time, and what the programs need.
     /// Called by the governor.
     pub fn watch_limit(&self, elapsed: Duration) {
-        let (resident, total) = self.sizes();
+        let sizes = self.sizes();
         let counters = &self.resources.counters;
-        let excess = self.excess(resident, total);
+        let excess = self.excess(sizes);
         if excess.is_reported() {
             let elapsed = elapsed.as_nanos() as u64;
             counters.over_limit_ns.fetch_add(elapsed, Ordering::Relaxed);
@@ -312,7 +325,7 @@ impl Group {
         let out = bytes(self.resources.swap.usage().slots_in_use);
         counters
             .peak_needed_bytes
-            .fetch_max(resident + out, Ordering::Relaxed);
+            .fetch_max(sizes.resident + out, Ordering::Relaxed);
         counters
             .peak_mapped_bytes
             .fetch_max(self.mapped_bytes(), Ordering::Relaxed);
@@ -369,10 +382,10 @@ impl Group {
     /// tolerated. Programs are never stopped for that.
     pub fn note_over_limit(&self) {
         self.note_peaks();
-        let (resident, total) = self.sizes();
+        let sizes = self.sizes();
         let cause =
             "what is left cannot be paged out (locked, executable or incompressible memory)";
-        self.warn_over_limit(self.excess(resident, total), cause);
+        self.warn_over_limit(self.excess(sizes), cause);
     }
 
     /// Notes that a program's memory was brought back for its tracer; warns once.
