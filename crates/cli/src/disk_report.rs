@@ -7,48 +7,9 @@ use serde::{Deserialize, Serialize};
 /// The statistics that both documents share. Their names are an interface.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct DiskStatistics {
-    /// Size of the disk.
-    pub size_bytes: u64,
-    /// Most bytes of memory that it may take.
-    pub limit_bytes: u64,
-    /// Bytes of memory that it takes: pool, tables and map.
-    pub used_bytes: u64,
-    /// The most so far.
-    pub peak_bytes: u64,
-    /// Blocks that are stored, before compression.
-    pub original_bytes: u64,
-    /// What they take in the pool and the file, without overhead.
-    pub stored_bytes: u64,
-    /// Stored blocks that repeat one word.
-    pub same_filled_blocks: u64,
-    /// Stored blocks that do not compress.
-    pub incompressible_blocks: u64,
-    /// Stored blocks that are in the file.
-    pub file_blocks: u64,
-    /// What they take there.
-    pub file_bytes: u64,
-    /// Stored blocks that are on other machines.
-    pub remote_blocks: u64,
-    /// What they take there.
-    pub remote_bytes: u64,
-    /// Discarded blocks that are not freed yet.
-    pub discard_backlog_blocks: u64,
-    /// Read so far.
-    pub read_bytes: u64,
-    /// Written so far.
-    pub written_bytes: u64,
-    /// Discarded so far.
-    pub discarded_bytes: u64,
-    /// Requests that read, so far.
-    pub reads: u64,
-    /// Requests that wrote, so far.
-    pub writes: u64,
-    /// Requests that discarded or wrote zeros, so far.
-    pub discards: u64,
-    /// Reads of blocks that did not verify, or beyond the end.
-    pub failed_reads: u64,
-    /// Writes without room or beyond the end.
-    pub failed_writes: u64,
+    /// What the disk counts.
+    #[serde(flatten)]
+    pub usage: DiskUsage,
     /// Clients that came.
     pub connections: u64,
     /// Clients that were hung up on for want of room.
@@ -96,29 +57,9 @@ pub struct Served {
 
 impl DiskStatistics {
     /// The statistics of a disk.
-    pub fn new(usage: &DiskUsage, served: Served) -> DiskStatistics {
+    pub fn new(usage: DiskUsage, served: Served) -> DiskStatistics {
         DiskStatistics {
-            size_bytes: usage.size_bytes,
-            limit_bytes: usage.limit_bytes,
-            used_bytes: usage.used_bytes,
-            peak_bytes: usage.peak_bytes,
-            original_bytes: usage.original_bytes,
-            stored_bytes: usage.stored_bytes,
-            same_filled_blocks: usage.same_filled_blocks,
-            incompressible_blocks: usage.incompressible_blocks,
-            file_blocks: usage.file_blocks,
-            file_bytes: usage.file_bytes,
-            remote_blocks: usage.remote_blocks,
-            remote_bytes: usage.remote_bytes,
-            discard_backlog_blocks: usage.discard_backlog_blocks,
-            read_bytes: usage.read_bytes,
-            written_bytes: usage.written_bytes,
-            discarded_bytes: usage.discarded_bytes,
-            reads: usage.reads,
-            writes: usage.writes,
-            discards: usage.discards,
-            failed_reads: usage.failed_reads,
-            failed_writes: usage.failed_writes,
+            usage,
             connections: served.connections,
             connections_refused: served.refused,
             cpu_seconds: served.cpu_seconds,
@@ -129,17 +70,17 @@ impl DiskStatistics {
     pub fn line(&self) -> String {
         let mut line = format!(
             "{} in use at the end, {} at the peak, of {}; {} of blocks, {} read and {} written",
-            bytes(self.used_bytes),
-            bytes(self.peak_bytes),
-            bytes(self.limit_bytes),
-            bytes(self.original_bytes),
-            bytes(self.read_bytes),
-            bytes(self.written_bytes),
+            bytes(self.usage.used_bytes),
+            bytes(self.usage.peak_bytes),
+            bytes(self.usage.limit_bytes),
+            bytes(self.usage.original_bytes),
+            bytes(self.usage.read_bytes),
+            bytes(self.usage.written_bytes),
         );
-        if self.failed_writes > 0 {
+        if self.usage.failed_writes > 0 {
             line += &format!(
                 "; {} writes found no room or were refused: raise --limit, or add --swap-file",
-                self.failed_writes
+                self.usage.failed_writes
             );
         }
         line
@@ -181,7 +122,7 @@ mod tests {
         ];
         let report = DiskReport {
             wall_seconds: 1.5,
-            statistics: DiskStatistics::new(&DiskUsage::default(), Served::default()),
+            statistics: DiskStatistics::new(DiskUsage::default(), Served::default()),
         };
         let value = serde_json::to_value(&report).unwrap();
         for name in NAMES {

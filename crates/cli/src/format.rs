@@ -50,9 +50,12 @@ pub fn duration(nanoseconds: u64) -> String {
     }
 }
 
-/// How many times smaller `stored` is than `original`; none while nothing is stored.
-pub fn ratio(original: u64, stored: u64) -> Option<String> {
-    (original > 0 && stored > 0).then(|| format!("{:.1}:1", original as f64 / stored as f64))
+/// How many times smaller `stored` is than `original`, to follow a size; nothing while nothing is stored.
+pub fn at_ratio(original: u64, stored: u64) -> String {
+    if original == 0 || stored == 0 {
+        return String::new();
+    }
+    format!(" at {:.1}:1", original as f64 / stored as f64)
 }
 
 /// Text without control characters and bidirectional overrides, which could steer a terminal.
@@ -104,8 +107,8 @@ mod tests {
 
     #[test]
     fn a_ratio_needs_something_stored() {
-        assert_eq!(ratio(0, 0), None);
-        assert_eq!(ratio(4096, 0), None);
-        assert_eq!(ratio(2200, 1000).as_deref(), Some("2.2:1"));
+        assert_eq!(at_ratio(0, 0), "");
+        assert_eq!(at_ratio(4096, 0), "");
+        assert_eq!(at_ratio(2200, 1000), " at 2.2:1");
     }
 }

@@ -71,7 +71,10 @@ impl Instance {
     pub fn limit(&self) -> (u64, u64) {
         match self {
             Instance::Run(run) => run.limit(),
-            Instance::Disk(disk) => (disk.statistics.used_bytes, disk.statistics.limit_bytes),
+            Instance::Disk(disk) => (
+                disk.statistics.usage.used_bytes,
+                disk.statistics.usage.limit_bytes,
+            ),
         }
     }
 
@@ -87,7 +90,7 @@ impl Instance {
     pub fn pages_out(&self) -> u64 {
         match self {
             Instance::Run(run) => run.statistics.totals.pages_out,
-            Instance::Disk(disk) => disk.statistics.written_bytes / PAGE,
+            Instance::Disk(disk) => disk.statistics.usage.written_bytes / PAGE,
         }
     }
 
@@ -95,7 +98,7 @@ impl Instance {
     pub fn pages_in(&self) -> u64 {
         match self {
             Instance::Run(run) => run.statistics.totals.pages_in,
-            Instance::Disk(disk) => disk.statistics.read_bytes / PAGE,
+            Instance::Disk(disk) => disk.statistics.usage.read_bytes / PAGE,
         }
     }
 
@@ -115,18 +118,21 @@ impl Instance {
 mod tests {
     use super::*;
     use crate::disk_report::DiskStatistics;
+    use memfold_disk::DiskUsage;
 
     #[test]
     fn a_disk_survives_the_wire_and_says_what_it_is() {
+        let mut usage = DiskUsage::default();
+        usage.used_bytes = 3;
+        usage.limit_bytes = 9;
+        usage.written_bytes = 8192;
         let disk = DiskSnapshot {
             pid: 7,
             address: "nbd+unix:///?socket=/run/disk.sock".into(),
             uptime_seconds: 1.5,
             connections_now: 1,
             statistics: DiskStatistics {
-                used_bytes: 3,
-                limit_bytes: 9,
-                written_bytes: 8192,
+                usage,
                 cpu_seconds: 0.25,
                 ..DiskStatistics::default()
             },

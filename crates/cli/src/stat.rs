@@ -4,7 +4,7 @@ use crate::arguments::StatArguments;
 use crate::describe::print;
 use crate::disk_report::DiskSnapshot;
 use crate::failure::Failure;
-use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use crate::format::{at_ratio, bytes, grouped, nanoseconds, printable};
 use crate::instance::Instance;
 use crate::live;
 pub use crate::live::nothing_runs;
@@ -56,39 +56,37 @@ fn disk_block(disk: &DiskSnapshot) -> String {
 
 /// What a disk holds, and what was done for its clients.
 fn disk_lines(disk: &DiskSnapshot) -> [(&'static str, String); 6] {
-    let statistics = &disk.statistics;
-    let packed = ratio(statistics.original_bytes, statistics.stored_bytes)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
+    let (statistics, usage) = (&disk.statistics, &disk.statistics.usage);
+    let packed = at_ratio(usage.original_bytes, usage.stored_bytes);
     let used = format!(
         "{} of {}, {} at the peak; the disk has {}",
-        bytes(statistics.used_bytes),
-        bytes(statistics.limit_bytes),
-        bytes(statistics.peak_bytes),
-        bytes(statistics.size_bytes)
+        bytes(usage.used_bytes),
+        bytes(usage.limit_bytes),
+        bytes(usage.peak_bytes),
+        bytes(usage.size_bytes)
     );
     let blocks = format!(
         "{}{packed}, {} same-filled, {} incompressible, {} in the swap file ({})",
-        bytes(statistics.original_bytes),
-        grouped(statistics.same_filled_blocks),
-        grouped(statistics.incompressible_blocks),
-        grouped(statistics.file_blocks),
-        bytes(statistics.file_bytes)
+        bytes(usage.original_bytes),
+        grouped(usage.same_filled_blocks),
+        grouped(usage.incompressible_blocks),
+        grouped(usage.file_blocks),
+        bytes(usage.file_bytes)
     );
     let requests = format!(
         "{} read in {}, {} written in {}, {} discarded in {} ({} blocks not freed yet)",
-        bytes(statistics.read_bytes),
-        grouped(statistics.reads),
-        bytes(statistics.written_bytes),
-        grouped(statistics.writes),
-        bytes(statistics.discarded_bytes),
-        grouped(statistics.discards),
-        grouped(statistics.discard_backlog_blocks)
+        bytes(usage.read_bytes),
+        grouped(usage.reads),
+        bytes(usage.written_bytes),
+        grouped(usage.writes),
+        bytes(usage.discarded_bytes),
+        grouped(usage.discards),
+        grouped(usage.discard_backlog_blocks)
     );
     let failed = format!(
         "{} reads, {} writes",
-        grouped(statistics.failed_reads),
-        grouped(statistics.failed_writes)
+        grouped(usage.failed_reads),
+        grouped(usage.failed_writes)
     );
     let clients = format!(
         "{} now, {} so far, {} refused",
@@ -126,9 +124,7 @@ fn memory(snapshot: &Snapshot) -> [(&'static str, String); 4] {
     let (statistics, now) = (&snapshot.statistics, &snapshot.now);
     let totals = &statistics.totals;
     let (held, limit) = snapshot.limit();
-    let packed = ratio(totals.bytes_original, totals.bytes_stored)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
+    let packed = at_ratio(totals.bytes_original, totals.bytes_stored);
     let over = if statistics.is_limit_kept() {
         String::new()
     } else {

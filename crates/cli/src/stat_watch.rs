@@ -150,6 +150,7 @@ mod tests {
     use super::*;
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
     use crate::report::{Programs, Statistics};
+    use memfold_disk::DiskUsage;
     use memfold_pager::{Now, Stats, Totals};
 
     fn run(uptime_seconds: f64, pages_in: u64, cpu: f64) -> Instance {
@@ -201,10 +202,12 @@ mod tests {
     #[test]
     fn a_disk_has_blocks_a_second_and_no_resident_pages() {
         let disk = |uptime_seconds, blocks: u64| {
+            let mut usage = DiskUsage::default();
+            usage.used_bytes = 3 << 20;
+            usage.limit_bytes = 64 << 20;
+            usage.written_bytes = blocks * 4096;
             let statistics = DiskStatistics {
-                used_bytes: 3 << 20,
-                limit_bytes: 64 << 20,
-                written_bytes: blocks * 4096,
+                usage,
                 ..DiskStatistics::default()
             };
             Instance::from(DiskSnapshot {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Statistics of a disk, as zram's `mm_stat` and `io_stat` have them. Counters are read one after
 /// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DiskUsage {
     /// Size of the disk.

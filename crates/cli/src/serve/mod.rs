@@ -83,7 +83,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     };
     let report = DiskReport {
         wall_seconds: started.elapsed().as_secs_f64(),
-        statistics: DiskStatistics::new(&disk.usage(), ended.now()),
+        statistics: DiskStatistics::new(disk.usage(), ended.now()),
     };
     log::info!("{}", report.statistics.line());
     messages::flush();

@@ -118,7 +118,7 @@ impl Service {
             address: self.place.clone(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             connections_now: self.server.connections() as u64,
-            statistics: DiskStatistics::new(&self.disk.usage(), clients.now()),
+            statistics: DiskStatistics::new(self.disk.usage(), clients.now()),
         }
         .into()
     }

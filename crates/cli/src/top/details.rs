@@ -1,7 +1,7 @@
 //! What is known of the chosen run or disk, in words.
 
 use crate::disk_report::DiskSnapshot;
-use crate::format::{bytes, grouped, nanoseconds, printable, ratio};
+use crate::format::{at_ratio, bytes, grouped, nanoseconds, printable};
 use crate::instance::Instance;
 use crate::report::Snapshot;
 
@@ -14,24 +14,22 @@ pub fn parts(instance: &Instance) -> Vec<String> {
 }
 
 fn of_disk(disk: &DiskSnapshot) -> Vec<String> {
-    let statistics = &disk.statistics;
-    let packed = ratio(statistics.original_bytes, statistics.stored_bytes)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
+    let (statistics, usage) = (&disk.statistics, &disk.statistics.usage);
+    let packed = at_ratio(usage.original_bytes, usage.stored_bytes);
     let mut parts = vec![
-        format!("disk of {}", bytes(statistics.size_bytes)),
-        format!("blocks {}{packed}", bytes(statistics.original_bytes)),
-        format!("peak {}", bytes(statistics.peak_bytes)),
+        format!("disk of {}", bytes(usage.size_bytes)),
+        format!("blocks {}{packed}", bytes(usage.original_bytes)),
+        format!("peak {}", bytes(usage.peak_bytes)),
     ];
-    if statistics.file_blocks > 0 {
-        parts.push(format!("swap file {}", bytes(statistics.file_bytes)));
+    if usage.file_blocks > 0 {
+        parts.push(format!("swap file {}", bytes(usage.file_bytes)));
     }
     parts.extend([
-        format!("{} read", bytes(statistics.read_bytes)),
-        format!("{} written", bytes(statistics.written_bytes)),
-        format!("{} discarded", bytes(statistics.discarded_bytes)),
-        format!("{} failed reads", grouped(statistics.failed_reads)),
-        format!("{} failed writes", grouped(statistics.failed_writes)),
+        format!("{} read", bytes(usage.read_bytes)),
+        format!("{} written", bytes(usage.written_bytes)),
+        format!("{} discarded", bytes(usage.discarded_bytes)),
+        format!("{} failed reads", grouped(usage.failed_reads)),
+        format!("{} failed writes", grouped(usage.failed_writes)),
         format!("{} clients now", grouped(disk.connections_now)),
         format!("{} clients so far", grouped(statistics.connections)),
         format!(
@@ -45,9 +43,7 @@ fn of_disk(disk: &DiskSnapshot) -> Vec<String> {
 fn of_run(run: &Snapshot) -> Vec<String> {
     let statistics = &run.statistics;
     let totals = &statistics.totals;
-    let packed = ratio(totals.bytes_original, totals.bytes_stored)
-        .map(|ratio| format!(" at {ratio}"))
-        .unwrap_or_default();
+    let packed = at_ratio(totals.bytes_original, totals.bytes_stored);
     let mut parts = vec![
         format!("resident {}", bytes(run.now.resident_bytes)),
         format!("resident peak {}", bytes(totals.peak_resident_bytes)),

@@ -289,6 +289,7 @@ mod tests {
     use super::*;
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
     use crate::report::Statistics;
+    use memfold_disk::DiskUsage;
     use memfold_pager::{Now, ProgramUsage, Stats, Totals};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -400,11 +401,13 @@ mod tests {
     #[test]
     fn disks_stand_beside_runs() {
         let disk = |written_bytes| {
+            let mut usage = DiskUsage::default();
+            usage.written_bytes = written_bytes;
+            usage.used_bytes = 300 << 20;
+            usage.limit_bytes = 1 << 30;
+            usage.size_bytes = 16 << 30;
             let statistics = DiskStatistics {
-                used_bytes: 300 << 20,
-                limit_bytes: 1 << 30,
-                size_bytes: 16 << 30,
-                written_bytes,
+                usage,
                 ..DiskStatistics::default()
             };
             Instance::from(DiskSnapshot {
