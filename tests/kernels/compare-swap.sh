@@ -58,13 +58,4 @@ for ((round = 0; round < rounds; round++)); do
     echo "zram-equal-total host_mib $((qemu_kib / 1024))" >> "$figures"
 done
 head -n 1 "$work/errors"
-python3 - "$figures" << 'PYTHON'
-import collections, statistics, sys
-
-figures = collections.defaultdict(list)
-for line in open(sys.argv[1]):
-    contestant, figure, value = line.split()
-    figures[figure, contestant].append(float(value))
-for (figure, contestant), values in sorted(figures.items()):
-    print(f"{figure:14} {contestant:17} {statistics.median(values):9.2f}  ({min(values):.2f} to {max(values):.2f})")
-PYTHON
+python3 crates/testing/medians.py "$figures"

@@ -81,13 +81,4 @@ for ((round = 0; round < rounds; round++)); do
     done
 done > "$folder/figures"
 
-python3 - "$folder/figures" << 'PYTHON'
-import collections, statistics, sys
-
-figures = collections.defaultdict(list)
-for line in open(sys.argv[1]):
-    server, figure, value = line.split()
-    figures[figure, server].append(float(value))
-for (figure, server), values in sorted(figures.items()):
-    print(f"{figure:22} {server:14} {statistics.median(values):12.2f}  ({min(values):.2f} to {max(values):.2f})")
-PYTHON
+python3 crates/testing/medians.py "$folder/figures"

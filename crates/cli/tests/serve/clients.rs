@@ -5,6 +5,14 @@ use memfold_testing::store::StoreServer;
 use std::path::Path;
 use std::process::Command;
 
+/// Copies a disk out, which must hold these bytes.
+fn assert_returns(served: &Served, bytes: &[u8]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let back = folder.path().join("back").display().to_string();
+    run("nbdcopy", &[&served.uri(), &back]);
+    assert!(std::fs::read(back).expect("a file") == bytes);
+}
+
 /// An image with holes, text, and bytes that do not compress.
 fn image(path: &Path) -> Vec<u8> {
     let mut random = memfold_testing::Random::new(1);
@@ -123,9 +131,7 @@ fn what_does_not_fit_goes_to_the_file_or_is_refused() {
     let file = ["--swap-file", &folder, "--swap-size", "64M"];
     let served = Served::start(&[&["--size", "32M", "--limit", "8M"], &file[..]].concat());
     run("nbdcopy", &[&path, &served.uri()]);
-    let back = noise.path().join("back").display().to_string();
-    run("nbdcopy", &[&served.uri(), &back]);
-    assert!(std::fs::read(back).expect("a file") == bytes);
+    assert_returns(&served, &bytes);
     let (stats, _) = served.end(nix::sys::signal::Signal::SIGTERM);
     assert!(
         stats["peak_bytes"].as_u64() <= Some(8 * MIB as u64),
@@ -154,9 +160,7 @@ fn what_does_not_fit_goes_to_a_store_on_other_machines() {
     let served = Served::start(&["--size", "32M", "--limit", "8M", "--remote", &remote]);
     run("nbdcopy", &[&path, &served.uri()]);
     assert_ne!(server.ask(&["DBSIZE"]), "0");
-    let back = folder.path().join("back").display().to_string();
-    run("nbdcopy", &[&served.uri(), &back]);
-    assert!(std::fs::read(back).expect("a file") == bytes);
+    assert_returns(&served, &bytes);
     let (stats, _) = served.end(nix::sys::signal::Signal::SIGTERM);
     assert!(
         stats["peak_bytes"].as_u64() <= Some(8 * MIB as u64),
