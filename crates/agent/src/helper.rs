@@ -2,12 +2,12 @@
 
 use crate::message::{connect, receive, send};
 use crate::state::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
-use crate::system;
+use crate::{dispatch, system};
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
 use memfold_sys::gate::NAP_NS;
-use memfold_sys::hello::{Hello, MAGIC, STAGE_PAGES, TRASH_PAGES, Welcome};
+use memfold_sys::hello::{Hello, MAGIC, STAGE_PAGES, TOKEN, TRASH_PAGES, Welcome};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE, raw};
 
@@ -73,7 +73,9 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     system::name_thread(c"memfold");
     system::close_all()?;
     system::leave_working_directory();
-    let opened = open_descriptors(handover.inherited != 0);
+    // The kernel made none for the child of a prepared fork.
+    let is_made = handover.inherited != 0 && handover.inherited & TOKEN == 0;
+    let opened = open_descriptors(is_made);
     match opened {
         // The socket is one more.
         Ok((_, trash)) => system::has_room_for(1 + DESCRIPTORS_OF_WELCOME, trash.0)?,
@@ -95,6 +97,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         relative: ADDRESS_SPACE.load(Ordering::Relaxed),
         thread: system::own_thread(),
         refused: 0,
+        can_prepare: u64::from(dispatch::can_dispatch()),
     };
     let (uffd, trash_uffd) = match opened {
         Ok(pair) => pair,
@@ -116,7 +119,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
     // Where the kernel does not seal (before Linux 6.10), the supervisor does not ask for it.
     let _ = arena.seal();
     // Before any command can set it to work, and while the program waits.
-    system::give_up_privileges();
+    system::give_up_privileges(handover.rendezvous.inspects_others != 0);
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
     Ok(Introduced {
         socket,
@@ -189,6 +192,7 @@ impl Helper {
             if dismissed != 0 {
                 system::end_program(dismissed - 1);
             }
+            withhold(channel);
             let posted = channel.posted.load(Ordering::Acquire);
             if posted == done {
                 let _ = futex::wait(&channel.alive, alive, None);
@@ -327,10 +331,44 @@ impl Helper {
     }
 }
 
+/// Keeps a range from forked children, if the supervisor asks for it and no thread forks just now: what such a
+/// thread's child must have was decided already.
+fn withhold(channel: &Channel) {
+    let request = &channel.withhold;
+    let asked = request.asked.load(Ordering::Acquire);
+    if asked == request.answered.load(Ordering::Relaxed) {
+        return;
+    }
+    let span = &request.span;
+    let start = span.start.load(Ordering::Relaxed) as usize;
+    let length = span.length.load(Ordering::Relaxed) as usize;
+    let result = if request.give.load(Ordering::Relaxed) != 0 {
+        system::give_to_children(start, length)
+    } else {
+        MANAGED.store(1, Ordering::SeqCst);
+        match channel.forking.load(Ordering::SeqCst) {
+            0 => {
+                system::keep_from_children(start, length).and_then(|()| system::mark(start, length))
+            }
+            _ => Err(Errno::EAGAIN),
+        }
+    };
+    let errno = result.err().map_or(0, |errno| errno.0);
+    request.errno.store(errno as u32, Ordering::Relaxed);
+    request.answered.store(asked, Ordering::Release);
+    futex::wake_all(&request.answered);
+}
+
 /// A child whose helper was lost while the supervisor may count on it must not run on: it would not
 /// notice the supervisor's end.
 pub fn fail_stranded() -> ! {
     die(b"memfold: a forked program lost the supervisor while it was let in; it is stopped, as part of its memory is there\n")
+}
+
+/// As above: a child of a prepared fork that found no way to the supervisor.
+pub fn fail_unprepared() -> ! {
+    die(b"memfold: a forked program could not start its helper (no room for a thread, a descriptor or a mapping, or the \
+        supervisor did not admit it); it is stopped, as part of its memory is with the supervisor\n")
 }
 
 /// As above, at the supervisor's request.

@@ -24,9 +24,13 @@
 )]
 
 mod arena;
+mod dispatch;
+mod fork;
 mod helper;
 mod ioctl;
+mod load;
 mod message;
+mod prepared;
 mod start;
 mod state;
 mod system;

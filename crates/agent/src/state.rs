@@ -9,7 +9,13 @@ use memfold_sys::{Errno, PAGE_SIZE};
 
 /// 1 once pages of this program (or of the one it was forked from) may be out: from then on a
 /// beacon that reads zero means that the supervisor is gone.
+///
+/// SeqCst where forks are prepared: a thread announces its fork (`Channel::forking`) before it looks here, and the
+/// helper sets this before it looks at the announcements and withholds a range.
 pub static MANAGED: AtomicU32 = AtomicU32::new(0);
+
+/// 1 where forks are prepared (`prepared.rs`), in this program and what it forks.
+pub static PREPARES: AtomicU32 = AtomicU32::new(0);
 
 /// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
 /// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
@@ -56,6 +62,10 @@ fn note() -> Option<&'static AtomicUsize> {
 
 /// Notes the channel that the helper mapped for good.
 pub fn set_channel(channel: &'static Channel) {
+    PREPARES.store(
+        channel.fork.prepared.load(Ordering::Relaxed),
+        Ordering::Relaxed,
+    );
     if let Some(note) = note() {
         note.store(&raw const *channel as usize, Ordering::Relaxed);
     }

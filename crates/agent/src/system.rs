@@ -11,9 +11,12 @@ const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const MAP_FIXED: usize = 0x10;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
+/// Has no effect on anonymous memory but how the kernel's own reclaim sees it.
+const MADV_RANDOM: usize = 1;
 /// Refused (EINVAL) for locked memory.
 const MADV_DONTNEED: usize = 4;
 const MADV_DONTFORK: usize = 10;
+const MADV_DOFORK: usize = 11;
 const MADV_UNMERGEABLE: usize = 13;
 const MADV_NOHUGEPAGE: usize = 15;
 const MADV_DONTDUMP: usize = 16;
@@ -77,7 +80,8 @@ pub fn unmap(start: usize, length: usize) {
 
 fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
     // SAFETY: the advices used here change no contents the program can see, except DONTNEED,
-    // which callers apply to our own pages only.
+    // which callers apply to our own pages only. (What is kept from children is given to those that the library
+    // prepares.)
     Errno::result(unsafe { syscall(nr::MADVISE, [start, length, advice, 0, 0, 0]) }).map(|_| ())
 }
 
@@ -119,7 +123,18 @@ pub fn seal(start: usize, length: usize) -> Result<(), Errno> {
     Errno::result(unsafe { syscall(nr::MSEAL, [start, length, 0, 0, 0, 0]) }).map(|_| ())
 }
 
-/// Keeps our own range out of forked children.
+/// Lets forked children have a range that was kept from them.
+pub fn give_to_children(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_DOFORK)
+}
+
+/// Marks a range, for children that get it all the same: the mark is of the VMA, moves with it, and shows in
+/// `smaps` (`rr`).
+pub fn mark(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_RANDOM)
+}
+
+/// Keeps a range out of forked children.
 pub fn keep_from_children(start: usize, length: usize) -> Result<(), Errno> {
     advise(start, length, MADV_DONTFORK)
 }
@@ -149,7 +164,12 @@ pub fn break_sharing(start: usize, length: usize) -> Result<(), Errno> {
 
 /// Blocks all signals of the calling thread and returns the old mask.
 pub fn block_signals() -> u64 {
-    let all = u64::MAX;
+    block_signals_but(0)
+}
+
+/// Blocks all signals of the calling thread but those in a mask.
+pub fn block_signals_but(others: u64) -> u64 {
+    let all = !others;
     let mut old = 0u64;
     set_mask(&all, Some(&mut old));
     old
@@ -277,7 +297,10 @@ pub fn own_user_namespace() -> Result<u64, Errno> {
 /// way of it the program. Where there are no such users (in a user namespace), and for others than root
 /// with capabilities, the supervisor ends this thread when the program's change. A thread without the
 /// capabilities that the program has could be traced by any process of its user.
-pub fn give_up_privileges() {
+///
+/// A supervisor that may inspect its own user's processes alone (`inspects_others` is false) reads this program by way
+/// of this thread: there it keeps its user, and has no capabilities.
+pub fn give_up_privileges(inspects_others: bool) {
     const PR_SET_NO_NEW_PRIVS: usize = 38;
     const PR_GET_SECUREBITS: usize = 27;
     const VERSION_3: u32 = 0x2008_0522;
@@ -290,7 +313,9 @@ pub fn give_up_privileges() {
         syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
         // A process that is no longer root has lost its capabilities by that.
         let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
-        if syscall(nr::GETEUID, [0; 6]) == 0 && (!become_nobody_else() || keeps_them()) {
+        if syscall(nr::GETEUID, [0; 6]) == 0
+            && (!(inspects_others && become_nobody_else()) || keeps_them())
+        {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
         }

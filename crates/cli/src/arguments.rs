@@ -203,6 +203,9 @@ pub struct RunArguments {
         env = "MEMFOLD_WRITEBACK_AFTER"
     )]
     pub writeback_after: After,
+    /// Have the programs' library prepare forks also where the kernel reports them, which takes CAP_SYS_PTRACE
+    #[arg(long, env = "MEMFOLD_PREPARE_FORKS", value_parser = FalseyValueParser::new())]
+    pub prepare_forks: bool,
     /// Store pages without a checksum
     #[arg(long, env = "MEMFOLD_NO_CHECKSUM", value_parser = FalseyValueParser::new())]
     pub no_checksum: bool,

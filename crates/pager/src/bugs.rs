@@ -47,12 +47,18 @@ pub enum Bug {
     UnreadMovesIgnored,
     /// fe33c2e: a batch planned before an event was executed after it.
     StaleBatchExecuted,
+    /// What was withheld from children before it was registered moved without an event: no child was given it.
+    WithheldUnregistered,
+    /// What was mapped where something had been withheld became managed, and children read zeros there.
+    ManagedUnwithheld,
+    /// What moved after the withheld mappings were listed for a fork was not given to the child.
+    GivenUnchecked,
 }
 
 impl Bug {
     /// Those that the simulation finds within two minutes.
     #[cfg(simulated)]
-    pub const ALL: [Bug; 18] = [
+    pub const ALL: [Bug; 21] = [
         Bug::ZerosBesideMadvise,
         Bug::DropUnknownWhereUnmanaged,
         Bug::DroppedPagesMovedOut,
@@ -71,6 +77,9 @@ impl Bug {
         Bug::HighPagesShareEntries,
         Bug::UnreadMovesIgnored,
         Bug::StaleBatchExecuted,
+        Bug::WithheldUnregistered,
+        Bug::ManagedUnwithheld,
+        Bug::GivenUnchecked,
     ];
 
     /// Those that it finds in longer searches, or did not find yet.

@@ -70,6 +70,8 @@ pub struct Options {
     /// Write pages to the swap file or the store after this time without an access. `None`: only when the pool
     /// exceeds its share.
     pub writeback_after: Option<Duration>,
+    /// Have the programs' library prepare forks also where the kernel reports them.
+    pub prepare_forks: bool,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.
     pub agent_image: &'static [u8],
     /// Parent of the run's private directory (control socket, preload library), which has a random name

@@ -47,12 +47,41 @@ fn every_page_holds_what_it_must() {
     assert!(seed > 100, "only {seed} histories in {:?}", seconds());
 }
 
+/// The same with all forks prepared, where there are any.
+#[test]
+fn prepared_forks_see_one_moment() {
+    silence_panics_of_executions();
+    let (began, mut seed, mut histories) = (Instant::now(), 0, 0);
+    while began.elapsed() < seconds() {
+        let mut history = History::of_seed(seed);
+        let steps = history.threads.iter().flatten();
+        if steps.clone().any(|step| matches!(step, Step::Fork(_))) {
+            history.prepared = true;
+            histories += 1;
+            if let Err(why) = try_run(&history, seed, 3) {
+                let schedules = 3;
+                let failure = Failure {
+                    seed,
+                    history,
+                    schedules,
+                    why,
+                };
+                panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
+            }
+        }
+        seed += 1;
+    }
+    println!("{histories} histories");
+    assert!(histories > 50, "only {histories} histories");
+}
+
 /// A row of docs/limits.md is true: what the kernel writes by a reference that is no pin may be lost.
 #[test]
 fn a_late_write_of_the_kernel_may_be_lost() {
     silence_panics_of_executions();
     let history = |last| History {
         locked: None,
+        prepared: false,
         threads: vec![vec![
             Step::Map(0, AREA_PAGES),
             Step::Fill(0),
@@ -95,6 +124,7 @@ fn a_child_may_miss_a_move_of_a_killed_parent_that_leaves_the_mapping() {
                 ..Adversity::default()
             },
             locked: None,
+            prepared: false,
             seed: 0,
         }
     };
@@ -125,6 +155,7 @@ fn a_slow_history_ends() {
         handlers: 1,
         adversity: Adversity::default(),
         locked: None,
+        prepared: false,
         seed: 0,
     };
     for seed in [0, 2, 4] {
@@ -146,6 +177,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::DoneOutsideGate => 490,
         Bug::ZerosWithoutClaim => 700,
         Bug::UnreadMovesIgnored => 160,
+        Bug::ManagedUnwithheld => 1200,
         _ => 0,
     }
 }

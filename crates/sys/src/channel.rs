@@ -1,4 +1,4 @@
-//! The channel: a page or two of memory shared by a program's helper thread and the supervisor.
+//! The channel: memory shared by a program's helper thread and the supervisor.
 //!
 //! The supervisor writes one command, bumps `posted` and wakes the helper; the helper executes
 //! it, writes the outcome beside each run, sets `done` and wakes the supervisor. One command is
@@ -7,13 +7,18 @@
 
 use crate::gate::HelperGate;
 use core::cell::UnsafeCell;
+use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Runs of pages in one command.
 pub const RUNS_MAX: usize = 64;
 
-/// Bytes of the shared memory.
-pub const CHANNEL_BYTES: usize = 8192;
+/// Most VMAs of a program whose forks are prepared (`fork/prepared.rs` of the pager). More can stay mapped, but
+/// are not managed.
+pub const WITHHELD_MOST: usize = 4096;
+
+/// Bytes of the shared memory. Pages that are never touched take no memory.
+pub const CHANNEL_BYTES: usize = 8192 + WITHHELD_MOST * size_of::<Span>();
 
 /// A run of pages to move into the stage.
 #[repr(C)]
@@ -82,6 +87,78 @@ pub struct UnregisterRequest {
     pub length: AtomicU64,
 }
 
+/// A range of addresses. All zero is none.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Span {
+    /// First address.
+    pub start: AtomicU64,
+    /// Bytes.
+    pub length: AtomicU64,
+}
+
+/// A request of the supervisor that the helper keeps a range from forked children (`MADV_DONTFORK`), or gives it to
+/// them. One at a time; all zero is "none was made".
+#[repr(C)]
+pub struct WithholdRequest {
+    /// Requests made.
+    pub asked: AtomicU32,
+    /// The request that was answered last. What the supervisor sleeps on.
+    pub answered: AtomicU32,
+    /// The answer: 0, or the error. `EAGAIN` while a thread of the program forks.
+    pub errno: AtomicU32,
+    /// 1: give it.
+    pub give: AtomicU32,
+    /// The range.
+    pub span: Span,
+}
+
+/// A fork through the C library where the kernel reports none. One at a time; all zero is the initial state.
+///
+/// | step | set by | meaning |
+/// |---|---|---|
+/// | 0 | | nobody forks, or the thread is to read the beacon, which faults, and which the supervisor fills |
+/// | [`LISTED`](fork_step::LISTED) | supervisor | `spans` are the withheld VMAs: give them to the child |
+/// | [`GIVEN`](fork_step::GIVEN) | thread | they are given |
+/// | [`GO`](fork_step::GO) | supervisor | no mapping changed meanwhile (else it lists anew): clone |
+/// | [`FORKED`](fork_step::FORKED), [`NOT_FORKED`](fork_step::NOT_FORKED) | thread | it has, or could not |
+#[repr(C)]
+pub struct ForkRequest {
+    /// 1 if forks must be prepared. Set by the supervisor before the helper is welcomed.
+    pub prepared: AtomicU32,
+    /// What the forking thread asks ([`ASK_FILTERS`], [`ASK_FORK`]). Cleared by the thread with its answer.
+    pub asked: AtomicU32,
+    /// See [`fork_step`]. The thread sleeps on it.
+    pub step: AtomicU32,
+    /// Entries of `spans`.
+    pub count: AtomicU32,
+    /// By which the child is recognised; written by the supervisor.
+    pub token: AtomicU64,
+    /// The withheld VMAs; in a forked child those to be withheld before it runs on.
+    pub spans: [Span; WITHHELD_MOST],
+}
+
+/// Values of [`ForkRequest::step`].
+pub mod fork_step {
+    #![allow(missing_docs, reason = "said in the table of the structure")]
+    pub const LISTED: u32 = 1;
+    pub const GIVEN: u32 = 2;
+    pub const GO: u32 = 3;
+    pub const FORKED: u32 = 4;
+    pub const NOT_FORKED: u32 = 5;
+}
+
+/// The forking thread asks whether its child may make system calls.
+pub const ASK_FILTERS: u32 = 1;
+/// The forking thread asks to fork.
+pub const ASK_FORK: u32 = 2;
+/// What the beacon answers: yes.
+pub const GRANTED: u64 = 1;
+/// What the beacon answers: no.
+pub const DENIED: u64 = 2;
+/// What the beacon holds after another process than a forking thread read it.
+pub const UNASKED: u64 = 3;
+
 /// The shared memory's layout. All zero is the initial state but for `alive`.
 #[repr(C)]
 pub struct Channel {
@@ -105,7 +182,11 @@ pub struct Channel {
     pub gate: HelperGate,
     /// What the program wants to be unregistered.
     pub unregister: UnregisterRequest,
+    /// What is to be kept from forked children.
+    pub withhold: WithholdRequest,
     command: UnsafeCell<Command>,
+    /// Forks that the library prepares.
+    pub fork: ForkRequest,
 }
 
 // SAFETY: `command` has one writer at a time by the posted/done protocol above; the rest is atomic.
@@ -113,7 +194,8 @@ unsafe impl Sync for Channel {}
 // SAFETY: no thread affinity.
 unsafe impl Send for Channel {}
 
-const _: () = assert!(core::mem::size_of::<Channel>() <= CHANNEL_BYTES);
+const _: () = assert!(size_of::<Channel>() <= CHANNEL_BYTES);
+const _: () = assert!(CHANNEL_BYTES.is_multiple_of(crate::PAGE_SIZE));
 
 impl Channel {
     /// The command's place.

@@ -28,6 +28,9 @@ impl Errno {
     /// The process has too many open files.
     pub const EMFILE: Errno = Errno(24);
 
+    /// The wait was too long.
+    pub const ETIMEDOUT: Errno = Errno(110);
+
     /// Splits a raw system call result.
     #[inline]
     pub fn result(value: isize) -> Result<usize, Errno> {

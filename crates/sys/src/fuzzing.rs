@@ -211,7 +211,7 @@ fn read_anything(text: &str) {
             _ = area.guards(&area);
         }
     }
-    for range in process::registered_ranges(text) {
+    for range in process::inherited_ranges(text, process::InheritedBy::Registration) {
         assert!(text.contains("um"), "{range:?} is not registered");
     }
     for name in ["Tgid", "NSpid", "VmRSS", ""] {

@@ -16,6 +16,9 @@ pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
 /// it inherited is lost: it must stop.
 pub const LOST: u64 = u64::MAX;
 
+/// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.
+pub const TOKEN: u64 = 1 << 63;
+
 /// Longest socket path, as the kernel has it, terminator included.
 pub const SOCKET_PATH_MAX: usize = 108;
 
@@ -49,6 +52,8 @@ pub struct Rendezvous {
     pub pid: i32,
     /// Its user namespace: the inode of `/proc/self/ns/user`.
     pub user_namespace: u64,
+    /// 1 if it may inspect processes of other users (`CAP_SYS_PTRACE`).
+    pub inspects_others: u32,
 }
 
 impl Rendezvous {
@@ -60,13 +65,14 @@ impl Rendezvous {
         numbers[..4].copy_from_slice(&self.filters.to_ne_bytes());
         numbers[4..8].copy_from_slice(&self.user.to_ne_bytes());
         numbers[8..12].copy_from_slice(&self.pid.to_ne_bytes());
-        numbers[12..].copy_from_slice(&self.user_namespace.to_ne_bytes());
+        numbers[12..20].copy_from_slice(&self.user_namespace.to_ne_bytes());
+        numbers[20..].copy_from_slice(&self.inspects_others.to_ne_bytes());
         bytes
     }
 }
 
 /// Length of what is patched in.
-pub const PATCHED: usize = SOCKET_PATH_MAX + 20;
+pub const PATCHED: usize = SOCKET_PATH_MAX + 24;
 
 /// Finds in a `/proc/PID/status` how many seccomp filters that process has: 0 where the file
 /// lacks the line, as in a kernel without them. Byte by byte, as the file can be long, and the
@@ -112,7 +118,8 @@ impl Filters {
 pub struct Hello {
     /// [`MAGIC`].
     pub magic: u64,
-    /// The address space that the program inherited by fork; 0 if none.
+    /// The address space that the program inherited by fork, or the token of its fork if that was prepared; 0 if
+    /// none.
     pub inherited: u64,
     /// The helper's own mapping (guards, stack, stage, trash): never managed.
     pub arena: u64,
@@ -133,6 +140,8 @@ pub struct Hello {
     pub thread: u64,
     /// Why there are no userfaultfds: an errno, or 0. No descriptors come with it then.
     pub refused: u64,
+    /// 1 if the library can prepare forks.
+    pub can_prepare: u64,
 }
 
 /// Where the parts of an arena lie, as a [`Hello`] claims and [`Hello::layout`] has checked. Addresses.

@@ -1,11 +1,11 @@
 //! The supervisor's end of a [`Channel`].
 
-use crate::PAGE_SIZE;
-use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
+use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX, WITHHELD_MOST};
 use crate::futex;
 use crate::gate::{Gate, HelperGate};
 use crate::memory::{Mapping, sealed_file};
 use crate::thread::{RobustEntry, RobustList};
+use crate::{Errno, PAGE_SIZE};
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -144,6 +144,104 @@ impl SharedChannel {
         let request = &self.channel().unregister;
         request.answered.store(number, Ordering::Release);
         futex::wake_all(&request.answered);
+    }
+
+    /// Whether the program's forks are prepared by its library.
+    pub fn set_prepared(&self) {
+        self.channel().fork.prepared.store(1, Ordering::Relaxed);
+    }
+
+    /// What a forking thread asks for that reads the beacon: [`ASK_FORK`](crate::channel::ASK_FORK) or others.
+    pub fn fork_asked(&self) -> u32 {
+        // Acquire: it was written before the beacon was read.
+        self.channel().fork.asked.load(Ordering::Acquire)
+    }
+
+    /// Lists the VMAs that a forking thread gives to its child, or that a child is to withhold. `false` if there are
+    /// too many. To be read by a thread that the caller wakes, or welcomes, afterwards.
+    pub fn list_withheld(&self, token: u64, spans: &[(u64, u64)]) -> bool {
+        let fork = &self.channel().fork;
+        if spans.len() > WITHHELD_MOST {
+            return false;
+        }
+        for (place, (start, end)) in fork.spans.iter().zip(spans) {
+            place.start.store(*start, Ordering::Relaxed);
+            place.length.store(end - start, Ordering::Relaxed);
+        }
+        fork.token.store(token, Ordering::Relaxed);
+        fork.count.store(spans.len() as u32, Ordering::Release);
+        true
+    }
+
+    /// How far the forking thread is ([`fork_step`](crate::channel::fork_step)).
+    pub fn fork_step(&self) -> u32 {
+        // Acquire: what it did before is seen.
+        self.channel().fork.step.load(Ordering::Acquire)
+    }
+
+    /// Tells the forking thread what to do next.
+    pub fn set_fork_step(&self, step: u32) {
+        let word = &self.channel().fork.step;
+        // Release: the list is seen with it.
+        word.store(step, Ordering::Release);
+        futex::wake_all(word);
+    }
+
+    /// Asks the helper to keep a range from forked children, and waits for at most `timeout`.
+    ///
+    /// # Errors
+    /// What the kernel answered, `EAGAIN` while a thread forks, `ETIMEDOUT`.
+    pub fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+        self.change_withheld((start, length), false, timeout)
+    }
+
+    /// Asks the helper to give a range to forked children again.
+    ///
+    /// # Errors
+    /// What the kernel answered, `ETIMEDOUT`.
+    pub fn give(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+        self.change_withheld((start, length), true, timeout)
+    }
+
+    fn change_withheld(
+        &self,
+        (start, length): (u64, u64),
+        give: bool,
+        timeout: Duration,
+    ) -> Result<(), Errno> {
+        let channel = self.channel();
+        let request = &channel.withhold;
+        // The helper may be about to read the one before, which was given up.
+        let before = request.asked.load(Ordering::Relaxed);
+        if request.answered.load(Ordering::Acquire) != before {
+            return Err(Errno::ETIMEDOUT);
+        }
+        request.span.start.store(start, Ordering::Relaxed);
+        request.span.length.store(length, Ordering::Relaxed);
+        request.give.store(u32::from(give), Ordering::Relaxed);
+        // Release: the helper reads the range after the number.
+        let number = request
+            .asked
+            .fetch_add(1, Ordering::Release)
+            .wrapping_add(1);
+        let deadline = Instant::now() + timeout;
+        loop {
+            let answered = request.answered.load(Ordering::Acquire);
+            if answered == number {
+                return match request.errno.load(Ordering::Relaxed) {
+                    0 => Ok(()),
+                    errno => Err(Errno(errno as i32)),
+                };
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Errno::ETIMEDOUT);
+            }
+            // Again and again: a wake-up can fall between the helper's look and its sleep.
+            futex::wake(&channel.alive, 1);
+            let nap = left.min(Duration::from_micros(500)).as_nanos() as u64;
+            let _ = futex::wait(&request.answered, answered, Some(nap));
+        }
     }
 
     /// Waits until a command other than `done` is done, at most `timeout`.

@@ -100,8 +100,10 @@ const FEATURES: [(u64, &str); 7] = [
 /// The oldest kernel that runs memfold: it brought `UFFDIO_MOVE`.
 pub const LEAST_KERNEL: &str = "6.8";
 const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
-const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, such as: \
-     docker run --security-opt seccomp=unconfined --cap-add SYS_PTRACE …";
+const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, as Docker's default one does; \
+     docs/containers.md has the commands";
+const CONTAINER: &str =
+    "in a container: docker run --device /dev/userfaultfd … (docs/containers.md has others)";
 
 /// What supervised programs cannot do without. All of it is there when no verdict is
 /// [`Verdict::Missing`].
@@ -111,7 +113,7 @@ pub fn requirements() -> Vec<Check> {
     if owned_uffd::create().is_ok() {
         checks.extend([features(), move_pages()]);
     }
-    checks.extend([fork_events(), read_memory(), process_descriptors()]);
+    checks.extend([forks(), read_memory(), process_descriptors()]);
     checks.push(child_lists());
     checks
 }
@@ -170,7 +172,7 @@ fn create() -> Check {
         Ok(_) if is_root() || allowed_to_all || device => {
             let by = match allowed_to_all {
                 true => "vm.unprivileged_userfaultfd is 1",
-                _ if is_root() => "by CAP_SYS_PTRACE",
+                _ if has_capability(CAP_SYS_PTRACE) => "by CAP_SYS_PTRACE",
                 _ => "/dev/userfaultfd opens",
             };
             Check::ok(NAME, format!("may be created ({by})"))
@@ -183,12 +185,12 @@ fn create() -> Check {
         Err(Errno(libc::ENOSYS)) => Check::missing(
             NAME,
             "the kernel has no userfaultfd, or a container hides it",
-            format!("use a kernel with CONFIG_USERFAULTFD=y; {CONTAINER_SECCOMP}"),
+            format!("use a kernel with CONFIG_USERFAULTFD=y; {CONTAINER}"),
         ),
         Err(_) if has_capability(CAP_SYS_PTRACE) || allowed_to_all => Check::missing(
             NAME,
-            "refused by a seccomp filter (Docker's default profile has one)",
-            CONTAINER_SECCOMP,
+            "refused by a seccomp filter (Docker's default profile has one), and /dev/userfaultfd does not open",
+            CONTAINER,
         ),
         Err(_) => Check::missing(
             NAME,
@@ -205,8 +207,10 @@ fn unprivileged_remedy() -> String {
          /etc/sysctl.d to keep it)"
             .to_owned()
     } else {
-        "sudo sysctl -w vm.unprivileged_userfaultfd=1   (until the next boot; in /etc/sysctl.d to keep it)"
-            .to_owned()
+        format!(
+            "sudo sysctl -w vm.unprivileged_userfaultfd=1   (until the next boot; in /etc/sysctl.d to keep it); \
+             {CONTAINER}"
+        )
     }
 }
 
@@ -230,31 +234,44 @@ fn features() -> Check {
     }
 }
 
-/// The handshake that asks for fork events is the one that needs the capability, of the caller
-/// and of the host's first user namespace: being root in a container is not enough.
-fn fork_events() -> Check {
-    const NAME: &str = "fork-events";
-    let lacking = || {
-        Check::missing(
+/// Whether the kernel reports forks to this process, with the rights that are raised now: the handshake that asks for it
+/// takes `CAP_SYS_PTRACE`, of the host's first user namespace. Being root in a container is not enough.
+#[must_use]
+pub fn reports_forks() -> bool {
+    owned_uffd::create().is_ok_and(|uffd| {
+        let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
+        borrow(&uffd).api(wanted).is_ok()
+    })
+}
+
+/// Where it does not, the programs' library prepares forks, with system calls that the kernel hands to it.
+fn forks() -> Check {
+    const NAME: &str = "forks";
+    if reports_forks() {
+        return Check::ok(NAME, "reported by the kernel (CAP_SYS_PTRACE)");
+    }
+    if dispatches_system_calls() {
+        return Check::ok(
             NAME,
-            "following forks needs CAP_SYS_PTRACE on the host",
-            "sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"   (in a container: \
-             docker run --cap-add SYS_PTRACE …; rootless containers cannot)",
-        )
-    };
-    let Ok(uffd) = owned_uffd::create() else {
-        // It cannot be tried before the gap of `create` is fixed.
-        return if has_capability(CAP_SYS_PTRACE) {
-            Check::ok(NAME, "CAP_SYS_PTRACE is there")
-        } else {
-            lacking()
-        };
-    };
-    let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
-    match borrow(&uffd).api(wanted) {
-        Ok(_) => Check::ok(NAME, "permitted (CAP_SYS_PTRACE)"),
-        Err(Errno(libc::EPERM)) => lacking(),
-        Err(errno) => Check::missing(NAME, format!("the handshake failed: {errno}"), NEWER_KERNEL),
+            "prepared by the programs' library (no capability needed)",
+        );
+    }
+    Check::missing(
+        NAME,
+        "this kernel does not dispatch system calls to user space, by which forks are followed without CAP_SYS_PTRACE",
+        "boot a kernel that does (x86-64, Linux 5.11 or newer), or: sudo setcap cap_sys_ptrace=ep \
+         \"$(command -v memfold)\"",
+    )
+}
+
+/// Whether the kernel has syscall user dispatch. It is turned on for the calling thread, with all allowed, and off.
+fn dispatches_system_calls() -> bool {
+    const PR_SET_SYSCALL_USER_DISPATCH: libc::c_int = 59;
+    // SAFETY: all addresses may make system calls, and without a selector byte none is dispatched before it is off.
+    unsafe {
+        let on = libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 1, 0, usize::MAX >> 1, 0);
+        let off = libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0);
+        on == 0 && off == 0
     }
 }
 

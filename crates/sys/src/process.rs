@@ -6,9 +6,9 @@ mod mappings;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
-pub use mappings::{InheritedRange, VirtualMemoryArea, kernel_seals};
+pub use mappings::{InheritedBy, InheritedRange, VirtualMemoryArea, kernel_seals};
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use mappings::{parse_line, registered_ranges};
+pub(crate) use mappings::{inherited_ranges, parse_line};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

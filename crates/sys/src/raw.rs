@@ -14,6 +14,7 @@ pub mod nr {
     pub const MUNMAP: usize = 11;
     pub const RT_SIGACTION: usize = 13;
     pub const RT_SIGPROCMASK: usize = 14;
+    pub const RT_SIGRETURN: usize = 15;
     pub const IOCTL: usize = 16;
     pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
@@ -24,6 +25,9 @@ pub mod nr {
     pub const SENDMSG: usize = 46;
     pub const RECVMSG: usize = 47;
     pub const GETSOCKOPT: usize = 55;
+    pub const CLONE: usize = 56;
+    pub const FORK: usize = 57;
+    pub const VFORK: usize = 58;
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const CHDIR: usize = 80;
@@ -46,6 +50,7 @@ pub mod nr {
     pub const PREADV2: usize = 327;
     pub const PIDFD_SEND_SIGNAL: usize = 424;
     pub const PIDFD_OPEN: usize = 434;
+    pub const CLONE3: usize = 435;
     pub const CLOSE_RANGE: usize = 436;
     pub const PIDFD_GETFD: usize = 438;
     pub const MSEAL: usize = 462;

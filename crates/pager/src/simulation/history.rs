@@ -92,6 +92,8 @@ pub struct History {
     pub handlers: usize,
     /// What goes wrong in the kernel.
     pub adversity: Adversity,
+    /// Forks are prepared: the kernel reports none.
+    pub prepared: bool,
     /// The place out of which the kernel moves no page, as if it were locked.
     pub locked: Option<usize>,
     /// What the kernel forgets to tell is chosen by this.
@@ -107,6 +109,9 @@ impl History {
         }
         if seed % UNREAD_MOVES == 12 {
             return History::with_unread_moves(seed, &mut random);
+        }
+        if seed % MOVES_BESIDE_FORKS == 7 {
+            return History::with_moves_beside_forks(seed, &mut random);
         }
         let share_places = random.below(2) == 0;
         let weights = Weights::choose(&mut random, share_places);
@@ -137,6 +142,7 @@ impl History {
             handlers: 1 + random.below(2),
             adversity: Adversity::choose(&mut random),
             locked: (random.below(4) == 0).then(|| random.below(PLACES)),
+            prepared: forks && random.below(PREPARED) == 0,
             seed,
         }
     }
@@ -190,6 +196,7 @@ impl History {
             stage: 2 + random.below(3) as u64,
             handlers: 2,
             locked: None,
+            prepared: false,
             adversity: Adversity {
                 preemption: true,
                 ..Adversity::default()
@@ -228,10 +235,48 @@ impl History {
             stage: 2 + random.below(4) as u64,
             handlers: 1 + random.below(2),
             locked: None,
+            prepared: random.below(PREPARED) == 0,
             adversity: Adversity {
                 late_events: true,
                 ..Adversity::default()
             },
+            seed,
+        }
+    }
+
+    /// One thread moves memory away and maps other memory where it was, another forks, and its forks are prepared: what
+    /// was listed for a child may be elsewhere when it is given.
+    fn with_moves_beside_forks(seed: u64, random: &mut Random) -> History {
+        const ROUNDS: usize = 3;
+        let mut mover = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+        for _ in 0..ROUNDS {
+            mover.push(match random.below(2) {
+                0 => Step::Rest(0),
+                _ => Step::Pause(random.below(40) as u64),
+            });
+            mover.extend([
+                Step::Move(0, false),
+                Step::Map(1, AREA_PAGES),
+                Step::Fill(1),
+                Step::Pause(random.below(40) as u64),
+            ]);
+            if random.below(2) == 0 {
+                mover.push(Step::Unmap(1));
+            }
+        }
+        let mut forker = vec![Step::Map(0, 2), Step::Fill(0), Step::Rest(0)];
+        for _ in 0..ROUNDS {
+            forker.extend([Step::Fork(vec![]), Step::Pause(random.below(30) as u64)]);
+        }
+        History {
+            threads: vec![mover, forker],
+            share_places: false,
+            limit: 10 + random.below(8) as u64,
+            stage: 3 + random.below(4) as u64,
+            handlers: 1 + random.below(2),
+            locked: None,
+            prepared: true,
+            adversity: Adversity::default(),
             seed,
         }
     }
@@ -284,6 +329,7 @@ impl History {
         with(&|history| history.handlers = 1);
         with(&|history| history.adversity = Adversity::default());
         with(&|history| history.locked = None);
+        with(&|history| history.prepared = false);
         for thread in 0..self.threads.len() {
             let length = self.threads[thread].len();
             for part in [length / 2, length / 4, 1] {
@@ -335,8 +381,13 @@ fn count(steps: &[Step]) -> usize {
 const STRANGERS: u64 = 16;
 /// One in `UNREAD_MOVES` histories has a move whose event is never raised.
 const UNREAD_MOVES: u64 = 31;
+/// One in `MOVES_BESIDE_FORKS` histories has moves beside prepared forks.
+const MOVES_BESIDE_FORKS: u64 = 37;
 /// One in `KILLED` threads and children kills its program at its end.
 const KILLED: usize = 12;
+
+/// In one in `PREPARED` histories with forks these are prepared.
+const PREPARED: usize = 3;
 
 /// How often each kind of step comes in one history: many histories lack some kinds, so that others
 /// meet more often.
@@ -435,8 +486,14 @@ impl fmt::Display for History {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, {:?}",
-            self.limit, self.stage, self.handlers, self.share_places, self.locked, self.adversity
+            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, forks prepared {}, {:?}",
+            self.limit,
+            self.stage,
+            self.handlers,
+            self.share_places,
+            self.locked,
+            self.prepared,
+            self.adversity
         )?;
         for (number, steps) in self.threads.iter().enumerate() {
             writeln!(out, "thread {number}: {steps:?}")?;

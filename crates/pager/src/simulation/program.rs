@@ -3,9 +3,14 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::history::{AREA_PAGES, AREAS, Step, places};
-use crate::simulation::model::memory::{Mapped, Memory, Registered};
+use crate::simulation::model::SharedChannel;
+use crate::simulation::model::memory::{BEACON as BEACON_TAG, Mapped, Memory, Registered};
+use crate::simulation::sync::dawdle;
 use crate::simulation::world::{BEACON, World, named};
+use crate::sync::interleave;
 use crate::time;
+use memfold_sys::channel::fork_step::{FORKED, GIVEN, GO, LISTED, NOT_FORKED};
+use memfold_sys::channel::{ASK_FORK, GRANTED};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -217,6 +222,10 @@ impl ProgramThread {
     }
 
     fn fork(&mut self, steps: Vec<Step>) {
+        if self.world.prepares_forks() {
+            self.fork_prepared(steps);
+            return;
+        }
         let channel = self.world.channel_of(&self.memory);
         let raise = |by: i32| {
             if let Some(channel) = &channel {
@@ -244,6 +253,126 @@ impl ProgramThread {
             let _ = memory.read(BEACON, number);
             child.run(&steps);
             // What the other threads of the parent had is the child's, too.
+            let pages: Vec<_> = memory.state().expected.keys().copied().collect();
+            for page in pages {
+                let read = memory.read(page, number);
+                memory.must_be_mapped(read);
+            }
+            world.exit(&memory);
+        });
+        self.world.keep(thread);
+    }
+
+    /// As the library does where the kernel reports no forks.
+    fn fork_prepared(&mut self, steps: Vec<Step>) {
+        let Some(channel) = self.world.channel_of(&self.memory) else {
+            return;
+        };
+        channel.forking.fetch_add(1, Ordering::Relaxed);
+        interleave();
+        if channel.managed.load(Ordering::Relaxed) {
+            // One thread at a time.
+            while channel.turn.swap(true, Ordering::Relaxed) {
+                time::yield_now();
+            }
+            self.ask_and_fork(&channel, steps);
+            channel.turn.store(false, Ordering::Relaxed);
+        } else {
+            self.clone_child(None, steps);
+        }
+        channel.forking.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Asks for leave, gives what is withheld, forks, and withholds it again.
+    fn ask_and_fork(&self, channel: &SharedChannel, steps: Vec<Step>) {
+        channel.asked.store(ASK_FORK, Ordering::Relaxed);
+        let Ok(answer) = self.memory.read(BEACON, self.thread) else {
+            // Killed. What the supervisor finds by the time, the model says.
+            channel.set_fork_step(NOT_FORKED);
+            return;
+        };
+        channel.asked.store(0, Ordering::Relaxed);
+        if answer != BEACON_TAG | GRANTED {
+            // Something cannot be stored: the fork fails.
+            let _ = self.memory.drop_pages(PageRange::around(BEACON, 1));
+            return;
+        }
+        let ranges = || {
+            let listed = channel.listed();
+            let spans = listed.spans.iter();
+            let ranges = spans.map(|(start, end)| PageRange::of_addresses(*start, *end));
+            (listed.token, ranges.collect::<Vec<_>>())
+        };
+        let given = loop {
+            dawdle();
+            let given = ranges()
+                .1
+                .iter()
+                .all(|range| self.memory.give(*range).is_ok());
+            channel.set_fork_step(GIVEN);
+            while channel.fork_step() == GIVEN {
+                if self.memory.state().gone {
+                    channel.set_fork_step(NOT_FORKED);
+                    return;
+                }
+                time::yield_now();
+            }
+            match channel.fork_step() {
+                GO => {
+                    // No mapping has changed since they were listed.
+                    let gone = self.memory.state().gone;
+                    assert!(given || gone, "a fork fails for want of a mapping");
+                    break given;
+                }
+                LISTED => {}
+                _ => break false,
+            }
+        };
+        let (token, ranges) = ranges();
+        if given {
+            self.clone_child(Some(token), steps);
+        }
+        for range in ranges {
+            let _ = self.memory.keep(range);
+        }
+        channel.set_fork_step(if given { FORKED } else { NOT_FORKED });
+        let _ = self.memory.drop_pages(PageRange::around(BEACON, 1));
+    }
+
+    /// The fork itself. The child begins at once.
+    fn clone_child(&self, token: Option<u64>, steps: Vec<Step>) {
+        let memory = self.memory.fork_unreported(self.world.next_process());
+        let child = ProgramThread {
+            areas: self.areas,
+            ..ProgramThread::new(
+                self.world.clone(),
+                memory.clone(),
+                places(adversity::is_high()).collect(),
+            )
+        };
+        let world = self.world.clone();
+        let thread = named("child", move || {
+            let is_admitted = match token {
+                Some(token) => world.arrive(token, &memory),
+                None => {
+                    world.introduce(&memory);
+                    true
+                }
+            };
+            if !is_admitted {
+                // It stops, which is right only if its parent was killed meanwhile.
+                assert!(adversity::has_killed(), "a child is not admitted");
+                world.exit(&memory);
+                return;
+            }
+            let spans = world
+                .channel_of(&memory)
+                .map(|channel| channel.listed().spans);
+            for (start, end) in spans.into_iter().flatten() {
+                let _ = memory.keep(PageRange::of_addresses(start, end));
+            }
+            let number = child.thread;
+            child.run(&steps);
             let pages: Vec<_> = memory.state().expected.keys().copied().collect();
             for page in pages {
                 let read = memory.read(page, number);

@@ -46,6 +46,8 @@ pub struct World {
     handlers: OnceLock<Vec<Thread>>,
     /// Programs that run.
     alive: AtomicU32,
+    /// Channels of helpers: their programs end them.
+    channels: Mutex<Vec<(Arc<Memory>, Arc<SharedChannel>)>>,
     /// Threads of helpers and forked children.
     threads_started: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -65,6 +67,9 @@ impl World {
             resident_bytes: Some(history.limit * PAGE_SIZE as u64),
         };
         let group = Arc::new(Group::new(limit, swap, Outlets::default()));
+        if history.prepared {
+            group.resources.prepare_forks();
+        }
         World {
             reader: Reader::new(group.clone(), Arc::new(Ports)),
             group,
@@ -74,6 +79,7 @@ impl World {
             threads: AtomicU32::new(0),
             handlers: OnceLock::new(),
             alive: AtomicU32::new(0),
+            channels: Mutex::default(),
             threads_started: Mutex::default(),
         }
     }
@@ -104,6 +110,11 @@ impl World {
     pub fn start(&self, memory: &Arc<Memory>) {
         self.alive.fetch_add(1, Ordering::Relaxed);
         memory.map_own(PageRange::around(BEACON, 1));
+        self.introduce(memory);
+    }
+
+    /// A program starts its helper that inherits nothing by way of memfold.
+    pub fn introduce(&self, memory: &Arc<Memory>) {
         let (resources, id) = (self.group.resources.clone(), self.group.next_id());
         let port = HelperPort::new(Port::default(), ());
         let space = AddressSpace::new(
@@ -116,6 +127,31 @@ impl World {
         self.listen(&space);
         self.group.add_space(space.clone());
         self.attach(&space, memory);
+        self.prepare(&space);
+    }
+
+    /// Whether forks are prepared.
+    pub fn prepares_forks(&self) -> bool {
+        self.group.resources.prepares_forks()
+    }
+
+    /// Registers the beacon; a program of which that fails would not be admitted.
+    fn prepare(&self, space: &AddressSpace) {
+        while self.prepares_forks() && space.prepare_forks(BEACON).is_err() && !space.is_gone() {
+            time::yield_now();
+        }
+    }
+
+    /// The child of a prepared fork says hello, and is welcomed. `false` if it is not.
+    pub fn arrive(&self, token: u64, memory: &Arc<Memory>) -> bool {
+        let expected = &self.group.expected_children;
+        let Some(space) = expected.claim(token, Userfaultfd(memory.clone())) else {
+            return false;
+        };
+        self.attach(&space, memory);
+        self.prepare(&space);
+        space.identify_child(&self.group, None);
+        space.list_adopted()
     }
 
     /// A forked child starts its helper.
@@ -140,9 +176,13 @@ impl World {
             end: stage.end.plus(1),
         };
         memory.map_own(whole);
-        if space.open_stage(stage).is_err() {
-            // Killed meanwhile.
-            return;
+        while space.open_stage(stage).is_err() {
+            // Killed meanwhile, or short of memory: then a program is not admitted, but the child of a prepared fork
+            // would end, so it is tried again.
+            if !self.prepares_forks() || space.is_gone() {
+                return;
+            }
+            time::yield_now();
         }
         let attached = Attached {
             inspector: Arc::new(Inspector(memory.clone())),
@@ -159,6 +199,7 @@ impl World {
         space.life.attach();
         let seed = self.seed ^ u64::from(number);
         let channel = space.channel.clone();
+        lock_model(&self.channels).push((memory.clone(), channel.clone()));
         let helper = Helper::new(memory.clone(), channel, number, seed);
         self.keep(named("helper", move || helper.run()));
     }
@@ -187,9 +228,11 @@ impl World {
 
     /// A program's last thread exits, its helper with it.
     pub fn exit(&self, memory: &Arc<Memory>) {
-        if let Some(channel) = self.channel_of(memory) {
-            channel.close();
-        }
+        let channels = std::mem::take(&mut *lock_model(&self.channels));
+        let is_its = |(of, _): &(Arc<Memory>, Arc<SharedChannel>)| Arc::ptr_eq(of, memory);
+        let (its, others): (Vec<_>, Vec<_>) = channels.into_iter().partition(is_its);
+        lock_model(&self.channels).extend(others);
+        its.iter().for_each(|(_, channel)| channel.close());
         memory.exit();
         if self.alive.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.group.stopping.store(true, Ordering::Relaxed);
@@ -249,6 +292,7 @@ impl World {
                     continue;
                 }
                 space.note_resident_pages(space.uffd().0.resident_pages());
+                space.withhold_moved();
                 self.register(&space, &mut server);
                 space.protect_shared();
             }
@@ -262,9 +306,16 @@ impl World {
         let Some(attached) = space.attached() else {
             return;
         };
-        let Ok(scan) = VmaScan::of(space, attached) else {
+        let Ok(mut scan) = VmaScan::of(space, attached) else {
             return;
         };
+        let changes = space.prepared.changes.load(Ordering::Relaxed);
+        if self.prepares_forks() {
+            let kept = space.kept_by_program(&scan.unmanaged);
+            scan.unmanaged.retain(|range| !kept.contains(range));
+            let failed = space.withhold(&scan.unmanaged);
+            scan.unmanaged.retain(|range| !failed.contains(range));
+        }
         if scan.unmanaged.is_empty() {
             return;
         }
@@ -272,7 +323,9 @@ impl World {
             return;
         };
         let messages = self.reader.read_messages(space, &mut gate);
-        register(space, &gate, attached, &scan);
+        if !self.prepares_forks() || space.prepared.is_still_withheld(changes) {
+            register(space, &gate, attached, &scan);
+        }
         drop(gate);
         self.serve(space, messages, server);
     }

@@ -7,6 +7,7 @@ use crate::pool_memory::MappedSource;
 use crate::supervised::comfort::Measured;
 use crate::supervised::fault::deferred::Deferred;
 use crate::supervised::fault::remote::RemoteFaults;
+use crate::supervised::fork::expected_children::ExpectedChildren;
 use crate::supervised::limit_state::{Excess, LimitState};
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
@@ -68,6 +69,8 @@ pub struct Group {
     pub found_mappings: AtomicU64,
     spaces: RwLock<BTreeMap<u64, Arc<AddressSpace>>>,
     next_id: AtomicU64,
+    /// Children of prepared forks.
+    pub expected_children: ExpectedChildren<AddressSpace>,
     /// Serializes searches for the process of a forked child.
     pub child_search: Mutex<()>,
     relief: LimitRelief,
@@ -122,6 +125,7 @@ impl Group {
             found_mappings: AtomicU64::new(0),
             spaces: RwLock::default(),
             next_id: AtomicU64::new(1),
+            expected_children: ExpectedChildren::default(),
             child_search: Mutex::default(),
             relief: LimitRelief::new(Instant::now()),
             refused_pages: AtomicU64::new(0),

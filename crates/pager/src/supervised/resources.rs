@@ -49,6 +49,8 @@ pub struct Resources {
     pub priority: ReclaimerPriority,
     /// Tracers whose pages reclaim spares for a while.
     pub tracers: SparedTracers,
+    /// Forks are prepared by the programs' library, as the kernel does not report them.
+    prepares_forks: AtomicBool,
     /// A zero-filled page that was known to be resident was logged.
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
@@ -98,6 +100,7 @@ impl Resources {
             started: Instant::now(),
             priority: ReclaimerPriority::default(),
             tracers: SparedTracers::default(),
+            prepares_forks: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
             resident_limit: AtomicU64::new(u64::MAX),
@@ -105,6 +108,16 @@ impl Resources {
             pending_frees: Mutex::default(),
             reclaimer: Event::default(),
         }
+    }
+
+    /// Whether forks are prepared (`fork/prepared.rs`) instead of reported.
+    pub fn prepares_forks(&self) -> bool {
+        self.prepares_forks.load(Ordering::Relaxed)
+    }
+
+    /// Has forks prepared. Called before the first program is admitted.
+    pub fn prepare_forks(&self) {
+        self.prepares_forks.store(true, Ordering::Relaxed);
     }
 
     /// Sets the resident limit in bytes.

@@ -16,7 +16,8 @@ use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, op
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
-use memfold_sys::probe::memory_allowance;
+use memfold_sys::privilege;
+use memfold_sys::probe::{self, memory_allowance};
 use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
 use memfold_sys::socket;
 use std::io::{self, PipeReader, PipeWriter};
@@ -69,6 +70,12 @@ pub enum StartError {
     Thread(#[from] io::Error),
 }
 
+/// Whether the kernel reports forks to this process.
+fn reports_forks() -> bool {
+    let _raised = privilege::raised();
+    probe::reports_forks()
+}
+
 /// Keeps a group of programs under its limit until it is stopped or dropped.
 ///
 /// A program joins the group if it is started with [`Supervisor::preload_path`] first in its
@@ -110,12 +117,17 @@ impl Supervisor {
             directory,
             _stop_handlers: stop_handlers,
         };
+        // Both take CAP_SYS_PTRACE.
+        let reports_forks = reports_forks();
+        if options.prepare_forks || !reports_forks {
+            supervisor.group.resources.prepare_forks();
+        }
         let control = supervisor.directory.join(CONTROL);
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| StartError::Directory { path, source }
         };
-        let image = patched(options.agent_image, &control)?;
+        let image = patched(options.agent_image, &control, reports_forks)?;
         std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
         // The library must be readable for programs that changed their UID.
         let readable = std::fs::Permissions::from_mode(0o644);
@@ -444,7 +456,7 @@ fn random_name() -> io::Result<String> {
 
 /// The library's image with the rendezvous (socket path, PID, UID and namespace of this process)
 /// patched in.
-fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
+fn patched(image: &[u8], control: &Path, inspects_others: bool) -> Result<Vec<u8>, StartError> {
     let path = control.as_os_str().as_bytes();
     let mut socket_path = [0; SOCKET_PATH_MAX];
     if path.len() >= SOCKET_PATH_MAX {
@@ -457,6 +469,7 @@ fn patched(image: &[u8], control: &Path) -> Result<Vec<u8>, StartError> {
         user: own_user(),
         pid: own_id(),
         user_namespace: own_user_namespace()?,
+        inspects_others: u32::from(inspects_others),
     };
     let mark = RENDEZVOUS_MARK.as_slice();
     let mut places = image
@@ -507,7 +520,7 @@ mod tests {
         let mut image = vec![1u8; 50];
         image.extend(RENDEZVOUS_MARK);
         image.extend([0u8; PATCHED]);
-        let patched = patched(&image, Path::new("/run/x")).unwrap();
+        let patched = patched(&image, Path::new("/run/x"), true).unwrap();
         assert_eq!(&patched[50..57], b"/run/x\0");
         let user = 50 + SOCKET_PATH_MAX + 4;
         assert_eq!(patched[user..][..4], own_user().to_ne_bytes());
@@ -516,12 +529,12 @@ mod tests {
         assert_eq!(namespace, own_user_namespace().unwrap());
         assert_eq!(patched.len(), image.len());
         assert!(matches!(
-            super::patched(&patched, Path::new("/y")),
+            super::patched(&patched, Path::new("/y"), true),
             Err(StartError::Image)
         ));
         let long = PathBuf::from("/".repeat(200));
         assert!(matches!(
-            super::patched(&image, &long),
+            super::patched(&image, &long, true),
             Err(StartError::PathTooLong(_))
         ));
     }

@@ -249,6 +249,17 @@ impl Credentials {
         }
     }
 
+    /// Whether it may anything that `other` may not: it is another user's or group's, or has a capability that `other`
+    /// has not.
+    pub fn exceed(&self, other: &Credentials) -> bool {
+        let set = |credentials: &Credentials| u64::from_str_radix(&credentials.capabilities, 16);
+        let is_within = match (set(self), set(other)) {
+            (Ok(own), Ok(others)) => own & !others == 0,
+            _ => false,
+        };
+        self.users != other.users || self.groups != other.groups || !is_within
+    }
+
     /// Whether it is root's in any way, or has a capability: the program may have less one day.
     pub fn are_privileged(&self) -> bool {
         let mut users = self.users.split_ascii_whitespace();
@@ -304,6 +315,19 @@ mod tests {
     use super::*;
     use crate::process::own_id;
     use std::process::Command;
+
+    #[test]
+    fn fewer_capabilities_do_not_exceed() {
+        let of = |user, capabilities| {
+            let text = format!("Uid:\t{user}\nGid:\t0\nCapPrm:\t{capabilities}\n");
+            Credentials::of_status(&text)
+        };
+        let (root, without) = (of("0 0 0 0", "00ff"), of("0 0 0 0", "0000"));
+        assert!(!without.exceed(&root) && !root.exceed(&root));
+        assert!(root.exceed(&without) && root.exceed(&of("0 0 0 0", "0ff0")));
+        assert!(without.exceed(&of("0 5 0 0", "00ff")));
+        assert!(without.exceed(&of("0 0 0 0", "")), "nothing is known");
+    }
 
     #[test]
     fn a_reaped_process_is_nobody_elses() {

@@ -47,6 +47,31 @@ pub struct Inspector {
 }
 
 impl Inspector {
+    /// The ranges that are kept from forked children (`MADV_DONTFORK`), as `(start, end)`. Slower than
+    /// [`Inspector::areas`]: the kernel walks the page tables.
+    ///
+    /// # Errors
+    /// If the process is gone.
+    pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
+        // By the thread by which the other files were opened, so it shows the same address space.
+        let path = format!("task/{}/smaps", self.thread);
+        let smaps = super::mappings::whole(&self.process.open_file(&path)?)?;
+        Ok(super::mappings::kept_ranges(&smaps))
+    }
+
+    /// How many seccomp filters the process has.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn filters(&self) -> io::Result<u32> {
+        let mut filters = crate::hello::Filters::default();
+        let status = self
+            .process
+            .text(&format!("task/{}/status", self.process.pid()))?;
+        filters.look(status.as_bytes());
+        Ok(filters.count)
+    }
+
     /// Opens the files of a process, by way of one of its threads. The memory is opened last: whoever
     /// proves whose it is knows the same of a child that was born with it.
     ///
@@ -280,7 +305,11 @@ mod tests {
                     .iter()
                     .any(|area| area.start == start && !area.movable)
             );
-            assert!(inspector.inherited_ranges().is_ok());
+            assert!(
+                inspector
+                    .inherited_ranges(InheritedBy::Registration)
+                    .is_ok()
+            );
             let process = inspector.process();
             assert_eq!(process.thread_by_own_number(thread as u64), Some(thread));
             assert!(living_since(thread).is_some());

@@ -18,11 +18,22 @@ pub struct VirtualMemoryArea {
     /// Readable and writable, not executable, private, of no file, not a stack or another of the
     /// kernel's own: anonymous memory that can be moved.
     pub movable: bool,
+    /// Private, of no file, not a stack or another of the kernel's own; with any access.
+    pub anonymous: bool,
     /// Private, of no file, and without any access: what keeps a stack from running over.
     pub guard: bool,
 }
 
-/// A range of a forked child that is registered with a userfaultfd.
+/// By which a forked child's mappings show what its parent had registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InheritedBy {
+    /// The kernel registered it with the userfaultfd that it made for the child (`um`).
+    Registration,
+    /// The parent's helper marked it when it withheld it (`rr`).
+    Mark,
+}
+
+/// A range of a forked child that its parent had registered with a userfaultfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InheritedRange {
     /// First address.
@@ -37,7 +48,7 @@ pub struct InheritedRange {
 
 /// The whole content of a file of `/proc`, from its beginning. Such files make up each part when it is read,
 /// so others may read the same one meanwhile.
-fn whole(file: &File) -> io::Result<String> {
+pub(super) fn whole(file: &File) -> io::Result<String> {
     const PART: usize = 1 << 15;
     let mut bytes = Vec::new();
     loop {
@@ -76,6 +87,7 @@ pub(crate) fn parse_line(line: &str) -> Option<VirtualMemoryArea> {
         start: u64::from_str_radix(start, 16).ok()?,
         end: u64::from_str_radix(end, 16).ok()?,
         movable: permissions == "rw-p" && anonymous && anonymous_name,
+        anonymous: permissions.ends_with('p') && anonymous && anonymous_name,
         guard: permissions == "---p" && anonymous && anonymous_name,
     })
 }
@@ -104,18 +116,34 @@ fn has_flag(flags: &str, flag: &str) -> bool {
     flags.split_ascii_whitespace().any(|other| other == flag)
 }
 
-/// The ranges that a `smaps` shows as registered with a userfaultfd.
-pub(crate) fn registered_ranges(smaps: &str) -> Vec<InheritedRange> {
+/// The ranges that a `smaps` shows as registered with a userfaultfd, or to have been.
+pub(crate) fn inherited_ranges(smaps: &str, by: InheritedBy) -> Vec<InheritedRange> {
+    let flag = match by {
+        InheritedBy::Registration => "um",
+        InheritedBy::Mark => "rr",
+    };
     let mut flagged = Flagged::default();
     let areas = smaps.lines().filter_map(|line| flagged.look(line));
     areas
-        .filter(|(_, flags)| has_flag(flags, "um"))
+        .filter(|(area, flags)| {
+            has_flag(flags, flag) && (by == InheritedBy::Registration || area.anonymous)
+        })
         .map(|(area, flags)| InheritedRange {
             start: area.start,
             end: area.end,
             wiped: has_flag(flags, "wf"),
             movable: area.movable,
         })
+        .collect()
+}
+
+/// The ranges that a `smaps` shows as kept from forked children, as `(start, end)`.
+pub(super) fn kept_ranges(smaps: &str) -> Vec<(u64, u64)> {
+    let mut flagged = Flagged::default();
+    let areas = smaps.lines().filter_map(|line| flagged.look(line));
+    areas
+        .filter(|(_, flags)| has_flag(flags, "dc"))
+        .map(|(area, _)| (area.start, area.end))
         .collect()
 }
 
@@ -213,16 +241,16 @@ impl Inspector {
         }
     }
 
-    /// The ranges that are registered with a userfaultfd. Slower than [`Inspector::areas`]: the
+    /// The ranges that a forked child inherited from what its parent had registered. Slower than [`Inspector::areas`]: the
     /// kernel walks the page tables. Of an inspector that was opened with the
     /// flags of mappings.
     ///
     /// # Errors
     /// If it was not, and if the address space is gone.
-    pub fn inherited_ranges(&self) -> io::Result<Vec<InheritedRange>> {
+    pub fn inherited_ranges(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
         let smaps = self.smaps.lock().unwrap_or_else(PoisonError::into_inner);
         let file = smaps.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        Ok(registered_ranges(&whole(file)?))
+        Ok(inherited_ranges(&whole(file)?, by))
     }
 
     /// Whether the ranges `(start, end)` are sealed anonymous memory: then they stay so as long as the

@@ -4,6 +4,7 @@ use crate::page::PageRange;
 use crate::simulation::conformance::operation::{HELPER, Operation, Pages, number};
 use crate::simulation::model::memory::spread;
 use crate::supervised::kernel::{Message, Process};
+use memfold_sys::process::InheritedBy;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::fmt;
 use std::io;
@@ -127,7 +128,7 @@ impl Facts {
             }
             Err(error) => self.say(what("mappings"), errno(error)),
         }
-        match inspector.inherited() {
+        match inspector.inherited(InheritedBy::Registration) {
             Ok(areas) => {
                 let areas = areas.iter().filter_map(|area| inside(area.start, area.end));
                 self.map(what("registered"), areas);

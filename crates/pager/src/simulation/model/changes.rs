@@ -162,15 +162,78 @@ impl Memory {
         }
     }
 
+    /// Keeps a range from forked children, and marks it (`MADV_DONTFORK`, `MADV_RANDOM`). Gaps are passed over.
+    pub fn withhold(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.advise(range, |mapped| {
+            mapped.withheld = true;
+            mapped.marked = true;
+        })
+    }
+
+    /// Keeps a range from forked children (`MADV_DONTFORK`).
+    pub fn keep(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.advise(range, |mapped| mapped.withheld = true)
+    }
+
+    /// Gives a range to forked children (`MADV_DOFORK`).
+    pub fn give(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.advise(range, |mapped| mapped.withheld = false)
+    }
+
+    fn advise(&self, range: PageRange, advice: impl Fn(&mut Mapped)) -> Result<(), Unmapped> {
+        let mut state = self.begin_change(range);
+        let mut pages = 0;
+        for (_, mapped) in state.mapped(range) {
+            advice(mapped);
+            trace(|| format!("withheld {}: {}", mapped.withheld, short(range)));
+            pages += 1;
+        }
+        drop(state);
+        interleave();
+        match pages == range.pages() {
+            true => Ok(()),
+            false => Err(Unmapped),
+        }
+    }
+
+    /// fork where the userfaultfd asks for no event: the child's memory is not registered, and it lacks what is
+    /// withheld.
+    pub fn fork_unreported(&self, pid: i32) -> Arc<Memory> {
+        let child = self.fork_with(pid, false);
+        {
+            let mut copy = child.state();
+            let withheld: Vec<_> = copy
+                .pages
+                .iter()
+                .filter(|(_, mapped)| mapped.withheld)
+                .map(|(page, _)| *page)
+                .collect();
+            for page in withheld {
+                copy.pages.remove(&page);
+                copy.expected.remove(&page);
+            }
+            for mapped in copy.pages.values_mut() {
+                mapped.registered = Registered::No;
+                mapped.protected = false;
+            }
+            copy.forget_zero_pages();
+        }
+        child
+    }
+
     /// fork: a child that shares all pages. It has no thread before the event is read.
     pub fn fork(&self, pid: i32) -> Arc<Memory> {
+        self.fork_with(pid, true)
+    }
+
+    fn fork_with(&self, pid: i32, is_reported: bool) -> Arc<Memory> {
         let child = Arc::new(Memory::new(pid));
         let everything = PageRange {
             start: VirtualPage(0),
             end: VirtualPage(u64::MAX),
         };
         let mut state = self.begin_change(everything);
-        let registered = state.is_registered(everything);
+        let registered = is_reported && state.is_registered(everything);
         for (_, mapped) in state.mapped(everything) {
             mapped.shared = matches!(mapped.frame, Some(Frame::Page(_)));
         }

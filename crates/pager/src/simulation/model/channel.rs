@@ -1,9 +1,12 @@
 //! The gate, and the channel between supervisor and helper.
 
+use crate::page::PageRange;
 use crate::simulation::adversity;
 use crate::simulation::sync::{lock_model, stall};
 use crate::sync::interleave;
 use crate::time;
+use memfold_sys::Errno;
+use memfold_sys::channel::fork_step::{GIVEN, GO};
 use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::gate::Abandoned;
 use memfold_sys::port::Outcome;
@@ -178,6 +181,22 @@ pub struct Command {
     pub moves: Vec<MoveRun>,
 }
 
+/// What a fork's VMAs are listed by.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// By which the child is recognised.
+    pub token: u64,
+    /// First and last addresses.
+    pub spans: Vec<(u64, u64)>,
+}
+
+/// What the helper is asked to withhold.
+#[derive(Default)]
+struct Withhold {
+    asked: Option<PageRange>,
+    answer: Option<Result<(), Errno>>,
+}
+
 /// The part of a channel that any thread uses.
 #[derive(Default)]
 pub struct SharedChannel {
@@ -190,6 +209,15 @@ pub struct SharedChannel {
     pub forking: AtomicU32,
     /// The helper is to end.
     pub closed: AtomicBool,
+    /// The helper has withheld something, or has had a command: pages may be out.
+    pub managed: AtomicBool,
+    /// What a forking thread asks that reads the beacon.
+    pub asked: AtomicU32,
+    /// A thread of the program forks; others wait.
+    pub turn: AtomicBool,
+    step: AtomicU32,
+    listed: Mutex<Listed>,
+    withhold: Mutex<Withhold>,
     command: Mutex<Command>,
     outcome: Mutex<Outcome>,
     helper: Mutex<Option<Thread>>,
@@ -223,6 +251,80 @@ impl SharedChannel {
         interleave();
     }
 
+    /// Said by what the group shares.
+    pub fn set_prepared(&self) {}
+
+    /// What a forking thread asks.
+    pub fn fork_asked(&self) -> u32 {
+        interleave();
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Lists VMAs.
+    pub fn list_withheld(&self, token: u64, spans: &[(u64, u64)]) -> bool {
+        let spans = spans.to_vec();
+        *lock_model(&self.listed) = Listed { token, spans };
+        true
+    }
+
+    /// For the program: what is listed.
+    pub fn listed(&self) -> Listed {
+        lock_model(&self.listed).clone()
+    }
+
+    /// How far the forking thread is.
+    pub fn fork_step(&self) -> u32 {
+        interleave();
+        self.step.load(Ordering::Relaxed)
+    }
+
+    /// Tells the forking thread what to do next, or the supervisor how far it is.
+    ///
+    /// A program that is killed says that it has not forked, which Linux leaves the supervisor to find by the time:
+    /// no answer that comes later takes that back.
+    pub fn set_fork_step(&self, step: u32) {
+        if step != GO || self.step.load(Ordering::Relaxed) == GIVEN {
+            self.step.store(step, Ordering::Relaxed);
+        }
+        interleave();
+    }
+
+    /// Asks the helper to withhold a range.
+    pub fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+        const LOOKS: u32 = 32;
+        {
+            let mut request = lock_model(&self.withhold);
+            if request.asked.is_some() {
+                return Err(Errno::ETIMEDOUT);
+            }
+            request.asked = Some(PageRange::of_addresses(start, start + length));
+            request.answer = None;
+        }
+        self.wake_helper();
+        for _ in 0..LOOKS {
+            time::sleep(timeout / LOOKS);
+            if let Some(answer) = lock_model(&self.withhold).answer.take() {
+                return answer;
+            }
+        }
+        Err(Errno::ETIMEDOUT)
+    }
+
+    /// For the helper: withholds what it is asked to.
+    pub fn serve_withholding(&self, withhold: impl Fn(PageRange) -> Result<(), Errno>) {
+        let asked = lock_model(&self.withhold).asked;
+        if let Some(range) = asked {
+            self.managed.store(true, Ordering::Relaxed);
+            interleave();
+            let answer = match self.is_forking() {
+                true => Err(Errno::EAGAIN),
+                false => withhold(range),
+            };
+            let mut request = lock_model(&self.withhold);
+            (request.asked, request.answer) = (None, Some(answer));
+        }
+    }
+
     /// Waits until a command other than `done` is done, at most `timeout`.
     pub fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
         const LOOKS: u32 = 32;
@@ -236,14 +338,20 @@ impl SharedChannel {
     }
 
     /// For the helper: the next command, with its number, and `None` at the end.
-    pub fn next_command(&self, done: u32) -> Option<(u32, Command)> {
+    pub fn next_command(
+        &self,
+        done: u32,
+        withhold: impl Fn(PageRange) -> Result<(), Errno>,
+    ) -> Option<(u32, Command)> {
         *lock_model(&self.helper) = Some(shuttle::thread::current());
         loop {
+            self.serve_withholding(&withhold);
             if self.closed.load(Ordering::Relaxed) {
                 return None;
             }
             let posted = self.posted.load(Ordering::Relaxed);
             if posted != done {
+                self.managed.store(true, Ordering::Relaxed);
                 return Some((posted, lock_model(&self.command).clone()));
             }
             shuttle::thread::park();

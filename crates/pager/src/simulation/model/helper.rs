@@ -44,7 +44,9 @@ impl Helper {
     /// Executes commands until the channel is closed.
     pub fn run(mut self) {
         let mut done = 0;
-        while let Some((posted, command)) = self.channel.next_command(done) {
+        let (channel, memory) = (self.channel.clone(), self.memory.clone());
+        let withhold = |range| memory.withhold(range).map_err(|_| Errno::ENOMEM);
+        while let Some((posted, command)) = channel.next_command(done, withhold) {
             self.execute(posted, command);
             done = posted;
         }

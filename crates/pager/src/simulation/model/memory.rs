@@ -71,6 +71,17 @@ pub struct Mapped {
     pub prepared: bool,
     /// The helper's, which no scan offers for management.
     pub own: bool,
+    /// Kept from forked children (`MADV_DONTFORK`).
+    pub withheld: bool,
+    /// Was withheld once (`MADV_RANDOM`).
+    pub marked: bool,
+}
+
+impl Mapped {
+    /// Neighbours of one kind are one VMA.
+    pub fn kind(&self) -> (u32, Registered, bool, bool) {
+        (self.area, self.registered, self.withheld, self.marked)
+    }
 }
 
 /// What the program must read from a page.
@@ -357,7 +368,7 @@ fn current_pid() -> i32 {
 impl MemoryState {
     /// The mapping that a page is in.
     pub fn mapping(&self, page: VirtualPage) -> Option<PageRange> {
-        let kind = |mapped: &Mapped| (mapped.area, mapped.registered);
+        let kind = Mapped::kind;
         let here = kind(self.pages.get(&page)?);
         let is_alike = |page: VirtualPage| self.pages.get(&page).map(kind) == Some(here);
         let (mut start, mut end) = (page, page.plus(1));
@@ -443,6 +454,8 @@ impl MemoryState {
                 shared: false,
                 prepared: false,
                 own,
+                withheld: false,
+                marked: false,
             };
             let before = self.pages.insert(page, mapped);
             assert!(before.is_none(), "page {:#x} is mapped twice", page.0);
@@ -485,4 +498,4 @@ pub fn gather(page: &[u8]) -> u64 {
 }
 
 /// Marks what is no page of a program.
-const BEACON: u64 = 1 << 63;
+pub const BEACON: u64 = 1 << 63;

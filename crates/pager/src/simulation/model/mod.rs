@@ -24,6 +24,12 @@ pub mod process;
 pub mod queues;
 pub mod userfaultfd;
 
+/// Tokens of prepared forks: no program of the model forges one.
+pub fn next_token() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
 pub use channel::{ChannelFile, Port, Ports, SharedChannel};
 pub use guardian::{Guarded, Guardian};
 pub use process::Inspector;

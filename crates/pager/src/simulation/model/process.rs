@@ -4,13 +4,13 @@ use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use crate::simulation::adversity::has_killed;
 use crate::simulation::model::guardian::ProcessHandle;
-use crate::simulation::model::memory::{Frame, Memory, Registered, spread};
+use crate::simulation::model::memory::{Frame, Mapped, Memory, Registered, spread};
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{Memory as _, Process};
 use crate::supervised::space::AddressSpace;
 use crate::sync::interleave;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
 use std::io;
 use std::sync::Arc;
 
@@ -55,6 +55,16 @@ impl Inspector {
     /// The stage is.
     pub fn has_sealed(&self, _: &[(u64, u64)]) -> io::Result<bool> {
         Ok(true)
+    }
+
+    /// No program filters its system calls.
+    pub fn filters(&self) -> io::Result<u32> {
+        Ok(0)
+    }
+
+    /// Programs of the model keep nothing from their children.
+    pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
+        Ok(Vec::new())
     }
 
     /// Nothing to close.
@@ -136,6 +146,7 @@ impl Process for Inspector {
             start: range.start.address(),
             end: range.end.address(),
             movable: !own,
+            anonymous: !own,
             guard: false,
         };
         Ok(areas.iter().map(area).collect())
@@ -154,12 +165,15 @@ impl Process for Inspector {
         Ok(range.map(|range| (range.start.address(), range.end.address())))
     }
 
-    fn inherited(&self) -> io::Result<Vec<InheritedRange>> {
+    fn inherited(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
         interleave();
         if self.0.state().gone {
             return Err(Self::gone());
         }
-        let areas = self.areas(|registered| registered != Registered::No);
+        let areas = self.areas(|mapped| match by {
+            InheritedBy::Registration => mapped.registered != Registered::No,
+            InheritedBy::Mark => mapped.marked,
+        });
         let area = |(range, own, _): &(PageRange, bool, bool)| InheritedRange {
             start: range.start.address(),
             end: range.end.address(),
@@ -172,15 +186,15 @@ impl Process for Inspector {
 
 impl Inspector {
     /// The VMAs that are registered so: range, whether it is the helper's, whether anything is resident.
-    fn areas(&self, wanted: impl Fn(Registered) -> bool) -> Vec<(PageRange, bool, bool)> {
+    fn areas(&self, wanted: impl Fn(&Mapped) -> bool) -> Vec<(PageRange, bool, bool)> {
         let state = self.0.state();
         let mut areas: Vec<(PageRange, bool, bool)> = Vec::new();
-        let mut last: Option<(u32, Registered)> = None;
+        let mut last = None;
         for (page, mapped) in &state.pages {
-            if !wanted(mapped.registered) {
+            if !wanted(mapped) {
                 continue;
             }
-            let kind = (mapped.area, mapped.registered);
+            let kind = mapped.kind();
             let resident = matches!(mapped.frame, Some(Frame::Page(_)));
             match areas.last_mut() {
                 Some((range, _, any)) if range.end == *page && last == Some(kind) => {

@@ -42,6 +42,14 @@ pub struct Messages {
     stash: Option<Stash>,
 }
 
+impl Messages {
+    /// Adds those of a later read.
+    pub fn append(&mut self, later: Messages) {
+        self.faults.extend(later.faults);
+        self.children.extend(later.children);
+    }
+}
+
 /// Reads the messages of a group's programs. Any thread uses it; it has no mutable state.
 pub struct Reader {
     group: Arc<Group>,
@@ -52,6 +60,11 @@ impl Reader {
     /// A reader for the programs of a group. Channels of forked children are made by `ports`.
     pub fn new(group: Arc<Group>, ports: Arc<Ports>) -> Reader {
         Reader { group, ports }
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
     }
 
     /// Reads messages and applies their events. The caller serves the faults after leaving the gate.
@@ -71,6 +84,9 @@ impl Reader {
             if let Some(change) = change {
                 beside.note(space, gate, change, changes.order.has_fork());
             }
+            if change.is_some_and(Change::needs_order) {
+                space.prepared.changes.fetch_add(1, Ordering::Relaxed);
+            }
             match change {
                 None => break,
                 Some(Change::Unmap(range)) => {
@@ -81,6 +97,9 @@ impl Reader {
                 Some(Change::Remap { from, to, stays }) => {
                     // Unless quiet, the echo may be yet to come.
                     space.apply_remap(gate, from, to, stays && quiet);
+                    space
+                        .prepared
+                        .note_move(from, to, space.channel.is_forking());
                     emptied.push(from);
                 }
                 Some(Change::Fork(number)) => {
@@ -164,7 +183,8 @@ fn collect(
             Ok(read) => read,
             Err(_) if space.is_gone() => {
                 space.life.detach();
-                return any.then_some(false);
+                // A fork that was prepared waits although nothing was read.
+                return (any || changes.order.is_waiting()).then_some(false);
             }
             Err(errno) => {
                 // For example EMFILE for a child's userfaultfd. The event stays unread, events that

@@ -66,6 +66,14 @@ pub fn serve_space(
         let news = messages.faults.len();
         let faults = messages.faults.into_iter().chain(again);
         for (index, (fault, thread)) in faults.enumerate() {
+            if space.is_fork_request(fault.page) {
+                let meanwhile = reader.prepare_fork(space, fault.page);
+                for child in &meanwhile.children {
+                    listener.listen(child);
+                }
+                retries.extend(meanwhile.faults);
+                continue;
+            }
             if !space.identify_child(&group, Some(thread)) && !space.is_id_request(fault.page) {
                 // The child is lost and could not be killed: its fault stays unserved, except on
                 // the beacon.

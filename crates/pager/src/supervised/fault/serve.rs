@@ -125,6 +125,11 @@ impl Server {
         if space.is_id_request(fault.page) {
             return Some(answer_id_request(space, fault.page));
         }
+        if space.is_fork_request(fault.page) {
+            // Only a handler answers it: the thread faults again.
+            wake(space, fault.page, 1);
+            return Some(Served::Done);
+        }
         if let Some(place) = space.place_at(fault.page) {
             return Some(fill_stage(space, fault.page, place));
         }

@@ -172,10 +172,12 @@ impl AddressSpace {
         self.fork.forked.store(true, Ordering::Relaxed);
         self.cow.write_protected.store(false, Ordering::Relaxed);
         self.protect_if_near();
-        let beacon = self
+        let parents = self
             .attached()
             .map(|attached| attached.arena.beacon)
             .or(self.fork.beacon());
+        // A prepared child has a beacon of its own.
+        let beacon = parents.filter(|_| !self.resources.prepares_forks());
         let fork = ForkState::of_child(self.fork.family.clone(), beacon);
         let (resources, id) = (self.resources.clone(), group.next_id());
         let mut child = AddressSpace::new(resources, id, (uffd, port), fork);

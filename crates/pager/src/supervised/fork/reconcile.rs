@@ -14,6 +14,7 @@ use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
 use memfold_swap::Slot;
+use memfold_sys::process::InheritedBy;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -43,17 +44,27 @@ impl AddressSpace {
             self.resources.swap.release_bulk(&slots);
             return;
         }
+        let is_prepared = self.resources.prepares_forks();
         let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
-        if certain
-            && !self.fork.inherited_stored.load(Ordering::Relaxed)
-            && self.has_all_that_is_managed()
-        {
+        let needs_no_look = certain && !self.fork.inherited_stored.load(Ordering::Relaxed);
+        if needs_no_look && is_prepared {
+            let managed = lock(&self.managed).ranges().to_vec();
+            // What fails is seen below, and looked at more closely.
+            managed.into_iter().for_each(|range| {
+                self.adopt(range);
+            });
+        }
+        if needs_no_look && self.has_all_that_is_managed() {
             self.fork.uncompared.store(true, Ordering::Relaxed);
             return;
         }
+        let by = match is_prepared {
+            true => InheritedBy::Mark,
+            false => InheritedBy::Registration,
+        };
         let (Ok(mut gate), Ok(ranges)) = (
             self.exclusive_within(PATIENCE),
-            patiently(|| inspector.inherited()),
+            patiently(|| inspector.inherited(by)),
         ) else {
             let slots = inheritance.into_slots();
             self.resources.swap.release_bulk(&slots);
@@ -71,6 +82,9 @@ impl AddressSpace {
         let mut mappings = ChildMappings::default();
         for area in &ranges {
             let range = PageRange::of_addresses(area.start, area.end);
+            if is_prepared && !self.adopt(range) {
+                self.kill_program("its memory cannot be registered after a fork");
+            }
             mappings.registered.add(range);
             if area.movable {
                 mappings.usable.add(range);
@@ -86,6 +100,12 @@ impl AddressSpace {
             self.kill_program(
                 "its parent was killed while one of its threads moved memory and another forked, so memfold \
                  does not know where the child has its paged-out pages",
+            );
+        }
+        if is_prepared && self.has_lost_marks(&gate, &registered) {
+            self.kill_program(
+                "its parent took back advice of memfold's on its memory (madvise), so memfold does not know which of it \
+                 is paged out",
             );
         }
         for gone in registered.uncovered(PageTable::everything()) {
@@ -123,6 +143,26 @@ impl AddressSpace {
                 !any
             });
             any && range.pages() >= shortest
+        })
+    }
+}
+
+impl AddressSpace {
+    /// Whether pages are paged out where the child of a prepared fork has memory without a mark.
+    fn has_lost_marks(&self, gate: &Exclusive<'_>, marked: &RangeSet) -> bool {
+        let Some(Ok(areas)) = self.inspector().map(|inspector| inspector.vmas()) else {
+            return false;
+        };
+        let areas = areas.iter().filter(|area| area.anonymous);
+        let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
+        let mut unmarked = areas.flat_map(|range| marked.uncovered(range));
+        unmarked.any(|range| {
+            let mut any = false;
+            gate.table().visit(range, |_, entry| {
+                any |= matches!(entry.load(), PageState::Swapped(_));
+                !any
+            });
+            any
         })
     }
 }

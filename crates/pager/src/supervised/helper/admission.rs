@@ -22,13 +22,13 @@ use crate::supervised::helper::accept::Attendant;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
 use crate::supervised::kernel::Memory;
-use crate::supervised::kernel::linux::FEATURES;
+use crate::supervised::kernel::linux::{FEATURES, FEATURES_WITHOUT_FORKS};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{Hello, Layout, MAGIC, Welcome};
+use memfold_sys::hello::{Hello, Layout, MAGIC, TOKEN, Welcome};
 use memfold_sys::owned_uffd::borrow;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, Inspector};
@@ -87,7 +87,12 @@ impl Attendant {
             return Err(invalid("its helper is its main thread"));
         }
         let is_child = hello.inherited != 0;
-        let (space, inspector) = if is_child {
+        let is_prepared = hello.inherited & TOKEN != 0;
+        let (space, inspector) = if is_prepared {
+            let space = self.expected(hello.inherited, own)?;
+            let inspector = peer.inspect(thread, Some(&space))?;
+            (space, inspector)
+        } else if is_child {
             self.claimed(hello.inherited, &peer, thread, arena.beacon)?
         } else {
             let inspector = peer.inspect(thread, None)?;
@@ -116,8 +121,22 @@ impl Attendant {
             set_nice_of(thread, -10);
         }
         space.set_resident_pages(resident);
+        if self.group.resources.prepares_forks() {
+            if hello.can_prepare == 0 {
+                return Err(invalid(
+                    "its forks cannot be followed: without CAP_SYS_PTRACE that needs syscall user dispatch (Linux \
+                     5.11), which the kernel lacks or a seccomp filter refuses",
+                ));
+            }
+            space.prepare_forks(arena.beacon)?;
+        }
         self.take_in(&space, is_child, resident)?;
-        welcome(&peer.connection, &space, &file, is_child)?;
+        if is_prepared && !space.list_adopted() {
+            return Err(invalid(
+                "it has too many mappings to be followed after a fork",
+            ));
+        }
+        welcome(&peer.connection, &space, &file, is_child && !is_prepared)?;
         space.life.attach();
         Ok((space.id, peer.connection))
     }
@@ -171,6 +190,14 @@ impl Attendant {
         }
     }
 
+    /// The address space of the child of a prepared fork. Its token is known to its parent and to it, and good for one
+    /// hello; like any peer it has yet to prove that the userfaultfd is its own.
+    fn expected(&self, token: u64, uffd: OwnedFd) -> io::Result<Arc<AddressSpace>> {
+        borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
+        let child = self.group.expected_children.claim(token, uffd.into());
+        child.ok_or_else(|| invalid("its parent did not fork, or too long ago"))
+    }
+
     /// An address space that inherits nothing by way of the supervisor. It may share pages all the
     /// same, with the one that forked it when nothing there was managed.
     fn newcomer(
@@ -180,7 +207,9 @@ impl Attendant {
         user: u32,
         relative: u64,
     ) -> io::Result<Arc<AddressSpace>> {
-        {
+        if self.group.resources.prepares_forks() {
+            borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
+        } else {
             // Forks are told of to who may trace.
             let _raised = privilege::raised();
             borrow(&uffd).api(FEATURES)?;

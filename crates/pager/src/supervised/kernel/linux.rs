@@ -5,7 +5,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Process};
 use memfold_swap::Page;
 use memfold_sys::owned_uffd::borrow;
-use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
 use memfold_sys::uffd::{self, FAULT_PROTECTED, FAULT_WRITE, Partial, Uffd};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
@@ -22,8 +22,10 @@ pub use memfold_sys::process::Inspector;
 pub type ChannelFile = OwnedFd;
 
 /// What is asked of the program's userfaultfd.
-pub const FEATURES: u64 = uffd::FEATURE_WRITE_PROTECT
-    | uffd::FEATURE_EVENT_FORK
+pub const FEATURES: u64 = FEATURES_WITHOUT_FORKS | uffd::FEATURE_EVENT_FORK;
+
+/// The same where forks are prepared: it takes no capability.
+pub const FEATURES_WITHOUT_FORKS: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_REMAP
     | uffd::FEATURE_EVENT_REMOVE
     | uffd::FEATURE_EVENT_UNMAP
@@ -199,7 +201,7 @@ impl Process for Inspector {
         self.mapping_at(page.address())
     }
 
-    fn inherited(&self) -> io::Result<Vec<InheritedRange>> {
-        self.inherited_ranges()
+    fn inherited(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>> {
+        self.inherited_ranges(by)
     }
 }

@@ -32,7 +32,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use memfold_swap::Page;
 use memfold_sys::Errno;
-use memfold_sys::process::{InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
 use memfold_sys::uffd::Partial;
 use std::io;
 
@@ -131,8 +131,8 @@ pub trait Process {
     /// The mapping around a page, as addresses.
     fn mapping_around(&self, page: VirtualPage) -> io::Result<Option<(u64, u64)>>;
 
-    /// The registered mappings of a forked child.
-    fn inherited(&self) -> io::Result<Vec<InheritedRange>>;
+    /// The mappings of a forked child that its parent had registered.
+    fn inherited(&self, by: InheritedBy) -> io::Result<Vec<InheritedRange>>;
 }
 
 /// Both implementations have both traits.

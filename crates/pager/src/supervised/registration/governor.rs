@@ -17,6 +17,7 @@ use crate::supervised::space::gate::Exclusive;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::thread::{self, Standing};
+use release::Releasing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,6 +25,7 @@ use traced::Tracing;
 use unregister::Unregistering;
 
 mod recall;
+mod release;
 mod traced;
 mod unregister;
 
@@ -65,6 +67,7 @@ pub struct Governor {
     /// Time of the last look at the limit.
     last_watch: Instant,
     unregistering: Unregistering,
+    releasing: Releasing,
     tracing: Tracing,
 }
 
@@ -79,6 +82,7 @@ impl Governor {
             last_exit_check: Instant::now(),
             last_watch: Instant::now(),
             unregistering: Unregistering::default(),
+            releasing: Releasing::default(),
             tracing: Tracing::default(),
         }
     }
@@ -117,7 +121,9 @@ impl Governor {
         }
         spaces.iter().for_each(|space| self.sample(space));
         self.handlers.replace_busy();
-        let is_awaited = self.unregister_for_programs(&spaces) | self.recall_for_tracers(&spaces);
+        let is_awaited = self.unregister_for_programs(&spaces)
+            | self.release_programs(&spaces)
+            | self.recall_for_tracers(&spaces);
         self.count_refused(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
@@ -181,6 +187,7 @@ impl Governor {
             space.guard();
         }
         space.sweep_table();
+        space.withhold_moved();
         if !space.unlistened.load(Ordering::Relaxed) {
             self.handlers.remind(space);
             space.note_listening();
@@ -214,7 +221,7 @@ impl Governor {
             space.sampling.mapped.load(Ordering::Relaxed),
             Ordering::Relaxed,
         );
-        let Ok(scan) = VmaScan::of(space, attached) else {
+        let Ok(mut scan) = VmaScan::of(space, attached) else {
             return;
         };
         *lock(&space.thread_ends) = scan.thread_ends.as_slice().into();
@@ -225,6 +232,16 @@ impl Governor {
             let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
+        let changes = space.prepared.changes.load(Ordering::Relaxed);
+        if self.group.resources.prepares_forks() {
+            let kept = space.kept_by_program(&scan.unmanaged);
+            scan.unmanaged.retain(|range| !kept.contains(range));
+            let failed = space.withhold(&scan.unmanaged);
+            if !failed.is_empty() {
+                space.sampling.rescan.store(true, Ordering::Relaxed);
+                scan.unmanaged.retain(|range| !failed.contains(range));
+            }
+        }
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
@@ -234,7 +251,10 @@ impl Governor {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
-        if !register(space, &gate, attached, &scan) {
+        // What was withheld may be elsewhere, and others mapped there.
+        let is_withheld =
+            !self.group.resources.prepares_forks() || space.prepared.is_still_withheld(changes);
+        if !is_withheld || !register(space, &gate, attached, &scan) {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
@@ -310,6 +330,7 @@ fn needs_scan(space: &AddressSpace) -> bool {
     space.attached().is_some()
         && !space.is_dead()
         && !space.is_detached()
+        && !space.prepared.released.load(Ordering::Relaxed)
         && space.resident_pages() >= SMALLEST_PROGRAM_PAGES
         && (space.sampling.grown_by_itself.load(Ordering::Relaxed) >= GROWTH_TO_SCAN_PAGES
             || remapped >= REMAPPED_TO_SCAN_PAGES

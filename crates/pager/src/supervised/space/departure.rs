@@ -31,7 +31,7 @@ impl AddressSpace {
         };
         let process = attached.inspector.process();
         let of_program = process.credentials(process.pid());
-        if of_program.is_ok_and(|now| now != *of_helper) {
+        if of_program.is_ok_and(|now| of_helper.exceed(&now)) {
             log::info!(
                 "process {} gave up privileges: its helper exits, and no more of its pages are paged out",
                 process.pid()

@@ -11,6 +11,7 @@ pub mod gate;
 pub mod life;
 pub mod listeners;
 pub mod orphan;
+pub mod prepared;
 pub mod removals;
 pub mod sampling;
 pub mod sealed;
@@ -25,6 +26,7 @@ use self::fork_state::ForkState;
 use self::life::{Kill, Life, Phase};
 use self::listeners::Listeners;
 use self::orphan::Orphan;
+use self::prepared::Prepared;
 use self::removals::Removals;
 use self::sampling::Sampling;
 use self::unevictable::Unevictable;
@@ -156,6 +158,8 @@ pub struct AddressSpace {
     pub stop: StopState,
     /// Relation to the programs that it was forked from or forked.
     pub fork: ForkState<AddressSpace>,
+    /// What prepared forks need.
+    pub prepared: Prepared,
     /// Write protection of pages that forks share.
     pub cow: CowProtection,
     /// The clock hand.
@@ -207,6 +211,7 @@ impl AddressSpace {
             orphan: Orphan::default(),
             stop: StopState::default(),
             fork,
+            prepared: Prepared::default(),
             cow: CowProtection::default(),
             clock: Clock::default(),
             unevictable: Unevictable::default(),

@@ -56,14 +56,14 @@ pub struct Unregistering {
     counted: Option<Instant>,
 }
 
-struct Request {
+pub(super) struct Request {
     /// Number of the request in the channel.
     number: u32,
-    range: PageRange,
+    pub(super) range: PageRange,
     /// The parts that were managed.
     managed: RangeSet,
     /// Where the recall continues.
-    next: VirtualPage,
+    pub(super) next: VirtualPage,
     since: Instant,
     answered: Option<Instant>,
 }
@@ -169,7 +169,7 @@ impl Governor {
         messages
     }
 
-    fn begin(
+    pub(super) fn begin(
         &mut self,
         space: &Arc<AddressSpace>,
         range: PageRange,
@@ -196,7 +196,7 @@ impl Governor {
     }
 
     /// Unregisters the range if no page of it is out.
-    fn finish(&mut self, space: &Arc<AddressSpace>, request: &Request) -> bool {
+    pub(super) fn finish(&mut self, space: &Arc<AddressSpace>, request: &Request) -> bool {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return false;
         };

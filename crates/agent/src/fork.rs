@@ -1,0 +1,155 @@
+//! What the library does when a program forks through the C library.
+//!
+//! Where the kernel reports forks, the supervisor makes the child's address space when it reads the event, and
+//! the child's handler asks for its number. Where it does not, the fork is prepared (`prepared.rs`).
+
+use crate::arena::Arena;
+use crate::prepared::Child;
+use crate::start::{BEACON, FORK_STACK_TOP, start};
+use crate::state::{MANAGED, PREPARES, REFUSED, STRANDED, channel};
+use crate::{helper, prepared, system};
+use core::cell::Cell;
+use core::sync::atomic::Ordering;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::futex::OWNER_DIED;
+use memfold_sys::gate::NAP_NS;
+use memfold_sys::hello::LOST;
+
+/// The supervisor must know of a fork before it reads of it: the moment it does, the parent may be
+/// gone, and what is staged in it. A read that began before the fork was announced is waited for.
+extern "C" fn prepare() {
+    /// Naps before the fork goes on in spite of a supervisor that reads all the time: its other threads
+    /// change mappings without a pause. More delays such forks.
+    const NAPS: u32 = 50;
+    let Some(channel) = channel() else {
+        return;
+    };
+    channel.forking.fetch_add(1, Ordering::SeqCst);
+    if channel.fork.prepared.load(Ordering::Relaxed) != 0 {
+        prepared::prepare(channel);
+        return;
+    }
+    let naps = Cell::new(0);
+    channel.gate.wait_open(NAP_NS, || {
+        naps.set(naps.get() + 1);
+        naps.get() == NAPS || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0
+    });
+}
+
+extern "C" fn parent() {
+    prepared::end_in_parent();
+    if let Some(channel) = channel() {
+        channel.forking.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Called in a forked child before anything of the program's runs there.
+extern "C" fn child() {
+    let Child::ToStart { may_call } = prepared::end_in_child() else {
+        return;
+    };
+    let beacon = BEACON.load(Ordering::Relaxed);
+    if !may_call && system::is_filtered() {
+        // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
+        // child's faults all the same; its pages are not moved out. It makes itself known, which takes
+        // no system call, before it has threads or children or changes its mappings.
+        if beacon != 0 && look(beacon) == LOST {
+            helper::fail_lost();
+        }
+        return;
+    }
+    if beacon == 0 {
+        start(0, None);
+        return;
+    }
+    Arena::unmap_inherited_stack(FORK_STACK_TOP.load(Ordering::Relaxed));
+    if PREPARES.load(Ordering::Relaxed) != 0 {
+        // Not prepared, as nothing was managed when its parent decided.
+        MANAGED.store(0, Ordering::Relaxed);
+        start(0, None);
+        return;
+    }
+    let inherited = ask(beacon);
+    if inherited == LOST {
+        helper::fail_lost();
+    }
+    match start(inherited, Some(beacon)) {
+        REFUSED if inherited != 0 => {
+            // No room for a helper, or no way to the supervisor. It serves the child all the same, as
+            // one whose system calls are filtered, unless it is gone: then there is no answer.
+            ask(beacon);
+        }
+        STRANDED if inherited != 0 => helper::fail_stranded(),
+        _ => {}
+    }
+}
+
+/// Asks the supervisor for the number of this forked child's address space: 0 if nothing was managed.
+fn ask(beacon: usize) -> u64 {
+    let number = look(beacon);
+    // Missing again, for the next request.
+    let _ = system::drop_pages(beacon, PAGE_SIZE);
+    number
+}
+
+/// The same, by a touch alone.
+fn look(beacon: usize) -> u64 {
+    // SAFETY: the beacon is a mapped page of this library's, kept for children. If it is
+    // registered, the read faults and the supervisor fills it.
+    let number = unsafe { core::ptr::read_volatile(beacon as *const u64) };
+    if number == 0 && MANAGED.load(Ordering::Relaxed) != 0 {
+        helper::fail_orphaned();
+    }
+    number
+}
+
+#[cfg(feature = "standalone")]
+core::arch::global_asm!(
+    ".weak __register_atfork",
+    ".weak pthread_atfork",
+    ".pushsection .data.rel.ro.memfold, \"aw\"",
+    ".balign 8",
+    "memfold_register_atfork: .quad __register_atfork",
+    "memfold_pthread_atfork: .quad pthread_atfork",
+    ".popsection",
+);
+
+#[cfg(feature = "standalone")]
+unsafe extern "C" {
+    #[link_name = "memfold_register_atfork"]
+    static REGISTER_ATFORK: usize;
+    #[link_name = "memfold_pthread_atfork"]
+    static PTHREAD_ATFORK: usize;
+}
+
+/// Asks the C library, whichever it is, to call the handlers around forks.
+///
+/// # Safety
+/// The weak symbols must be null or the C library's functions.
+#[cfg(feature = "standalone")]
+pub unsafe fn register_handlers() {
+    type Handler = Option<extern "C" fn()>;
+    type Glibc = extern "C" fn(Handler, Handler, Handler, *const u8) -> i32;
+    type Posix = extern "C" fn(Handler, Handler, Handler) -> i32;
+    // SAFETY: the caller's promise; a null address is not called.
+    unsafe {
+        let glibc = core::ptr::read_volatile(&raw const REGISTER_ATFORK);
+        let posix = core::ptr::read_volatile(&raw const PTHREAD_ATFORK);
+        if glibc != 0 {
+            let register: Glibc = core::mem::transmute(glibc);
+            register(Some(prepare), Some(parent), Some(child), core::ptr::null());
+        } else if posix != 0 {
+            let register: Posix = core::mem::transmute(posix);
+            register(Some(prepare), Some(parent), Some(child));
+        }
+    }
+}
+
+/// Built as an ordinary library (by `cargo test --workspace`) there is no loader to register with.
+#[cfg(not(feature = "standalone"))]
+///
+/// # Safety
+/// None is needed.
+pub unsafe fn register_handlers() {
+    let _: [extern "C" fn(); 3] = [prepare, parent, child];
+}

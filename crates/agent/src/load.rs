@@ -1,0 +1,19 @@
+//! The loader's call.
+
+use crate::fork;
+use crate::start::{is_sandboxed, start};
+
+/// Called by the loader before the program's own code.
+extern "C" fn load() {
+    // SAFETY: the symbols are weak; the addresses are null or the C library's functions of the
+    // documented signatures, and `child` stays valid as the library is never unloaded.
+    unsafe { fork::register_handlers() };
+    if !is_sandboxed() {
+        start(0, None);
+    }
+}
+
+#[cfg(feature = "standalone")]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;

@@ -1,0 +1,107 @@
+//! Children of prepared forks (`prepared.rs`), between the answer to their parents and their hello. Data only.
+//!
+//! The thread that answered the parent keeps the parent's gate and waits; the one that admits helpers brings the
+//! child's userfaultfd, and waits for the copied page states in turn.
+
+use crate::supervised::kernel::Userfaultfd;
+use crate::sync::{Mutex, lock};
+use crate::time::Instant;
+use memfold_sys::hello::TOKEN;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest wait for a child after the answer. Its parent's page states stand still meanwhile. Shorter ends more
+/// children on a busy host. (The simulation lets a thread wait for as long as others have something to do.)
+pub const CHILD_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 10 });
+/// Between two looks for the child. Longer delays each fork.
+pub const LOOK: Duration = Duration::from_micros(20);
+
+/// Children that are expected, by the tokens of their forks. One per group.
+pub struct ExpectedChildren<S>(Mutex<HashMap<u64, Arrival<S>>>);
+
+enum Arrival<S> {
+    Expected,
+    /// It said hello.
+    Here(Userfaultfd),
+    /// It has its page states.
+    Forked(Arc<S>),
+}
+
+impl<S> Default for ExpectedChildren<S> {
+    fn default() -> Self {
+        ExpectedChildren(Mutex::default())
+    }
+}
+
+impl<S> ExpectedChildren<S> {
+    /// A new token.
+    pub fn expect(&self) -> u64 {
+        let token = new_token();
+        lock(&self.0).insert(token, Arrival::Expected);
+        token
+    }
+
+    /// No child is expected any more.
+    pub fn forget(&self, token: u64) {
+        lock(&self.0).remove(&token);
+    }
+
+    /// The userfaultfd of a child that has said hello, once.
+    pub fn take_here(&self, token: u64) -> Option<Userfaultfd> {
+        let mut arrivals = lock(&self.0);
+        let arrival = arrivals.get_mut(&token)?;
+        match std::mem::replace(arrival, Arrival::Expected) {
+            Arrival::Here(uffd) => Some(uffd),
+            other => {
+                *arrival = other;
+                None
+            }
+        }
+    }
+
+    /// A child has its page states.
+    pub fn set_forked(&self, token: u64, child: Arc<S>) {
+        lock(&self.0).insert(token, Arrival::Forked(child));
+    }
+
+    /// For the thread that admits helpers: the address space of the child that shows a token, whose userfaultfd
+    /// becomes that address space's. Waits until the parent's page states are copied, for
+    /// milliseconds.
+    pub fn claim(&self, token: u64, uffd: Userfaultfd) -> Option<Arc<S>> {
+        {
+            let mut arrivals = lock(&self.0);
+            let arrival = arrivals.get_mut(&token)?;
+            if !matches!(arrival, Arrival::Expected) {
+                return None;
+            }
+            *arrival = Arrival::Here(uffd);
+        }
+        let asked = Instant::now();
+        loop {
+            let is_forked = match lock(&self.0).get(&token) {
+                None => return None,
+                Some(arrival) => matches!(arrival, Arrival::Forked(_)),
+            };
+            if is_forked || asked.elapsed() > CHILD_PATIENCE {
+                return match lock(&self.0).remove(&token) {
+                    Some(Arrival::Forked(child)) => Some(child),
+                    _ => None,
+                };
+            }
+            crate::time::sleep(LOOK);
+        }
+    }
+}
+
+#[cfg(not(simulated))]
+fn new_token() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("the kernel has random numbers");
+    u64::from_ne_bytes(bytes) | TOKEN
+}
+
+#[cfg(simulated)]
+fn new_token() -> u64 {
+    crate::simulation::model::next_token() | TOKEN
+}

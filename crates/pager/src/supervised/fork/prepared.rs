@@ -1,0 +1,206 @@
+//! Forks that the program's library prepares, where the kernel reports none.
+//!
+//! A fork event takes `CAP_SYS_PTRACE`. Without it a child's mappings are not registered, and pages that are out
+//! would read as zeros there. So what is managed is *withheld* from forked children (`MADV_DONTFORK`, by the
+//! helper, before it is managed), and a thread that forks through the C library asks for leave first:
+//!
+//! 1. It reads the beacon, which is registered and missing. The thread that serves the fault enters the gate
+//!    exclusively, applies all events, stores what is staged, and lists the VMAs that are withheld.
+//! 2. It fills the beacon with the answer. From then on no page state changes: the gate stays closed.
+//! 3. The thread gives these VMAs to its child. If a mapping changed meanwhile, they are listed anew: so all that is
+//!    registered is the child's, wherever it is moved from now on. Then the thread clones and withholds them
+//!    again. The child starts a helper and
+//!    says hello with the token of this fork, with a userfaultfd of its own.
+//! 4. The child gets the parent's page states, as by an event. Changes by other threads that came in between are
+//!    recorded for it and decided by its mappings, as those beside an event are (`reconcile.rs`).
+//!
+//! The child stands still until then. One whose token is not known (any more) is not admitted, and ends.
+
+use crate::bugs::Bug;
+use crate::page::VirtualPage;
+use crate::supervised::events::read::{Messages, Reader};
+use crate::supervised::events::reorder::Change;
+use crate::supervised::fault::primitives::{copy, wake};
+use crate::supervised::fork::expected_children::{CHILD_PATIENCE, LOOK};
+use crate::supervised::fork::shared_estimate::PendingFork;
+use crate::supervised::kernel::Userfaultfd;
+use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::Exclusive;
+use crate::sync::lock;
+use crate::time::Instant;
+use memfold_sys::channel::fork_step::{GIVEN, GO, LISTED, NOT_FORKED};
+use memfold_sys::channel::{ASK_FILTERS, ASK_FORK, DENIED, GRANTED, UNASKED};
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Longest wait for the gate. Longer delays the other programs on this CPU.
+const GATE_PATIENCE: Duration = Duration::from_millis(10);
+/// Forks without a child after which a program gets no leave any more: each makes a handler wait.
+const MOST_EXPIRED: u32 = 3;
+/// How often events are read anew because mappings changed meanwhile, before the thread must ask again.
+const ROUNDS: u32 = 50;
+
+/// What came of a request.
+enum Outcome {
+    /// This answer has yet to be given.
+    Answer(u64),
+    /// The thread was answered, and has forked or not.
+    Over,
+    /// Mappings change all the time, or the gate was not to be had.
+    AskAgain,
+}
+
+impl Reader {
+    /// Answers a forking thread that reads the beacon. The messages that were read meanwhile are to be
+    /// served by the caller.
+    pub fn prepare_fork(&self, space: &Arc<AddressSpace>, beacon: VirtualPage) -> Messages {
+        let mut messages = Messages::default();
+        let outcome = match space.channel.fork_asked() {
+            ASK_FORK if space.prepared.expired.load(Ordering::Relaxed) < MOST_EXPIRED => {
+                match space.exclusive_within(GATE_PATIENCE) {
+                    Ok(mut gate) => self.grant_fork(space, &mut gate, beacon, &mut messages),
+                    Err(_) => Outcome::AskAgain,
+                }
+            }
+            ASK_FILTERS if space.has_our_filters() => Outcome::Answer(GRANTED),
+            ASK_FILTERS => {
+                // The governor answers, when nothing of the program is out any more.
+                space.prepared.releases.store(true, Ordering::Relaxed);
+                Outcome::Over
+            }
+            ASK_FORK => Outcome::Answer(DENIED),
+            // A process that reads all of the program's memory, for example a debugger.
+            _ => Outcome::Answer(UNASKED),
+        };
+        match outcome {
+            Outcome::Over => {}
+            Outcome::Answer(answer) if answer_with(space, beacon, answer).is_ok() => {}
+            Outcome::Answer(_) | Outcome::AskAgain => wake(space, beacon, 1),
+        }
+        messages
+    }
+
+    /// Lets the thread fork, and waits for its child.
+    fn grant_fork(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+        beacon: VirtualPage,
+        messages: &mut Messages,
+    ) -> Outcome {
+        let expected = &self.group().expected_children;
+        let token = expected.expect();
+        let Some(under_way) = self.list(space, gate, token, messages) else {
+            expected.forget(token);
+            return match space.is_dead() {
+                true => Outcome::AskAgain,
+                false => Outcome::Answer(DENIED),
+            };
+        };
+        // Refused while mappings change: their events come first.
+        if answer_with(space, beacon, GRANTED).is_err() {
+            expected.forget(token);
+            return Outcome::AskAgain;
+        }
+        let Some(uffd) = self.await_child(space, gate, token, messages) else {
+            expected.forget(token);
+            return Outcome::Over;
+        };
+        {
+            let mut changes = lock(&space.changes);
+            let number = changes.next_fork;
+            changes.next_fork += 1;
+            changes.forks.insert(number, (uffd, under_way));
+            changes.order.push(Change::Fork(number));
+        }
+        let forked = self.read_messages(space, gate);
+        match forked.children.last() {
+            Some(child) => expected.set_forked(token, child.clone()),
+            None => expected.forget(token),
+        }
+        messages.append(forked);
+        Outcome::Over
+    }
+
+    /// Applies all events, stores what is staged, and lists the withheld VMAs. `None` if that cannot be done.
+    fn list(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+        token: u64,
+        messages: &mut Messages,
+    ) -> Option<PendingFork> {
+        for _ in 0..ROUNDS {
+            messages.append(self.read_messages(space, gate));
+            if space.is_dead_or_gone() {
+                return None;
+            }
+            if space.is_changing() {
+                continue;
+            }
+            space.begin_events(gate);
+            space.store_staged(gate, None);
+            let spans = space.withheld_spans().ok()?;
+            if space.has_staged(gate) || !space.channel.list_withheld(token, &spans) {
+                return None;
+            }
+            space.channel.set_fork_step(LISTED);
+            return Some(space.resources.shared.begin_fork());
+        }
+        None
+    }
+
+    /// Waits until the child has said hello, or there is none. Lists anew where mappings changed before the thread had
+    /// given what was listed: what is not given now, no child would have.
+    fn await_child(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+        token: u64,
+        messages: &mut Messages,
+    ) -> Option<Userfaultfd> {
+        let granted = Instant::now();
+        loop {
+            let here = self.group().expected_children.take_here(token);
+            if here.is_some() {
+                return here;
+            }
+            match space.channel.fork_step() {
+                GIVEN => {
+                    let known = space.channel.event_count();
+                    messages.append(self.read_messages(space, gate));
+                    let is_same = space.channel.event_count() == known && !space.is_changing();
+                    if is_same || Bug::GivenUnchecked.is_back() {
+                        space.channel.set_fork_step(GO);
+                    } else {
+                        let listed = self.list(space, gate, token, messages);
+                        let step = if listed.is_some() { LISTED } else { NOT_FORKED };
+                        space.channel.set_fork_step(step);
+                    }
+                    continue;
+                }
+                NOT_FORKED => return None,
+                _ => {}
+            }
+            // A parent that is gone may have had its child just before.
+            let patience = match space.is_dead_or_gone() {
+                true => CHILD_PATIENCE / 20,
+                false => CHILD_PATIENCE,
+            };
+            if granted.elapsed() > patience {
+                space.prepared.expired.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            crate::time::sleep(LOOK);
+        }
+    }
+}
+
+/// Fills the beacon, which wakes the thread.
+fn answer_with(space: &AddressSpace, beacon: VirtualPage, answer: u64) -> Result<(), Errno> {
+    let mut page = [0; PAGE_SIZE];
+    page[..8].copy_from_slice(&answer.to_le_bytes());
+    copy(space, beacon, &page, 1).map_err(|partial| partial.errno)
+}

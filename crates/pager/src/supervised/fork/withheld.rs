@@ -1,0 +1,157 @@
+//! What is withheld from forked children where forks are prepared (`prepared.rs`).
+//!
+//! The helper sets `MADV_DONTFORK` on a VMA before pages of it may be out, so that no child has memory that is out
+//! without memfold, and `MADV_RANDOM`, which is a mark: it shows in the `smaps` of a child that was given the
+//! VMA what its parent had registered, wherever it was moved.
+
+use crate::bugs::Bug;
+use crate::page::{PageRange, VirtualPage};
+use crate::range_set::RangeSet;
+use crate::supervised::kernel::{Memory, Process};
+use crate::supervised::space::AddressSpace;
+use crate::sync::lock;
+use memfold_sys::process::own_filters;
+use memfold_sys::{Errno, PAGE_SIZE};
+use std::io;
+use std::time::Duration;
+
+/// Longest wait for the helper to withhold one range. It answers within microseconds, unless its program is
+/// stopped. Longer delays the governor.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// How often, and how long apart, what a child inherited is tried to be registered where the kernel refuses. More keep
+/// its parent's page states still for longer.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl AddressSpace {
+    /// Whether a fault is a request of a forking thread.
+    pub fn is_fork_request(&self, page: VirtualPage) -> bool {
+        let is_beacon = self
+            .attached()
+            .is_some_and(|attached| attached.arena.beacon == page);
+        is_beacon && self.resources.prepares_forks()
+    }
+
+    /// Whether the program has no seccomp filters but those that this process has: then its children may make the
+    /// system calls that a helper needs.
+    pub fn has_our_filters(&self) -> bool {
+        let theirs = self.inspector().map(|inspector| inspector.filters());
+        theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs <= own_filters()))
+    }
+
+    /// From here on the program's threads ask before they fork. Called before its helper is welcomed.
+    ///
+    /// # Errors
+    /// If the beacon cannot be registered.
+    pub fn prepare_forks(&self, beacon: VirtualPage) -> Result<(), Errno> {
+        self.channel.set_prepared();
+        self.uffd().register(PageRange::around(beacon, 1))
+    }
+
+    /// The ranges that the program keeps from its children itself, of those that were not withheld yet. They are not
+    /// managed: a prepared fork gives what is withheld.
+    pub fn kept_by_program(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+        let withheld = lock(&self.prepared.withheld).clone();
+        let is_new = |range: &&PageRange| withheld.covered(**range).is_empty();
+        let new: Vec<PageRange> = ranges.iter().filter(is_new).copied().collect();
+        let Some(inspector) = self.inspector().filter(|_| !new.is_empty()) else {
+            return Vec::new();
+        };
+        let Ok(kept) = inspector.kept_from_children() else {
+            // It is gone.
+            return new;
+        };
+        let is_kept = |range: &PageRange| {
+            let mut kept = kept.iter();
+            kept.any(|(start, end)| {
+                let kept = PageRange::of_addresses(*start, *end);
+                !kept.intersection(*range).is_empty()
+            })
+        };
+        new.into_iter().filter(is_kept).collect()
+    }
+
+    /// Has the helper withhold ranges from forked children, before they are managed. Returns those that it did not, for
+    /// example as a thread forks just now.
+    ///
+    /// They are registered first: of what is withheld and moves, an event must tell. What is registered, but not
+    /// managed, is never paged out, so a child needs nothing for it.
+    pub fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+        let mut failed = Vec::new();
+        for range in ranges {
+            if !Bug::WithheldUnregistered.is_back()
+                && self.uffd().register_protectable(*range).is_err()
+            {
+                lock(&self.refused).note(*range);
+                failed.push(*range);
+                continue;
+            }
+            // Before it is asked: a fork that begins meanwhile must list it.
+            lock(&self.prepared.withheld).add(*range);
+            let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
+            if self.channel.withhold(start, bytes, PATIENCE).is_err() {
+                failed.push(*range);
+            }
+        }
+        failed
+    }
+
+    /// The same for what was moved while it was given to a child. What cannot be withheld now is tried again at the
+    /// next call.
+    pub fn withhold_moved(&self) {
+        let moved = std::mem::take(&mut *lock(&self.prepared.moved));
+        let failed = self.withhold(moved.ranges());
+        let mut moved = lock(&self.prepared.moved);
+        failed.into_iter().for_each(|range| moved.add(range));
+    }
+
+    /// The VMAs that may be withheld, adjacent ones as one, as addresses.
+    ///
+    /// # Errors
+    /// If the program is gone.
+    pub fn withheld_spans(&self) -> io::Result<Vec<(u64, u64)>> {
+        let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
+        let mut withheld = lock(&self.prepared.withheld);
+        let (mut known, mut spans) = (RangeSet::default(), Vec::<(u64, u64)>::new());
+        if withheld.ranges().is_empty() {
+            return Ok(spans);
+        }
+        for area in inspector.vmas()?.iter().filter(|area| area.anonymous) {
+            let range = PageRange::of_addresses(area.start, area.end);
+            if withheld.covered(range).is_empty() {
+                continue;
+            }
+            known.add(range);
+            match spans.last_mut() {
+                Some((_, last)) if *last == area.start => *last = area.end,
+                _ => spans.push((area.start, area.end)),
+            }
+        }
+        // What was unmapped since.
+        *withheld = known;
+        Ok(spans)
+    }
+
+    /// Registers what the child of a prepared fork inherited. It stands still until it is welcomed. `false` if a range
+    /// cannot be registered: the child must not run, as it would read zeros there.
+    pub fn adopt(&self, range: PageRange) -> bool {
+        lock(&self.prepared.withheld).add(range);
+        // The kernel may be short of memory for a moment.
+        (0..TRIES).any(|_| {
+            let registered = self.uffd().register_protectable(range).is_ok();
+            if !registered {
+                crate::time::sleep(PAUSE);
+            }
+            registered
+        })
+    }
+
+    /// Lists what a child must withhold itself before it runs on. `false` if that is too much.
+    pub fn list_adopted(&self) -> bool {
+        let withheld = lock(&self.prepared.withheld).ranges().to_vec();
+        let spans = withheld.iter();
+        let spans = spans.map(|range| (range.start.address(), range.end.address()));
+        self.channel.list_withheld(0, &spans.collect::<Vec<_>>())
+    }
+}

@@ -1,0 +1,112 @@
+//! Programs that are managed no more: those with seccomp filters of their own that fork where forks are prepared.
+//!
+//! Neither such a program nor its child may make system calls for memfold. Before it forks, a thread asks by a touch of
+//! the beacon (`fork/prepared.rs`); here, all its pages are brought back, range by range, and unregistered, its
+//! helper gives its memory to children again, and then the thread is answered.
+
+use super::recall::SLICE;
+use super::unregister::Request;
+use super::{GATE_PATIENCE, Governor};
+use crate::page::PageRange;
+use crate::supervised::fault::primitives::copy;
+use crate::supervised::space::AddressSpace;
+use crate::sync::lock;
+use crate::time::Instant;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::channel::DENIED;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Ranges on their way back, by ID of the address space. The governor owns it.
+#[derive(Default)]
+pub struct Releasing(HashMap<u64, Request>);
+
+impl Governor {
+    /// Goes on with all programs that are to be managed no more. Returns whether one waits.
+    pub(super) fn release_programs(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
+        let wants = |space: &&Arc<AddressSpace>| {
+            space.prepared.releases.load(Ordering::Relaxed) && !space.is_dead()
+        };
+        let mut is_awaited = false;
+        for space in spaces.iter().filter(wants) {
+            is_awaited |= !self.release(space);
+        }
+        if !is_awaited {
+            self.releasing.0.clear();
+        }
+        is_awaited
+    }
+
+    /// A slice. Returns whether the program was answered.
+    fn release(&mut self, space: &Arc<AddressSpace>) -> bool {
+        space.prepared.released.store(true, Ordering::Relaxed);
+        let deadline = Instant::now() + SLICE;
+        while Instant::now() < deadline {
+            let known = self.releasing.0.remove(&space.id);
+            let next = || lock(&space.managed).ranges().first().copied();
+            let request = match (known, next()) {
+                (Some(request), _) => request,
+                (None, None) => return self.answer_released(space),
+                (None, Some(range)) => match self.begin(space, range, 0) {
+                    Some(request) => request,
+                    None => return false,
+                },
+            };
+            let Some(request) = self.release_range(space, request, deadline) else {
+                continue;
+            };
+            self.releasing.0.insert(space.id, request);
+            return false;
+        }
+        false
+    }
+
+    /// Returns the request if more is to be done for it.
+    fn release_range(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        mut request: Request,
+        deadline: Instant,
+    ) -> Option<Request> {
+        let start = request.next;
+        let rest = PageRange {
+            start,
+            ..request.range
+        };
+        let recalled = self.recall(space, rest, deadline, |_| {});
+        request.next = recalled.next.unwrap_or(request.range.start);
+        let is_done = recalled.next.is_none() && self.finish(space, &request);
+        (!is_done).then_some(request)
+    }
+
+    fn answer_released(&mut self, space: &Arc<AddressSpace>) -> bool {
+        let Some(attached) = space.attached() else {
+            return true;
+        };
+        let Ok(spans) = space.withheld_spans() else {
+            return true;
+        };
+        let given = spans.iter().all(|(start, end)| {
+            space
+                .channel
+                .give(*start, end - start, GATE_PATIENCE)
+                .is_ok()
+        });
+        let mut page = [0; PAGE_SIZE];
+        page[..8].copy_from_slice(&DENIED.to_le_bytes());
+        let is_answered = given && copy(space, attached.arena.beacon, &page, 1).is_ok();
+        if is_answered {
+            space.prepared.releases.store(false, Ordering::Relaxed);
+            let pid = attached.inspector.pid();
+            log::warn!(
+                "process {pid} filters its own system calls (seccomp) and forks: its memory is managed no more and may \
+                 exceed the limit; with CAP_SYS_PTRACE memfold follows such forks"
+            );
+        } else {
+            // Its mappings change.
+            self.read_events(space);
+        }
+        is_answered
+    }
+}
