@@ -6,6 +6,7 @@
  *   uninvited hold COUNT           becomes another user, connects COUNT times, says nothing and sleeps
  *   uninvited foreign              says hello for a child with userfaultfds of its own
  *   uninvited claim MEGABYTES      says hello for memory that another process has inherited by a fork
+ *   uninvited token MEGABYTES      says hello as the child of a prepared fork that there is not
  *   uninvited rubbish              says hello with what cannot be, and with other descriptors
  *   uninvited exchanged TRUSTED    connects and executes TRUSTED, a copy of this with more rights; its
  *                                 child then says hello by that connection
@@ -35,7 +36,8 @@ enum { STAGE_PAGES = 2048, TRASH_PAGES = 128, FRONT_PAGES = 16 };
 #define ARENA_PAGES (FRONT_PAGES + STAGE_PAGES + TRASH_PAGES + 1)
 
 struct hello {
-    uint64_t magic, inherited, arena, arena_length, stage, stage_pages, trash, beacon, relative, thread, refused;
+    uint64_t magic, inherited, arena, arena_length, stage, stage_pages, trash, beacon, relative, thread, refused,
+        can_prepare;
 };
 
 struct welcome {
@@ -327,6 +329,36 @@ static int claim(size_t pages)
     return status != 0;
 }
 
+/* As a child whose parent has had leave to fork, by guesses; its parent forks all the while. */
+static int token(size_t pages)
+{
+    find_memfold();
+    uint64_t *memory = map_stamped(pages);
+    verify_pages("own", memory, 0, pages, 1);
+    pid_t worker = fork();
+    if (worker == 0) {
+        become_nobody();
+        char *arena = map_arena(NULL);
+        seal(arena, FRONT_PAGES + STAGE_PAGES);
+        int welcomed = 0;
+        for (uint64_t guess = 0; guess < 20; guess++)
+            welcomed += claim_one(arena, arena + PAGE, 1UL << 63 | guess * 0x123456789abcdefUL);
+        say(welcomed ? "FAILED: welcomed %d times\n" : "not welcomed\n", welcomed);
+        _exit(welcomed != 0);
+    }
+    int status = -1;
+    while (waitpid(worker, &status, WNOHANG) == 0) {
+        pid_t child = fork();
+        if (child == 0) {
+            verify_pages("a child", memory, 0, pages, 1);
+            _exit(0);
+        }
+        int of_child = -1;
+        must(waitpid(child, &of_child, 0) != child || of_child != 0, "a child");
+    }
+    return status != 0;
+}
+
 static int rubbish(void)
 {
     find_memfold();
@@ -431,6 +463,8 @@ int main(int count, char **arguments)
         return foreign();
     if (!strcmp(mode, "claim") && count == 3)
         return claim(strtoul(arguments[2], NULL, 10) * 256);
+    if (!strcmp(mode, "token") && count == 3)
+        return token(strtoul(arguments[2], NULL, 10) * 256);
     if (!strcmp(mode, "exchanged") && count == 3)
         return exchanged(arguments[2]);
     if (!strcmp(mode, "trusted") && count == 4)

@@ -1,6 +1,6 @@
 //! Whoever dies, no program ever reads wrong memory, and nothing is left behind.
 
-use crate::support::{Limits, MIB, Program, Running, compiled, is_alive, rounds};
+use crate::support::{Limits, MIB, Outcome, Program, Running, compiled, is_alive, python, rounds};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -31,12 +31,12 @@ fn must_end(running: &mut Running, processes: &[i32], within: Duration) -> Durat
 }
 
 /// Kills the supervisor of a run, of which there must be at least so many processes: all must end with it.
-fn kill_supervisor(mut running: Running, least: usize) {
+fn kill_supervisor(mut running: Running, least: usize) -> Outcome {
     let processes = running.processes();
     assert!(processes.len() >= least, "{least} or more: {processes:?}");
     send(Signal::SIGKILL, running.root());
     must_end(&mut running, &processes, Duration::from_secs(2));
-    running.wait();
+    running.wait()
 }
 
 #[test]
@@ -85,6 +85,33 @@ fn the_supervisors_death_ends_children_and_grandchildren() {
     // either.
     kill_supervisor(running, 5);
     assert_eq!(fs::read_to_string(&file).expect("the result file"), "");
+}
+
+#[test]
+fn the_supervisors_death_ends_the_child_of_a_prepared_fork() {
+    beside!(&["python3"]);
+    let script = "
+import os
+data = bytearray(32 << 20)
+for page in range(0, len(data), 4096):
+    data[page:page + 8] = page.to_bytes(8, 'little')
+child = os.fork()
+print('forked', flush=True)
+while True:
+    for page in range(0, len(data), 4096):
+        if data[page:page + 8] != page.to_bytes(8, 'little'):
+            print('MISMATCH', flush=True)
+";
+    for _ in 0..rounds() {
+        let program = Program::new(python())
+            .args(["-c", script])
+            .memfold_options(["--prepare-forks"]);
+        let mut running = program.start(Limits::Resident(16 * MIB));
+        running.wait_for_output(14);
+        // Itself, the program and the child, which go on to read for as long as they live.
+        let outcome = kill_supervisor(running, 3);
+        assert!(!outcome.text().contains("MISMATCH"), "{}", outcome.text());
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod admission;
 mod asked_twice;
 mod capability;
+mod containers;
 pub mod crash;
 mod debuggers;
 pub mod departures;
@@ -18,6 +19,7 @@ mod mappings;
 mod observers;
 mod own_userfaultfd;
 mod pass_through;
+mod prepared;
 mod processes;
 mod redirected;
 mod remote;

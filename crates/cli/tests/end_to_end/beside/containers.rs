@@ -1,0 +1,123 @@
+//! Containers with the default capabilities and seccomp profile of Docker and Podman, and /dev/userfaultfd.
+
+use crate::support::{STRANGER, Stage, compiled, find_program, skip};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const TOOLS: [&str; 4] = ["cc", "crun", "python3", "unshare"];
+
+/// `tests/containers`, of the repository.
+fn scripts() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/containers")
+}
+
+/// The seccomp profile of containers-common: installed, or unpacked by `tests/containers/fetch.sh`.
+fn profile() -> Option<PathBuf> {
+    let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("containers");
+    let roots = [unpacked.as_path(), Path::new("/")];
+    let profiles = roots.map(|root| root.join("usr/share/containers/seccomp.json"));
+    let found = profiles.into_iter().find(|profile| profile.is_file());
+    if found.is_none() {
+        skip("the seccomp profile of containers-common (tests/containers/fetch.sh)");
+    }
+    found
+}
+
+/// Runs a shell script in a container, in which `memfold` is the one under test.
+fn in_container(stage: &Stage, profile: &Path, options: &[&str], script: &str) -> Output {
+    let folder = stage.path("");
+    let script = format!(
+        "cd /tmp && memfold() {{ {}/memfold \"$@\"; }}; {script}",
+        folder.display()
+    );
+    Command::new(scripts().join("run.sh"))
+        .arg(profile)
+        .args(options)
+        .args(["--", "sh", "-c", &script])
+        .env_remove("XDG_RUNTIME_DIR")
+        .output()
+        .expect("a container")
+}
+
+/// The same; it must succeed. Returns what it printed.
+fn succeeds(stage: &Stage, profile: &Path, options: &[&str], script: &str) -> String {
+    let output = in_container(stage, profile, options, script);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}: {out}{errors}", output.status);
+    assert!(!errors.contains("unmanaged"), "{errors}");
+    out
+}
+
+/// Of the statistics as JSON, which end the output.
+fn number(out: &str, name: &str) -> u64 {
+    let json = out.rfind("\n{").map_or(out, |start| &out[start..]);
+    let statistics: serde_json::Value = serde_json::from_str(json).expect("statistics");
+    statistics[name].as_u64().expect("a number")
+}
+
+#[test]
+fn a_tree_of_forks_is_managed_in_a_default_container() {
+    beside!(&TOOLS);
+    let (stage, Some(profile)) = (Stage::new(), profile()) else {
+        return;
+    };
+    let forktree = compiled("forktree", &["forktree.c"], &[]);
+    let forktree = stage.program(&forktree, "forktree");
+    let script = format!(
+        "memfold doctor && memfold run --resident 16M --stats - -- {} 24",
+        forktree.display()
+    );
+    let user = STRANGER.to_string();
+    for options in [&["--user", &user][..], &[]] {
+        let out = succeeds(&stage, &profile, options, &script);
+        assert!(out.contains("prepared by the programs' library"), "{out}");
+        assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");
+        assert!(
+            number(&out, "pages_in") > 1000,
+            "hardly anything was out: {out}"
+        );
+        assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+    }
+}
+
+#[test]
+fn the_containers_memory_is_what_a_share_is_of() {
+    beside!(&TOOLS);
+    let (stage, Some(profile)) = (Stage::new(), profile()) else {
+        return;
+    };
+    let bytes = (160u64 << 20).to_string();
+    let script = "memfold run --limit 50% --stats - -- true";
+    let out = succeeds(&stage, &profile, &["--memory", &bytes], script);
+    assert_eq!(number(&out, "limit_bytes"), 80 << 20, "{out}");
+}
+
+#[test]
+fn redis_saves_in_the_background_in_a_default_container() {
+    beside!(&TOOLS);
+    if find_program("redis-server").is_none() {
+        skip("redis-server");
+        return;
+    }
+    let (stage, Some(profile)) = (Stage::new(), profile()) else {
+        return;
+    };
+    // 60 MB of values, of which 24 may be resident. What was saved is read by redis' own checker.
+    let script = "
+        ask() { redis-cli -s /tmp/redis.sock \"$@\"; }
+        memfold run --resident 24M --stats - -- redis-server --port 0 --unixsocket /tmp/redis.sock --save '' \
+            --enable-debug-command yes --daemonize no > /tmp/log &
+        until ask ping > /tmp/answer 2>&1 && grep -q PONG /tmp/answer; do sleep 0.1; done
+        ask debug populate 60000 key 1000 && ask bgsave || exit 1
+        until ask info persistence | grep -q 'rdb_bgsave_in_progress:0'; do sleep 0.1; done
+        ask info persistence | grep -q 'rdb_last_bgsave_status:ok' || exit 2
+        redis-check-rdb /tmp/dump.rdb | grep -q '60000 keys read' || exit 3
+        ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
+    let out = succeeds(&stage, &profile, &[], script);
+    assert!(
+        number(&out, "pages_in") > 1000,
+        "hardly anything was out: {out}"
+    );
+    assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+}

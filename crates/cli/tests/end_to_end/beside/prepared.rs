@@ -1,0 +1,131 @@
+//! Forks that the programs' library prepares, as the kernel reports none: without any capability, and beside root's.
+
+use crate::support::{LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, python};
+use std::time::Duration;
+
+const PREPARED: [&str; 1] = ["--prepare-forks"];
+
+fn prepared(program: &str, arguments: &[&str]) -> Program {
+    let source = format!("{program}.c");
+    Program::new(compiled(program, &[&source], &[]))
+        .args(arguments)
+        .memfold_options(PREPARED)
+        .timeout(Duration::from_secs(120))
+}
+
+/// What memfold run prints and exits with where a user without rights runs it, who may open /dev/userfaultfd.
+fn without_rights(stage: &Stage, command: &str) -> (String, String) {
+    let output = stage.run(&format!(
+        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --no-new-privs --bounding-set -all \\
+         {command}"
+    ));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}: {out}{errors}", output.status);
+    (out, errors)
+}
+
+#[test]
+fn a_user_without_rights_needs_only_the_device() {
+    beside!(&["cc", "setpriv", "unshare"]);
+    let stage = Stage::new();
+    let (out, _) = without_rights(&stage, "./memfold doctor");
+    assert!(out.contains("prepared by the programs' library"), "{out}");
+    let forktree = compiled("forktree", &["forktree.c"], &[]);
+    stage.program(&forktree, "forktree");
+    let run = "./memfold run --resident 16M --stats - --";
+    let (out, errors) = without_rights(&stage, &format!("{run} ./forktree 24"));
+    assert!(
+        out.starts_with("forktree ok: 3 levels, 2 orphans\n"),
+        "{out}{errors}"
+    );
+    let statistics = out.split_once('{').map(|(_, rest)| format!("{{{rest}"));
+    let statistics: serde_json::Value =
+        serde_json::from_str(&statistics.expect("JSON")).expect("statistics");
+    let number = |name: &str| statistics[name].as_u64().expect("a number");
+    assert!(number("pages_in") > 1000, "hardly anything was out: {out}");
+    assert_eq!(number("processes_unmanaged"), 0, "{out}");
+}
+
+#[test]
+fn children_of_the_c_library_have_everything() {
+    beside!(&["cc"]);
+    // popen, system and posix_spawn share their memory with the child until it executes.
+    let script = "
+import os, subprocess, threading
+data = bytearray(48 << 20)
+for page in range(0, len(data), 4096):
+    data[page:page + 8] = page.to_bytes(8, 'little')
+def check():
+    for page in range(0, len(data), 4096):
+        assert data[page:page + 8] == page.to_bytes(8, 'little'), page
+def fork():
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            check()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+threads = [threading.Thread(target=fork) for _ in range(4)]
+[thread.start() for thread in threads]
+for _ in range(5):
+    assert os.system('true') == 0
+    assert os.popen('echo here').read() == 'here\\n'
+    assert subprocess.run(['true']).returncode == 0
+    assert subprocess.run(['true'], preexec_fn=check).returncode == 0
+    assert os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)[1] == 0
+[thread.join() for thread in threads]
+check()
+print('all there')
+";
+    let outcome = Program::new(python())
+        .args(["-c", script])
+        .memfold_options(PREPARED)
+        .timeout(Duration::from_secs(120))
+        .run(Limits::Resident(24 * MIB));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "all there\n");
+    assert!(
+        outcome.number("pages_in") > 1000.0,
+        "hardly anything was out"
+    );
+}
+
+#[test]
+fn a_child_past_the_c_library_lacks_what_is_managed() {
+    beside!(&["cc"]);
+    let outcome = prepared("rawclone", &["32"]).run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    let lacking = outcome
+        .text()
+        .split_once(' ')
+        .map(|(number, _)| number.to_owned());
+    let lacking: u32 = lacking
+        .and_then(|number| number.parse().ok())
+        .expect("a number");
+    assert!(lacking > 0, "{}", outcome.text());
+}
+
+#[test]
+fn a_program_with_filters_of_its_own_gets_all_back() {
+    beside!(&["cc"]);
+    let outcome = prepared("hostile", &["64"]).run(Limits::Resident(16 * MIB));
+    outcome.assert_success();
+    outcome.assert_swapped(64 * MIB);
+}
+
+#[test]
+fn what_a_program_keeps_from_its_children_stays_kept() {
+    beside!(&["cc"]);
+    prepared("dontfork", &["24", "40"])
+        .run(Limits::Resident(32 * MIB))
+        .assert_success();
+}
+
+#[test]
+fn nobody_inherits_by_a_guess() {
+    beside!(&["cc"]);
+    let outcome = prepared("uninvited", &["token", "32"]).run(Limits::Resident(LEAST_RESIDENT));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "not welcomed\n", "{}", outcome.errors);
+}
