@@ -53,6 +53,9 @@ pub enum Bug {
     ManagedUnwithheld,
     /// What moved after the withheld mappings were listed for a fork was not given to the child.
     GivenUnchecked,
+    /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
+    /// a fault, however long that took.
+    GateEnteredTwice,
 }
 
 impl Bug {
@@ -85,6 +88,10 @@ impl Bug {
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
     pub const RARE: [Bug; 1] = [Bug::ClaimsWithoutNumbers];
+
+    /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).
+    #[cfg(simulated)]
+    pub const OF_TIME: [Bug; 1] = [Bug::GateEnteredTwice];
 
     /// Whether the simulation has put it back.
     #[cfg(not(simulated))]

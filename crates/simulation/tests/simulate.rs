@@ -4,6 +4,7 @@
 use memfold_simulation::bugs::Bug;
 use memfold_simulation::simulation::adversity::Adversity;
 use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
+use memfold_simulation::simulation::held_gate;
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
 use std::panic;
 use std::time::{Duration, Instant};
@@ -131,6 +132,22 @@ fn a_child_may_miss_a_move_of_a_killed_parent_that_leaves_the_mapping() {
     let is_missed = |history: &History| (0..100).any(|seed| try_run(history, seed, 1).is_err());
     assert!(is_missed(&history(true)));
     assert!(!is_missed(&history(false)));
+}
+
+/// No thread that other programs need waits for the gate of one.
+#[test]
+fn no_program_waits_for_the_gate_of_another_one() {
+    silence_panics_of_executions();
+    held_gate::run(0, 100, None);
+    for bug in Bug::OF_TIME {
+        let outcome = panic::catch_unwind(|| held_gate::run(0, 100, Some(bug)));
+        let why = outcome.expect_err("the bug is found");
+        let why = why.downcast_ref::<&str>().copied().unwrap_or_default();
+        assert!(
+            why.contains("waits for another one's gate"),
+            "{bug:?}: {why}"
+        );
+    }
 }
 
 /// Some forty programs under 16 pages, half of them children without a helper, which have more than that: what one

@@ -20,7 +20,8 @@ const ENOUGH_STEPS: usize = 50_000;
 /// Changes of priority in a schedule that prefers some threads.
 const PRIORITY_CHANGES: usize = 3;
 
-fn config(most: MaxSteps) -> Config {
+/// How executions run, for `most` steps.
+pub fn config(most: MaxSteps) -> Config {
     let mut config = Config::new();
     config.stack_size = 1 << 18;
     config.failure_persistence = FailurePersistence::None;

@@ -9,6 +9,7 @@
 //! | `model` | what Linux does |
 //! | `history`, `program` | what programs do, and what they check |
 //! | `run`, `world` | one execution: memfold's threads beside the program's |
+//! | `held_gate` | programs beside one whose gate is held |
 //! | `explore` | many executions; the shortest history that fails |
 //! | `adversity` | what goes wrong in the kernel beside |
 //! | `progress` | whether programs still do something |
@@ -19,6 +20,7 @@
 pub mod adversity;
 pub mod conformance;
 pub mod explore;
+pub mod held_gate;
 pub mod history;
 pub mod model;
 pub mod program;

@@ -6,6 +6,7 @@ use crate::simulation::program::ProgramThread;
 use crate::simulation::trace::trace;
 use crate::simulation::world::{World, named};
 use crate::simulation::{adversity, sync, time};
+use shuttle::thread::JoinHandle;
 use std::sync::Arc;
 
 /// One execution of a history, as a thread of shuttle's.
@@ -15,20 +16,7 @@ pub fn execute(history: &History) {
     adversity::begin(history.adversity, history.locked_range());
     trace(|| "begins".to_owned());
     let world = Arc::new(World::new(history));
-    type Role = (&'static str, fn(&World));
-    let roles: [Role; 2] = [("governor", World::govern), ("reclaimer", World::reclaim)];
-    let memfold = roles.map(|(name, run)| {
-        let world = world.clone();
-        named(name, move || run(&world))
-    });
-    let handlers: Vec<_> = (0..history.handlers)
-        .map(|_| {
-            let world = world.clone();
-            named("handler", move || world.handle())
-        })
-        .collect();
-    let threads = handlers.iter().map(|handler| handler.thread().clone());
-    world.set_handlers(threads.collect());
+    let memfold = Memfold::start(&world, history.handlers);
     let memory = Arc::new(Memory::new(world.next_thread() as i32));
     world.start(&memory);
     let threads: Vec<_> = history
@@ -51,11 +39,45 @@ pub fn execute(history: &History) {
         .for_each(|thread| thread.join().expect("a thread"));
     world.exit(&memory);
     drop(memory);
-    for thread in handlers.into_iter().chain(memfold) {
-        thread.join().expect("a thread of memfold's");
-    }
-    while let Some(thread) = world.started() {
-        thread.join().expect("a helper or a child");
-    }
+    memfold.join(&world);
     world.finish();
+}
+
+/// memfold's threads.
+pub struct Memfold(Vec<JoinHandle<()>>);
+
+impl Memfold {
+    /// Starts them.
+    pub fn start(world: &Arc<World>, handlers: usize) -> Memfold {
+        type Role = (&'static str, fn(&World));
+        let roles: [Role; 2] = [("governor", World::govern), ("reclaimer", World::reclaim)];
+        let others = roles.map(|(name, run)| {
+            let world = world.clone();
+            named(name, move || run(&world))
+        });
+        let mut threads: Vec<_> = (0..handlers)
+            .map(|_| {
+                let world = world.clone();
+                named("handler", move || world.handle())
+            })
+            .collect();
+        world.set_handlers(
+            threads
+                .iter()
+                .map(|thread| thread.thread().clone())
+                .collect(),
+        );
+        threads.extend(others);
+        Memfold(threads)
+    }
+
+    /// Waits for their ends, and for those of helpers and children, once all programs have exited.
+    pub fn join(self, world: &World) {
+        for thread in self.0 {
+            thread.join().expect("a thread of memfold's");
+        }
+        while let Some(thread) = world.started() {
+            thread.join().expect("a helper or a child");
+        }
+    }
 }

@@ -33,6 +33,8 @@ use std::time::Duration;
 pub const BEACON: VirtualPage = VirtualPage(0x80);
 /// The first page of the stage.
 const STAGE: VirtualPage = VirtualPage(0x100);
+/// Longest wait of the governor for a gate, as on a host.
+const GOVERNOR_PATIENCE: Duration = Duration::from_millis(5);
 
 /// memfold and its programs in one execution.
 pub struct World {
@@ -95,9 +97,15 @@ impl World {
         self.next_thread() as i32
     }
 
-    fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
+    /// The address space of a program.
+    pub fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces().into_iter();
         { spaces }.find(|space| Arc::ptr_eq(&space.uffd().0, memory))
+    }
+
+    /// Whether a fault waits for room.
+    pub fn has_deferred(&self) -> bool {
+        !self.group.deferred.is_empty()
     }
 
     /// The channel to the helper of a program.
@@ -282,8 +290,9 @@ impl World {
 
     /// The governor's thread.
     pub fn govern(&self) {
-        let mut server = Server::new(self.group.clone());
+        let mut server = Server::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
         while !self.is_stopping() {
+            server.finish_loads();
             for space in self.group.spaces() {
                 if space.is_gone() {
                     space.life.die();
@@ -319,7 +328,7 @@ impl World {
         if scan.unmanaged.is_empty() {
             return;
         }
-        let Ok(mut gate) = space.exclusive_within(Duration::from_millis(5)) else {
+        let Ok(mut gate) = space.exclusive_within(GOVERNOR_PATIENCE) else {
             return;
         };
         let messages = self.reader.read_messages(space, &mut gate);
@@ -337,8 +346,9 @@ impl World {
             .for_each(|child| self.listen(child));
         for (fault, thread) in messages.faults {
             let admission = space.admission_of(thread);
-            if server.serve(space, fault, admission) == Served::Retry {
-                wake(space, fault.page, 1);
+            match server.serve(space, fault, admission) {
+                Served::Done | Served::Queued => {}
+                Served::Retry | Served::GateMissed => wake(space, fault.page, 1),
             }
         }
     }

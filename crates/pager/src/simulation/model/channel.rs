@@ -32,6 +32,17 @@ struct Inside {
     exclusive: bool,
     /// Threads that wait to be alone; newcomers stay out.
     pending: u32,
+    /// A thread that comes when the gate is left, to be alone.
+    next: Next,
+}
+
+/// What came of a thread that is to come when the gate was left so often.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    #[default]
+    None,
+    Comes(u32),
+    Came,
 }
 
 impl Gate {
@@ -70,8 +81,37 @@ impl Gate {
 
     /// Leaves after `enter_shared`.
     pub fn leave_shared(&self) {
-        lock_model(&self.0).shared -= 1;
+        let mut inside = lock_model(&self.0);
+        inside.shared -= 1;
+        if let Next::Comes(times) = inside.next {
+            let times = times.saturating_sub(1);
+            let comes = times == 0 && inside.shared == 0;
+            inside.exclusive |= comes;
+            inside.next = if comes {
+                Next::Came
+            } else {
+                Next::Comes(times)
+            };
+        }
+        drop(inside);
         interleave();
+    }
+
+    /// A thread comes when the gate was left so often, before any other.
+    pub fn enter_when_left(&self, times: u32) {
+        lock_model(&self.0).next = Next::Comes(times);
+    }
+
+    /// Whether it has come, and so must leave.
+    pub fn has_come(&self) -> bool {
+        lock_model(&self.0).next == Next::Came
+    }
+
+    /// It comes no more, or leaves.
+    pub fn leave_again(&self) {
+        if std::mem::take(&mut lock_model(&self.0).next) == Next::Came {
+            self.leave_exclusive();
+        }
     }
 
     /// Enters alone.

@@ -24,7 +24,7 @@ use crate::supervised::group::Group;
 use crate::supervised::kernel::Memory;
 use crate::supervised::reclaim::batch::Run;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::Inside;
+use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
 use memfold_sys::Errno;
 use std::sync::Arc;
@@ -134,10 +134,7 @@ impl AddressSpace {
     }
 
     /// Counts the shared pages of a range that are about to be copied, the first of them for certain.
-    fn note_copies(&self, range: PageRange) {
-        let Ok(gate) = self.shared() else {
-            return;
-        };
+    fn note_copies(&self, gate: &Shared<'_>, range: PageRange) {
         let mut copies = 0;
         gate.table().visit(range, |page, entry| {
             if let state @ PageState::Resident {
@@ -156,7 +153,6 @@ impl AddressSpace {
             }
             true
         });
-        drop(gate);
         self.cow.written_to.store(range.end.0, Ordering::Relaxed);
         // The governor samples minor faults, which include these copies, and must not count them again.
         self.sampling
@@ -169,13 +165,12 @@ impl AddressSpace {
 /// Serves a write to a protected page: unprotects it if there is room for the copy.
 pub fn admit_write(
     group: &Group,
+    gate: &Shared<'_>,
     space: &Arc<AddressSpace>,
     fault: Fault,
     admission: Admission,
 ) -> Served {
-    let Ok(_gate) = space.shared() else {
-        return Served::Done;
-    };
+    debug_assert!(gate.is_of(space));
     if fault.is_outdated(space) {
         wake(space, fault.page, 1);
         return Served::Done;
@@ -199,7 +194,7 @@ pub fn admit_write(
     match result {
         Ok(()) => {
             if shares {
-                space.note_copies(window);
+                space.note_copies(gate, window);
             }
             Served::Done
         }

@@ -35,6 +35,14 @@ pub struct DeferredFault<S> {
     pub since: Instant,
 }
 
+impl<S> DeferredFault<S> {
+    /// Whether the other is a report of the same fault.
+    pub fn is_same(&self, other: &DeferredFault<S>) -> bool {
+        let key = |fault: &Fault| (fault.page, fault.protected);
+        Arc::ptr_eq(&self.space, &other.space) && key(&self.fault) == key(&other.fault)
+    }
+}
+
 /// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list
 /// has its own lock.
 pub struct Deferred<S>(Mutex<Waiting<S>>);

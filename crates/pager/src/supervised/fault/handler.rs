@@ -89,7 +89,7 @@ pub fn serve_space(
             }
             match served {
                 Served::Queued => {}
-                Served::Retry => retries.push((fault, thread)),
+                Served::Retry | Served::GateMissed => retries.push((fault, thread)),
                 Served::Done => {
                     resources.latency.record(elapsed.as_nanos() as u64);
                     if !fault.protected {

@@ -35,6 +35,8 @@ pub enum Served {
     Queued,
     /// The kernel answered EAGAIN: read events, then serve the fault again.
     Retry,
+    /// The gate was not available within the thread's patience: serve the fault again later.
+    GateMissed,
 }
 
 /// Whether a fault may wait for room.

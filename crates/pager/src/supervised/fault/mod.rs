@@ -1,5 +1,6 @@
 //! Fault service, from the userfaultfd message to the page: one file for each kind of fault.
 
+pub mod claim;
 pub mod cow;
 pub mod deferred;
 pub mod handler;

@@ -9,21 +9,21 @@
 //!
 //! A fault waits only for a batch that contains its page. Service ends in one of four ways: the page is
 //! copied in, which wakes the thread; the thread is woken to fault again; the fault is deferred until
-//! there is room; or the kernel answered EAGAIN, and the fault is served again after pending events
-//! were read.
+//! there is room; or it is served again, after pending events were read (the kernel answered EAGAIN) or
+//! when the gate is available.
 
 use crate::page::VirtualPage;
 use crate::page_state::PageState;
+use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::cow::admit_write;
 use crate::supervised::fault::message::{Admission, Fault, Served};
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
 use crate::supervised::fault::room::must_wait;
 use crate::supervised::fault::server::Server;
-use crate::supervised::fault::swap_in::Claim;
 use crate::supervised::fault::zero_fill::{fill_stage, fill_zeros};
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::Inside;
+use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
 use memfold_sys::Errno;
 use memfold_sys::uffd::Partial;
@@ -50,8 +50,9 @@ impl Server {
             return outcome;
         }
         for _ in 0..TRIES {
-            let Ok(gate) = space.shared() else {
-                return Served::Done;
+            let gate = match self.enter(space) {
+                Ok(gate) => gate,
+                Err(outcome) => return outcome,
             };
             let entry = gate.table().entry(fault.page);
             let state = entry.load();
@@ -104,7 +105,7 @@ impl Server {
                     let claim = Claim::make(&gate, space, fault.page);
                     drop(gate);
                     if let Some(claim) = claim {
-                        return self.swap_in(space, &claim);
+                        return self.swap_in(space, claim);
                     }
                 }
             }
@@ -122,28 +123,33 @@ impl Server {
         fault: Fault,
         admission: Admission,
     ) -> Option<Served> {
-        if space.is_id_request(fault.page) {
-            return Some(answer_id_request(space, fault.page));
-        }
         if space.is_fork_request(fault.page) {
             // Only a handler answers it: the thread faults again.
             wake(space, fault.page, 1);
             return Some(Served::Done);
         }
-        if let Some(place) = space.place_at(fault.page) {
-            return Some(fill_stage(space, fault.page, place));
+        let is_id_request = space.is_id_request(fault.page);
+        let place = space.place_at(fault.page);
+        if !is_id_request && place.is_none() && !fault.protected {
+            return None;
         }
-        fault
-            .protected
-            .then(|| admit_write(&self.group, space, fault, admission))
+        let gate = match self.enter(space) {
+            Ok(gate) => gate,
+            Err(outcome) => return Some(outcome),
+        };
+        Some(if is_id_request {
+            answer_id_request(&gate, space, fault.page)
+        } else if let Some(place) = place {
+            fill_stage(&gate, space, fault.page, place)
+        } else {
+            admit_write(&self.group, &gate, space, fault, admission)
+        })
     }
 }
 
 /// Serves a forked child's read of its ID.
-fn answer_id_request(space: &AddressSpace, page: VirtualPage) -> Served {
-    let Ok(_gate) = space.shared() else {
-        return Served::Done;
-    };
+fn answer_id_request(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Served {
+    debug_assert!(gate.is_of(space));
     match copy(space, page, &space.beacon_page(), 1) {
         Ok(()) => Served::Done,
         Err(Partial {

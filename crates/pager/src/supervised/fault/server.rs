@@ -1,13 +1,16 @@
 //! Per-thread state of fault service.
 
+use crate::bugs::Bug;
+use crate::supervised::fault::claim::{Claim, SWAP_IN_WINDOW};
+use crate::supervised::fault::message::Served;
 use crate::supervised::group::Group;
+use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::Shared;
 use memfold_swap::{Page, Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
+use std::ops::Range;
 use std::sync::Arc;
-
-/// Maximum number of pages swapped in by one fault. Larger windows save faults and delay the faulting
-/// thread.
-pub const SWAP_IN_WINDOW: u32 = 16;
+use std::time::Duration;
 
 /// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.
 pub struct Server {
@@ -21,6 +24,27 @@ pub struct Server {
     pub first_touch: bool,
     /// The thread may wait for other machines: no other fault waits for it.
     pub waits: bool,
+    /// Longest wait for a program's gate, of a thread that all programs need. Longer delays other programs
+    /// behind one whose events take long to read; shorter leaves its faults to a later look more often.
+    patience: Option<Duration>,
+    /// Loaded pages whose program's gate was not available within `patience`.
+    pub unfinished: UnfinishedLoads,
+}
+
+/// What a thread has loaded and not copied in yet. Abandoned when the thread ends.
+#[derive(Default)]
+pub struct UnfinishedLoads(pub Vec<UnfinishedLoad>);
+
+/// Claimed pages that are loaded and not copied in yet.
+pub struct UnfinishedLoad {
+    /// The address space.
+    pub space: Arc<AddressSpace>,
+    /// The claimed pages.
+    pub claim: Claim,
+    /// Which of them were loaded.
+    pub loaded: Range<usize>,
+    /// Their contents.
+    pub contents: Vec<Page>,
 }
 
 impl Server {
@@ -32,6 +56,17 @@ impl Server {
             scratch: Scratch::for_loads(),
             first_touch: false,
             waits: false,
+            patience: None,
+            unfinished: UnfinishedLoads::default(),
+        }
+    }
+
+    /// The same for a thread that all programs need, which waits for the gate of none for longer than
+    /// `patience`.
+    pub fn with_patience(group: Arc<Group>, patience: Duration) -> Server {
+        Server {
+            patience: Some(patience),
+            ..Server::new(group)
         }
     }
 
@@ -46,5 +81,44 @@ impl Server {
     /// Whether this thread must leave a page to one that may wait for other machines.
     pub fn must_leave(&self, slot: Slot) -> bool {
         !self.waits && self.group.remote.is_some() && self.group.resources.swap.may_wait(slot)
+    }
+
+    /// Enters the shared gate to serve a fault. Otherwise returns how the service ends: `Done` if the
+    /// address space is gone, or `GateMissed`.
+    pub fn enter<'a>(&self, space: &'a AddressSpace) -> Result<Shared<'a>, Served> {
+        let Some(patience) = self.patience else {
+            return space.shared().map_err(|_| Served::Done);
+        };
+        if Bug::GateEnteredTwice.is_back()
+            && !space.was_gate_missed()
+            && space.shared_within(patience).is_ok()
+        {
+            return space.shared().map_err(|_| Served::Done);
+        }
+        let entered = if space.was_gate_missed() {
+            space.try_shared()
+        } else {
+            space.shared_within(patience).ok()
+        };
+        entered.ok_or_else(|| {
+            if space.is_dead_or_gone() {
+                return Served::Done;
+            }
+            space.note_gate_missed();
+            Served::GateMissed
+        })
+    }
+
+    /// Whether loaded pages wait for a gate.
+    pub fn has_unfinished(&self) -> bool {
+        !self.unfinished.0.is_empty()
+    }
+}
+
+impl Drop for UnfinishedLoads {
+    fn drop(&mut self) {
+        for load in &self.0 {
+            load.claim.abandon(&load.space);
+        }
     }
 }

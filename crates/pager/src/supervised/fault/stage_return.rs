@@ -14,9 +14,9 @@ use memfold_sys::uffd::Partial;
 use std::time::Duration;
 
 impl Server {
-    /// Puts a staged page back into the program's memory.
+    /// Puts a staged page back into the program's memory. It stays staged if the gate is missed.
     pub fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
-        let Ok(gate) = space.shared() else {
+        let Ok(gate) = self.enter(space) else {
             return;
         };
         let entry = gate.table().entry(page);

@@ -1,15 +1,12 @@
 //! Swap-in of the faulting page and its readahead window.
 
-use crate::density::{BLOCK, Density, has_ample_room};
-use crate::page::{PageRange, VirtualPage};
-use crate::page_state::{ClaimNumber, PageState};
+use crate::page_state::PageState;
+use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::message::Served;
 use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
-use crate::supervised::fault::server::{SWAP_IN_WINDOW, Server};
-use crate::supervised::group::Watermarks;
+use crate::supervised::fault::server::{Server, UnfinishedLoad};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
-use crate::sync::lock;
 use memfold_swap::{Page, Slot};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -17,161 +14,85 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each
-/// slot, and belongs to the thread that made it.
-pub struct Claim {
-    pages: Vec<(VirtualPage, Slot)>,
-    /// Index of the faulting page.
-    faulting: usize,
-    number: ClaimNumber,
-}
-
-impl Claim {
-    /// Claims the page and its readahead window. `None` if the page is no longer swapped out.
-    pub fn make(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
-        debug_assert!(gate.is_of(space));
-        let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
-        let take = |page: VirtualPage| {
-            let entry = gate.table().entry(page);
-            match entry.load() {
-                state @ PageState::Swapped(slot)
-                    if entry.replace(state, PageState::Filling(slot, number)) =>
-                {
-                    Some((page, slot))
-                }
-                _ => None,
-            }
-        };
-        let faulting_page = take(page)?;
-        let mut advice =
-            lock(&space.windows).swap_in(page, SWAP_IN_WINDOW, |block| swapped_of(gate, block));
-        if advice.pages() < u64::from(SWAP_IN_WINDOW) && is_dense_with_room(gate, space, page) {
-            advice = PageRange::around(page, u64::from(SWAP_IN_WINDOW));
-        }
-        let range = if advice.pages() > 1 {
-            space.clip(page, advice)
-        } else {
-            advice
-        };
-        let mut pages: Vec<_> = (range.start.0..page.0)
-            .filter_map(|number| take(VirtualPage(number)))
-            .collect();
-        let faulting = pages.len();
-        pages.push(faulting_page);
-        pages.extend((page.0 + 1..range.end.0).filter_map(|number| take(VirtualPage(number))));
-        Some(Claim {
-            pages,
-            faulting,
-            number,
-        })
-    }
-
-    /// Claims up to [`SWAP_IN_WINDOW`] swapped-out pages of a range, without a fault.
-    pub fn of_range(space: &AddressSpace, gate: &impl Inside, range: PageRange) -> Option<Claim> {
-        let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
-        let mut pages = Vec::new();
-        gate.table().visit(range, |page, entry| {
-            if let state @ PageState::Swapped(slot) = entry.load()
-                && entry.replace(state, PageState::Filling(slot, number))
-            {
-                pages.push((page, slot));
-            }
-            pages.len() < SWAP_IN_WINDOW as usize
-        });
-        (!pages.is_empty()).then_some(Claim {
-            pages,
-            faulting: 0,
-            number,
-        })
-    }
-
-    /// Number of claimed pages.
-    pub fn pages(&self) -> usize {
-        self.pages.len()
-    }
-
-    fn page(&self, index: usize) -> VirtualPage {
-        self.pages[index].0
-    }
-
-    fn slot(&self, index: usize) -> Slot {
-        self.pages[index].1
-    }
-
-    /// The state that a page has while it is claimed.
-    fn state(&self, index: usize) -> PageState {
-        PageState::Filling(self.slot(index), self.number)
-    }
-}
-
-/// Whether the block around a page is dense, and all of it fits well below the watermark at which
-/// reclaim stops.
-fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> bool {
-    let resources = &space.resources;
-    let limit = resources.resident_limit_bytes();
-    let wanted = (BLOCK * PAGE_SIZE) as u64;
-    let stop = Watermarks::of(limit).stop;
-    if !has_ample_room(resources.resident_bytes(), wanted, limit, stop) {
-        return false;
-    }
-    let mut resident = 1;
-    gate.table()
-        .visit(PageRange::around(page, BLOCK as u64), |_, entry| {
-            resident += usize::from(matches!(entry.load(), PageState::Resident { .. }));
-            true
-        });
-    Density::of(resident) != Density::Sparse
-}
-
-/// Bitmap of the swapped-out pages of a block of 16 pages.
-fn swapped_of(gate: &Shared<'_>, block: PageRange) -> u16 {
-    let mut swapped = 0;
-    gate.table().visit(block, |page, entry| {
-        if matches!(entry.load(), PageState::Swapped(_)) {
-            swapped |= 1 << (page.0 - block.start.0);
-        }
-        true
-    });
-    swapped
-}
-
 impl Server {
     /// Loads claimed pages and copies them in. Pages on other machines, for which this thread may not
-    /// wait, stay swapped out.
-    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: &Claim) -> Served {
-        let loaded = self.load(space, claim);
-        let Ok(gate) = space.shared() else {
-            // The address space is gone. The thread that holds the gate may be changing the table.
-            space.abandon_claims(&claim.pages, claim.number);
-            return Served::Done;
-        };
+    /// wait, stay swapped out. If the gate is missed, the pages are copied in by
+    /// [`Server::finish_loads`].
+    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: Claim) -> Served {
+        let loaded = self.load(space, &claim);
+        match self.enter(space) {
+            Ok(gate) => self.copy_in(space, gate, &claim, loaded),
+            Err(Served::GateMissed) => {
+                self.unfinished.0.push(UnfinishedLoad {
+                    space: space.clone(),
+                    contents: self.buffer[..claim.pages()].to_vec(),
+                    claim,
+                    loaded,
+                });
+                Served::Done
+            }
+            Err(outcome) => {
+                claim.abandon(space);
+                outcome
+            }
+        }
+    }
+
+    /// Copies in the pages that were loaded when the gate was missed, of programs whose gate is available
+    /// again.
+    pub fn finish_loads(&mut self) {
+        for load in std::mem::take(&mut self.unfinished.0) {
+            let space = load.space.clone();
+            match self.enter(&space) {
+                Ok(gate) => {
+                    self.buffer[..load.contents.len()].copy_from_slice(&load.contents);
+                    let served = self.copy_in(&space, gate, &load.claim, load.loaded);
+                    if served == Served::Retry {
+                        wake(&space, load.claim.faulting_page(), 1);
+                    }
+                }
+                Err(Served::GateMissed) => self.unfinished.0.push(load),
+                Err(_) => load.claim.abandon(&space),
+            }
+        }
+    }
+
+    /// Copies loaded pages in.
+    fn copy_in(
+        &mut self,
+        space: &Arc<AddressSpace>,
+        gate: Shared<'_>,
+        claim: &Claim,
+        loaded: Range<usize>,
+    ) -> Served {
         let mut filling = Filling {
             space,
             gate: &gate,
             claim,
             buffer: &self.buffer,
-            open: vec![true; claim.pages.len()],
+            open: vec![true; claim.pages()],
             released: Vec::new(),
         };
+        let faulting = claim.faulting();
         let mut failure = filling.copy(loaded.clone());
-        let alone = claim.faulting..claim.faulting + 1;
+        let alone = faulting..faulting + 1;
         // The window may cross into another mapping; the faulting page alone may still be copied.
-        if failure == Some(Errno::ENOENT) && filling.open[claim.faulting] && loaded != alone {
+        if failure == Some(Errno::ENOENT) && filling.open[faulting] && loaded != alone {
             failure = filling.copy(alone);
         }
-        let brought_in = !filling.open[claim.faulting];
+        let brought_in = !filling.open[faulting];
         let released = filling.finish();
         drop(gate);
         space.resources.defer_free(&released);
         if !brought_in
-            && self.must_leave(claim.slot(claim.faulting))
+            && self.must_leave(claim.slot(faulting))
             && let Some(remote) = &self.group.remote
         {
-            remote.faults.recall(space, claim.page(claim.faulting));
+            remote.faults.recall(space, claim.page(faulting));
             return Served::Done;
         }
         match failure {
-            Some(errno) if !brought_in => after_failure(space, claim.page(claim.faulting), errno),
+            Some(errno) if !brought_in => after_failure(space, claim.page(faulting), errno),
             _ => Served::Done,
         }
     }
@@ -181,19 +102,18 @@ impl Server {
     /// the program.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
         let resources = &space.resources;
+        let faulting = claim.faulting();
         if self.waits {
-            resources
-                .swap
-                .prefetch(claim.pages.iter().map(|(_, slot)| *slot));
+            resources.swap.prefetch(claim.slots());
         }
         let mut start = 0;
-        for (index, (_, slot)) in claim.pages.iter().enumerate() {
-            let is_left = self.must_leave(*slot);
+        for (index, slot) in claim.slots().enumerate() {
+            let is_left = self.must_leave(slot);
             let loaded = if is_left {
                 None
             } else {
                 let page = &mut self.buffer[index];
-                Some(resources.swap.load(*slot, page, &mut self.scratch))
+                Some(resources.swap.load(slot, page, &mut self.scratch))
             };
             let error = match loaded {
                 Some(Ok(())) => continue,
@@ -203,19 +123,19 @@ impl Server {
                 }
                 None => None,
             };
-            if index == claim.faulting {
+            if index == faulting {
                 let Some(error) = error else {
                     return 0..0;
                 };
                 kill_program(space, claim.page(index), &error);
                 return 0..0;
             }
-            if index > claim.faulting {
+            if index > faulting {
                 return start..index;
             }
             start = index + 1;
         }
-        start..claim.pages.len()
+        start..claim.pages()
     }
 }
 
@@ -287,7 +207,7 @@ impl Filling<'_> {
         counters
             .pages_in
             .fetch_add(pages.len() as u64, Ordering::Relaxed);
-        if pages.contains(&self.claim.faulting) {
+        if pages.contains(&self.claim.faulting()) {
             counters.faults_swap_in.fetch_add(1, Ordering::Relaxed);
         }
         for index in pages {
@@ -302,7 +222,7 @@ impl Filling<'_> {
     /// Marks a page resident, as the program has it.
     fn install(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let state = if index == self.claim.faulting && self.space.clock.refaults_early(page) {
+        let state = if index == self.claim.faulting() && self.space.clock.refaults_early(page) {
             PageState::HOT
         } else {
             PageState::RESIDENT
@@ -323,7 +243,7 @@ impl Filling<'_> {
             if !self.open[index] {
                 continue;
             }
-            let (page, slot) = self.claim.pages[index];
+            let (page, slot) = (self.claim.page(index), self.claim.slot(index));
             let entry = self.gate.table().entry(page);
             if !entry.replace(self.claim.state(index), PageState::Swapped(slot)) {
                 self.released.push(slot);

@@ -100,10 +100,13 @@ pub fn fill_zeros(
 
 /// Fills places of the stage with zeros: `mlockall` faults in the stage with all other memory, and must
 /// not block. The next command drops these pages.
-pub fn fill_stage(space: &AddressSpace, page: VirtualPage, place: StageIndex) -> Served {
-    let Ok(_gate) = space.shared() else {
-        return Served::Done;
-    };
+pub fn fill_stage(
+    gate: &Shared<'_>,
+    space: &AddressSpace,
+    page: VirtualPage,
+    place: StageIndex,
+) -> Served {
+    debug_assert!(gate.is_of(space));
     let pages = lock(&space.stage).empty_from(place, ZERO_WINDOW).max(1);
     let (done, errno) = match copy(space, page, &ZEROS, u64::from(pages)) {
         Ok(()) => (pages, None),

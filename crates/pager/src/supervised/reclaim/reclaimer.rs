@@ -81,6 +81,8 @@ pub struct Reclaimer {
     no_progress: NoProgress,
     /// IDs of the address spaces that have no page to take, in this search for room.
     exhausted: Vec<u64>,
+    /// Deferred faults of programs whose gate was missed.
+    missed: Vec<DeferredFault<AddressSpace>>,
     /// Time before which only faults that wait start another search.
     next_search: Instant,
 }
@@ -120,7 +122,7 @@ impl Reclaimer {
     /// The reclaimer of a group.
     pub fn new(group: Arc<Group>) -> Reclaimer {
         Reclaimer {
-            server: Server::new(group.clone()),
+            server: Server::with_patience(group.clone(), GATE_PATIENCE),
             group,
             scratch: Scratch::new(),
             buffer: vec![[0; PAGE_SIZE]; BATCH],
@@ -128,6 +130,7 @@ impl Reclaimer {
             sibling_rounds: 0,
             no_progress: NoProgress::default(),
             exhausted: Vec::new(),
+            missed: Vec::new(),
             next_search: Instant::now(),
         }
     }
@@ -146,7 +149,9 @@ impl Reclaimer {
 
     /// Waits for a wake-up, not for long.
     pub fn wait(&self) {
-        self.group.resources.wait_for_wake(IDLE);
+        let waits_for_gate = !self.missed.is_empty() || self.server.has_unfinished();
+        let longest = if waits_for_gate { GATE_PATIENCE } else { IDLE };
+        self.group.resources.wait_for_wake(longest);
     }
 
     fn watermarks(&self) -> Watermarks {
@@ -162,6 +167,9 @@ impl Reclaimer {
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
     /// handlers left.
     pub fn reclaim(&mut self) {
+        self.server.finish_loads();
+        let missed = std::mem::take(&mut self.missed);
+        self.serve(missed);
         self.reclaim_to_watermark();
         self.group.resources.free_pending();
     }
@@ -258,24 +266,28 @@ impl Reclaimer {
 
     /// Serves the deferred faults.
     fn serve_deferred(&mut self) {
-        for deferred in self.group.deferred.take() {
-            let DeferredFault {
-                space,
-                fault,
-                since,
-            } = deferred;
-            // Nor may others wait for a program whose messages take long to read: it faults again.
-            if !space.was_gate_missed() && space.shared_within(GATE_PATIENCE).is_err() {
-                space.note_gate_missed();
-            }
-            if space.was_gate_missed()
-                || self.server.serve(&space, fault, Admission::Now) == Served::Retry
-            {
-                wake(&space, fault.page, 1);
+        let deferred = self.group.deferred.take();
+        self.serve(deferred);
+    }
+
+    /// Serves deferred faults. They stay deferred if other programs would have to wait for the gate.
+    fn serve(&mut self, faults: Vec<DeferredFault<AddressSpace>>) {
+        for deferred in faults {
+            let (space, fault) = (&deferred.space, deferred.fault);
+            match self.server.serve(space, fault, Admission::Now) {
+                Served::GateMissed => {
+                    let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
+                    if !self.missed.iter().any(is_listed) {
+                        self.missed.push(deferred);
+                    }
+                    continue;
+                }
+                Served::Retry => wake(space, fault.page, 1),
+                Served::Done | Served::Queued => {}
             }
             let resources = &self.group.resources;
             // Of whatever kind it is, it waited for other pages to go out.
-            resources.note_wait(false, since.elapsed());
+            resources.note_wait(false, deferred.since.elapsed());
         }
     }
 

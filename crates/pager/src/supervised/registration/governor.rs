@@ -75,7 +75,7 @@ impl Governor {
     /// The governor of a group.
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
-            server: Server::new(group.clone()),
+            server: Server::with_patience(group.clone(), GATE_PATIENCE),
             group,
             handlers,
             sharing: SharingWatch::default(),
@@ -119,6 +119,7 @@ impl Governor {
                 }
             }
         }
+        self.server.finish_loads();
         spaces.iter().for_each(|space| self.sample(space));
         self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces)
@@ -290,8 +291,9 @@ impl Governor {
         }
         for (fault, thread) in messages.faults {
             let admission = space.admission_of(thread);
-            if self.server.serve(space, fault, admission) == Served::Retry {
-                wake(space, fault.page, 1);
+            match self.server.serve(space, fault, admission) {
+                Served::Done | Served::Queued => {}
+                Served::Retry | Served::GateMissed => wake(space, fault.page, 1),
             }
         }
     }

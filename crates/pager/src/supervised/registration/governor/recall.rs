@@ -3,8 +3,7 @@
 use super::{GATE_PATIENCE, Governor};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
-use crate::supervised::fault::server::SWAP_IN_WINDOW;
-use crate::supervised::fault::swap_in::Claim;
+use crate::supervised::fault::claim::{Claim, SWAP_IN_WINDOW};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Inside;
 use crate::time::Instant;
@@ -66,7 +65,7 @@ impl Governor {
                 }
                 Some(Next::Claimed(page, claim)) => {
                     about_to_come(claim.pages() as u64);
-                    self.server.swap_in(space, &claim);
+                    self.server.swap_in(space, claim);
                     page
                 }
                 Some(Next::Staged(page, place)) => {
