@@ -19,6 +19,7 @@ mod mappings;
 mod observers;
 mod own_userfaultfd;
 mod pass_through;
+mod postcopy;
 mod prepared;
 mod processes;
 mod redirected;
