@@ -83,6 +83,8 @@ mod source;
 #[cfg(not(loom))]
 mod space;
 #[cfg(not(loom))]
+mod store;
+#[cfg(not(loom))]
 mod stored_bytes;
 #[cfg(not(loom))]
 mod table;
