@@ -8,4 +8,4 @@ cd "$(dirname "$0")/../../.."
 export RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes"
 export ASAN_OPTIONS="handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1:detect_leaks=0"
 exec cargo +nightly test --target x86_64-unknown-linux-gnu -p memfold -p memfold-capi --lib \
-    --test allocation --test allocator --test interface --test oracle --test regions --test signals "$@"
+    --test allocation --test allocator --test interface --test c_interface --test oracle --test regions --test signals "$@"

@@ -96,6 +96,7 @@ impl Bug {
     /// Whether the simulation has put it back.
     #[cfg(not(simulated))]
     #[inline(always)]
+    #[expect(clippy::unused_self, reason = "as in the simulation")]
     pub const fn is_back(self) -> bool {
         false
     }

@@ -19,6 +19,10 @@
 //! | `options` | limits and settings, for both engines |
 //! | `sync`, `time` | locking and waking; the clock |
 
+#![allow(
+    unreachable_pub,
+    reason = "in private modules, `pub` is for other files of the crate: src/lib.rs lists what leaves it"
+)]
 #![cfg_attr(
     simulated,
     allow(dead_code, reason = "the simulation runs the core alone")

@@ -27,7 +27,7 @@ unsafe impl PageSource for MappedSource {
         let _ = unsafe { forbid_huge(start, length) };
         self.mappings
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner())
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
             .push(mapping);
         Ok(start)
     }
@@ -36,7 +36,7 @@ unsafe impl PageSource for MappedSource {
         let mut mappings = self
             .mappings
             .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         mappings.retain(|mapping| mapping.start() != base);
     }
 

@@ -12,7 +12,9 @@ use std::{sync::Condvar, time::Duration};
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The supervisor aborts on panic. In a program that embeds the engine and goes on, a poisoned mutex
     // guards usable data: each critical section makes its change at once.
-    mutex.lock().unwrap_or_else(|poison| poison.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// A point at which the simulation may switch to another thread: before each look at a state that
@@ -47,7 +49,7 @@ impl Event {
         let (mut notified, _) = self
             .changed
             .wait_timeout_while(notified, timeout, |notified| !*notified)
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         std::mem::take(&mut *notified)
     }
 }

@@ -63,7 +63,7 @@ pub struct Blocks {
     alias: Mapping,
     pages: usize,
     block_pages: usize,
-    blocks: Box<[AtomicU8]>,
+    states: Box<[AtomicU8]>,
     /// For each page its slot, or 0 if the page is resident or all zeros.
     slots: Mapping,
 }
@@ -95,7 +95,7 @@ impl Blocks {
             alias,
             pages,
             block_pages,
-            blocks: (0..count).map(|_| AtomicU8::new(OUT)).collect(),
+            states: (0..count).map(|_| AtomicU8::new(OUT)).collect(),
             slots: Mapping::anonymous(slot_bytes)?,
         };
         BLOCKS.fetch_add(count, Ordering::Relaxed);
@@ -141,13 +141,13 @@ impl Blocks {
 
     /// Changes the state of a block, if it is `from`. Returns whether it was.
     pub fn replace(&self, block: usize, from: u8, to: u8) -> bool {
-        self.blocks[block]
+        self.states[block]
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
     pub fn state(&self, block: usize) -> u8 {
-        self.blocks[block].load(Ordering::Acquire)
+        self.states[block].load(Ordering::Acquire)
     }
 
     /// Whether a block can be accessed.
@@ -157,7 +157,7 @@ impl Blocks {
 
     /// Ends the busy state of a block, which the calling thread claimed.
     pub fn set(&self, block: usize, to: u8) {
-        self.blocks[block].store(to, Ordering::Release);
+        self.states[block].store(to, Ordering::Release);
     }
 
     /// Makes a block busy, and returns the state that it was in.
@@ -219,7 +219,7 @@ unsafe impl Sync for Blocks {}
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        BLOCKS.fetch_sub(self.blocks.len(), Ordering::Relaxed);
+        BLOCKS.fetch_sub(self.states.len(), Ordering::Relaxed);
     }
 }
 

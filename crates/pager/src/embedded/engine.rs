@@ -34,6 +34,12 @@ pub struct Engine {
     listens: bool,
 }
 
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
 fn physical_pages() -> usize {
     // SAFETY: takes a number and returns one.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };

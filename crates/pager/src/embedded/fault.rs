@@ -185,7 +185,7 @@ impl EngineState {
         worker: &mut Worker,
     ) -> usize {
         let room = self.make_room(u64::from(advice.count), cause, worker);
-        self.claim(area, advice, room as usize, cause, worker);
+        Self::claim(area, advice, room as usize, cause, worker);
         let claimed = worker.claims.len() as u64;
         self.account.release(room - claimed);
         if claimed == 0 {
@@ -200,7 +200,7 @@ impl EngineState {
 
     /// Claims the pages of an advice that are in the pool, up to `room`; none for a fault whose first page
     /// is not.
-    fn claim(&self, area: &Area, advice: Advice, room: usize, cause: Cause, worker: &mut Worker) {
+    fn claim(area: &Area, advice: Advice, room: usize, cause: Cause, worker: &mut Worker) {
         worker.claims.clear();
         let entries = area.entries();
         let mut last = usize::MAX;

@@ -1,7 +1,7 @@
 //! Readahead: a thread that swaps in pages ahead of the streams that faults have shown.
 //!
 //! A steady stream is read ahead in spans of 64 pages, except for the first page of each. That page is
-//! the **marker** (as PG_readahead): its fault swaps in this page alone, and asks for the next span. So a
+//! the **marker** (as `PG_readahead`): its fault swaps in this page alone, and asks for the next span. So a
 //! stream costs the program one fault a span as long as the thread keeps up, and the program's speed sets
 //! the pace. A program that is faster faults on missing pages, and swaps them in on its own CPU.
 

@@ -31,6 +31,12 @@ pub struct Region {
     engine: Arc<Engine>,
 }
 
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").finish_non_exhaustive()
+    }
+}
+
 impl Engine {
     /// Maps a region of `length` bytes.
     ///
@@ -309,7 +315,7 @@ impl EngineState {
         let mut slots = memfold_swap::SlotRanges::new();
         let mut dropping: Option<Range<usize>> = None;
         for page in pages.clone() {
-            let resident = self.drop_state(area, page, |slot| slots.push(slot));
+            let resident = Self::drop_state(area, page, |slot| slots.push(slot));
             match &mut dropping {
                 Some(run) if resident && run.end == page => run.end += 1,
                 _ if !resident => {}
@@ -329,12 +335,7 @@ impl EngineState {
 
     /// Makes a page that is not resident a hole. Claims a resident page, to be dropped by the caller, and
     /// returns `true`.
-    fn drop_state(
-        &self,
-        area: &Area,
-        page: usize,
-        mut slot_of: impl FnMut(memfold_swap::Slot),
-    ) -> bool {
+    fn drop_state(area: &Area, page: usize, mut slot_of: impl FnMut(memfold_swap::Slot)) -> bool {
         let entry = &area.entries()[page];
         for attempt in 0.. {
             let state = entry.load();

@@ -180,7 +180,7 @@ impl Group {
             &self
                 .spaces
                 .read()
-                .unwrap_or_else(|poison| poison.into_inner()),
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
         )
     }
 
@@ -193,7 +193,7 @@ impl Group {
         let mut spaces = self
             .spaces
             .write()
-            .unwrap_or_else(|poison| poison.into_inner());
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         spaces.insert(space.id, space);
     }
 
@@ -201,7 +201,7 @@ impl Group {
     pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.spaces
             .write()
-            .unwrap_or_else(|poison| poison.into_inner())
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
             .remove(&id)
     }
 

@@ -83,9 +83,10 @@ impl LimitState {
             Excess { bytes, limit }
         };
         let (of_total, of_resident) = (above(total, &self.total), above(resident, &self.resident));
-        let excess = match of_total.bytes >= of_resident.bytes {
-            true => of_total,
-            false => of_resident,
+        let excess = if of_total.bytes >= of_resident.bytes {
+            of_total
+        } else {
+            of_resident
         };
         let until = self.settles_until.load(Relaxed);
         if until == 0 {

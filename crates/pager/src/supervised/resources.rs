@@ -182,9 +182,10 @@ impl Resources {
 
     /// Notes how long a fault waited.
     pub fn note_wait(&self, first_touch: bool, waited: Duration) {
-        let counter = match first_touch {
-            true => &self.counters.first_touch_wait_ns,
-            false => &self.counters.swap_in_wait_ns,
+        let counter = if first_touch {
+            &self.counters.first_touch_wait_ns
+        } else {
+            &self.counters.swap_in_wait_ns
         };
         counter.fetch_add(waited.as_nanos() as u64, Ordering::Relaxed);
     }

@@ -88,6 +88,12 @@ pub struct Supervisor {
     _stop_handlers: PipeWriter,
 }
 
+impl std::fmt::Debug for Supervisor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Supervisor").finish_non_exhaustive()
+    }
+}
+
 impl Supervisor {
     /// Sets up the swap space, the run's directory and the threads.
     ///
@@ -250,6 +256,12 @@ pub struct Change {
 #[derive(Clone)]
 pub struct Control(Arc<Group>);
 
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").finish_non_exhaustive()
+    }
+}
+
 impl Control {
     /// Moves all pages from the swap file, and from the store on other machines, to the pool while the
     /// programs run, and stops using them. Returns the number of pages. May take long; can be called again.
@@ -291,7 +303,7 @@ impl Control {
     pub fn set_limit(&self, limit: Limit) -> Change {
         let before = self.0.stats();
         self.0.set_limit(limit);
-        self.wait_until_none_remains(before, |stats| {
+        self.wait_until_none_remains(&before, |stats| {
             let now = &stats.now;
             let total = now.resident_bytes + now.pool_bytes + now.metadata_bytes;
             let above =
@@ -309,7 +321,7 @@ impl Control {
         let asked = bytes.unwrap_or(resident).min(resident);
         let target = resident - asked;
         self.0.resources.request_reclaim(Some(target));
-        let change = self.wait_until_none_remains(before, |stats| {
+        let change = self.wait_until_none_remains(&before, |stats| {
             let above = stats.now.resident_bytes.saturating_sub(target);
             above.min(asked.saturating_sub(paged_out(&before, stats)))
         });
@@ -318,7 +330,7 @@ impl Control {
     }
 
     /// Waits until nothing remains to be done, or for as long as less and less does.
-    fn wait_until_none_remains(&self, before: Stats, remaining: impl Fn(&Stats) -> u64) -> Change {
+    fn wait_until_none_remains(&self, before: &Stats, remaining: impl Fn(&Stats) -> u64) -> Change {
         const STEP: Duration = Duration::from_millis(10);
         const NO_PROGRESS: Duration = Duration::from_secs(1);
         let mut least = u64::MAX;
@@ -335,7 +347,7 @@ impl Control {
                 return Change {
                     before: before.now,
                     after: stats.now,
-                    paged_out: paged_out(&before, &stats),
+                    paged_out: paged_out(before, &stats),
                 };
             }
             std::thread::sleep(STEP);

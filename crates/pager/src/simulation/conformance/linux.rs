@@ -149,7 +149,9 @@ impl Linux {
     pub fn start() -> io::Result<Linux> {
         // One at a time: a program is forked with the sockets of this one alone.
         static STARTING: Mutex<()> = Mutex::new(());
-        let _alone = STARTING.lock().unwrap_or_else(|poison| poison.into_inner());
+        let _alone = STARTING
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let (mut sockets, mut slots) = (Vec::new(), Vec::new());
         let stacks = Mapping::anonymous(STACK_BYTES * THREADS)?;
         for number in 0..THREADS {

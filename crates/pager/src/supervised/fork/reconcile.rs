@@ -131,7 +131,7 @@ impl AddressSpace {
         let managed = lock(&self.managed).clone();
         let unknown = usable.ranges().iter();
         let unknown = unknown.flat_map(|range| managed.uncovered(*range));
-        let Some(shortest) = unknown.map(|range| range.pages()).min() else {
+        let Some(shortest) = unknown.map(PageRange::pages).min() else {
             return false;
         };
         let unmapped = managed.ranges().iter();

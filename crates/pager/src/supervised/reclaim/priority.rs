@@ -8,10 +8,10 @@ use memfold_sys::thread::{self, Standing};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The reclaimer's priority. The reclaimer changes it; any thread calls
-/// [`ReclaimerPriority::note_pressure`]. Without the privilege to raise it again (CAP_SYS_NICE), the
+/// [`ReclaimerPriority::note_pressure`]. Without the privilege to raise it again (`CAP_SYS_NICE`), the
 /// priority is never changed.
 ///
-/// `pressed` and `yielding` are SeqCst: `note_pressure` and `yield_to_programs` each write one flag and
+/// `pressed` and `yielding` are `SeqCst`: `note_pressure` and `yield_to_programs` each write one flag and
 /// then read the other, and at least one of them must see the other's write. `thread` is Relaxed, as it
 /// is set once.
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ mod tests {
     fn begin(standing: &ReclaimerPriority) -> bool {
         standing.begin();
         if nice() == 0 {
-            skip("the privilege to raise a priority (CAP_SYS_NICE)");
+            skip("the privilege to raise a priority (`CAP_SYS_NICE`)");
             standing.note_pressure();
             drop(standing.yield_to_programs());
             assert_eq!(

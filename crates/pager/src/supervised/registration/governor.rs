@@ -276,9 +276,10 @@ impl Governor {
             return None;
         }
         let is_waiting = lock(&space.changes).order.is_waiting();
-        Some(match is_waiting || may_wait {
-            true => self.handlers.reader.read_messages(space, gate),
-            false => Messages::default(),
+        Some(if is_waiting || may_wait {
+            self.handlers.reader.read_messages(space, gate)
+        } else {
+            Messages::default()
         })
     }
 

@@ -207,17 +207,13 @@ fn apply_move(
         let stays = match (step == moved, errno) {
             // The program dropped the page, and the event is not read yet.
             (true, Errno::ENOENT) => PageState::Hole,
-            (true, Errno::EBUSY) => PageState::Resident {
+            // The page is shared by a fork. A fork shares whole ranges, so the neighbours mostly are, too.
+            (_, Errno::EBUSY) => PageState::Resident {
                 skips: 0,
                 shared: true,
             },
             // The page cannot be moved now; the hand skips it once before the next try.
             (true, _) => PageState::FRESH,
-            // A fork shares whole ranges, so the neighbours are mostly shared, too.
-            (false, Errno::EBUSY) => PageState::Resident {
-                skips: 0,
-                shared: true,
-            },
             (false, _) => PageState::RESIDENT,
         };
         entry.replace(moving, stays);
