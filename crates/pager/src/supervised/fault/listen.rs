@@ -41,7 +41,7 @@ const MOST_REPLACED: u32 = 64;
 /// The epoll token of the stop pipe, which is no address space's ID.
 const STOP: u64 = u64::MAX;
 
-/// The handlers of a group. Shared by the handler threads, the attendant and the governor.
+/// The handlers of a group. Shared by the handler threads, the acceptor and the governor.
 pub struct Handlers {
     group: Arc<Group>,
     cpus: Vec<CpuHandler>,

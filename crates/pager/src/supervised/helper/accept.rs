@@ -1,4 +1,4 @@
-//! The attendant: lets helpers in, and notices when their programs are gone.
+//! The acceptor: lets helpers in, and notices when their programs are gone.
 //!
 //! Whoever connects is looked at when its connection is accepted, as a process and not as a PID. Only what
 //! this process started, or what that started, may speak; others are hung up on and counted. What those who
@@ -8,7 +8,7 @@ use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
 use crate::supervised::helper::discard::Discard;
 use crate::supervised::helper::peer::Peer;
-use crate::supervised::helper::pending::{FIRST_TOKEN, Newcomer, Newcomers};
+use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers};
 use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::time::Instant;
@@ -46,8 +46,8 @@ const MOST_BANNED: usize = 8;
 /// So many programs that cannot be managed are told of one by one.
 const MOST_WARNINGS: u32 = 10;
 
-/// The attendant's thread.
-pub struct Attendant {
+/// The acceptor's thread.
+pub struct Acceptor {
     pub(crate) group: Arc<Group>,
     pub(crate) handlers: Arc<Handlers>,
     pub(crate) ports: Arc<Ports>,
@@ -55,7 +55,7 @@ pub struct Attendant {
     listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
-    newcomers: Newcomers<Peer>,
+    pending: PendingPeers<Peer>,
     /// Users whose programs sent descriptors that cannot be closed.
     banned: HashSet<u32>,
     /// How many strangers of a user were looked at since the last sweep.
@@ -69,18 +69,18 @@ pub struct Attendant {
     spare: Option<OwnedFd>,
 }
 
-impl Attendant {
+impl Acceptor {
     pub fn new(
         group: Arc<Group>,
         handlers: Arc<Handlers>,
         ports: Arc<Ports>,
         listeners: [OwnedFd; 2],
-    ) -> io::Result<Attendant> {
+    ) -> io::Result<Acceptor> {
         let epoll = Epoll::new()?;
         for (listener, token) in listeners.iter().zip(LISTENERS) {
             epoll.add(listener.as_fd(), token)?;
         }
-        Ok(Attendant {
+        Ok(Acceptor {
             group,
             handlers,
             ports,
@@ -89,7 +89,7 @@ impl Attendant {
             listeners,
             epoll,
             sockets: HashMap::new(),
-            newcomers: Newcomers::new(),
+            pending: PendingPeers::new(),
             banned: HashSet::new(),
             looks: HashMap::new(),
             own_user: process::own_user(),
@@ -124,7 +124,7 @@ impl Attendant {
                     self.let_in(listener);
                 }
             }
-            for late in self.newcomers.take_late(Instant::now()) {
+            for late in self.pending.take_late(Instant::now()) {
                 self.warn(late.who.process.pid(), &"it did not say hello in time");
             }
             if swept.elapsed() >= SWEEP {
@@ -186,7 +186,7 @@ impl Attendant {
             connection,
             process: Arc::new(process),
         };
-        self.expect(Newcomer::new(user, who))
+        self.expect(PendingPeer::new(user, who))
     }
 
     /// Whether a user's connection is worth a look at its process, which takes longer than to hang up.
@@ -201,11 +201,11 @@ impl Attendant {
     }
 
     /// Waits for a hello.
-    fn expect(&mut self, newcomer: Newcomer<Peer>) -> io::Result<()> {
-        let token = self.newcomers.next_token();
-        self.epoll.add(newcomer.who.connection.as_fd(), token)?;
+    fn expect(&mut self, peer: PendingPeer<Peer>) -> io::Result<()> {
+        let token = self.pending.next_token();
+        self.epoll.add(peer.who.connection.as_fd(), token)?;
         // Closed, it is not watched any more.
-        if self.newcomers.add(newcomer).is_some() {
+        if self.pending.add(peer).is_some() {
             self.refuse();
         }
         Ok(())
@@ -245,24 +245,21 @@ impl Attendant {
 
     /// One who connected says hello, or is gone.
     fn hear(&mut self, token: u64) {
-        let Some(newcomer) = self.newcomers.take(token) else {
+        let Some(peer) = self.pending.take(token) else {
             return;
         };
         // Fails only if it is not there.
-        let _ = self.epoll.remove(newcomer.who.connection.as_fd());
+        let _ = self.epoll.remove(peer.who.connection.as_fd());
         // What a hello brings is lost where there is no room for it.
-        if !self.has_room(&newcomer.who.connection) {
-            if newcomer.is_late(Instant::now())
-                || !self.may_wait()
-                || self.expect(newcomer).is_err()
-            {
+        if !self.has_room(&peer.who.connection) {
+            if peer.is_late(Instant::now()) || !self.may_wait() || self.expect(peer).is_err() {
                 self.refuse();
             }
             return;
         }
         self.short_since = None;
-        let pid = newcomer.who.process.pid();
-        if let Err(error) = self.attach(newcomer)
+        let pid = peer.who.process.pid();
+        if let Err(error) = self.attach(peer)
             && error.kind() != io::ErrorKind::UnexpectedEof
         {
             self.warn(pid, &error);
@@ -271,10 +268,10 @@ impl Attendant {
 
     /// Whether there are descriptors to attach a program with. They are tried where there may be few.
     fn has_room(&self, any: &OwnedFd) -> bool {
-        /// What the supervisor has by itself, at most, and for each program and newcomer.
+        /// What the supervisor has by itself, at most, and for each program and peer.
         const OWN: usize = 256;
         const EACH: usize = 16;
-        let known = OWN + EACH * (self.sockets.len() + self.newcomers.len());
+        let known = OWN + EACH * (self.sockets.len() + self.pending.len());
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         if limit.is_none_or(|limit| limit > 2 * known as u64) {
             return true;
@@ -286,16 +283,16 @@ impl Attendant {
     }
 
     /// A program says hello. It may be lent what it needs to say it again.
-    fn attach(&mut self, mut newcomer: Newcomer<Peer>) -> io::Result<()> {
-        let (hello, descriptors) = socket::receive_hello(newcomer.who.connection.as_fd())?;
-        let (user, is_lent) = (newcomer.user, newcomer.is_lent);
+    fn attach(&mut self, mut peer: PendingPeer<Peer>) -> io::Result<()> {
+        let (hello, descriptors) = socket::receive_hello(peer.who.connection.as_fd())?;
+        let (user, is_lent) = (peer.user, peer.is_lent);
         let descriptors = self.sort_out(descriptors, user);
         if hello.refused != 0 {
-            newcomer.who.lend(hello.refused, is_lent)?;
-            newcomer.is_lent = true;
-            return self.expect(newcomer);
+            peer.who.lend(hello.refused, is_lent)?;
+            peer.is_lent = true;
+            return self.expect(peer);
         }
-        let (id, connection) = self.admit(newcomer.who, user, &hello, descriptors?)?;
+        let (id, connection) = self.admit(peer.who, user, &hello, descriptors?)?;
         self.epoll.add(connection.as_fd(), id)?;
         self.sockets.insert(id, connection);
         Ok(())

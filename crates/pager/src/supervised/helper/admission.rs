@@ -18,7 +18,7 @@
 //! Nobody else's memory can pass: whoever fills its own with what is expected has shown it its own.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::supervised::helper::accept::Attendant;
+use crate::supervised::helper::accept::Acceptor;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::takeover::PROOF_PAGES;
 use crate::supervised::kernel::Memory;
@@ -66,7 +66,7 @@ fn arena_of(layout: &Layout) -> Arena {
     }
 }
 
-impl Attendant {
+impl Acceptor {
     /// Admits a program. Returns its number, and the connection by which its end is noticed.
     pub fn admit(
         &mut self,

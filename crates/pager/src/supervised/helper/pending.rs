@@ -1,6 +1,6 @@
-//! Those who connected and have not said hello yet.
+//! Peers that connected and have not sent a hello yet.
 //!
-//! There is room for so many, and for so long. Where it is full, the user with the most of them loses the
+//! Their number and time are bounded. If the table is full, the user with most of them loses the
 //! oldest, so nobody keeps another user's programs out.
 
 use crate::time::Instant;
@@ -17,9 +17,9 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 /// The first token; those of address spaces count from 1 and never come near.
 pub const FIRST_TOKEN: u64 = 1 << 63;
 
-/// One of them.
+/// A peer that has not sent a hello yet.
 #[derive(Debug)]
-pub struct Newcomer<T> {
+pub struct PendingPeer<T> {
     /// Its user, when it connected.
     pub user: u32,
     /// It was lent what it needs to say hello again.
@@ -29,16 +29,16 @@ pub struct Newcomer<T> {
     since: Instant,
 }
 
-/// See the module.
+/// The table of pending peers.
 #[derive(Debug)]
-pub struct Newcomers<T> {
-    waiting: HashMap<u64, Newcomer<T>>,
+pub struct PendingPeers<T> {
+    waiting: HashMap<u64, PendingPeer<T>>,
     next: u64,
 }
 
-impl<T> Newcomer<T> {
-    pub fn new(user: u32, who: T) -> Newcomer<T> {
-        Newcomer {
+impl<T> PendingPeer<T> {
+    pub fn new(user: u32, who: T) -> PendingPeer<T> {
+        PendingPeer {
             user,
             is_lent: false,
             who,
@@ -52,9 +52,9 @@ impl<T> Newcomer<T> {
     }
 }
 
-impl<T> Newcomers<T> {
-    pub fn new() -> Newcomers<T> {
-        Newcomers {
+impl<T> PendingPeers<T> {
+    pub fn new() -> PendingPeers<T> {
+        PendingPeers {
             waiting: HashMap::new(),
             next: FIRST_TOKEN,
         }
@@ -65,13 +65,13 @@ impl<T> Newcomers<T> {
         self.next
     }
 
-    /// Adds one with [`Newcomers::next_token`]. Returns who had to go for it.
-    pub fn add(&mut self, newcomer: Newcomer<T>) -> Option<Newcomer<T>> {
+    /// Adds one with [`PendingPeers::next_token`]. Returns who had to go for it.
+    pub fn add(&mut self, peer: PendingPeer<T>) -> Option<PendingPeer<T>> {
         let gone = (self.waiting.len() >= MOST)
             .then(|| self.oldest_of_most())
             .flatten();
         let gone = gone.and_then(|token| self.waiting.remove(&token));
-        self.waiting.insert(self.next, newcomer);
+        self.waiting.insert(self.next, peer);
         self.next += 1;
         gone
     }
@@ -82,14 +82,14 @@ impl<T> Newcomers<T> {
     }
 
     /// Takes one out.
-    pub fn take(&mut self, token: u64) -> Option<Newcomer<T>> {
+    pub fn take(&mut self, token: u64) -> Option<PendingPeer<T>> {
         self.waiting.remove(&token)
     }
 
     /// Takes out those that have had their time.
-    pub fn take_late(&mut self, now: Instant) -> Vec<Newcomer<T>> {
+    pub fn take_late(&mut self, now: Instant) -> Vec<PendingPeer<T>> {
         let late = self.waiting.iter();
-        let late = late.filter(|(_, newcomer)| newcomer.is_late(now));
+        let late = late.filter(|(_, peer)| peer.is_late(now));
         let tokens: Vec<u64> = late.map(|(token, _)| *token).collect();
         tokens
             .iter()
@@ -101,8 +101,8 @@ impl<T> Newcomers<T> {
     fn oldest_of_most(&self) -> Option<u64> {
         // Tokens count up.
         let mut users: HashMap<u32, (usize, u64)> = HashMap::new();
-        for (token, newcomer) in &self.waiting {
-            let (count, oldest) = users.entry(newcomer.user).or_insert((0, *token));
+        for (token, peer) in &self.waiting {
+            let (count, oldest) = users.entry(peer.user).or_insert((0, *token));
             *count += 1;
             *oldest = (*oldest).min(*token);
         }
@@ -118,41 +118,41 @@ mod tests {
 
     #[test]
     fn nobody_keeps_another_user_out() {
-        let mut newcomers = Newcomers::new();
-        let victim = newcomers.next_token();
-        assert!(newcomers.add(Newcomer::new(0, "victim")).is_none());
-        let first = newcomers.next_token();
+        let mut pending = PendingPeers::new();
+        let victim = pending.next_token();
+        assert!(pending.add(PendingPeer::new(0, "victim")).is_none());
+        let first = pending.next_token();
         for _ in 0..10 * MOST {
-            if let Some(gone) = newcomers.add(Newcomer::new(65_534, "flood")) {
+            if let Some(gone) = pending.add(PendingPeer::new(65_534, "flood")) {
                 assert_eq!(gone.user, 65_534);
             }
         }
-        assert_eq!(newcomers.len(), MOST);
-        assert!(newcomers.take(first).is_none(), "the oldest of them went");
-        assert_eq!(newcomers.take(victim).map(|one| one.who), Some("victim"));
+        assert_eq!(pending.len(), MOST);
+        assert!(pending.take(first).is_none(), "the oldest of them went");
+        assert_eq!(pending.take(victim).map(|one| one.who), Some("victim"));
     }
 
     #[test]
     fn one_with_many_users_keeps_nobody_out_either() {
-        let mut newcomers = Newcomers::new();
+        let mut pending = PendingPeers::new();
         for user in 0..MOST as u32 {
-            newcomers.add(Newcomer::new(100_000 + user, "flood"));
+            pending.add(PendingPeer::new(100_000 + user, "flood"));
         }
-        let victim = newcomers.next_token();
-        let gone = newcomers.add(Newcomer::new(0, "victim"));
+        let victim = pending.next_token();
+        let gone = pending.add(PendingPeer::new(0, "victim"));
         assert_eq!(gone.map(|one| one.user), Some(100_000), "the oldest");
-        newcomers.add(Newcomer::new(200_000, "flood"));
-        assert!(newcomers.take(victim).is_some());
+        pending.add(PendingPeer::new(200_000, "flood"));
+        assert!(pending.take(victim).is_some());
     }
 
     #[test]
     fn who_says_nothing_goes() {
-        let mut newcomers = Newcomers::new();
-        let token = newcomers.next_token();
-        newcomers.add(Newcomer::new(0, ()));
+        let mut pending = PendingPeers::new();
+        let token = pending.next_token();
+        pending.add(PendingPeer::new(0, ()));
         let now = Instant::now();
-        assert!(newcomers.take_late(now).is_empty());
-        assert_eq!(newcomers.take_late(now + DEADLINE).len(), 1);
-        assert!(newcomers.take(token).is_none());
+        assert!(pending.take_late(now).is_empty());
+        assert_eq!(pending.take_late(now + DEADLINE).len(), 1);
+        assert!(pending.take(token).is_none());
     }
 }

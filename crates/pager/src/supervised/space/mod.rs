@@ -66,7 +66,7 @@ pub struct Arena {
     pub beacon: VirtualPage,
 }
 
-/// What the helper's hello announced. Set once, by the attendant; immutable afterwards.
+/// What the helper's hello announced. Set once, by the acceptor; immutable afterwards.
 pub struct Attached {
     /// Access to the program's `/proc` files and memory.
     pub inspector: Arc<Inspector>,
