@@ -12,9 +12,9 @@ use crate::simulation::sync::lock_model;
 use crate::simulation::time;
 use crate::supervised::events::read::{Messages, Reader};
 use crate::supervised::fault::handler::{Listener, serve_space};
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::wake;
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::{Group, Outlets};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
@@ -272,14 +272,14 @@ impl World {
 
     /// A handler thread.
     pub fn handle(self: &Arc<Self>) {
-        let mut server = Server::new(self.group.clone());
+        let mut service = FaultService::new(self.group.clone());
         let mut listener = WorldListener(self.clone());
         while !self.is_stopping() {
             let mut any = false;
             for space in self.group.spaces() {
                 if space.uffd().0.state().queues.has_work() {
                     any = true;
-                    serve_space(&space, &mut server, &self.reader, &mut listener);
+                    serve_space(&space, &mut service, &self.reader, &mut listener);
                 }
             }
             if !any {
@@ -290,9 +290,9 @@ impl World {
 
     /// The governor's thread.
     pub fn govern(&self) {
-        let mut server = Server::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
+        let mut service = FaultService::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
         while !self.is_stopping() {
-            server.finish_loads();
+            service.finish_loads();
             for space in self.group.spaces() {
                 if space.is_gone() {
                     space.life.die();
@@ -302,7 +302,7 @@ impl World {
                 }
                 space.note_resident_pages(space.uffd().0.resident_pages());
                 space.withhold_moved();
-                self.register(&space, &mut server);
+                self.register(&space, &mut service);
                 space.protect_shared();
             }
             self.group.refresh_limit();
@@ -311,7 +311,7 @@ impl World {
         }
     }
 
-    fn register(&self, space: &Arc<AddressSpace>, server: &mut Server) {
+    fn register(&self, space: &Arc<AddressSpace>, service: &mut FaultService) {
         let Some(attached) = space.attached() else {
             return;
         };
@@ -336,19 +336,19 @@ impl World {
             register(space, &gate, attached, &scan);
         }
         drop(gate);
-        self.serve(space, messages, server);
+        self.serve(space, messages, service);
     }
 
-    fn serve(&self, space: &Arc<AddressSpace>, messages: Messages, server: &mut Server) {
+    fn serve(&self, space: &Arc<AddressSpace>, messages: Messages, service: &mut FaultService) {
         messages
             .children
             .iter()
             .for_each(|child| self.listen(child));
         for (fault, thread) in messages.faults {
             let admission = space.admission_of(thread);
-            match server.serve(space, fault, admission) {
-                Served::Done | Served::Queued => {}
-                Served::Retry | Served::GateMissed => wake(space, fault.page, 1),
+            match service.serve(space, fault, admission) {
+                Resolution::Done | Resolution::Queued => {}
+                Resolution::Retry | Resolution::GateMissed => wake(space, fault.page, 1),
             }
         }
     }

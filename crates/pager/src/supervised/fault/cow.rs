@@ -17,7 +17,7 @@ use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::PageState;
 use crate::range_set::RangeSet;
-use crate::supervised::fault::message::{Admission, Fault, Served};
+use crate::supervised::fault::message::{Admission, Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, wake};
 use crate::supervised::fault::room::must_wait;
 use crate::supervised::group::Group;
@@ -169,15 +169,15 @@ pub fn admit_write(
     space: &Arc<AddressSpace>,
     fault: Fault,
     admission: Admission,
-) -> Served {
+) -> Resolution {
     debug_assert!(gate.is_of(space));
     if fault.is_outdated(space) {
         wake(space, fault.page, 1);
-        return Served::Done;
+        return Resolution::Done;
     }
     let shares = space.fork.family.has_others(space);
     if shares && must_wait(group, space, fault, admission) {
-        return Served::Done;
+        return Resolution::Done;
     }
     let page = fault.page;
     let window = if shares {
@@ -196,7 +196,7 @@ pub fn admit_write(
             if shares {
                 space.note_copies(gate, window);
             }
-            Served::Done
+            Resolution::Done
         }
         Err(errno) => after_failure(space, page, errno),
     }

@@ -1,9 +1,9 @@
 //! What a handler thread does for one program: reads its messages and serves its faults.
 
 use crate::supervised::events::read::Reader;
-use crate::supervised::fault::message::{Fault, Served};
+use crate::supervised::fault::message::{Fault, Resolution};
 use crate::supervised::fault::primitives::wake;
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::space::AddressSpace;
 use crate::time::Instant;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ pub trait Listener {
 /// Reads messages and serves faults until no fault needs another try.
 pub fn serve_space(
     space: &Arc<AddressSpace>,
-    server: &mut Server,
+    service: &mut FaultService,
     reader: &Reader,
     listener: &mut impl Listener,
 ) {
-    let group = server.group.clone();
+    let group = service.group.clone();
     let mut retries: Vec<(Fault, u32)> = Vec::new();
     let mut rounds = 0;
     loop {
@@ -80,17 +80,17 @@ pub fn serve_space(
                 continue;
             }
             let admission = space.admission_of(thread);
-            let served = server.serve(space, fault, admission);
+            let served = service.serve(space, fault, admission);
             let ended = Instant::now();
             let resources = &space.resources;
             let elapsed = ended.duration_since(std::mem::replace(&mut began, ended));
-            if served != Served::Queued {
-                resources.note_wait(server.first_touch, ended.duration_since(read));
+            if served != Resolution::Queued {
+                resources.note_wait(service.first_touch, ended.duration_since(read));
             }
             match served {
-                Served::Queued => {}
-                Served::Retry | Served::GateMissed => retries.push((fault, thread)),
-                Served::Done => {
+                Resolution::Queued => {}
+                Resolution::Retry | Resolution::GateMissed => retries.push((fault, thread)),
+                Resolution::Done => {
                     resources.latency.record(elapsed.as_nanos() as u64);
                     if !fault.protected {
                         space

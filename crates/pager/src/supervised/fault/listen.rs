@@ -12,7 +12,7 @@
 
 use crate::supervised::events::read::Reader;
 use crate::supervised::fault::handler::{Listener, serve_space};
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::Ports;
 use crate::supervised::space::AddressSpace;
@@ -249,7 +249,7 @@ impl Handlers {
         let _ = thread::pin_to(handler.cpu);
         thread::set_nice(-10);
         thread::set_timer_slack(1000);
-        let mut server = Server::new(self.group.clone());
+        let mut service = FaultService::new(self.group.clone());
         let mut ready = Vec::new();
         let mut is_replaced = false;
         while !is_replaced && !self.group.stopping.load(Ordering::Relaxed) {
@@ -270,7 +270,7 @@ impl Handlers {
                     handlers: self,
                     number,
                 };
-                serve_space(&space, &mut server, &self.reader, &mut listener);
+                serve_space(&space, &mut service, &self.reader, &mut listener);
                 is_replaced = handler.turn().thread != thread;
             }
             is_replaced |= !handler.note(thread, 0);

@@ -28,7 +28,7 @@ impl Fault {
 
 /// Result of serving a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Served {
+pub enum Resolution {
     /// The thread was woken, or is woken by the thread that claimed the page or by the reclaimer.
     Done,
     /// It waits for another machine, in the queue of a thread that may, which records it.

@@ -14,7 +14,7 @@ pub mod remote;
 pub mod remote_thread;
 pub mod room;
 pub mod serve;
-pub mod server;
+pub mod service;
 pub mod stage_return;
 pub mod swap_in;
 pub mod zero_fill;

@@ -1,7 +1,7 @@
 //! Steps common to all kinds of faults: copy in, wake, handle an error, kill.
 
 use crate::page::{PageRange, VirtualPage};
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::kernel::Memory;
 use crate::supervised::space::AddressSpace;
 use memfold_sys::Errno;
@@ -30,24 +30,24 @@ pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
 
 /// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or
 /// its thread is woken to fault again.
-pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Served {
+pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Resolution {
     match errno {
-        Errno::EAGAIN => Served::Retry,
+        Errno::EAGAIN => Resolution::Retry,
         Errno::ESRCH => {
             space.life.die();
-            Served::Done
+            Resolution::Done
         }
         Errno::ENOENT => {
             // Unmapped or unregistered; the event is not read yet.
             wake(space, page, 1);
-            Served::Done
+            Resolution::Done
         }
         _ => {
             // For example ENOMEM: delay the thread, then let it fault again.
             space.resources.errors.fetch_add(1, Ordering::Relaxed);
             crate::time::sleep(Duration::from_micros(200));
             wake(space, page, 1);
-            Served::Done
+            Resolution::Done
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The threads that serve faults on pages that lie on other machines.
 
-use crate::supervised::fault::message::{Admission, Served};
+use crate::supervised::fault::message::{Admission, Resolution};
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::remote::{RemoteFault, THREADS};
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::group::Group;
 use memfold_sys::thread;
 use std::io;
@@ -27,19 +27,19 @@ pub fn start(group: &Arc<Group>) -> io::Result<()> {
 fn run(group: Arc<Group>) {
     // As the handlers: a program waits for each fault.
     thread::set_nice(-10);
-    let mut server = Server::that_waits(group.clone());
+    let mut service = FaultService::that_waits(group.clone());
     let Some(remote) = &group.remote else {
         return;
     };
     let is_over = || group.stopping.load(Ordering::Relaxed);
     while let Some(fault) = remote.faults.pop(is_over) {
-        serve(&mut server, &fault);
+        serve(&mut service, &fault);
     }
 }
 
-fn serve(server: &mut Server, waiting: &RemoteFault) {
+fn serve(service: &mut FaultService, waiting: &RemoteFault) {
     let RemoteFault { space, fault, read } = waiting;
-    if server.serve(space, *fault, Admission::Now) == Served::Retry {
+    if service.serve(space, *fault, Admission::Now) == Resolution::Retry {
         // The thread faults again, which has events read first.
         wake(space, fault.page, 1);
     }

@@ -16,10 +16,10 @@ use crate::page::VirtualPage;
 use crate::page_state::PageState;
 use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::cow::admit_write;
-use crate::supervised::fault::message::{Admission, Fault, Served};
+use crate::supervised::fault::message::{Admission, Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
 use crate::supervised::fault::room::must_wait;
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::fault::zero_fill::{fill_stage, fill_zeros};
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
@@ -37,14 +37,14 @@ const TRIES: u32 = 4;
 /// handler for the other faults on its CPU.
 const BATCH_PATIENCE: Duration = Duration::from_micros(300);
 
-impl Server {
+impl FaultService {
     /// Serves one fault.
     pub fn serve(
         &mut self,
         space: &Arc<AddressSpace>,
         fault: Fault,
         admission: Admission,
-    ) -> Served {
+    ) -> Resolution {
         self.first_touch = false;
         if let Some(outcome) = self.serve_special(space, fault, admission) {
             return outcome;
@@ -74,19 +74,19 @@ impl Server {
                 }
                 // The claiming thread wakes this one.
                 PageState::Returning(_) | PageState::Filling(..) | PageState::Clearing => {
-                    return Served::Done;
+                    return Resolution::Done;
                 }
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
                     if fault.is_outdated(space) {
                         // If unregistering did not wake the thread, this does: it faults again.
                         wake(space, fault.page, 1);
-                        return Served::Done;
+                        return Resolution::Done;
                     }
                     self.first_touch = true;
                     // A resident page was most likely brought in meanwhile, and needs no room.
                     let needs_room = !matches!(state, PageState::Resident { .. });
                     if needs_room && must_wait(&self.group, space, fault, admission) {
-                        return Served::Done;
+                        return Resolution::Done;
                     }
                     if let Some(outcome) = fill_zeros(&gate, space, fault, admission) {
                         return outcome;
@@ -94,13 +94,13 @@ impl Server {
                 }
                 PageState::Swapped(slot) => {
                     if must_wait(&self.group, space, fault, admission) {
-                        return Served::Done;
+                        return Resolution::Done;
                     }
                     if self.must_leave(slot)
                         && let Some(remote) = &self.group.remote
                     {
                         remote.faults.push(space, fault);
-                        return Served::Queued;
+                        return Resolution::Queued;
                     }
                     let claim = Claim::make(&gate, space, fault.page);
                     drop(gate);
@@ -112,7 +112,7 @@ impl Server {
         }
         // The page keeps changing state: the thread faults again.
         wake(space, fault.page, 1);
-        Served::Done
+        Resolution::Done
     }
 
     /// Serves faults that do not depend on the page state: on a forked child's beacon, on the stage,
@@ -122,11 +122,11 @@ impl Server {
         space: &Arc<AddressSpace>,
         fault: Fault,
         admission: Admission,
-    ) -> Option<Served> {
+    ) -> Option<Resolution> {
         if space.is_fork_request(fault.page) {
             // Only a handler answers it: the thread faults again.
             wake(space, fault.page, 1);
-            return Some(Served::Done);
+            return Some(Resolution::Done);
         }
         let is_id_request = space.is_id_request(fault.page);
         let place = space.place_at(fault.page);
@@ -148,16 +148,16 @@ impl Server {
 }
 
 /// Serves a forked child's read of its ID.
-fn answer_id_request(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Served {
+fn answer_id_request(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Resolution {
     debug_assert!(gate.is_of(space));
     match copy(space, page, &space.beacon_page(), 1) {
-        Ok(()) => Served::Done,
+        Ok(()) => Resolution::Done,
         Err(Partial {
             errno: Errno::EEXIST,
             ..
         }) => {
             wake(space, page, 1);
-            Served::Done
+            Resolution::Done
         }
         Err(partial) => after_failure(space, page, partial.errno),
     }

@@ -2,9 +2,9 @@
 
 use crate::page::VirtualPage;
 use crate::page_state::{PageState, StageIndex};
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::kernel::Process;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -13,7 +13,7 @@ use memfold_sys::Errno;
 use memfold_sys::uffd::Partial;
 use std::time::Duration;
 
-impl Server {
+impl FaultService {
     /// Puts a staged page back into the program's memory. It stays staged if the gate is missed.
     pub fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
         let Ok(gate) = self.enter(space) else {
@@ -21,7 +21,7 @@ impl Server {
         };
         let entry = gate.table().entry(page);
         if entry.replace(PageState::Staged(place), PageState::Returning(place))
-            && self.return_from_stage(&gate, space, page, place) == Served::Retry
+            && self.return_from_stage(&gate, space, page, place) == Resolution::Retry
         {
             // A thread that faulted meanwhile waits for this page: it faults again.
             wake(space, page, 1);
@@ -36,14 +36,14 @@ impl Server {
         space: &AddressSpace,
         page: VirtualPage,
         place: StageIndex,
-    ) -> Served {
+    ) -> Resolution {
         debug_assert!(gate.is_of(space));
         let entry = gate.table().entry(page);
         let returning = PageState::Returning(place);
         let staged = PageState::Staged(place);
         let Some(attached) = space.attached() else {
             entry.replace(returning, staged);
-            return Served::Done;
+            return Resolution::Done;
         };
         let buffer = &mut self.buffer[0];
         let read = attached
@@ -54,14 +54,14 @@ impl Server {
             entry.replace(returning, staged);
             wake(space, page, 1);
             crate::time::sleep(Duration::from_micros(100));
-            return Served::Done;
+            return Resolution::Done;
         }
         match copy(space, page, buffer, 1) {
             Ok(()) => {
                 space.add_resident_pages(1);
                 entry.replace(returning, PageState::HOT);
                 lock(&space.stage).retire(place);
-                Served::Done
+                Resolution::Done
             }
             Err(Partial {
                 errno: Errno::EEXIST,
@@ -70,7 +70,7 @@ impl Server {
                 entry.replace(returning, PageState::FRESH);
                 lock(&space.stage).retire(place);
                 wake(space, page, 1);
-                Served::Done
+                Resolution::Done
             }
             Err(partial) => {
                 entry.replace(returning, staged);

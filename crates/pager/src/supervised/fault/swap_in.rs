@@ -2,9 +2,9 @@
 
 use crate::page_state::PageState;
 use crate::supervised::fault::claim::Claim;
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
-use crate::supervised::fault::server::{Server, UnfinishedLoad};
+use crate::supervised::fault::service::{FaultService, UnfinishedLoad};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use memfold_swap::{Page, Slot};
@@ -14,22 +14,22 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl Server {
+impl FaultService {
     /// Loads claimed pages and copies them in. Pages on other machines, for which this thread may not
     /// wait, stay swapped out. If the gate is missed, the pages are copied in by
-    /// [`Server::finish_loads`].
-    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: Claim) -> Served {
+    /// [`FaultService::finish_loads`].
+    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: Claim) -> Resolution {
         let loaded = self.load(space, &claim);
         match self.enter(space) {
             Ok(gate) => self.copy_in(space, gate, &claim, loaded),
-            Err(Served::GateMissed) => {
+            Err(Resolution::GateMissed) => {
                 self.unfinished.0.push(UnfinishedLoad {
                     space: space.clone(),
                     contents: self.buffer[..claim.pages()].to_vec(),
                     claim,
                     loaded,
                 });
-                Served::Done
+                Resolution::Done
             }
             Err(outcome) => {
                 claim.abandon(space);
@@ -47,11 +47,11 @@ impl Server {
                 Ok(gate) => {
                     self.buffer[..load.contents.len()].copy_from_slice(&load.contents);
                     let served = self.copy_in(&space, gate, &load.claim, load.loaded);
-                    if served == Served::Retry {
+                    if served == Resolution::Retry {
                         wake(&space, load.claim.faulting_page(), 1);
                     }
                 }
-                Err(Served::GateMissed) => self.unfinished.0.push(load),
+                Err(Resolution::GateMissed) => self.unfinished.0.push(load),
                 Err(_) => load.claim.abandon(&space),
             }
         }
@@ -64,7 +64,7 @@ impl Server {
         gate: Shared<'_>,
         claim: &Claim,
         loaded: Range<usize>,
-    ) -> Served {
+    ) -> Resolution {
         let mut filling = Filling {
             space,
             gate: &gate,
@@ -89,11 +89,11 @@ impl Server {
             && let Some(remote) = &self.group.remote
         {
             remote.faults.recall(space, claim.page(faulting));
-            return Served::Done;
+            return Resolution::Done;
         }
         match failure {
             Some(errno) if !brought_in => after_failure(space, claim.page(faulting), errno),
-            _ => Served::Done,
+            _ => Resolution::Done,
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{PageState, StageIndex};
-use crate::supervised::fault::message::{Admission, Fault, Served};
+use crate::supervised::fault::message::{Admission, Fault, Resolution};
 use crate::supervised::fault::primitives::{after_failure, copy, wake};
 use crate::supervised::fault::room::room_pages;
 use crate::supervised::kernel::Memory;
@@ -26,7 +26,7 @@ pub fn fill_zeros(
     space: &AddressSpace,
     fault: Fault,
     admission: Admission,
-) -> Option<Served> {
+) -> Option<Resolution> {
     let claimed = claim_holes(gate, space, fault.page, admission);
     let pages = claimed.len() as u64;
     if pages == 0 {
@@ -94,7 +94,7 @@ pub fn fill_zeros(
     }
     Some(match errno {
         Some(errno) if done == 0 && !present => after_failure(space, fault.page, errno),
-        _ => Served::Done,
+        _ => Resolution::Done,
     })
 }
 
@@ -105,7 +105,7 @@ pub fn fill_stage(
     space: &AddressSpace,
     page: VirtualPage,
     place: StageIndex,
-) -> Served {
+) -> Resolution {
     debug_assert!(gate.is_of(space));
     let pages = lock(&space.stage).empty_from(place, ZERO_WINDOW).max(1);
     let (done, errno) = match copy(space, page, &ZEROS, u64::from(pages)) {
@@ -117,10 +117,10 @@ pub fn fill_stage(
     match errno {
         Some(Errno::EEXIST) if done == 0 => {
             wake(space, page, 1);
-            Served::Done
+            Resolution::Done
         }
         Some(errno) if done == 0 => after_failure(space, page, errno),
-        _ => Served::Done,
+        _ => Resolution::Done,
     }
 }
 

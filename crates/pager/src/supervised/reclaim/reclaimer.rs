@@ -15,9 +15,9 @@ use crate::backoff::NoProgress;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{MOST_SKIPS, PageState, StageIndex};
 use crate::supervised::fault::deferred::DeferredFault;
-use crate::supervised::fault::message::{Admission, Served};
+use crate::supervised::fault::message::{Admission, Resolution};
 use crate::supervised::fault::primitives::wake;
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::dedup::DedupCandidates;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::kernel::Process;
@@ -75,7 +75,7 @@ pub struct Reclaimer {
     buffer: Vec<Page>,
     oldest: Vec<(StageIndex, VirtualPage)>,
     /// Serves deferred faults and puts pages back.
-    server: Server,
+    service: FaultService,
     /// Rounds that went to `sibling_ranges` since the last proportional choice.
     sibling_rounds: u32,
     no_progress: NoProgress,
@@ -122,7 +122,7 @@ impl Reclaimer {
     /// The reclaimer of a group.
     pub fn new(group: Arc<Group>) -> Reclaimer {
         Reclaimer {
-            server: Server::with_patience(group.clone(), GATE_PATIENCE),
+            service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
             group,
             scratch: Scratch::new(),
             buffer: vec![[0; PAGE_SIZE]; BATCH],
@@ -149,7 +149,7 @@ impl Reclaimer {
 
     /// Waits for a wake-up, not for long.
     pub fn wait(&self) {
-        let waits_for_gate = !self.missed.is_empty() || self.server.has_unfinished();
+        let waits_for_gate = !self.missed.is_empty() || self.service.has_unfinished();
         let longest = if waits_for_gate { GATE_PATIENCE } else { IDLE };
         self.group.resources.wait_for_wake(longest);
     }
@@ -167,7 +167,7 @@ impl Reclaimer {
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
     /// handlers left.
     pub fn reclaim(&mut self) {
-        self.server.finish_loads();
+        self.service.finish_loads();
         let missed = std::mem::take(&mut self.missed);
         self.serve(missed);
         self.reclaim_to_watermark();
@@ -274,16 +274,16 @@ impl Reclaimer {
     fn serve(&mut self, faults: Vec<DeferredFault<AddressSpace>>) {
         for deferred in faults {
             let (space, fault) = (&deferred.space, deferred.fault);
-            match self.server.serve(space, fault, Admission::Now) {
-                Served::GateMissed => {
+            match self.service.serve(space, fault, Admission::Now) {
+                Resolution::GateMissed => {
                     let is_listed = |other: &DeferredFault<_>| deferred.is_same(other);
                     if !self.missed.iter().any(is_listed) {
                         self.missed.push(deferred);
                     }
                     continue;
                 }
-                Served::Retry => wake(space, fault.page, 1),
-                Served::Done | Served::Queued => {}
+                Resolution::Retry => wake(space, fault.page, 1),
+                Resolution::Done | Resolution::Queued => {}
             }
             let resources = &self.group.resources;
             // Of whatever kind it is, it waited for other pages to go out.
@@ -421,7 +421,7 @@ impl Reclaimer {
         candidates.release(&self.group);
         let (stored, refused) = self.split_incompressible(space, stored);
         for (place, page) in &refused {
-            self.server.putback(space, *page, *place);
+            self.service.putback(space, *page, *place);
         }
         (self.commit(space, &stored), refused.len())
     }

@@ -4,9 +4,9 @@
 use crate::page::bytes;
 use crate::supervised::events::read::Messages;
 use crate::supervised::fault::listen::Handlers;
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::wake;
-use crate::supervised::fault::server::Server;
+use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::AffinityFollower;
@@ -60,7 +60,7 @@ pub struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
     /// Serves faults read along with events, and recalls.
-    server: Server,
+    service: FaultService,
     sharing: SharingWatch,
     /// Time of the last check for exits and dropped privileges.
     last_exit_check: Instant,
@@ -75,7 +75,7 @@ impl Governor {
     /// The governor of a group.
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
-            server: Server::with_patience(group.clone(), GATE_PATIENCE),
+            service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
             group,
             handlers,
             sharing: SharingWatch::default(),
@@ -119,7 +119,7 @@ impl Governor {
                 }
             }
         }
-        self.server.finish_loads();
+        self.service.finish_loads();
         spaces.iter().for_each(|space| self.sample(space));
         self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces)
@@ -292,9 +292,9 @@ impl Governor {
         }
         for (fault, thread) in messages.faults {
             let admission = space.admission_of(thread);
-            match self.server.serve(space, fault, admission) {
-                Served::Done | Served::Queued => {}
-                Served::Retry | Served::GateMissed => wake(space, fault.page, 1),
+            match self.service.serve(space, fault, admission) {
+                Resolution::Done | Resolution::Queued => {}
+                Resolution::Retry | Resolution::GateMissed => wake(space, fault.page, 1),
             }
         }
     }

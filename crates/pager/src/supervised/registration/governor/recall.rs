@@ -65,12 +65,12 @@ impl Governor {
                 }
                 Some(Next::Claimed(page, claim)) => {
                     about_to_come(claim.pages() as u64);
-                    self.server.swap_in(space, claim);
+                    self.service.swap_in(space, claim);
                     page
                 }
                 Some(Next::Staged(page, place)) => {
                     // A staged page counts as resident already.
-                    self.server.putback(space, page, place);
+                    self.service.putback(space, page, place);
                     page
                 }
                 Some(Next::Awaited(page)) => {

@@ -2,7 +2,7 @@
 
 use crate::bugs::Bug;
 use crate::supervised::fault::claim::{Claim, SWAP_IN_WINDOW};
-use crate::supervised::fault::message::Served;
+use crate::supervised::fault::message::Resolution;
 use crate::supervised::group::Group;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Shared;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.
-pub struct Server {
+pub struct FaultService {
     /// The group whose faults the thread serves.
     pub group: Arc<Group>,
     /// Decompressed pages before they are copied in.
@@ -47,10 +47,10 @@ pub struct UnfinishedLoad {
     pub contents: Vec<Page>,
 }
 
-impl Server {
+impl FaultService {
     /// Buffers for one thread.
-    pub fn new(group: Arc<Group>) -> Server {
-        Server {
+    pub fn new(group: Arc<Group>) -> FaultService {
+        FaultService {
             group,
             buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
             scratch: Scratch::for_loads(),
@@ -63,18 +63,18 @@ impl Server {
 
     /// The same for a thread that all programs need, which waits for the gate of none for longer than
     /// `patience`.
-    pub fn with_patience(group: Arc<Group>, patience: Duration) -> Server {
-        Server {
+    pub fn with_patience(group: Arc<Group>, patience: Duration) -> FaultService {
+        FaultService {
             patience: Some(patience),
-            ..Server::new(group)
+            ..FaultService::new(group)
         }
     }
 
     /// The same for a thread that may wait for other machines.
-    pub fn that_waits(group: Arc<Group>) -> Server {
-        Server {
+    pub fn that_waits(group: Arc<Group>) -> FaultService {
+        FaultService {
             waits: true,
-            ..Server::new(group)
+            ..FaultService::new(group)
         }
     }
 
@@ -85,15 +85,15 @@ impl Server {
 
     /// Enters the shared gate to serve a fault. Otherwise returns how the service ends: `Done` if the
     /// address space is gone, or `GateMissed`.
-    pub fn enter<'a>(&self, space: &'a AddressSpace) -> Result<Shared<'a>, Served> {
+    pub fn enter<'a>(&self, space: &'a AddressSpace) -> Result<Shared<'a>, Resolution> {
         let Some(patience) = self.patience else {
-            return space.shared().map_err(|_| Served::Done);
+            return space.shared().map_err(|_| Resolution::Done);
         };
         if Bug::GateEnteredTwice.is_back()
             && !space.was_gate_missed()
             && space.shared_within(patience).is_ok()
         {
-            return space.shared().map_err(|_| Served::Done);
+            return space.shared().map_err(|_| Resolution::Done);
         }
         let entered = if space.was_gate_missed() {
             space.try_shared()
@@ -102,10 +102,10 @@ impl Server {
         };
         entered.ok_or_else(|| {
             if space.is_dead_or_gone() {
-                return Served::Done;
+                return Resolution::Done;
             }
             space.note_gate_missed();
-            Served::GateMissed
+            Resolution::GateMissed
         })
     }
 
