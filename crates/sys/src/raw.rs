@@ -4,7 +4,7 @@ use core::arch::asm;
 
 /// System call numbers (x86-64).
 pub mod nr {
-    #![allow(missing_docs)]
+    #![allow(missing_docs, reason = "the names of the kernel")]
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
     pub const OPEN: usize = 2;

@@ -1,5 +1,5 @@
 //! What several tests need.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::{
     io,

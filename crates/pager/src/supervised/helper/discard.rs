@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How many threads may be at it.
 const MOST_THREADS: usize = 4;
 
-/// See the module.
+/// Closes descriptors that peers sent, by threads of its own.
 #[derive(Debug, Default)]
 pub struct Discard {
     threads: Arc<AtomicUsize>,
