@@ -10,7 +10,7 @@ use memfold_sys::{Errno, PAGE_SIZE};
 /// 1 once pages of this program (or of the one it was forked from) may be out: from then on a
 /// beacon that reads zero means that the supervisor is gone.
 ///
-/// SeqCst where forks are prepared: a thread announces its fork (`Channel::forking`) before it looks here, and the
+/// `SeqCst` where forks are prepared: a thread announces its fork (`Channel::forking`) before it looks here, and the
 /// helper sets this before it looks at the announcements and withholds a range.
 pub static MANAGED: AtomicU32 = AtomicU32::new(0);
 

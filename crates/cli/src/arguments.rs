@@ -159,6 +159,10 @@ pub enum Command {
 
 /// `memfold run`.
 #[derive(Debug, Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own"
+)]
 pub struct RunArguments {
     /// Limit on all that memfold manages: resident pages, compressed pool, metadata
     /// [default: 50%, unless --resident is given]
@@ -203,7 +207,7 @@ pub struct RunArguments {
         env = "MEMFOLD_WRITEBACK_AFTER"
     )]
     pub writeback_after: After,
-    /// Have the programs' library prepare forks also where the kernel reports them, which takes CAP_SYS_PTRACE
+    /// Have the programs' library prepare forks also where the kernel reports them, which takes `CAP_SYS_PTRACE`
     #[arg(long, env = "MEMFOLD_PREPARE_FORKS", value_parser = FalseyValueParser::new())]
     pub prepare_forks: bool,
     /// Store pages without a checksum

@@ -54,6 +54,7 @@ fn execute(seed: u64) {
         // The fault of a program whose gate is held may keep one of them.
         handlers: 2,
         adversity: Adversity::default(),
+        prepared: false,
         locked: None,
         seed,
     };

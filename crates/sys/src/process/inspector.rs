@@ -307,7 +307,7 @@ mod tests {
             );
             assert!(
                 inspector
-                    .inherited_ranges(InheritedBy::Registration)
+                    .inherited_ranges(crate::process::InheritedBy::Registration)
                     .is_ok()
             );
             let process = inspector.process();

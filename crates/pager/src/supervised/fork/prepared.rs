@@ -94,9 +94,10 @@ impl Reader {
         let token = expected.expect();
         let Some(under_way) = self.list(space, gate, token, messages) else {
             expected.forget(token);
-            return match space.is_dead() {
-                true => Outcome::AskAgain,
-                false => Outcome::Answer(DENIED),
+            return if space.is_dead() {
+                Outcome::AskAgain
+            } else {
+                Outcome::Answer(DENIED)
             };
         };
         // Refused while mappings change: their events come first.
@@ -185,9 +186,10 @@ impl Reader {
                 _ => {}
             }
             // A parent that is gone may have had its child just before.
-            let patience = match space.is_dead_or_gone() {
-                true => CHILD_PATIENCE / 20,
-                false => CHILD_PATIENCE,
+            let patience = if space.is_dead_or_gone() {
+                CHILD_PATIENCE / 20
+            } else {
+                CHILD_PATIENCE
             };
             if granted.elapsed() > patience {
                 space.prepared.expired.fetch_add(1, Ordering::Relaxed);

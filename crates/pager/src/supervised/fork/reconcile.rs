@@ -58,9 +58,10 @@ impl AddressSpace {
             self.fork.uncompared.store(true, Ordering::Relaxed);
             return;
         }
-        let by = match is_prepared {
-            true => InheritedBy::Mark,
-            false => InheritedBy::Registration,
+        let by = if is_prepared {
+            InheritedBy::Mark
+        } else {
+            InheritedBy::Registration
         };
         let (Ok(mut gate), Ok(ranges)) = (
             self.exclusive_within(PATIENCE),

@@ -173,6 +173,7 @@ mod tests {
             start: pages.start.address(),
             end: pages.end.address(),
             movable,
+            anonymous: true,
             guard: false,
         }
     }
