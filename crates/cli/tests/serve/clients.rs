@@ -92,6 +92,8 @@ fn fio_finds_no_wrong_byte() {
             "--size=64M",
             "--iodepth=16",
             "--verify=crc32c",
+            // Else it leaves a file in the working directory.
+            "--verify_state_save=0",
             "--buffer_compress_percentage=60",
             "--refill_buffers",
             "--minimal",
