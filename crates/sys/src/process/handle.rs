@@ -214,7 +214,7 @@ impl Process {
     }
 }
 
-const PIDFD_GET_INFO: libc::c_ulong = 0xc040_ff0b;
+const PIDFD_GET_INFO: libc::Ioctl = 0xc040_ff0b_u32 as libc::Ioctl;
 
 /// The kernel's `struct pidfd_info`, in its first version.
 #[repr(C)]

@@ -180,8 +180,8 @@ pub fn kernel_seals() -> bool {
     *SEALS
 }
 
-const PROCMAP_QUERY: libc::c_ulong = 0xc068_6611;
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PROCMAP_QUERY: libc::Ioctl = 0xc068_6611_u32 as libc::Ioctl;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 /// `PAGE_IS_PRESENT | PAGE_IS_SWAPPED`.
 const PRESENT_OR_SWAPPED: u64 = (1 << 3) | (1 << 4);
 /// `PAGE_IS_GUARD` (Linux 6.16).
@@ -387,8 +387,8 @@ mod tests {
         // The numbers of `/proc/PID/maps` and `pagemap` in linux/fs.h.
         let query = read_write(b'f', 17, size_of::<procmap_query>());
         let scan = read_write(b'f', 16, size_of::<pm_scan_arg>());
-        assert_eq!(PROCMAP_QUERY as usize, query);
-        assert_eq!(PAGEMAP_SCAN as usize, scan);
+        assert_eq!(PROCMAP_QUERY as u32 as usize, query);
+        assert_eq!(PAGEMAP_SCAN as u32 as usize, scan);
     }
 
     #[test]
