@@ -5,6 +5,9 @@
 //! two crates without dependencies, so this calls the compiler for each of them, and passes none of the
 //! outer build's flags on. (A nested cargo would resolve the whole lock file, which fails without a
 //! registry.)
+//!
+//! `preload/agent` and `preload/sys` are links to the sources of these crates in the repository, and
+//! copies of them in the package, which therefore holds all that it is built from.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,37 +21,28 @@ const EDITION: &str = "--edition=2024";
 const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
 
 /// Loads into any dynamically linked program, whichever C library that uses.
-const LINK: [&str; 6] = [
+const LINK: [&str; 7] = [
     "-Clto=fat",
     "-Cstrip=symbols",
     "-Clink-arg=-nostdlib",
     "-Clink-arg=-nostartfiles",
     "-Clink-arg=-Wl,-z,now",
     "-Clink-arg=-Wl,-Bsymbolic",
+    // Where programs are linked statically (musl), rustc makes no shared library unless it is told.
+    "-Ctarget-feature=-crt-static",
 ];
 
 fn main() {
     name_the_commit();
-    let manifest_dir = PathBuf::from(required("CARGO_MANIFEST_DIR"));
-    let workspace = manifest_dir
-        .ancestors()
-        .nth(2)
-        .expect("the crate lies two folders down");
-    let agent = workspace.join("crates/agent");
-    assert!(
-        agent.join("Cargo.toml").is_file(),
-        "memfold-cli is built from the memfold repository: {} holds no memfold-agent",
-        agent.display(),
-    );
     // Relative, so that they are this checkout's whichever one the target directory was filled by.
-    for source in ["build.rs", "../agent/src", "../sys/src"] {
+    for source in ["build.rs", "preload/agent", "preload/sys"] {
         println!("cargo::rerun-if-changed={source}");
     }
     let out = PathBuf::from(required("OUT_DIR"));
     let sys = out.join("libmemfold_sys.rlib");
     let library = out.join("libmemfold_agent.so");
     let sys_crate = ["--crate-name=memfold_sys", "--crate-type=rlib"];
-    compile(workspace, "crates/sys/src/lib.rs", &sys, sys_crate);
+    compile("preload/sys/lib.rs", &sys, sys_crate);
 
     let mut external = OsString::from("--extern=memfold_sys=");
     external.push(&sys);
@@ -60,7 +54,7 @@ fn main() {
         argument.push(linker);
         arguments.push(argument);
     }
-    compile(workspace, "crates/agent/src/lib.rs", &library, arguments);
+    compile("preload/agent/lib.rs", &library, arguments);
     println!("cargo::rustc-env=MEMFOLD_AGENT={}", library.display());
 }
 
@@ -83,15 +77,10 @@ fn name_the_commit() {
 }
 
 /// Compiles a crate. Its path is relative, so that messages and the library are the same in every checkout.
-fn compile<A: AsRef<OsStr>>(
-    workspace: &Path,
-    source: &str,
-    output: &Path,
-    arguments: impl IntoIterator<Item = A>,
-) {
+fn compile<A: AsRef<OsStr>>(source: &str, output: &Path, arguments: impl IntoIterator<Item = A>) {
     let mut rustc = Command::new(required("RUSTC"));
     rustc
-        .current_dir(workspace)
+        .current_dir(required("CARGO_MANIFEST_DIR"))
         .args([EDITION, source])
         .args(CODE)
         // The build of the crate itself reports them.
