@@ -40,6 +40,7 @@ use memfold_sys::privilege;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    abort_on_panic();
     if let Err(failure) = lower_privileges() {
         return failure.report();
     }
@@ -63,6 +64,16 @@ fn main() -> ExitCode {
         Command::Man(arguments) => man::manual(&arguments),
     };
     outcome.unwrap_or_else(|failure| failure.report())
+}
+
+/// A supervisor that panics must end at once: its programs are then stopped, never left to wait. The
+/// repository's release profile aborts by itself, which `cargo install` from a registry knows nothing of.
+fn abort_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::abort();
+    }));
 }
 
 /// Before anything else: whatever path a user names is opened with the user's own rights.
@@ -91,5 +102,33 @@ fn refuse(error: &clap::Error) -> ExitCode {
             let line: Vec<_> = std::env::args_os().skip(1).collect();
             Failure::own(usage_error::one_line(error, &line)).report()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_panic_in_any_thread_ends_the_process() {
+        const IS_CHILD: &str = "MEMFOLD_TEST_PANICS";
+        if std::env::var_os(IS_CHILD).is_some() {
+            super::abort_on_panic();
+            let _ = std::thread::spawn(|| panic!("as intended")).join();
+            std::process::exit(0);
+        }
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "tests::a_panic_in_any_thread_ends_the_process",
+                "--nocapture",
+            ])
+            .env(IS_CHILD, "1")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(6), "{status}");
     }
 }
