@@ -1,0 +1,38 @@
+#!/bin/bash
+# Installs a release of memfold on a CI runner, and grants it what it needs there.
+#
+#   MEMFOLD_VERSION   the release
+#   MEMFOLD_SHA256    the checksum of its binary; if empty, that of the release's SHA256SUMS
+#   MEMFOLD_RELEASES  where releases are (default: the repository's)
+#   RUNNER_TEMP, GITHUB_PATH  as the runner sets them
+#
+# A runner is a machine of one user: the device is given to that user, and the capability to the binary.
+set -euo pipefail
+
+fail() {
+    echo "::error::memfold: $*"
+    exit 1
+}
+
+[[ $(uname -sm) == "Linux x86_64" ]] || fail "needs a Linux runner on x86-64, this is $(uname -sm)"
+releases=${MEMFOLD_RELEASES:-https://github.com/memfold/memfold/releases/download}
+from=$releases/v$MEMFOLD_VERSION
+folder=$RUNNER_TEMP/memfold-$MEMFOLD_VERSION
+mkdir -p "$folder"
+curl --fail --silent --show-error --location --retry 3 --output "$folder/memfold" "$from/memfold" \
+    || fail "cannot download $from/memfold"
+if [[ -z "${MEMFOLD_SHA256:-}" ]]; then
+    sums=$(curl --fail --silent --show-error --location --retry 3 "$from/SHA256SUMS") \
+        || fail "cannot download $from/SHA256SUMS"
+    MEMFOLD_SHA256=$(awk '$2 == "memfold" { print $1 }' <<< "$sums")
+fi
+found=$(sha256sum "$folder/memfold" | cut -d ' ' -f 1)
+[[ $found == "$MEMFOLD_SHA256" ]] || fail "$from/memfold has the checksum $found, not ${MEMFOLD_SHA256:-any}"
+chmod 755 "$folder/memfold"
+echo "$folder" >> "$GITHUB_PATH"
+
+if ((EUID != 0)); then
+    sudo chown "$(id -u)" /dev/userfaultfd || fail "cannot give /dev/userfaultfd to $(id -un)"
+    sudo setcap cap_sys_ptrace=ep "$folder/memfold" || fail "cannot give memfold cap_sys_ptrace"
+fi
+"$folder/memfold" doctor || fail "this runner does not let memfold run programs; the lines above say why"

@@ -1,0 +1,50 @@
+#!/bin/bash
+# Runs what action.yml runs, as a runner would: packaging/action/test.sh BINARY. As root.
+set -euo pipefail
+binary=$(realpath "$1")
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+    echo "action/test.sh: $*" >&2
+    exit 1
+}
+
+export RUNNER_TEMP=$work/temp GITHUB_PATH=$work/path MEMFOLD_VERSION=9.9.9
+export MEMFOLD_RELEASES=file://$work/releases
+release=$work/releases/v$MEMFOLD_VERSION
+mkdir -p "$RUNNER_TEMP" "$release"
+cp "$binary" "$release/memfold"
+(cd "$release" && sha256sum memfold > SHA256SUMS)
+
+"$here/install.sh" > "$work/log" || { cat "$work/log"; fail "install.sh failed"; }
+PATH=$(< "$GITHUB_PATH"):$PATH
+[[ $(command -v memfold) == "$RUNNER_TEMP"/* ]] || fail "memfold is not in PATH"
+# Another binary than the release's.
+if MEMFOLD_SHA256=00 "$here/install.sh" > "$work/log"; then fail "a wrong checksum was accepted"; fi
+grep --quiet '^::error::.*checksum' "$work/log" || fail "the checksum is not named: $(< "$work/log")"
+if MEMFOLD_VERSION=0 "$here/install.sh" > "$work/log" 2>&1; then fail "a missing release was installed"; fi
+
+step() { # SCRIPT
+    MEMFOLD_ACTION_SCRIPT=$1 MEMFOLD_ACTION_LIMIT=24M MEMFOLD_ACTION_OPTIONS=$'--summary always\n' \
+        "$here/run.sh" > "$work/output" 2> "$work/errors"
+}
+step $'seq 600000 | sort -rn -S 1G --parallel=1 | sha256sum\nenv | grep -c "^MEMFOLD_ACTION" || true' \
+    || { cat "$work/errors"; fail "the step failed"; }
+expected=$(seq 600000 | sort -rn | sha256sum; echo 0)
+[[ $(< "$work/output") == "$expected" ]] || fail "the step printed $(< "$work/output")"
+grep --quiet 'spent on swapping' "$work/errors" || fail "nothing was paged out: $(< "$work/errors")"
+
+# The first command that fails ends the step with its status, also in a pipe.
+status=0
+step $'(exit 7) | cat\necho "went on"' || status=$?
+((status == 7)) || fail "status $status instead of 7"
+[[ ! -s $work/output ]] || fail "the step went on"
+
+# The two calls are what action.yml makes.
+for script in install run; do
+    grep --quiet --fixed-strings "\$GITHUB_ACTION_PATH/packaging/action/$script.sh" "$here/../../action.yml" \
+        || fail "action.yml does not call $script.sh"
+done
+echo "passed"
