@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Prints the licences of memfold and of all that is linked into its binary: packaging/licences.py [TARGET].
+
+Of each crate all licence files in its sources, so those of the C libraries it brings, too; and that of musl.
+Fails where a crate has none. (Rust's own: share/doc/rust/COPYRIGHT-library.html of the toolchain.)
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = sys.argv[1] if len(sys.argv) > 1 else "x86_64-unknown-linux-musl"
+# Where Debian's musl-tools, whose compiler builds the C sources, have it.
+MUSL = pathlib.Path("/usr/share/doc/musl/copyright")
+IS_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)", re.IGNORECASE)
+# Of folders that are built into nothing, and the second licence of zstd, which we do not take.
+IS_UNUSED = re.compile(r"/(tests?|examples|programs|contrib|benches|fuzz)/|/zstd/COPYING$")
+RULE = "=" * 80
+
+
+def cargo(*arguments):
+    return subprocess.run(["cargo", *arguments], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+
+def linked():
+    """Names and versions of the crates that are linked, without ours."""
+    lines = cargo(
+        "tree", "--locked", "--package=memfold-cli", "--edges=normal,no-proc-macro", "--prefix=none",
+        f"--target={TARGET}", "--format={p}",
+    ).splitlines()
+    packages = (line.split() for line in lines if "/" not in line)
+    return sorted({(words[0], words[1].removeprefix("v")) for words in packages})
+
+
+def texts(folder):
+    """The licence files below a folder, by what they say."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if IS_LICENCE.match(path.name) and path.suffix not in {".rs", ".c", ".h", ".html"} and path.is_file():
+            name = path.relative_to(folder).as_posix()
+            if not IS_UNUSED.search(f"/{name}"):
+                found.setdefault(path.read_text(errors="replace").strip(), name)
+    return found
+
+
+def main():
+    metadata = json.loads(cargo("metadata", "--locked", "--format-version=1"))
+    packages = {(one["name"], one["version"]): one for one in metadata["packages"]}
+    # Crates of one repository mostly have one text: it is printed once.
+    users = {}
+    missing = []
+    for key in linked():
+        package = packages[key]
+        found = texts(pathlib.Path(package["manifest_path"]).parent)
+        if not found:
+            missing.append(f"{' '.join(key)} ({package['license']}, {package['repository']})")
+        for text, name in found.items():
+            users.setdefault(text, []).append(f"{' '.join(key)}: {package['license']} ({name})")
+    users.setdefault(MUSL.read_text().strip(), []).append("musl, the C library")
+    if missing:
+        sys.exit("licences.py: no licence file in " + "; ".join(missing))
+    print("memfold is available under either of two licences, as you like: MIT or Apache-2.0.\n")
+    print((ROOT / "LICENSE-MIT").read_text())
+    print((ROOT / "LICENSE-APACHE").read_text())
+    print("The binary contains the following, each under its own licence.\n")
+    for text, names in users.items():
+        print(RULE, *names, RULE, "", text, "", sep="\n")
+
+
+main()
