@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the packages that build.sh has made on clean root filesystems, uses and removes them:
-# packaging/test.sh [FOLDER], by default target/packages. As root; needs mmdebstrap (apt resolves for it: a
-# tenth of debootstrap's time), a mirror of Debian or Ubuntu, util-linux, and rpm.
+# packaging/test.sh [FOLDER], by default target/packages. As root; needs mmdebstrap (debootstrap does the
+# same, without apt and slower), a mirror of Debian or Ubuntu, util-linux, and rpm.
 #
 # Each root filesystem has a /dev of its own, so the host's /dev/userfaultfd stays as it is. SUITE and
 # MIRROR are what mmdebstrap is given (default: the host's release, and its mirror). BASE is a

@@ -1,0 +1,31 @@
+#!/bin/bash
+# Builds the Python wheel and tests it in a new virtual environment: packaging/wheel.sh [FOLDER], by default
+# target/wheels. Needs python3 with venv, and PyPI for maturin, auditwheel and numpy.
+#
+# maturin gives the wheel the manylinux tag of the oldest glibc that has all symbols it uses, and auditwheel
+# must find the same. MATURIN_OPTIONS are further options, such as "--profile dev".
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=$(realpath -m "${1:-target/wheels}")
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/build"
+"$work/build/bin/pip" install --quiet "maturin>=1.9.4,<2" auditwheel
+rm -rf "$out"
+read -r -a options <<< "${MATURIN_OPTIONS:---release}"
+PATH=$work/build/bin:$PATH CARGO_TARGET_DIR=$target \
+    maturin build --locked --auditwheel check --out "$out" "${options[@]}" --manifest-path bindings/python/Cargo.toml
+wheels=("$out"/memfold-*.whl)
+[[ ${wheels[0]} == *-abi3-manylinux_*_x86_64.whl ]] || { echo "wheel.sh: ${wheels[0]} is no manylinux wheel" >&2; exit 1; }
+tag=$(grep --only-matching 'manylinux_[0-9]*_[0-9]*_x86_64' <<< "${wheels[0]}" | head -n 1)
+shown=$("$work/build/bin/auditwheel" show "${wheels[0]}")
+[[ $shown == *\"$tag\"* ]] || { echo "wheel.sh: auditwheel does not confirm $tag: $shown" >&2; exit 1; }
+
+python3 -m venv "$work/test"
+"$work/test/bin/pip" install --quiet "${wheels[0]}"
+tests=$PWD/bindings/python/tests
+cd "$work"
+"$work/test/bin/python" -m unittest discover "$tests"
+ls -l "$out"
