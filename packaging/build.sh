@@ -64,15 +64,16 @@ tar --create --xz --file "$out/memfold-$version-x86_64.tar.xz" --directory "$wor
     --owner=0 --group=0 --numeric-owner memfold
 install -m 644 "$dist/memfold.debug" "$out"
 
-# --- rpm: every file of the tree, memfold's own directory, and those of shells that may not be installed.
+# --- rpm: every file of the tree, memfold's own directory, and those of programs that may not be installed.
 top=$work/rpm
 mkdir -p "$top/BUILD"
 {
     fill packaging/rpm/memfold.spec
     (cd "$tree" && find . -type f -printf '/%P\n' | LC_ALL=C sort \
         | sed -e 's,^/usr/share/man/,%doc &,' -e 's,^/usr/share/doc/memfold/copyright$,%license &,')
-    for folder in doc/memfold bash-completion{,/completions} fish{,/vendor_completions.d} zsh{,/site-functions}; do
-        echo "%dir /usr/share/$folder"
+    for folder in lib/sysusers.d share/doc/memfold share/bash-completion{,/completions} \
+        share/fish{,/vendor_completions.d} share/zsh{,/site-functions}; do
+        echo "%dir /usr/$folder"
     done
 } > "$work/memfold.spec"
 rpmbuild -bb --quiet --target x86_64 --buildroot "$work/root" --define "_topdir $top" \

@@ -49,7 +49,7 @@ TOML
 # From outside the repository, whose configuration and sources are not to be found.
 cd /
 CARGO_TARGET_DIR=$work MEMFOLD_COMMIT=packaged \
-    cargo install --offline --locked --debug --quiet --root "$work/installed" --version "$version" memfold-cli
+    cargo install --offline --locked --debug --root "$work/installed" --version "$version" memfold-cli
 installed=$work/installed/bin/memfold
 "$installed" -V
 "$installed" doctor > /dev/null || echo "crates.sh: this host does not let memfold run programs; nothing was run" >&2
