@@ -6,7 +6,7 @@
 #   MEMFOLD_RELEASES  where releases are (default: the repository's)
 #   RUNNER_TEMP, GITHUB_PATH  as the runner sets them
 #
-# A runner is a machine of one user: the device is given to that user, and the capability to the binary.
+# A runner is a machine of one user, to whom the device is given.
 set -euo pipefail
 
 fail() {
@@ -33,6 +33,5 @@ echo "$folder" >> "$GITHUB_PATH"
 
 if ((EUID != 0)); then
     sudo chown "$(id -u)" /dev/userfaultfd || fail "cannot give /dev/userfaultfd to $(id -un)"
-    sudo setcap cap_sys_ptrace=ep "$folder/memfold" || fail "cannot give memfold cap_sys_ptrace"
 fi
 "$folder/memfold" doctor || fail "this runner does not let memfold run programs; the lines above say why"
