@@ -39,7 +39,11 @@ extern "C" fn prepare() {
 extern "C" fn parent() {
     prepared::end_in_parent();
     if let Some(channel) = channel() {
-        channel.forking.fetch_sub(1, Ordering::Release);
+        // In a child of a fork within a fork, the channel knows of none.
+        let fewer = |forking: u32| forking.checked_sub(1);
+        let _ = channel
+            .forking
+            .fetch_update(Ordering::Release, Ordering::Relaxed, fewer);
     }
 }
 

@@ -148,6 +148,37 @@ fn own_thread() -> usize {
     own
 }
 
+/// The address of this thread's restartable sequence, if the C library has one (glibc 2.35); else 0.
+fn own_sequence() -> usize {
+    // SAFETY: null, or the C library's variable, which is set before any program code runs.
+    let offset = unsafe { rseq_offset().as_ref() };
+    offset.map_or(0, |offset| own_thread().wrapping_add_signed(*offset))
+}
+
+#[cfg(feature = "standalone")]
+core::arch::global_asm!(
+    ".weak __rseq_offset",
+    ".pushsection .data.rel.ro.memfold, \"aw\"",
+    ".balign 8",
+    "memfold_rseq_offset: .quad __rseq_offset",
+    ".popsection",
+);
+
+#[cfg(feature = "standalone")]
+fn rseq_offset() -> *const isize {
+    unsafe extern "C" {
+        #[link_name = "memfold_rseq_offset"]
+        static OFFSET: *const isize;
+    }
+    // SAFETY: a word that the loader has relocated: null, as the symbol is weak, or that variable's address.
+    unsafe { core::ptr::read_volatile(&raw const OFFSET) }
+}
+
+#[cfg(not(feature = "standalone"))]
+fn rseq_offset() -> *const isize {
+    core::ptr::null()
+}
+
 fn take_turn(own: usize) {
     let is_taken = || {
         let exchanged = FORKING.compare_exchange(0, own, Ordering::Acquire, Ordering::Relaxed);
@@ -201,7 +232,10 @@ pub enum Child {
 /// The fork is over, in the child.
 pub fn end_in_child() -> Child {
     WAITERS.store(0, Ordering::Relaxed);
-    if FORKING.swap(0, Ordering::Relaxed) == 0 {
+    if FORKING.swap(0, Ordering::Relaxed) != own_thread() {
+        // Nothing was managed when its thread decided; another may have been about to fork just then.
+        STATE.store(0, Ordering::Relaxed);
+        DEPTH.store(0, Ordering::Relaxed);
         return Child::ToStart { may_call: false };
     }
     let state = STATE.swap(0, Ordering::Relaxed);
@@ -325,8 +359,10 @@ extern "C" fn on_system_call(signal: i32, information: *const [i32; 4], context:
         nr::CLONE if context.rdi & CLONE_VM == 0 => return fork(context, context.rdi),
         nr::FORK => return fork(context, SIGCHLD),
         nr::CLONE | nr::VFORK | nr::CLONE3 => {
-            // Not the C library's fork. It is made again, as it is.
+            // Not the C library's fork. It is made again, as it is. (By a handler of another library, before a fork:
+            // the child of that says why it stops.)
             disarm();
+            STATE.fetch_or(state::UNPREPARED, Ordering::Relaxed);
             context.rip -= 2;
             return;
         }
@@ -487,9 +523,14 @@ fn give_to_child(channel: &'static Channel) -> bool {
     loop {
         let given = spans(channel).iter().all(|span| {
             let (start, length) = place(span);
-            system::give_to_children(start, length).is_ok()
+            // What was unmapped since raised no event, or its place would be listed anew: it was not registered.
+            matches!(
+                system::give_to_children(start, length),
+                Ok(()) | Err(Errno::ENOMEM)
+            )
         });
-        step.store(GIVEN, Ordering::Release);
+        // It may have been given up meanwhile.
+        let _ = step.compare_exchange(LISTED, GIVEN, Ordering::Release, Ordering::Relaxed);
         loop {
             match step.load(Ordering::Acquire) {
                 GIVEN => {}
@@ -507,6 +548,8 @@ fn give_to_child(channel: &'static Channel) -> bool {
 /// In the child, which touches nothing but this stack and the library until its helper is there.
 fn run_in_child(call: &mut Call, token: u64, child_tid: usize) {
     PARENTS_STACK.store(call.stack_top, Ordering::Relaxed);
+    // It has a beacon of its own soon.
+    let _ = system::keep_from_children(BEACON.load(Ordering::Relaxed), PAGE_SIZE);
     if start(token, None) != READY {
         helper::fail_unprepared();
     }
@@ -543,6 +586,9 @@ fn place(span: &Span) -> (usize, usize) {
 /// ends.
 fn ask(channel: &Channel, what: u32) -> u64 {
     let beacon = BEACON.load(Ordering::Relaxed);
+    let sequence = own_sequence();
+    let place = &channel.fork.sequence;
+    place.store(sequence as u64, Ordering::Relaxed);
     channel.fork.asked.store(what, Ordering::Release);
     let answer = loop {
         // SAFETY: a mapped page of this library's. It is registered where forks are prepared, so the read faults.
@@ -551,6 +597,11 @@ fn ask(channel: &Channel, what: u32) -> u64 {
             break answer;
         }
         let _ = system::drop_pages(beacon, PAGE_SIZE);
+        if sequence != 0 {
+            // The supervisor has found it paged out.
+            // SAFETY: the C library's own, of this thread.
+            unsafe { core::ptr::read_volatile(sequence as *const u32) };
+        }
     };
     channel.fork.asked.store(0, Ordering::Relaxed);
     match answer {

@@ -194,7 +194,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::DoneOutsideGate => 490,
         Bug::ZerosWithoutClaim => 700,
         Bug::UnreadMovesIgnored => 160,
-        Bug::ManagedUnwithheld => 1200,
+        Bug::GivenUnchecked => 6440,
         _ => 0,
     }
 }

@@ -173,6 +173,11 @@ impl SharedChannel {
         true
     }
 
+    /// The address of the forking thread's restartable sequence, as it says.
+    pub fn fork_thread(&self) -> u64 {
+        self.channel().fork.sequence.load(Ordering::Relaxed)
+    }
+
     /// How far the forking thread is ([`fork_step`](crate::channel::fork_step)).
     pub fn fork_step(&self) -> u32 {
         // Acquire: what it did before is seen.

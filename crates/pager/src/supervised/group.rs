@@ -197,6 +197,13 @@ impl Group {
         spaces.insert(space.id, space);
     }
 
+    /// Forgets an address space that no process came to.
+    pub fn dismiss(&self, space: &AddressSpace) {
+        space.life.die();
+        space.leave();
+        self.remove_space(space.id);
+    }
+
     /// Removes an address space, which lives on until its last reference is dropped.
     pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.spaces

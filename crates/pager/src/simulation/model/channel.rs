@@ -312,6 +312,11 @@ impl SharedChannel {
         lock_model(&self.listed).clone()
     }
 
+    /// No thread of the model has words of its own.
+    pub fn fork_thread(&self) -> u64 {
+        0
+    }
+
     /// How far the forking thread is.
     pub fn fork_step(&self) -> u32 {
         interleave();

@@ -14,6 +14,9 @@ use std::time::Duration;
 /// Longest wait for a child after the answer. Its parent's page states stand still meanwhile. Shorter ends more
 /// children on a busy host. (The simulation lets a thread wait for as long as others have something to do.)
 pub const CHILD_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 10 });
+/// Longest wait for the parent's page states. Other programs that connect wait as long; shorter ends the children of
+/// parents whose other threads change mappings without a pause, or whose page tables are very large.
+const STATES_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 3 });
 /// Between two looks for the child. Longer delays each fork.
 pub const LOOK: Duration = Duration::from_micros(20);
 
@@ -61,8 +64,14 @@ impl<S> ExpectedChildren<S> {
     }
 
     /// A child has its page states.
-    pub fn set_forked(&self, token: u64, child: Arc<S>) {
-        lock(&self.0).insert(token, Arrival::Forked(child));
+    /// `false` if nobody waits for it any more.
+    pub fn set_forked(&self, token: u64, child: Arc<S>) -> bool {
+        let mut arrivals = lock(&self.0);
+        let arrival = arrivals.get_mut(&token);
+        arrival.is_some_and(|arrival| {
+            *arrival = Arrival::Forked(child);
+            true
+        })
     }
 
     /// For the thread that admits helpers: the address space of the child that shows a token, whose userfaultfd
@@ -83,7 +92,7 @@ impl<S> ExpectedChildren<S> {
                 None => return None,
                 Some(arrival) => matches!(arrival, Arrival::Forked(_)),
             };
-            if is_forked || asked.elapsed() > CHILD_PATIENCE {
+            if is_forked || asked.elapsed() > STATES_PATIENCE {
                 return match lock(&self.0).remove(&token) {
                     Some(Arrival::Forked(child)) => Some(child),
                     _ => None,

@@ -37,8 +37,10 @@ use std::time::Duration;
 
 /// Longest wait for the gate. Longer delays the other programs on this CPU.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
-/// Forks without a child after which a program gets no leave any more: each makes a handler wait.
-const MOST_EXPIRED: u32 = 3;
+/// Forks in a row that kept the gate for longer than `SLOW` after which a program gets no leave any more: each makes a
+/// handler wait.
+const MOST_EXPIRED: u32 = 8;
+const SLOW: Duration = Duration::from_secs(2);
 /// How often events are read anew because mappings changed meanwhile, before the thread must ask again.
 const ROUNDS: u32 = 50;
 
@@ -46,8 +48,10 @@ const ROUNDS: u32 = 50;
 enum Outcome {
     /// This answer has yet to be given.
     Answer(u64),
-    /// The thread was answered, and has forked or not.
+    /// The thread was answered, and there is no child.
     Over,
+    /// The thread was answered, and there is a child.
+    Forked,
     /// Mappings change all the time, or the gate was not to be had.
     AskAgain,
 }
@@ -75,7 +79,7 @@ impl Reader {
             _ => Outcome::Answer(UNASKED),
         };
         match outcome {
-            Outcome::Over => {}
+            Outcome::Over | Outcome::Forked => {}
             Outcome::Answer(answer) if answer_with(space, beacon, answer).is_ok() => {}
             Outcome::Answer(_) | Outcome::AskAgain => wake(space, beacon, 1),
         }
@@ -91,22 +95,49 @@ impl Reader {
         messages: &mut Messages,
     ) -> Outcome {
         let expected = &self.group().expected_children;
-        let token = expected.expect();
-        let Some(under_way) = self.list(space, gate, token, messages) else {
-            expected.forget(token);
+        let mut fork = Granted {
+            token: expected.expect(),
+            began: Instant::now(),
+            messages,
+        };
+        let outcome = self.fork_in_time(space, gate, beacon, &mut fork);
+        let is_child = matches!(outcome, Outcome::Forked);
+        if !is_child {
+            expected.forget(fork.token);
+        }
+        // However it ended, it kept the gate.
+        let expired = &space.prepared.expired;
+        if fork.began.elapsed() > SLOW {
+            expired.fetch_add(1, Ordering::Relaxed);
+        } else if is_child {
+            expired.store(0, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn fork_in_time(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+        beacon: VirtualPage,
+        fork: &mut Granted<'_>,
+    ) -> Outcome {
+        let Some(under_way) = self.list(space, gate, fork) else {
             return if space.is_dead() {
                 Outcome::AskAgain
             } else {
                 Outcome::Answer(DENIED)
             };
         };
+        if space.is_fork_thread_out(gate) {
+            // It touches them and asks again.
+            return Outcome::Answer(UNASKED);
+        }
         // Refused while mappings change: their events come first.
         if answer_with(space, beacon, GRANTED).is_err() {
-            expected.forget(token);
             return Outcome::AskAgain;
         }
-        let Some(uffd) = self.await_child(space, gate, token, messages) else {
-            expected.forget(token);
+        let Some(uffd) = self.await_child(space, gate, fork) else {
             return Outcome::Over;
         };
         {
@@ -116,26 +147,35 @@ impl Reader {
             changes.forks.insert(number, (uffd, under_way));
             changes.order.push(Change::Fork(number));
         }
-        let forked = self.read_messages(space, gate);
-        match forked.children.last() {
-            Some(child) => expected.set_forked(token, child.clone()),
-            None => expected.forget(token),
+        let mut forked = self.read_messages(space, gate);
+        let child = forked.children.pop();
+        fork.messages.append(forked);
+        let Some(child) = child else {
+            return Outcome::Over;
+        };
+        if self
+            .group()
+            .expected_children
+            .set_forked(fork.token, child.clone())
+        {
+            fork.messages.children.push(child);
+            return Outcome::Forked;
         }
-        messages.append(forked);
+        // Nobody waits for it any more: it will not be admitted.
+        self.group().dismiss(&child);
         Outcome::Over
     }
 
-    /// Applies all events, stores what is staged, and lists the withheld VMAs. `None` if that cannot be done.
+    /// Applies all events, stores what is staged, and lists the withheld VMAs. `None` if that cannot be done, in time.
     fn list(
         &self,
         space: &Arc<AddressSpace>,
         gate: &mut Exclusive<'_>,
-        token: u64,
-        messages: &mut Messages,
+        fork: &mut Granted<'_>,
     ) -> Option<PendingFork> {
         for _ in 0..ROUNDS {
-            messages.append(self.read_messages(space, gate));
-            if space.is_dead_or_gone() {
+            fork.messages.append(self.read_messages(space, gate));
+            if space.is_dead_or_gone() || fork.is_overdue() {
                 return None;
             }
             if space.is_changing() {
@@ -144,7 +184,7 @@ impl Reader {
             space.begin_events(gate);
             space.store_staged(gate, None);
             let spans = space.withheld_spans().ok()?;
-            if space.has_staged(gate) || !space.channel.list_withheld(token, &spans) {
+            if space.has_staged(gate) || !space.channel.list_withheld(fork.token, &spans) {
                 return None;
             }
             space.channel.set_fork_step(LISTED);
@@ -155,48 +195,59 @@ impl Reader {
 
     /// Waits until the child has said hello, or there is none. Lists anew where mappings changed before the thread had
     /// given what was listed: what is not given now, no child would have.
+    ///
+    /// The thread may be stopped, and what it writes may be anything: whatever it does, this ends in time.
     fn await_child(
         &self,
         space: &Arc<AddressSpace>,
         gate: &mut Exclusive<'_>,
-        token: u64,
-        messages: &mut Messages,
+        fork: &mut Granted<'_>,
     ) -> Option<Userfaultfd> {
-        let granted = Instant::now();
+        let mut is_listed = true;
         loop {
-            let here = self.group().expected_children.take_here(token);
+            let here = self.group().expected_children.take_here(fork.token);
             if here.is_some() {
                 return here;
             }
-            match space.channel.fork_step() {
-                GIVEN => {
-                    let known = space.channel.event_count();
-                    messages.append(self.read_messages(space, gate));
-                    let is_same = space.channel.event_count() == known && !space.is_changing();
-                    if is_same || Bug::GivenUnchecked.is_back() {
-                        space.channel.set_fork_step(GO);
-                    } else {
-                        let listed = self.list(space, gate, token, messages);
-                        let step = if listed.is_some() { LISTED } else { NOT_FORKED };
-                        space.channel.set_fork_step(step);
-                    }
-                    continue;
-                }
-                NOT_FORKED => return None,
-                _ => {}
-            }
             // A parent that is gone may have had its child just before.
-            let patience = if space.is_dead_or_gone() {
-                CHILD_PATIENCE / 20
-            } else {
-                CHILD_PATIENCE
-            };
-            if granted.elapsed() > patience {
-                space.prepared.expired.fetch_add(1, Ordering::Relaxed);
+            let is_over = space.is_dead_or_gone() && fork.began.elapsed() > CHILD_PATIENCE / 20;
+            if is_over || fork.is_overdue() || self.group().stopping.load(Ordering::Relaxed) {
+                // It does not clone when it goes on.
+                space.channel.set_fork_step(NOT_FORKED);
                 return None;
             }
-            crate::time::sleep(LOOK);
+            match space.channel.fork_step() {
+                GIVEN if is_listed => {
+                    let known = space.prepared.changes.load(Ordering::Relaxed);
+                    fork.messages.append(self.read_messages(space, gate));
+                    let now = space.prepared.changes.load(Ordering::Relaxed);
+                    let is_same = now == known && !space.is_changing();
+                    is_listed = !is_same && !Bug::GivenUnchecked.is_back();
+                    let step = match is_listed {
+                        false => GO,
+                        true if self.list(space, gate, fork).is_some() => LISTED,
+                        true => NOT_FORKED,
+                    };
+                    space.channel.set_fork_step(step);
+                }
+                NOT_FORKED => return None,
+                _ => crate::time::sleep(LOOK),
+            }
         }
+    }
+}
+
+/// A fork that has leave, or is about to have it.
+struct Granted<'a> {
+    token: u64,
+    began: Instant,
+    /// What was read meanwhile.
+    messages: &'a mut Messages,
+}
+
+impl Granted<'_> {
+    fn is_overdue(&self) -> bool {
+        self.began.elapsed() > CHILD_PATIENCE
     }
 }
 

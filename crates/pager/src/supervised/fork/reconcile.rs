@@ -49,10 +49,8 @@ impl AddressSpace {
         let needs_no_look = certain && !self.fork.inherited_stored.load(Ordering::Relaxed);
         if needs_no_look && is_prepared {
             let managed = lock(&self.managed).ranges().to_vec();
-            // What fails is seen below, and looked at more closely.
-            managed.into_iter().for_each(|range| {
-                self.adopt(range);
-            });
+            // Where one fails, its mappings are looked at more closely below.
+            let _ = managed.into_iter().all(|range| self.adopt(range));
         }
         if needs_no_look && self.has_all_that_is_managed() {
             self.fork.uncompared.store(true, Ordering::Relaxed);
@@ -85,6 +83,9 @@ impl AddressSpace {
             let range = PageRange::of_addresses(area.start, area.end);
             if is_prepared && !self.adopt(range) {
                 self.kill_program("its memory cannot be registered after a fork");
+                let slots = inheritance.into_slots();
+                self.resources.swap.release_bulk(&slots);
+                return;
             }
             mappings.registered.add(range);
             if area.movable {

@@ -6,10 +6,15 @@
 
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
+use crate::page_state::PageState;
+use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
+use crate::time::Instant;
+use memfold_sys::channel::WITHHELD_MOST;
 use memfold_sys::process::own_filters;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
@@ -33,6 +38,21 @@ impl AddressSpace {
         is_beacon && self.resources.prepares_forks()
     }
 
+    /// Whether the forking thread's restartable sequence (rseq) is out: the kernel writes there when the thread goes on,
+    /// which must need no fault then. Wherever the thread says that it is, this only looks.
+    pub fn is_fork_thread_out(&self, gate: &Exclusive<'_>) -> bool {
+        let range = PageRange::around(VirtualPage::containing(self.channel.fork_thread()), 1);
+        if range.intersection(PageTable::everything()) != range {
+            return false;
+        }
+        let mut is_out = false;
+        gate.table().visit(range, |_, entry| {
+            is_out |= matches!(entry.load(), PageState::Swapped(_));
+            true
+        });
+        is_out
+    }
+
     /// Whether the program has no seccomp filters but those that this process has: then its children may make the
     /// system calls that a helper needs.
     pub fn has_our_filters(&self) -> bool {
@@ -47,6 +67,11 @@ impl AddressSpace {
     pub fn prepare_forks(&self, beacon: VirtualPage) -> Result<(), Errno> {
         self.channel.set_prepared();
         self.uffd().register(PageRange::around(beacon, 1))
+    }
+
+    /// Whether more can be withheld and still be listed for a fork, with what mprotect splits.
+    pub fn may_withhold_more(&self) -> bool {
+        lock(&self.prepared.withheld).ranges().len() < WITHHELD_MOST / 2
     }
 
     /// The ranges that the program keeps from its children itself, of those that were not withheld yet. They are not
@@ -79,7 +104,13 @@ impl AddressSpace {
     /// managed, is never paged out, so a child needs nothing for it.
     pub fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
         let mut failed = Vec::new();
+        let began = Instant::now();
         for range in ranges {
+            // The governor has others to see to.
+            if began.elapsed() > PATIENCE {
+                failed.push(*range);
+                continue;
+            }
             if !Bug::WithheldUnregistered.is_back()
                 && self.uffd().register_protectable(*range).is_err()
             {
@@ -137,14 +168,15 @@ impl AddressSpace {
     /// cannot be registered: the child must not run, as it would read zeros there.
     pub fn adopt(&self, range: PageRange) -> bool {
         lock(&self.prepared.withheld).add(range);
-        // The kernel may be short of memory for a moment.
-        (0..TRIES).any(|_| {
-            let registered = self.uffd().register_protectable(range).is_ok();
-            if !registered {
-                crate::time::sleep(PAUSE);
+        for _ in 0..TRIES {
+            match self.uffd().register_protectable(range) {
+                Ok(()) => return true,
+                // The kernel may be short of memory for a moment.
+                Err(Errno::ENOMEM) => crate::time::sleep(PAUSE),
+                Err(_) => return false,
             }
-            registered
-        })
+        }
+        false
     }
 
     /// Lists what a child must withhold itself before it runs on. `false` if that is too much.

@@ -90,19 +90,46 @@ impl Acceptor {
         let is_prepared = hello.inherited & TOKEN != 0;
         let (space, inspector) = if is_prepared {
             let space = self.expected(hello.inherited, own)?;
-            let inspector = peer.inspect(thread, Some(&space))?;
-            (space, inspector)
+            (space.clone(), peer.inspect(thread, Some(&space)))
         } else if is_child {
-            self.claimed(hello.inherited, &peer, thread, arena.beacon)?
+            let (space, inspector) = self.claimed(hello.inherited, &peer, thread, arena.beacon)?;
+            (space, Ok(inspector))
         } else {
             let inspector = peer.inspect(thread, None)?;
-            (self.newcomer(own, &peer, user, hello.relative)?, inspector)
+            let space = self.newcomer(own, &peer, user, hello.relative)?;
+            (space, Ok(inspector))
         };
-        space.open_stage(arena.stage)?;
-        if !proves_itself(&space, &inspector, arena.stage)? {
-            return Err(invalid("its userfaultfd is of another process"));
+        let admitted = inspector.and_then(|inspector| {
+            prove(&space, &inspector, &layout, &trash)?;
+            space.helper.store(hello.thread as u32, Ordering::Relaxed);
+            if user == process::own_user() {
+                // What it does is short and makes room: it must not queue behind who needs the room.
+                set_nice_of(thread, -10);
+            }
+            self.attach_helper(&space, inspector, arena, &peer, hello)
+        });
+        if let Err(error) = admitted {
+            if is_prepared {
+                // The page states of its parent were for it alone.
+                self.handlers.forget(&space);
+                self.group.dismiss(&space);
+            }
+            return Err(error);
         }
-        prepare_trash(&layout, &trash)?;
+        Ok((space.id, peer.connection))
+    }
+
+    /// Its peer is who it says: it is served, and welcomed.
+    fn attach_helper(
+        &self,
+        space: &Arc<AddressSpace>,
+        inspector: Inspector,
+        arena: Arena,
+        peer: &Peer,
+        hello: &Hello,
+    ) -> io::Result<()> {
+        let is_child = hello.inherited != 0;
+        let is_prepared = hello.inherited & TOKEN != 0;
         let resident = inspector.sizes().map_or(0, |sizes| sizes.resident_pages);
         let file = lock(&space.helper_port)
             .take_file()
@@ -115,11 +142,6 @@ impl Acceptor {
         if !space.attach(attached) {
             return Err(invalid("it has a helper"));
         }
-        space.helper.store(hello.thread as u32, Ordering::Relaxed);
-        if user == process::own_user() {
-            // What it does is short and makes room: it must not queue behind who needs the room.
-            set_nice_of(thread, -10);
-        }
         space.set_resident_pages(resident);
         if self.group.resources.prepares_forks() {
             if hello.can_prepare == 0 {
@@ -130,15 +152,15 @@ impl Acceptor {
             }
             space.prepare_forks(arena.beacon)?;
         }
-        self.take_in(&space, is_child, resident)?;
+        self.take_in(space, is_child, resident)?;
         if is_prepared && !space.list_adopted() {
             return Err(invalid(
                 "it has too many mappings to be followed after a fork",
             ));
         }
-        welcome(&peer.connection, &space, &file, is_child && !is_prepared)?;
+        welcome(&peer.connection, space, &file, is_child && !is_prepared)?;
         space.life.attach();
-        Ok((space.id, peer.connection))
+        Ok(())
     }
 
     /// From here on its faults are served.
@@ -246,6 +268,21 @@ fn is_relative(relative: &AddressSpace, peer: &Peer, user: u32) -> bool {
         parent == Some(process.pid()) && process.signal(0).is_ok()
     };
     is_parent() || process.owner().ok() == Some(user)
+}
+
+/// Shows that peer, userfaultfd and files are of one address space, and prepares its trash.
+fn prove(
+    space: &AddressSpace,
+    inspector: &Inspector,
+    layout: &Layout,
+    trash: &OwnedFd,
+) -> io::Result<()> {
+    let stage = arena_of(layout).stage;
+    space.open_stage(stage)?;
+    if !proves_itself(space, inspector, stage)? {
+        return Err(invalid("its userfaultfd is of another process"));
+    }
+    prepare_trash(layout, trash)
 }
 
 /// Whether the userfaultfd, by which the stage was registered, and the files of the inspector are of one

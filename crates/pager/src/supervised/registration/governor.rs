@@ -235,6 +235,9 @@ impl Governor {
         }
         let changes = space.prepared.changes.load(Ordering::Relaxed);
         if self.group.resources.prepares_forks() {
+            if !space.may_withhold_more() {
+                return;
+            }
             let kept = space.kept_by_program(&scan.unmanaged);
             scan.unmanaged.retain(|range| !kept.contains(range));
             let failed = space.withhold(&scan.unmanaged);

@@ -21,7 +21,7 @@ pub struct Prepared {
     pub releases: AtomicBool,
     /// It is managed no more.
     pub released: AtomicBool,
-    /// Forks that had leave, and of which no child came. Relaxed: only counted.
+    /// Forks in a row that kept the gate for long. Relaxed: only counted.
     pub expired: AtomicU32,
 }
 

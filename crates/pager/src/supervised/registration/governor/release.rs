@@ -87,12 +87,17 @@ impl Governor {
         let Ok(spans) = space.withheld_spans() else {
             return true;
         };
-        let given = spans.iter().all(|(start, end)| {
-            space
-                .channel
-                .give(*start, end - start, GATE_PATIENCE)
-                .is_ok()
-        });
+        // Without its helper nothing can be given: the child lacks it, and ends.
+        let began = Instant::now();
+        let given = space.is_detached()
+            || spans.iter().all(|(start, end)| {
+                let in_time = began.elapsed() < SLICE;
+                in_time
+                    && space
+                        .channel
+                        .give(*start, end - start, GATE_PATIENCE)
+                        .is_ok()
+            });
         let mut page = [0; PAGE_SIZE];
         page[..8].copy_from_slice(&DENIED.to_le_bytes());
         let is_answered = given && copy(space, attached.arena.beacon, &page, 1).is_ok();
