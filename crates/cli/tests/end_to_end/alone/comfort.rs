@@ -93,6 +93,7 @@ fn least(program: &Program) -> u64 {
 
 #[test]
 fn the_suggested_limit_is_comfortable_and_no_larger_than_need_be() {
+    only_in_the_long_form!();
     alone!(&["cc", "python3", "sort", "node", "awk"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let mut wrong = Vec::new();

@@ -126,6 +126,7 @@ fn a_c_compiler_writes_the_same_object_file() {
 
 #[test]
 fn a_cplusplus_compiler_writes_the_same_object_file() {
+    only_in_the_long_form!();
     alone!(&["g++", "sha256sum"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
     let instances = short_or_long(2, 4);
@@ -208,6 +209,7 @@ fn node_hashes_its_heap_between_collections() {
 
 #[test]
 fn a_java_virtual_machine_checks_its_heap_between_collections() {
+    only_in_the_long_form!();
     alone!(&["java"]);
     let program = Program::new("java")
         .args(["-Xmx400m", "-Xms16m"])

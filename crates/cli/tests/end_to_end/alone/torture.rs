@@ -114,6 +114,7 @@ fn read_only_pages_keep_no_others_in_memory_after_a_fork() {
 
 #[test]
 fn memtester_finds_nothing() {
+    only_in_the_long_form!();
     alone!(&["memtester", "setpriv"]);
     // Without the capability and the limit it cannot lock its buffer, and tests it unlocked.
     let script =
@@ -138,6 +139,7 @@ fn memtester_finds_nothing() {
 
 #[test]
 fn stressapptest_finds_nothing() {
+    only_in_the_long_form!();
     alone!(&["stressapptest"]);
     let program =
         Program::new("stressapptest").args(["-s", short_or_long("4", "8"), "-M", "96", "-m", "2"]);

@@ -27,6 +27,16 @@ pub enum Turn {
     },
 }
 
+/// Leaves a test out of the short form, in which the whole of README's command ends within ten minutes.
+macro_rules! only_in_the_long_form {
+    () => {
+        if !crate::support::is_long() {
+            println!("left out of the short form: MEMFOLD_TEST_ROUNDS=2 has it");
+            return;
+        }
+    };
+}
+
 /// Begins a test that no other may run beside; leaves it if one of the programs that it needs is missing.
 macro_rules! alone {
     ($tools:expr) => {
