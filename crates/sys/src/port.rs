@@ -192,6 +192,13 @@ impl SharedChannel {
         futex::wake_all(word);
     }
 
+    /// Whether the helper has yet to answer a request to withhold or give.
+    pub fn is_withholding(&self) -> bool {
+        let request = &self.channel().withhold;
+        // Acquire: what it did is done.
+        request.answered.load(Ordering::Acquire) != request.asked.load(Ordering::Relaxed)
+    }
+
     /// Asks the helper to keep a range from forked children, and waits for at most `timeout`.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Forks that the programs' library prepares, as the kernel reports none: without any capability, and beside root's.
 
-use crate::support::{LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, python};
+use crate::support::{
+    LEAST_RESIDENT, Limits, MIB, Program, STRANGER, Stage, compiled, python, short_or_long,
+};
 use std::time::Duration;
 
 const PREPARED: [&str; 1] = ["--prepare-forks"];
@@ -89,6 +91,17 @@ print('all there')
         outcome.number("pages_in") > 1000.0,
         "hardly anything was out"
     );
+}
+
+#[test]
+fn children_forked_beside_moves_see_one_moment() {
+    beside!(&["cc"]);
+    let modes = ["race", "stays", "over", "left", "drops"];
+    for mode in modes.into_iter().take(short_or_long(1, modes.len())) {
+        let outcome = prepared("departures", &[mode, "24", "1"]).run(Limits::Resident(16 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), format!("{mode} ok\n"));
+    }
 }
 
 #[test]

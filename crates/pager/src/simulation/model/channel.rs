@@ -2,7 +2,7 @@
 
 use crate::page::PageRange;
 use crate::simulation::adversity;
-use crate::simulation::sync::{lock_model, stall};
+use crate::simulation::sync::{dawdle, lock_model, stall};
 use crate::sync::interleave;
 use crate::time;
 use memfold_sys::Errno;
@@ -334,6 +334,12 @@ impl SharedChannel {
         interleave();
     }
 
+    /// Whether the helper has yet to answer.
+    pub fn is_withholding(&self) -> bool {
+        interleave();
+        lock_model(&self.withhold).asked.is_some()
+    }
+
     /// Asks the helper to withhold a range.
     pub fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
         const LOOKS: u32 = 32;
@@ -363,7 +369,10 @@ impl SharedChannel {
             interleave();
             let answer = match self.is_forking() {
                 true => Err(Errno::EAGAIN),
-                false => withhold(range),
+                false => {
+                    dawdle();
+                    withhold(range)
+                }
             };
             let mut request = lock_model(&self.withhold);
             (request.asked, request.answer) = (None, Some(answer));

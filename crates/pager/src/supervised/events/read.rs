@@ -91,15 +91,15 @@ impl Reader {
                 None => break,
                 Some(Change::Unmap(range)) => {
                     space.apply_unmap(gate, range);
+                    space.prepared.note_unmap(range);
                     emptied.push(range);
                 }
                 Some(Change::Remove(range)) => space.apply_remove(gate, range),
                 Some(Change::Remap { from, to, stays }) => {
                     // Unless quiet, the echo may be yet to come.
-                    space.apply_remap(gate, from, to, stays && quiet);
-                    space
-                        .prepared
-                        .note_move(from, to, space.channel.is_forking());
+                    let (stays, forks) = (stays && quiet, space.channel.is_forking());
+                    space.apply_remap(gate, from, to, stays);
+                    space.prepared.note_move(from, to, stays, forks);
                     emptied.push(from);
                 }
                 Some(Change::Fork(number)) => {

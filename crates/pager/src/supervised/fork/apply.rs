@@ -52,9 +52,12 @@ impl ConcurrentChanges {
     ) {
         let parts = match change {
             // The registered ranges of the child show whether it contains the unmapping. Unmanaged
-            // memory has no page states to reconcile.
+            // memory has no page states to reconcile. (Where forks are prepared, marks show what is not managed, too.)
             Change::Unmap(range) => {
-                let parts = lock(&space.managed).covered(range);
+                let mut parts = lock(&space.managed).covered(range);
+                let marked = lock(&space.prepared.marked).covered(range);
+                let managed = lock(&space.managed).clone();
+                parts.extend(marked.iter().flat_map(|part| managed.uncovered(*part)));
                 parts.into_iter().map(Change::Unmap).collect()
             }
             Change::Remap { .. } => vec![change],
@@ -86,8 +89,9 @@ impl ConcurrentChanges {
         gate: &Exclusive<'_>,
         recorded: RecordedChange,
     ) {
-        let mut states = Vec::new();
+        let (mut states, mut is_managed) = (Vec::new(), true);
         if let Change::Unmap(range) = recorded.change {
+            is_managed = lock(&space.managed).covered(range) == [range];
             gate.table().visit(range, |page, entry| {
                 match entry.load() {
                     // The parent is gone, so the stage could not be read.
@@ -97,7 +101,11 @@ impl ConcurrentChanges {
                 true
             });
         }
-        self.before.push(AppliedBefore { recorded, states });
+        self.before.push(AppliedBefore {
+            recorded,
+            states,
+            is_managed,
+        });
     }
 
     /// Adds a new child.
@@ -105,6 +113,7 @@ impl ConcurrentChanges {
         let copies = self.before.iter().map(|applied| AppliedBefore {
             recorded: applied.recorded.clone(),
             states: copied(applied, child),
+            is_managed: applied.is_managed,
         });
         if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
             inheritance.before = copies.collect();
@@ -203,6 +212,7 @@ impl AddressSpace {
             true
         });
         *lock(&child.managed) = lock(&self.managed).clone();
+        *lock(&child.prepared.marked) = lock(&self.prepared.marked).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.fork.inheritance) = Some(Inheritance::default());
         child

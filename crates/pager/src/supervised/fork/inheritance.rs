@@ -11,6 +11,8 @@ pub struct AppliedBefore {
     pub recorded: RecordedChange,
     /// The discarded page states. The list owns one reference of each slot.
     pub states: Vec<(VirtualPage, PageState)>,
+    /// What was unmapped was managed.
+    pub is_managed: bool,
 }
 
 impl AppliedBefore {

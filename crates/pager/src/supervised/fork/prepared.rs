@@ -40,7 +40,7 @@ const GATE_PATIENCE: Duration = Duration::from_millis(10);
 /// Forks in a row that kept the gate for longer than `SLOW` after which a program gets no leave any more: each makes a
 /// handler wait.
 const MOST_EXPIRED: u32 = 8;
-const SLOW: Duration = Duration::from_secs(2);
+const SLOW: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 2 });
 /// How often events are read anew because mappings changed meanwhile, before the thread must ask again.
 const ROUNDS: u32 = 50;
 
@@ -54,6 +54,15 @@ enum Outcome {
     Forked,
     /// Mappings change all the time, or the gate was not to be had.
     AskAgain,
+}
+
+/// What came of listing what is withheld.
+enum Listed {
+    Yes(PendingFork),
+    /// Mappings change all the time.
+    NotYet,
+    /// A page cannot be stored, or there is too much.
+    Never,
 }
 
 impl Reader {
@@ -122,12 +131,10 @@ impl Reader {
         beacon: VirtualPage,
         fork: &mut Granted<'_>,
     ) -> Outcome {
-        let Some(under_way) = self.list(space, gate, fork) else {
-            return if space.is_dead() {
-                Outcome::AskAgain
-            } else {
-                Outcome::Answer(DENIED)
-            };
+        let under_way = match self.list(space, gate, fork) {
+            Listed::Yes(under_way) => under_way,
+            Listed::NotYet => return Outcome::AskAgain,
+            Listed::Never => return Outcome::Answer(DENIED),
         };
         if space.is_fork_thread_out(gate) {
             // It touches them and asks again.
@@ -166,31 +173,38 @@ impl Reader {
         Outcome::Over
     }
 
-    /// Applies all events, stores what is staged, and lists the withheld VMAs. `None` if that cannot be done, in time.
+    /// Applies all events, stores what is staged, and lists the withheld VMAs.
     fn list(
         &self,
         space: &Arc<AddressSpace>,
         gate: &mut Exclusive<'_>,
         fork: &mut Granted<'_>,
-    ) -> Option<PendingFork> {
+    ) -> Listed {
         for _ in 0..ROUNDS {
             fork.messages.append(self.read_messages(space, gate));
             if space.is_dead_or_gone() || fork.is_overdue() {
-                return None;
+                break;
             }
             if space.is_changing() {
                 continue;
             }
+            if space.channel.is_withholding() && !space.is_detached() {
+                // The helper may have looked before the fork was announced, and withhold what is given now.
+                crate::time::sleep(LOOK);
+                continue;
+            }
             space.begin_events(gate);
             space.store_staged(gate, None);
-            let spans = space.withheld_spans().ok()?;
+            let Ok(spans) = space.withheld_spans() else {
+                return Listed::Never;
+            };
             if space.has_staged(gate) || !space.channel.list_withheld(fork.token, &spans) {
-                return None;
+                return Listed::Never;
             }
             space.channel.set_fork_step(LISTED);
-            return Some(space.resources.shared.begin_fork());
+            return Listed::Yes(space.resources.shared.begin_fork());
         }
-        None
+        Listed::NotYet
     }
 
     /// Waits until the child has said hello, or there is none. Lists anew where mappings changed before the thread had
@@ -203,7 +217,7 @@ impl Reader {
         gate: &mut Exclusive<'_>,
         fork: &mut Granted<'_>,
     ) -> Option<Userfaultfd> {
-        let mut is_listed = true;
+        let (mut is_listed, mut is_outdated) = (true, false);
         loop {
             let here = self.group().expected_children.take_here(fork.token);
             if here.is_some() {
@@ -221,13 +235,19 @@ impl Reader {
                     let known = space.prepared.changes.load(Ordering::Relaxed);
                     fork.messages.append(self.read_messages(space, gate));
                     let now = space.prepared.changes.load(Ordering::Relaxed);
-                    let is_same = now == known && !space.is_changing();
-                    is_listed = !is_same && !Bug::GivenUnchecked.is_back();
-                    let step = match is_listed {
-                        false => GO,
-                        true if self.list(space, gate, fork).is_some() => LISTED,
-                        true => NOT_FORKED,
+                    let has_changed = now != known || space.is_changing();
+                    is_outdated |= has_changed && !Bug::GivenUnchecked.is_back();
+                    let step = if is_outdated {
+                        match self.list(space, gate, fork) {
+                            Listed::Yes(_) => LISTED,
+                            // It waits for as long as this waits for it.
+                            Listed::NotYet => continue,
+                            Listed::Never => NOT_FORKED,
+                        }
+                    } else {
+                        GO
                     };
+                    (is_listed, is_outdated) = (step == LISTED, false);
                     space.channel.set_fork_step(step);
                 }
                 NOT_FORKED => return None,

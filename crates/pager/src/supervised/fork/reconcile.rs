@@ -78,6 +78,7 @@ impl AddressSpace {
             // A helper that comes later is inspected through files of its own.
             inspector.close_flags();
         }
+        let marked = std::mem::take(&mut *lock(&self.prepared.marked));
         let mut mappings = ChildMappings::default();
         for area in &ranges {
             let range = PageRange::of_addresses(area.start, area.end);
@@ -97,7 +98,7 @@ impl AddressSpace {
         }
         let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
         let usable = mappings.usable.clone();
-        apply_contained(inheritance, self, &gate, mappings);
+        apply_contained(inheritance, self, &gate, (mappings, marked));
         if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(&gate, &registered, &usable) {
             self.kill_program(
                 "its parent was killed while one of its threads moved memory and another forked, so memfold \
@@ -169,12 +170,12 @@ impl AddressSpace {
     }
 }
 
-/// Undoes changes that a child does not contain, and applies changes that it contains.
+/// Undoes changes that a child, of whose parent `marked` was marked, does not contain, and applies changes that it contains.
 fn apply_contained(
     inheritance: Inheritance,
     child: &AddressSpace,
     gate: &Exclusive<'_>,
-    mut mappings: ChildMappings,
+    (mut mappings, marked): (ChildMappings, RangeSet),
 ) {
     let before = inheritance.before.iter().map(|applied| &applied.recorded);
     let history: Vec<RecordedChange> = before.chain(&inheritance.after).cloned().collect();
@@ -183,6 +184,7 @@ fn apply_contained(
         registered: lock(&child.managed).clone(),
         present: RangeSet::default(),
     };
+    at_fork.registered.add_all(&marked);
     for range in history.iter().flat_map(RecordedChange::ranges) {
         at_fork.present.add_all(&known_resident(gate, range));
         // An exiting process has no resident pages.
@@ -204,7 +206,9 @@ fn apply_contained(
         match applied.recorded.change {
             Change::Unmap(range) => {
                 child.apply_unmap(gate, range);
-                lock(&child.managed).add(range);
+                if applied.is_managed {
+                    lock(&child.managed).add(range);
+                }
                 for (page, state) in applied.states {
                     gate.table().entry(page).set(state);
                 }

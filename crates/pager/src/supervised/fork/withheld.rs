@@ -18,6 +18,7 @@ use memfold_sys::channel::WITHHELD_MOST;
 use memfold_sys::process::own_filters;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Longest wait for the helper to withhold one range. It answers within microseconds, unless its program is
@@ -118,11 +119,14 @@ impl AddressSpace {
                 failed.push(*range);
                 continue;
             }
+            let changes = self.prepared.changes.load(Ordering::Relaxed);
             // Before it is asked: a fork that begins meanwhile must list it.
             lock(&self.prepared.withheld).add(*range);
             let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
             if self.channel.withhold(start, bytes, PATIENCE).is_err() {
                 failed.push(*range);
+            } else {
+                self.prepared.note_marked(*range, changes);
             }
         }
         failed
@@ -159,8 +163,10 @@ impl AddressSpace {
                 _ => spans.push((area.start, area.end)),
             }
         }
-        // What was unmapped since.
-        *withheld = known;
+        // What was unmapped since is forgotten. (What is moving is where it was, until its event is read.)
+        if !self.is_changing() {
+            *withheld = known;
+        }
         Ok(spans)
     }
 
@@ -168,6 +174,7 @@ impl AddressSpace {
     /// cannot be registered: the child must not run, as it would read zeros there.
     pub fn adopt(&self, range: PageRange) -> bool {
         lock(&self.prepared.withheld).add(range);
+        lock(&self.prepared.marked).add(range);
         for _ in 0..TRIES {
             match self.uffd().register_protectable(range) {
                 Ok(()) => return true,

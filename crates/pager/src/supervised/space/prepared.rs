@@ -12,6 +12,9 @@ pub struct Prepared {
     /// What the helper was asked to withhold from children, and where it moved since. Every VMA that is withheld
     /// intersects it.
     pub withheld: Mutex<RangeSet>,
+    /// What the helper has marked, whether it is managed or not: children show it. Changes by events, in the exclusive
+    /// gate, and where the helper answers.
+    pub marked: Mutex<RangeSet>,
     /// What was moved while a thread forked, and may not be withheld where it is now.
     pub moved: Mutex<RangeSet>,
     /// Changes of mappings that were applied: what was withheld before one may be elsewhere after it. Changes under the
@@ -32,8 +35,33 @@ impl Prepared {
         Bug::ManagedUnwithheld.is_back() || self.changes.load(Ordering::Relaxed) == changes
     }
 
+    /// The helper has marked what was in a range at `changes`. If mappings changed since, it may be elsewhere, and is
+    /// marked again.
+    pub fn note_marked(&self, range: PageRange, changes: u32) {
+        // Changes are counted before they are noted here.
+        let mut marked = lock(&self.marked);
+        if self.is_still_withheld(changes) {
+            marked.add(range);
+        }
+    }
+
+    /// Memory was unmapped.
+    pub fn note_unmap(&self, range: PageRange) {
+        lock(&self.marked).remove(range);
+    }
+
     /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
-    pub fn note_move(&self, from: PageRange, to: VirtualPage, beside_a_fork: bool) {
+    pub fn note_move(&self, from: PageRange, to: VirtualPage, stays: bool, beside_a_fork: bool) {
+        let mut marked = lock(&self.marked);
+        let parts = marked.covered(from);
+        marked.remove(from.moved(from.start, to));
+        if !stays {
+            marked.remove(from);
+        }
+        for part in parts {
+            marked.add(part.moved(from.start, to));
+        }
+        drop(marked);
         let mut withheld = lock(&self.withheld);
         for part in withheld.covered(from) {
             let part = part.moved(from.start, to);
