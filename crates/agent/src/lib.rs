@@ -24,6 +24,7 @@
 )]
 
 mod arena;
+mod context;
 mod dispatch;
 mod fork;
 mod helper;

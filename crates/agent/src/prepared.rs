@@ -18,6 +18,7 @@
 //! (One made while another thread is in step 3 would have it, and read zeros.)
 
 use crate::arena::Arena;
+use crate::context::{Context, set_mask};
 use crate::dispatch::{SELECTOR, allow_all, dispatch};
 use crate::start::{BEACON, FORK_STACK_TOP, start};
 use crate::state::{MANAGED, READY, channel};
@@ -309,37 +310,6 @@ fn exchange_action(new: &Action) -> Action {
     old
 }
 
-/// The part of a signal's `ucontext` that is used here.
-#[repr(C)]
-struct Context {
-    flags: u64,
-    link: usize,
-    stack: [usize; 3],
-    r8: usize,
-    r9: usize,
-    r10: usize,
-    r11: usize,
-    r12_to_r15: [usize; 4],
-    rdi: usize,
-    rsi: usize,
-    rbp: usize,
-    rbx: usize,
-    rdx: usize,
-    rax: usize,
-    rcx: usize,
-    rsp: usize,
-    rip: usize,
-    /// Flags, segments, error, trap, old mask, CR2, floating-point state, reserved.
-    rest: [usize; 15],
-    mask: u64,
-}
-
-impl Context {
-    fn arguments(&self) -> [usize; 6] {
-        [self.rdi, self.rsi, self.rdx, self.r10, self.r8, self.r9]
-    }
-}
-
 /// A system call of the forking thread, or another SIGSYS of any thread.
 extern "C" fn on_system_call(signal: i32, information: *const [i32; 4], context: *mut Context) {
     const SYS_USER_DISPATCH: i32 = 2;
@@ -355,7 +325,7 @@ extern "C" fn on_system_call(signal: i32, information: *const [i32; 4], context:
             // Of a handler that began before the signals were blocked. Where it returns to does the same.
             context.rip = memfold_sigreturn as *const () as usize;
         }
-        nr::RT_SIGPROCMASK => context.rax = set_mask(context),
+        nr::RT_SIGPROCMASK => context.rax = set_mask(context, SIGSYS_BIT),
         nr::CLONE if context.rdi & CLONE_VM == 0 => return fork(context, context.rdi),
         nr::FORK => return fork(context, SIGCHLD),
         nr::CLONE | nr::VFORK | nr::CLONE3 => {
@@ -395,31 +365,6 @@ fn pass_on(signal: i32, information: *const [i32; 4], context: *mut Context) {
             core::mem::transmute::<usize, extern "C" fn(i32)>(handler)(signal);
         }
     }
-}
-
-/// `rt_sigprocmask` in the context: the handler's return sets the mask. SIGSYS stays unblocked.
-fn set_mask(context: &mut Context) -> usize {
-    let (how, new, old) = (
-        context.rdi,
-        context.rsi as *const u64,
-        context.rdx as *mut u64,
-    );
-    let before = context.mask;
-    // SAFETY: the program's pointers, null or live, as it vouches for them.
-    unsafe {
-        if !new.is_null() {
-            let new = new.read_unaligned();
-            context.mask = match how {
-                0 => before | new,
-                1 => before & !new,
-                _ => new,
-            } & !SIGSYS_BIT;
-        }
-        if !old.is_null() {
-            old.write_unaligned(before);
-        }
-    }
-    0
 }
 
 /// A fork as the C library asked for it.
