@@ -45,6 +45,8 @@ impl AddressSpace {
             return;
         }
         let is_prepared = self.resources.prepares_forks();
+        // Of memory that is not registered when it is copied, the kernel copies no zero pages.
+        self.fork.uncompared.store(is_prepared, Ordering::Relaxed);
         let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
         let needs_no_look = certain && !self.fork.inherited_stored.load(Ordering::Relaxed);
         if needs_no_look && is_prepared {

@@ -16,7 +16,8 @@ pub struct ForkState<M: Member> {
     /// Some inherited pages are in the swap space.
     pub inherited_stored: AtomicBool,
     /// The comparison was skipped, because no page state depended on it. Pages wiped by the fork
-    /// (`MADV_WIPEONFORK`) count as inherited.
+    /// (`MADV_WIPEONFORK`) count as inherited. Also in the child of a prepared fork, which may lack zero pages that count
+    /// as resident.
     pub uncompared: AtomicBool,
     /// Some inherited pages are lost: the child must be killed.
     pub lost: AtomicBool,
