@@ -58,8 +58,8 @@ impl World {
     /// A world for the programs of a history.
     pub fn new(history: &History) -> World {
         let config = SwapConfig {
-            pool_capacity_pages: 1024,
-            max_slots: 1 << 12,
+            pool_capacity_pages: 4096,
+            max_slots: 1 << 14,
             shards: 1,
             ..SwapConfig::default()
         };
