@@ -212,7 +212,6 @@ impl AddressSpace {
             true
         });
         *lock(&child.managed) = lock(&self.managed).clone();
-        *lock(&child.prepared.marked) = lock(&self.prepared.marked).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.fork.inheritance) = Some(Inheritance::default());
         child

@@ -18,6 +18,7 @@
 
 use crate::bugs::Bug;
 use crate::page::VirtualPage;
+use crate::range_set::RangeSet;
 use crate::supervised::events::read::{Messages, Reader};
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::primitives::{copy, wake};
@@ -107,6 +108,7 @@ impl Reader {
         let mut fork = Granted {
             token: expected.expect(),
             began: Instant::now(),
+            marked: RangeSet::default(),
             messages,
         };
         let outcome = self.fork_in_time(space, gate, beacon, &mut fork);
@@ -160,6 +162,7 @@ impl Reader {
         let Some(child) = child else {
             return Outcome::Over;
         };
+        *lock(&child.prepared.marked) = std::mem::take(&mut fork.marked);
         if self
             .group()
             .expected_children
@@ -245,6 +248,8 @@ impl Reader {
                             Listed::Never => NOT_FORKED,
                         }
                     } else {
+                        // Nothing is marked while a thread forks: its child has these marks.
+                        fork.marked = lock(&space.prepared.marked).clone();
                         GO
                     };
                     (is_listed, is_outdated) = (step == LISTED, false);
@@ -261,6 +266,8 @@ impl Reader {
 struct Granted<'a> {
     token: u64,
     began: Instant,
+    /// What the child's mappings show as marked, but for what moves before it is cloned.
+    marked: RangeSet,
     /// What was read meanwhile.
     messages: &'a mut Messages,
 }
