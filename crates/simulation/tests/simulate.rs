@@ -187,14 +187,14 @@ fn a_slow_history_ends() {
 fn first_seed(bug: Bug) -> u64 {
     match bug {
         Bug::ZerosBesideMadvise => 210_200,
-        Bug::DropUnknownWhereUnmanaged => 4430,
+        Bug::DropUnknownWhereUnmanaged => 3900,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
         Bug::StageReadAfterFork => 1450,
         Bug::EchoesApplied => 1215,
         Bug::DoneOutsideGate => 490,
         Bug::ZerosWithoutClaim => 700,
         Bug::UnreadMovesIgnored => 160,
-        Bug::GivenUnchecked => 6440,
+        Bug::GivenUnchecked => 11_950,
         _ => 0,
     }
 }
