@@ -238,29 +238,26 @@ impl ProgramThread {
         }
         let memory = self.memory.fork(self.world.next_process());
         raise(-1);
-        let child = ProgramThread {
-            areas: self.areas,
-            ..ProgramThread::new(
-                self.world.clone(),
-                memory.clone(),
-                places(adversity::is_high()).collect(),
-            )
-        };
+        let child = self.child(&memory);
         let world = self.world.clone();
         let thread = named("child", move || {
             let number = child.thread;
             // As the library's fork handler does, before anything else.
             let _ = memory.read(BEACON, number);
             child.run(&steps);
-            // What the other threads of the parent had is the child's, too.
-            let pages: Vec<_> = memory.state().expected.keys().copied().collect();
-            for page in pages {
-                let read = memory.read(page, number);
-                memory.must_be_mapped(read);
-            }
+            check_everything(&memory, number);
             world.exit(&memory);
         });
         self.world.keep(thread);
+    }
+
+    /// The only thread of a forked child, with the areas of this one.
+    fn child(&self, memory: &Arc<Memory>) -> ProgramThread {
+        let places = places(adversity::is_high()).collect();
+        ProgramThread {
+            areas: self.areas,
+            ..ProgramThread::new(self.world.clone(), memory.clone(), places)
+        }
     }
 
     /// As the library does where the kernel reports no forks.
@@ -337,14 +334,7 @@ impl ProgramThread {
     /// The fork itself. The child begins at once.
     fn clone_child(&self, token: Option<u64>, steps: Vec<Step>) {
         let memory = self.memory.fork_unreported(self.world.next_process());
-        let child = ProgramThread {
-            areas: self.areas,
-            ..ProgramThread::new(
-                self.world.clone(),
-                memory.clone(),
-                places(adversity::is_high()).collect(),
-            )
-        };
+        let child = self.child(&memory);
         let world = self.world.clone();
         let thread = named("child", move || {
             let is_admitted = match token {
@@ -368,13 +358,18 @@ impl ProgramThread {
             }
             let number = child.thread;
             child.run(&steps);
-            let pages: Vec<_> = memory.state().expected.keys().copied().collect();
-            for page in pages {
-                let read = memory.read(page, number);
-                memory.must_be_mapped(read);
-            }
+            check_everything(&memory, number);
             world.exit(&memory);
         });
         self.world.keep(thread);
+    }
+}
+
+/// Reads all pages of a forked child: what the other threads of its parent had is its own, too.
+fn check_everything(memory: &Memory, thread: u32) {
+    let pages: Vec<_> = memory.state().expected.keys().copied().collect();
+    for page in pages {
+        let read = memory.read(page, thread);
+        memory.must_be_mapped(read);
     }
 }
