@@ -320,10 +320,8 @@ impl World {
         };
         let changes = space.prepared.changes.load(Ordering::Relaxed);
         if self.prepares_forks() {
-            let kept = space.kept_by_program(&scan.unmanaged);
-            scan.unmanaged.retain(|range| !kept.contains(range));
-            let failed = space.withhold(&scan.unmanaged);
-            scan.unmanaged.retain(|range| !failed.contains(range));
+            // It is tried again at each tick.
+            space.withhold_unmanaged(&mut scan.unmanaged);
         }
         if scan.unmanaged.is_empty() {
             return;

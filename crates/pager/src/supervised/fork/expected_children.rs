@@ -63,8 +63,7 @@ impl<S> ExpectedChildren<S> {
         }
     }
 
-    /// A child has its page states.
-    /// `false` if nobody waits for it any more.
+    /// A child has its page states. `false` if the thread that admits it has given up.
     pub fn set_forked(&self, token: u64, child: Arc<S>) -> bool {
         let mut arrivals = lock(&self.0);
         let arrival = arrivals.get_mut(&token);

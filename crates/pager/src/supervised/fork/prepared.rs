@@ -9,8 +9,7 @@
 //! 2. It fills the beacon with the answer. From then on no page state changes: the gate stays closed.
 //! 3. The thread gives these VMAs to its child. If a mapping changed meanwhile, they are listed anew: so all that is
 //!    registered is the child's, wherever it is moved from now on. Then the thread clones and withholds them
-//!    again. The child starts a helper and
-//!    says hello with the token of this fork, with a userfaultfd of its own.
+//!    again. The child starts a helper and says hello with the token of this fork, with a userfaultfd of its own.
 //! 4. The child gets the parent's page states, as by an event. Changes by other threads that came in between are
 //!    recorded for it and decided by its mappings, as those beside an event are (`reconcile.rs`).
 //!
@@ -171,7 +170,7 @@ impl Reader {
             fork.messages.children.push(child);
             return Outcome::Forked;
         }
-        // Nobody waits for it any more: it will not be admitted.
+        // The admitting thread has given up: it will not be admitted.
         self.group().dismiss(&child);
         Outcome::Over
     }
@@ -279,7 +278,10 @@ impl Granted<'_> {
 }
 
 /// Fills the beacon, which wakes the thread.
-fn answer_with(space: &AddressSpace, beacon: VirtualPage, answer: u64) -> Result<(), Errno> {
+///
+/// # Errors
+/// While mappings change, and if the program is gone.
+pub fn answer_with(space: &AddressSpace, beacon: VirtualPage, answer: u64) -> Result<(), Errno> {
     let mut page = [0; PAGE_SIZE];
     page[..8].copy_from_slice(&answer.to_le_bytes());
     copy(space, beacon, &page, 1).map_err(|partial| partial.errno)

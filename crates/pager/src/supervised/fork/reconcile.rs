@@ -8,6 +8,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::snapshot::{ChildMappings, Mapped, RecordedChange, contained};
+use crate::supervised::fork::withheld::is_any_swapped;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
@@ -141,18 +142,9 @@ impl AddressSpace {
         };
         let unmapped = managed.ranges().iter();
         let mut unmapped = unmapped.flat_map(|range| registered.uncovered(*range));
-        unmapped.any(|range| {
-            let mut any = false;
-            gate.table().visit(range, |_, entry| {
-                any |= matches!(entry.load(), PageState::Swapped(_));
-                !any
-            });
-            any && range.pages() >= shortest
-        })
+        unmapped.any(|range| is_any_swapped(gate, range) && range.pages() >= shortest)
     }
-}
 
-impl AddressSpace {
     /// Whether pages are paged out where the child of a prepared fork has memory without a mark.
     fn has_lost_marks(&self, gate: &Exclusive<'_>, marked: &RangeSet) -> bool {
         let Some(Ok(areas)) = self.inspector().map(|inspector| inspector.vmas()) else {
@@ -161,14 +153,7 @@ impl AddressSpace {
         let areas = areas.iter().filter(|area| area.anonymous);
         let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
         let mut unmarked = areas.flat_map(|range| marked.uncovered(range));
-        unmarked.any(|range| {
-            let mut any = false;
-            gate.table().visit(range, |_, entry| {
-                any |= matches!(entry.load(), PageState::Swapped(_));
-                !any
-            });
-            any
-        })
+        unmarked.any(|range| is_any_swapped(gate, range))
     }
 }
 

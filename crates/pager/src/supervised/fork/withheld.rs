@@ -18,6 +18,7 @@ use memfold_sys::channel::WITHHELD_MOST;
 use memfold_sys::process::own_filters;
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
+use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -29,6 +30,19 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// its parent's page states still for longer.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether a page of a range is in the swap space.
+pub fn is_any_swapped(gate: &Exclusive<'_>, range: PageRange) -> bool {
+    let mut any = false;
+    gate.table().visit(range, |_, entry| {
+        any = matches!(entry.load(), PageState::Swapped(_));
+        !any
+    });
+    any
+}
+
+/// How many seccomp filters this process has: it adds none.
+static OWN_FILTERS: LazyLock<u32> = LazyLock::new(own_filters);
 
 impl AddressSpace {
     /// Whether a fault is a request of a forking thread.
@@ -46,19 +60,14 @@ impl AddressSpace {
         if range.intersection(PageTable::everything()) != range {
             return false;
         }
-        let mut is_out = false;
-        gate.table().visit(range, |_, entry| {
-            is_out |= matches!(entry.load(), PageState::Swapped(_));
-            true
-        });
-        is_out
+        is_any_swapped(gate, range)
     }
 
     /// Whether the program has no seccomp filters but those that this process has: then its children may make the
     /// system calls that a helper needs.
     pub fn has_our_filters(&self) -> bool {
         let theirs = self.inspector().map(|inspector| inspector.filters());
-        theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs <= own_filters()))
+        theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs <= *OWN_FILTERS))
     }
 
     /// From here on the program's threads ask before they fork. Called before its helper is welcomed.
@@ -75,9 +84,19 @@ impl AddressSpace {
         lock(&self.prepared.withheld).ranges().len() < WITHHELD_MOST / 2
     }
 
+    /// Has memory that is about to be managed withheld, and leaves out what is not. Returns whether the rest is to be
+    /// tried again.
+    pub fn withhold_unmanaged(&self, unmanaged: &mut Vec<PageRange>) -> bool {
+        let kept = self.kept_by_program(unmanaged);
+        unmanaged.retain(|range| !kept.contains(range));
+        let failed = self.withhold(unmanaged);
+        unmanaged.retain(|range| !failed.contains(range));
+        !failed.is_empty()
+    }
+
     /// The ranges that the program keeps from its children itself, of those that were not withheld yet. They are not
     /// managed: a prepared fork gives what is withheld.
-    pub fn kept_by_program(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+    fn kept_by_program(&self, ranges: &[PageRange]) -> Vec<PageRange> {
         let withheld = lock(&self.prepared.withheld).clone();
         let is_new = |range: &&PageRange| withheld.covered(**range).is_empty();
         let new: Vec<PageRange> = ranges.iter().filter(is_new).copied().collect();
@@ -103,7 +122,7 @@ impl AddressSpace {
     ///
     /// They are registered first: of what is withheld and moves, an event must tell. What is registered, but not
     /// managed, is never paged out, so a child needs nothing for it.
-    pub fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+    fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
         let mut failed = Vec::new();
         let began = Instant::now();
         for range in ranges {

@@ -238,12 +238,8 @@ impl Governor {
             if !space.may_withhold_more() {
                 return;
             }
-            let kept = space.kept_by_program(&scan.unmanaged);
-            scan.unmanaged.retain(|range| !kept.contains(range));
-            let failed = space.withhold(&scan.unmanaged);
-            if !failed.is_empty() {
+            if space.withhold_unmanaged(&mut scan.unmanaged) {
                 space.sampling.rescan.store(true, Ordering::Relaxed);
-                scan.unmanaged.retain(|range| !failed.contains(range));
             }
         }
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {

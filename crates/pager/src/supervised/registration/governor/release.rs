@@ -8,11 +8,10 @@ use super::recall::SLICE;
 use super::unregister::Request;
 use super::{GATE_PATIENCE, Governor};
 use crate::page::PageRange;
-use crate::supervised::fault::primitives::copy;
+use crate::supervised::fork::prepared::answer_with;
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use crate::time::Instant;
-use memfold_sys::PAGE_SIZE;
 use memfold_sys::channel::DENIED;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -98,9 +97,7 @@ impl Governor {
                         .give(*start, end - start, GATE_PATIENCE)
                         .is_ok()
             });
-        let mut page = [0; PAGE_SIZE];
-        page[..8].copy_from_slice(&DENIED.to_le_bytes());
-        let is_answered = given && copy(space, attached.arena.beacon, &page, 1).is_ok();
+        let is_answered = given && answer_with(space, attached.arena.beacon, DENIED).is_ok();
         if is_answered {
             space.prepared.releases.store(false, Ordering::Relaxed);
             let pid = attached.inspector.pid();
