@@ -33,6 +33,7 @@ use memfold_sys::raw::{nr, syscall};
 use memfold_sys::{Errno, PAGE_SIZE, futex};
 
 const SIGSYS: usize = 31;
+const SA_SIGINFO: usize = 4;
 const SIGSYS_BIT: u64 = 1 << (SIGSYS - 1);
 const CLONE_VM: usize = 0x100;
 const CLONE_PARENT_SETTID: usize = 0x10_0000;
@@ -260,7 +261,6 @@ pub fn end_in_child() -> Child {
 
 /// Has this thread's system calls dispatched to [`on_system_call`].
 fn arm() {
-    const SA_SIGINFO: usize = 4;
     const SA_RESTORER: usize = 0x0400_0000;
     // Nested: all signals but this one are blocked already.
     const SA_NODEFER: usize = 0x4000_0000;
@@ -346,7 +346,6 @@ extern "C" fn on_system_call(signal: i32, information: *const [i32; 4], context:
 
 /// A SIGSYS that a filter raised, or another process.
 fn pass_on(signal: i32, information: *const [i32; 4], context: *mut Context) {
-    const SA_SIGINFO: usize = 4;
     const DEFAULT_AND_IGNORE: core::ops::RangeInclusive<usize> = 0..=1;
     let [handler, flags, ..] = &ACTION;
     let (handler, flags) = (

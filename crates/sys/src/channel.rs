@@ -117,7 +117,7 @@ pub struct WithholdRequest {
 ///
 /// | step | set by | meaning |
 /// |---|---|---|
-/// | 0 | | nobody forks, or the thread is to read the beacon, which faults, and which the supervisor fills |
+/// | 0 | | no thread forks, or the thread is to read the beacon, which faults, and which the supervisor fills |
 /// | [`LISTED`](fork_step::LISTED) | supervisor | `spans` are the withheld VMAs: give them to the child |
 /// | [`GIVEN`](fork_step::GIVEN) | thread | they are given |
 /// | [`GO`](fork_step::GO) | supervisor | no mapping changed meanwhile (else it lists anew): clone |
