@@ -140,7 +140,7 @@ fn no_program_waits_for_the_gate_of_another_one() {
     silence_panics_of_executions();
     held_gate::run(0, 100, None);
     for bug in Bug::OF_TIME {
-        let outcome = panic::catch_unwind(|| held_gate::run(0, 100, Some(bug)));
+        let outcome = panic::catch_unwind(|| held_gate::run(0, 400, Some(bug)));
         let why = outcome.expect_err("the bug is found");
         let why = why.downcast_ref::<&str>().copied().unwrap_or_default();
         assert!(
