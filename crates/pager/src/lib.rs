@@ -10,6 +10,7 @@
 //! | [`embedded`] | regions in the own process: the `memfold` library |
 //! | `page`, `range_set` | page numbers, ranges, sets of ranges |
 //! | `page_state`, `page_table` | the state of one page; the radix tree of states |
+//! | `replacement` | which resident pages leave first |
 //! | `density` | how much of a block of pages is resident, for readahead |
 //! | `bugs` | switches by which the simulation puts past bugs back |
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
@@ -46,6 +47,7 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
+mod replacement;
 #[cfg(simulated)]
 pub mod simulation;
 mod size;

@@ -4,6 +4,7 @@
 //! may be stored; under the shared gate it changes by compare-and-swap from the state that was read.
 
 use crate::bugs::Bug;
+use crate::replacement::{SHADOW_BITS, Shadow};
 use crate::sync::interleave;
 use memfold_swap::Slot;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,7 +37,7 @@ pub enum PageState {
     /// In the stage, being copied back by a fault or putback.
     Returning(StageIndex),
     /// In the swap space. The entry owns one reference of the slot.
-    Swapped(Slot),
+    Swapped(Slot, Shadow),
     /// In the swap space, being copied in under this claim, which owns the reference.
     Filling(Slot, ClaimNumber),
     /// Missing, being filled with zeros by a fault. The claim excludes reclaim: a fault read late must
@@ -88,6 +89,7 @@ const SHARED: u64 = 1 << 7;
 const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
 const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
+const _: () = assert!(NUMBER + SHADOW_BITS <= u64::BITS);
 /// Seconds after which the kernel has dropped the pages of a `madvise` whose event was read. A larger
 /// value keeps rewritten pages resident for longer.
 const REMOVED_GRACE: u32 = 10;
@@ -142,7 +144,9 @@ impl PageState {
             PageState::Moving(index) => with(3, index.0),
             PageState::Staged(index) => with(4, index.0),
             PageState::Returning(index) => with(5, index.0),
-            PageState::Swapped(slot) => with(6, slot.into_raw()),
+            PageState::Swapped(slot, shadow) => {
+                with(6, slot.into_raw()) | u64::from(shadow.into_raw()) << NUMBER
+            }
             PageState::Filling(slot, claim) => {
                 with(7, slot.into_raw()) | u64::from(claim.0) << NUMBER
             }
@@ -165,7 +169,10 @@ impl PageState {
             3 => PageState::Moving(StageIndex(payload)),
             4 => PageState::Staged(StageIndex(payload)),
             5 => PageState::Returning(StageIndex(payload)),
-            6 => PageState::Swapped(Slot::from_raw(payload)),
+            6 => PageState::Swapped(
+                Slot::from_raw(payload),
+                Shadow::from_raw((word >> NUMBER) as u32),
+            ),
             7 => PageState::Filling(
                 Slot::from_raw(payload),
                 ClaimNumber((word >> NUMBER) as u32),
@@ -222,6 +229,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replacement::{Age, List};
 
     #[test]
     fn states_survive_packing() {
@@ -249,7 +257,8 @@ mod tests {
             PageState::Moving(index),
             PageState::Staged(index),
             PageState::Returning(index),
-            PageState::Swapped(slot),
+            PageState::Swapped(slot, Shadow::default()),
+            PageState::Swapped(slot, Shadow::new(Age(u32::MAX), Some(List::Inactive))),
             PageState::Filling(slot, ClaimNumber::default()),
             PageState::Filling(slot, ClaimNumber::new(u32::MAX)),
             PageState::Clearing,

@@ -113,7 +113,7 @@ impl PageTable {
     /// The slot of a swapped-out page. Allocates no node.
     pub fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
         match self.leaf(page)?.0[index(page, 0)].load() {
-            PageState::Swapped(slot) => Some(slot),
+            PageState::Swapped(slot, _) => Some(slot),
             _ => None,
         }
     }
@@ -272,6 +272,7 @@ impl<T: Tree> Tree for Node<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replacement::Shadow;
 
     #[test]
     fn visits_only_allocated_nodes() {
@@ -348,7 +349,8 @@ mod tests {
             };
             if next(2) == 0 {
                 for page in changed.start.0..changed.end.0 {
-                    let state = PageState::Swapped(Slot::from_raw(next(1 << 30) as u32));
+                    let state =
+                        PageState::Swapped(Slot::from_raw(next(1 << 30) as u32), Shadow::default());
                     table.entry(VirtualPage(page)).set(state);
                     model.insert(page, state);
                 }
@@ -409,7 +411,9 @@ mod tests {
         let pages = [0, 1 << 35, 1 << 36, 1 << 44, (1 << 45) - 1].map(VirtualPage);
         for (number, page) in pages.iter().enumerate() {
             let slot = Slot::from_raw(number as u32);
-            table.entry(*page).set(PageState::Swapped(slot));
+            table
+                .entry(*page)
+                .set(PageState::Swapped(slot, Shadow::default()));
         }
         for (number, page) in pages.iter().enumerate() {
             assert_eq!(

@@ -262,7 +262,7 @@ impl Area {
                 continue;
             }
             for entry in entries {
-                if let PageState::Swapped(slot) = entry.load() {
+                if let PageState::Swapped(slot, _) = entry.load() {
                     show(slot);
                 }
             }

@@ -10,6 +10,7 @@ use super::worker::{Claim, Worker};
 use crate::density::{BLOCK, Density};
 use crate::page_state::StageIndex;
 use crate::page_state::{ClaimNumber, PageState};
+use crate::replacement::Shadow;
 use crate::sync::lock;
 use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot};
@@ -67,7 +68,7 @@ impl FaultServer for EngineState {
         for attempt in 0.. {
             let state = entry.load();
             match state {
-                PageState::Swapped(_) => {
+                PageState::Swapped(..) => {
                     let advice = self.streams.advise(thread, address, SWAP_IN_WINDOW);
                     if let Some(span) = advice.ahead() {
                         self.readahead.ask(area, span);
@@ -221,7 +222,7 @@ impl EngineState {
             let entry = &entries[page];
             let state = entry.load();
             match state {
-                PageState::Swapped(slot) if entry.replace(state, filling(slot)) => {
+                PageState::Swapped(slot, _) if entry.replace(state, filling(slot)) => {
                     worker.claims.push(Claim { page, slot });
                 }
                 _ if cause == Cause::Fault && worker.claims.is_empty() => return,
@@ -244,8 +245,10 @@ impl EngineState {
                 }
                 Err(error) if cause == Cause::Fault && index == 0 => unreadable(&error),
                 Err(_) => {
-                    area.entries()[claim.page]
-                        .replace(filling(claim.slot), PageState::Swapped(claim.slot));
+                    area.entries()[claim.page].replace(
+                        filling(claim.slot),
+                        PageState::Swapped(claim.slot, Shadow::default()),
+                    );
                     self.account.release(1);
                 }
             }

@@ -9,6 +9,7 @@ use super::stats::count;
 use super::worker::{self, Worker};
 use crate::page_state::PageState;
 use crate::page_state::StageIndex;
+use crate::replacement::Shadow;
 use crate::sync::lock;
 use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
@@ -280,7 +281,12 @@ impl EngineState {
                     refused += 1;
                     self.putback(area, page, place);
                 }
-                Ok(slot) if entry.replace(PageState::Staged(place), PageState::Swapped(slot)) => {
+                Ok(slot)
+                    if entry.replace(
+                        PageState::Staged(place),
+                        PageState::Swapped(slot, Shadow::default()),
+                    ) =>
+                {
                     out += 1;
                 }
                 // A fault brought the page back meanwhile.

@@ -341,7 +341,7 @@ impl EngineState {
             let state = entry.load();
             match state {
                 PageState::Hole => return false,
-                PageState::Swapped(slot) => {
+                PageState::Swapped(slot, _) => {
                     if entry.replace(state, PageState::Hole) {
                         slot_of(slot);
                         return false;

@@ -4,6 +4,7 @@
 //! One slot in [`SAMPLED`] is followed, chosen by a hash of its number. A slot that is freed without a
 //! swap-in leaves its entry behind, until another slot takes it.
 
+use crate::replacement::{Age, Shadow};
 use crate::supervised::latency::Histogram;
 use memfold_swap::Slot;
 use std::sync::OnceLock;
@@ -43,14 +44,25 @@ fn entry_of(slot: Slot) -> Option<usize> {
 }
 
 impl Refaults {
-    /// A page went out.
-    pub fn note_out(&self, slot: Slot) {
+    /// Pages that went out so far.
+    pub fn age(&self) -> Age {
+        Age(self.out.load(Relaxed) as u32)
+    }
+
+    /// The shadow of a page that goes out now, and is no sample.
+    pub fn shadow(&self) -> Shadow {
+        Shadow::new(self.age(), None)
+    }
+
+    /// A page went out. Returns the age at which it did.
+    pub fn note_out(&self, slot: Slot) -> Age {
         let out = self.out.fetch_add(1, Relaxed) + 1;
         if let Some(entry) = entry_of(slot) {
             let packed = u64::from(slot.into_raw()) << 32 | out & u64::from(u32::MAX);
             let empty = || (0..ENTRIES).map(|_| AtomicU64::new(0)).collect();
             self.followed.get_or_init(empty)[entry].store(packed, Relaxed);
         }
+        Age(out as u32)
     }
 
     /// A page came back.

@@ -69,7 +69,7 @@ impl AddressSpace {
                     stage.retire(place);
                     after = PageState::Hole;
                 }
-                PageState::Swapped(slot) if is_dropped && Bug::ZerosBesideMadvise.is_back() => {
+                PageState::Swapped(slot, _) if is_dropped && Bug::ZerosBesideMadvise.is_back() => {
                     slots.push(slot);
                     after = PageState::Hole;
                 }
@@ -79,7 +79,7 @@ impl AddressSpace {
                 | PageState::Removed(_)
                 | PageState::Filling(..) => {}
                 PageState::Staged(place) | PageState::Returning(place) => stage.retire(place),
-                PageState::Swapped(slot) => slots.push(slot),
+                PageState::Swapped(slot, _) => slots.push(slot),
                 PageState::Clearing => unreachable!("pages are cleared inside the gate"),
             }
             entry.set(after);
@@ -114,7 +114,7 @@ impl AddressSpace {
                 // The claim is void; the fault releases its own reference of the slot.
                 PageState::Filling(slot, _) => {
                     self.must_duplicate(slot);
-                    PageState::Swapped(slot)
+                    PageState::Swapped(slot, self.resources.refaults.shadow())
                 }
                 other => other,
             };

@@ -4,6 +4,7 @@
 use crate::density::{BLOCK, Density, has_ample_room};
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{ClaimNumber, PageState};
+use crate::replacement::Shadow;
 use crate::supervised::group::Watermarks;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -16,10 +17,21 @@ use std::sync::atomic::Ordering;
 /// thread.
 pub const SWAP_IN_WINDOW: u32 = 16;
 
+/// A page that a fault has claimed, with what its state said before.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimed {
+    /// The page.
+    pub page: VirtualPage,
+    /// Its slot; the claim owns the reference.
+    pub slot: Slot,
+    /// When it was evicted.
+    pub shadow: Shadow,
+}
+
 /// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each
 /// slot, and belongs to the thread that made it.
 pub struct Claim {
-    pages: Vec<(VirtualPage, Slot)>,
+    pages: Vec<Claimed>,
     /// Index of the faulting page.
     faulting: usize,
     number: ClaimNumber,
@@ -33,10 +45,10 @@ impl Claim {
         let take = |page: VirtualPage| {
             let entry = gate.table().entry(page);
             match entry.load() {
-                state @ PageState::Swapped(slot)
+                state @ PageState::Swapped(slot, shadow)
                     if entry.replace(state, PageState::Filling(slot, number)) =>
                 {
-                    Some((page, slot))
+                    Some(Claimed { page, slot, shadow })
                 }
                 _ => None,
             }
@@ -70,10 +82,10 @@ impl Claim {
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let mut pages = Vec::new();
         gate.table().visit(range, |page, entry| {
-            if let state @ PageState::Swapped(slot) = entry.load()
+            if let state @ PageState::Swapped(slot, shadow) = entry.load()
                 && entry.replace(state, PageState::Filling(slot, number))
             {
-                pages.push((page, slot));
+                pages.push(Claimed { page, slot, shadow });
             }
             pages.len() < SWAP_IN_WINDOW as usize
         });
@@ -91,7 +103,7 @@ impl Claim {
 
     /// The slots of the pages.
     pub fn slots(&self) -> impl Iterator<Item = Slot> {
-        self.pages.iter().map(|(_, slot)| *slot)
+        self.pages.iter().map(|claimed| claimed.slot)
     }
 
     /// Number of claimed pages.
@@ -101,23 +113,32 @@ impl Claim {
 
     /// The page whose fault made the claim.
     pub fn faulting_page(&self) -> VirtualPage {
-        self.pages[self.faulting].0
+        self.pages[self.faulting].page
     }
 
     /// Leaves the slots to the end of the address space, as its gate cannot be entered any more: the thread
     /// that holds it may be changing the table.
     pub fn abandon(&self, space: &AddressSpace) {
-        space.abandon_claims(&self.pages, self.number);
+        let pages = self.pages.iter();
+        space.abandon_claims(
+            pages.map(|claimed| (claimed.page, claimed.slot)),
+            self.number,
+        );
     }
 
     /// The page at an index.
     pub fn page(&self, index: usize) -> VirtualPage {
-        self.pages[index].0
+        self.pages[index].page
     }
 
     /// Its slot.
     pub fn slot(&self, index: usize) -> Slot {
-        self.pages[index].1
+        self.pages[index].slot
+    }
+
+    /// When the page at an index was evicted.
+    pub fn shadow(&self, index: usize) -> Shadow {
+        self.pages[index].shadow
     }
 
     /// The state that a page has while it is claimed.
@@ -149,7 +170,7 @@ fn is_dense_with_room(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage
 fn swapped_of(gate: &Shared<'_>, block: PageRange) -> u16 {
     let mut swapped = 0;
     gate.table().visit(block, |page, entry| {
-        if matches!(entry.load(), PageState::Swapped(_)) {
+        if matches!(entry.load(), PageState::Swapped(..)) {
             swapped |= 1 << (page.0 - block.start.0);
         }
         true

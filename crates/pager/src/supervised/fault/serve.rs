@@ -92,7 +92,7 @@ impl FaultService {
                         return outcome;
                     }
                 }
-                PageState::Swapped(slot) => {
+                PageState::Swapped(slot, _) => {
                     if must_wait(&self.group, space, fault, admission) {
                         return Resolution::Done;
                     }

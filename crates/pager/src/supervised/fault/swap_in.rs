@@ -1,12 +1,15 @@
 //! Swap-in of the faulting page and its readahead window.
 
+use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
+use crate::replacement::List;
 use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::message::Resolution;
 use crate::supervised::fault::primitives::{after_failure, copy, kill_program, wake};
 use crate::supervised::fault::service::{FaultService, UnfinishedLoad};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
+use crate::sync::lock;
 use memfold_swap::{Page, Slot};
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -72,8 +75,11 @@ impl FaultService {
             buffer: &self.buffer,
             open: vec![true; claim.pages()],
             released: Vec::new(),
+            resident: PageState::RESIDENT,
+            inactive: None,
         };
         let faulting = claim.faulting();
+        filling.choose_list();
         let mut failure = filling.copy(loaded.clone());
         let alone = faulting..faulting + 1;
         // The window may cross into another mapping; the faulting page alone may still be copied.
@@ -149,9 +155,53 @@ struct Filling<'a> {
     open: Vec<bool>,
     /// Slots with a reference to release: no page state owns it any more.
     released: Vec<Slot>,
+    /// The state of the faulting page once it is in.
+    resident: PageState,
+    /// The pages that were brought in last, for the inactive list; `None` if pages become active.
+    inactive: Option<PageRange>,
 }
 
 impl Filling<'_> {
+    /// Tells the replacement that the pages come back, and chooses the list that they go on.
+    fn choose_list(&mut self) {
+        let clock = &self.space.clock;
+        let now = self.space.resources.refaults.age();
+        let mut replacement = lock(&clock.replacement);
+        for index in 0..self.claim.pages() {
+            if index != self.claim.faulting() {
+                replacement.read_ahead(self.claim.shadow(index), now);
+            }
+        }
+        let shadow = self.claim.shadow(self.claim.faulting());
+        let list = replacement.refault(shadow, self.claim.pages(), now);
+        if replacement.is_fifo() && clock.refaults_early(self.claim.faulting_page()) {
+            self.resident = PageState::HOT;
+        }
+        if list == List::Inactive {
+            self.inactive = Some(PageRange::default());
+        }
+    }
+
+    /// Puts a page that was brought in on the inactive list, if it goes there.
+    fn note_inactive(&mut self, page: VirtualPage) {
+        let Some(range) = &mut self.inactive else {
+            return;
+        };
+        if range.end == page {
+            range.end = page.plus(1);
+            return;
+        }
+        let (start, end) = (page, page.plus(1));
+        let before = std::mem::replace(range, PageRange { start, end });
+        self.add_inactive(before);
+    }
+
+    fn add_inactive(&self, range: PageRange) {
+        if !range.is_empty() {
+            lock(&self.space.clock.replacement).add_inactive(range);
+        }
+    }
+
     fn is_claimed(&self, index: usize) -> bool {
         let entry = self.gate.table().entry(self.claim.page(index));
         entry.load() == self.claim.state(index)
@@ -222,13 +272,15 @@ impl Filling<'_> {
     /// Marks a page resident, as the program has it.
     fn install(&mut self, index: usize) {
         let page = self.claim.page(index);
-        let state = if index == self.claim.faulting() && self.space.clock.refaults_early(page) {
-            PageState::HOT
+        let state = if index == self.claim.faulting() {
+            self.resident
         } else {
             PageState::RESIDENT
         };
         let entry = self.gate.table().entry(page);
-        entry.replace(self.claim.state(index), state);
+        if entry.replace(self.claim.state(index), state) && state == PageState::RESIDENT {
+            self.note_inactive(page);
+        }
         self.close(index);
     }
 
@@ -239,13 +291,17 @@ impl Filling<'_> {
 
     /// Returns pages that were not copied in to `Swapped`. Returns the slots to release.
     fn finish(mut self) -> Vec<Slot> {
+        if let Some(range) = self.inactive.take() {
+            self.add_inactive(range);
+        }
         for index in 0..self.open.len() {
             if !self.open[index] {
                 continue;
             }
             let (page, slot) = (self.claim.page(index), self.claim.slot(index));
+            let shadow = self.claim.shadow(index).without_sample();
             let entry = self.gate.table().entry(page);
-            if !entry.replace(self.claim.state(index), PageState::Swapped(slot)) {
+            if !entry.replace(self.claim.state(index), PageState::Swapped(slot, shadow)) {
                 self.released.push(slot);
             }
             // A thread that faulted on the page meanwhile waits for this claim.

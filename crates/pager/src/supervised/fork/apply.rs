@@ -153,9 +153,13 @@ fn inherited(space: &AddressSpace, state: PageState) -> Option<PageState> {
         }),
         // The batch is stale, so its pages stay in the parent's memory.
         PageState::Moving(_) => Some(SHARED),
-        PageState::Swapped(slot) | PageState::Filling(slot, _) => {
+        PageState::Swapped(slot, shadow) => {
             space.must_duplicate(slot);
-            Some(PageState::Swapped(slot))
+            Some(PageState::Swapped(slot, shadow.without_sample()))
+        }
+        PageState::Filling(slot, _) => {
+            space.must_duplicate(slot);
+            Some(PageState::Swapped(slot, space.resources.refaults.shadow()))
         }
         PageState::Staged(_) | PageState::Returning(_) => {
             unreachable!("staged pages were stored")
@@ -205,7 +209,7 @@ impl AddressSpace {
             if !matches!(state, PageState::Staged(_) | PageState::Returning(_))
                 && let Some(state) = inherited(self, state)
             {
-                any_stored |= matches!(state, PageState::Swapped(_));
+                any_stored |= matches!(state, PageState::Swapped(..));
                 present += u64::from(matches!(state, PageState::Resident { .. }));
                 inherits.entry(page).set(state);
             }

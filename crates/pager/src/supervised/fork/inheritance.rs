@@ -19,7 +19,7 @@ impl AppliedBefore {
     /// The slots in the page states.
     pub fn slots(&self) -> impl Iterator<Item = Slot> {
         self.states.iter().filter_map(|(_, state)| match state {
-            PageState::Swapped(slot) => Some(*slot),
+            PageState::Swapped(slot, _) => Some(*slot),
             _ => None,
         })
     }

@@ -104,7 +104,9 @@ impl AddressSpace {
             .counters
             .pages_out
             .fetch_add(1, Ordering::Relaxed);
-        gate.table().entry(page).set(PageState::Swapped(slot));
+        gate.table()
+            .entry(page)
+            .set(PageState::Swapped(slot, self.resources.refaults.shadow()));
         lock(&self.stage).retire(place);
     }
 }

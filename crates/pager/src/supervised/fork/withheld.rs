@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub fn is_any_swapped(gate: &Exclusive<'_>, range: PageRange) -> bool {
     let mut any = false;
     gate.table().visit(range, |_, entry| {
-        any = matches!(entry.load(), PageState::Swapped(_));
+        any = matches!(entry.load(), PageState::Swapped(..));
         !any
     });
     any

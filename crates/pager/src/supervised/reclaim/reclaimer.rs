@@ -14,6 +14,7 @@
 use crate::backoff::NoProgress;
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::page_state::{MOST_SKIPS, PageState, StageIndex};
+use crate::replacement::Shadow;
 use crate::supervised::fault::deferred::DeferredFault;
 use crate::supervised::fault::message::{Admission, Resolution};
 use crate::supervised::fault::primitives::wake;
@@ -488,8 +489,13 @@ impl Reclaimer {
         if let Ok(gate) = space.shared_within(GATE_PATIENCE) {
             for (place, page, slot) in stored {
                 let entry = gate.table().entry(*page);
-                if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot)) {
-                    space.resources.refaults.note_out(*slot);
+                let sample = lock(&space.stage).sample(*place);
+                let shadow = Shadow::new(space.resources.refaults.age(), sample);
+                if entry.replace(PageState::Staged(*place), PageState::Swapped(*slot, shadow)) {
+                    let now = space.resources.refaults.note_out(*slot);
+                    if let Some(list) = sample {
+                        lock(&space.clock.replacement).evicted(now, list);
+                    }
                     lock(&space.stage).retire(*place);
                     count += 1;
                 } else {

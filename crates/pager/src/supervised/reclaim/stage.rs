@@ -6,14 +6,16 @@
 
 use crate::page::VirtualPage;
 use crate::page_state::StageIndex;
+use crate::replacement::List;
 use std::collections::VecDeque;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Empty,
-    Reserved,
+    /// For a victim that may be a sample of a list.
+    Reserved(Option<List>),
     /// With the owner's page.
-    Live(VirtualPage),
+    Live(VirtualPage, Option<List>),
     Dead,
 }
 
@@ -43,14 +45,15 @@ impl Stage {
         }
     }
 
-    /// Reserves the next empty place of the ring; `None` if there is none. Skips places that cannot be
+    /// Reserves the next empty place of the ring for a victim that may be a sample of a list; `None` if
+    /// there is none. Skips places that cannot be
     /// freed for a while, for example because they are pinned.
-    pub fn reserve(&mut self) -> Option<StageIndex> {
+    pub fn reserve(&mut self, sample: Option<List>) -> Option<StageIndex> {
         let ring = (self.next..self.places.len()).chain(0..self.next);
         let index = ring
             .into_iter()
             .find(|index| self.places[*index] == Place::Empty)?;
-        self.places[index] = Place::Reserved;
+        self.places[index] = Place::Reserved(sample);
         self.next = (index + 1) % self.places.len();
         Some(StageIndex(index as u32))
     }
@@ -61,7 +64,12 @@ impl Stage {
 
     /// The page of `owner` arrived at a reserved place.
     pub fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
-        *self.place(index) = Place::Live(owner);
+        let place = self.place(index);
+        let sample = match *place {
+            Place::Reserved(sample) => sample,
+            _ => None,
+        };
+        *place = Place::Live(owner, sample);
         self.live += 1;
         self.arrivals.push_back(index);
         if self.arrivals.len() > 2 * self.places.len() {
@@ -75,7 +83,7 @@ impl Stage {
         let mut wanted: Vec<bool> = self
             .places
             .iter()
-            .map(|place| matches!(place, Place::Live(_)))
+            .map(|place| matches!(place, Place::Live(..)))
             .collect();
         let mut kept: VecDeque<StageIndex> = VecDeque::with_capacity(self.live);
         while let Some(index) = self.arrivals.pop_back() {
@@ -115,7 +123,7 @@ impl Stage {
     /// The page of a live place is not needed any more.
     pub fn retire(&mut self, index: StageIndex) {
         let place = self.place(index);
-        if matches!(place, Place::Live(_)) {
+        if matches!(place, Place::Live(..)) {
             *place = Place::Dead;
             self.live -= 1;
             self.dead.push(index);
@@ -125,8 +133,16 @@ impl Stage {
     /// The owner of a live page moved to another address.
     pub fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
         let place = self.place(index);
-        if matches!(place, Place::Live(_)) {
-            *place = Place::Live(owner);
+        if let Place::Live(_, sample) = *place {
+            *place = Place::Live(owner, sample);
+        }
+    }
+
+    /// The list of which the page at a live place is a sample.
+    pub fn sample(&self, index: StageIndex) -> Option<List> {
+        match self.places[index.0 as usize] {
+            Place::Live(_, sample) => sample,
+            _ => None,
         }
     }
 
@@ -142,7 +158,7 @@ impl Stage {
             let Some(index) = self.arrivals.pop_front() else {
                 break;
             };
-            if let Place::Live(owner) = self.places[index.0 as usize] {
+            if let Place::Live(owner, _) = self.places[index.0 as usize] {
                 out.push((index, owner));
             }
         }
@@ -188,7 +204,7 @@ mod tests {
     use super::*;
 
     fn reserve_all(stage: &mut Stage) {
-        let places = std::iter::from_fn(|| stage.reserve()).count();
+        let places = std::iter::from_fn(|| stage.reserve(None)).count();
         assert_eq!(places, stage.places.len());
     }
 
@@ -196,7 +212,7 @@ mod tests {
     fn a_page_goes_through_the_stage() {
         let mut stage = Stage::new(8);
         for place in 0..3 {
-            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+            assert_eq!(stage.reserve(None), Some(StageIndex(place)));
         }
         stage.arrived(StageIndex(0), VirtualPage(100));
         stage.unused(StageIndex(1));
@@ -243,13 +259,13 @@ mod tests {
         let mut stage = Stage::new(8);
         reserve_all(&mut stage);
         stage.arrived(StageIndex(0), VirtualPage(1));
-        assert!(stage.reserve().is_none());
+        assert!(stage.reserve(None).is_none());
         stage.retire(StageIndex(0));
-        assert!(stage.reserve().is_none());
+        assert!(stage.reserve(None).is_none());
         for (first, pages) in stage.take_dead(1) {
             stage.dropped(first, pages);
         }
-        assert_eq!(stage.reserve(), Some(StageIndex(0)));
+        assert_eq!(stage.reserve(None), Some(StageIndex(0)));
     }
 
     #[test]
@@ -263,16 +279,16 @@ mod tests {
         stage.not_dropped(StageIndex(0), 1);
         stage.dropped(StageIndex(1), 3);
         for place in [1, 2, 3] {
-            assert_eq!(stage.reserve(), Some(StageIndex(place)));
+            assert_eq!(stage.reserve(None), Some(StageIndex(place)));
         }
-        assert!(stage.reserve().is_none());
+        assert!(stage.reserve(None).is_none());
     }
 
     #[test]
     fn pages_faulted_in_at_empty_places_are_freed() {
         let mut stage = Stage::new(8);
-        assert_eq!(stage.reserve(), Some(StageIndex(0)));
-        assert_eq!(stage.reserve(), Some(StageIndex(1)));
+        assert_eq!(stage.reserve(None), Some(StageIndex(0)));
+        assert_eq!(stage.reserve(None), Some(StageIndex(1)));
         stage.arrived(StageIndex(0), VirtualPage(1));
         assert_eq!(stage.empty_from(StageIndex(0), 8), 0);
         assert_eq!(stage.empty_from(StageIndex(3), 2), 2);

@@ -1,6 +1,7 @@
 //! The clock hand of an address space.
 
 use crate::page::{PageRange, VirtualPage};
+use crate::replacement::Replacement;
 use crate::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
@@ -18,6 +19,8 @@ pub struct Clock {
     pub evictable: AtomicU64,
     /// Time of the program's last fault, in seconds since the supervisor's start.
     pub faulted: AtomicU32,
+    /// Which pages leave first.
+    pub replacement: Mutex<Replacement>,
     /// Credit in the proportional choice of an address space: grows by the evictable size, and the
     /// chosen address space pays the sum.
     pub credit: AtomicI64,

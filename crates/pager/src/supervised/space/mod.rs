@@ -417,8 +417,12 @@ impl AddressSpace {
 
     /// Leaves claims to be released by Drop. For a fault that cannot enter the gate any more, because
     /// the address space is gone, and so must not change entries that an event may be changing.
-    pub fn abandon_claims(&self, pages: &[(VirtualPage, Slot)], number: ClaimNumber) {
-        let claimed = pages.iter().map(|(page, slot)| (*page, *slot, number));
+    pub fn abandon_claims(
+        &self,
+        pages: impl Iterator<Item = (VirtualPage, Slot)>,
+        number: ClaimNumber,
+    ) {
+        let claimed = pages.map(|(page, slot)| (page, slot, number));
         lock(&self.abandoned_claims).extend(claimed);
     }
 
@@ -433,7 +437,7 @@ impl AddressSpace {
             slots.push(slot);
         }
         table.visit(PageTable::everything(), |_, entry| {
-            if let PageState::Swapped(slot) | PageState::Filling(slot, _) =
+            if let PageState::Swapped(slot, _) | PageState::Filling(slot, _) =
                 entry.take(PageState::Hole)
             {
                 slots.push(slot);

@@ -1,10 +1,12 @@
 //! Choosing the next victims.
 //!
 //! Pages whose COW was broken for page-out come first, then pages whose relatives' copies were paged
-//! out; otherwise the clock hand takes pages in address order.
+//! out; otherwise `replacement.rs` shares the batch among the oldest pages of the inactive list and those
+//! that the clock hand meets, in address order.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{Entry, PageState};
+use crate::replacement::List;
 use crate::supervised::reclaim::batch::{Batch, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -49,6 +51,8 @@ impl Batch {
             runs: Vec::new(),
             pages: 0,
             removed: Vec::new(),
+            list: List::Active,
+            samples: 0,
         };
         if wanted > 0 {
             planner.choose();
@@ -103,6 +107,10 @@ struct Planner<'a> {
     pages: usize,
     /// Runs of `Removed` pages that the kernel has dropped by now.
     removed: Vec<PageRange>,
+    /// The list that victims are taken from.
+    list: List,
+    /// How many of the next ones are samples of it.
+    samples: usize,
 }
 
 impl Planner<'_> {
@@ -143,6 +151,44 @@ impl Planner<'_> {
             self.exhausted = true;
             return;
         }
+        self.take_inactive(&ranges);
+        if self.pages < self.wanted {
+            self.take_active(&ranges);
+        }
+    }
+
+    /// Takes the share of victims that come from the inactive list.
+    fn take_inactive(&mut self, ranges: &[PageRange]) {
+        let space = self.space;
+        let wanted = self.wanted;
+        let (own, all) = (space.resident_pages(), space.resources.charged_pages());
+        let quota = {
+            let (own, all) = (own.max(0) as u64, all);
+            lock(&space.clock.replacement).quota(wanted, own, all)
+        };
+        (self.list, self.samples, self.wanted) = (List::Inactive, quota.samples, quota.inactive);
+        'lists: while self.pages < self.wanted {
+            let Some(range) = lock(&space.clock.replacement).take_inactive() else {
+                break;
+            };
+            for region in ranges {
+                let part = region.intersection(range);
+                if !part.is_empty()
+                    && let Some(start) = self.take(part)
+                {
+                    let left = PageRange { start, ..range };
+                    lock(&space.clock.replacement).give_back(left);
+                    break 'lists;
+                }
+            }
+        }
+        lock(&space.clock.replacement).activate_oldest();
+        (self.list, self.samples, self.wanted) = (List::Active, quota.samples, wanted);
+    }
+
+    /// Takes victims from the clock hand on.
+    fn take_active(&mut self, ranges: &[PageRange]) {
+        let space = self.space;
         self.met = 0;
         let hand = VirtualPage(space.clock.hand.load(Ordering::Relaxed));
         let behind = ranges.iter().map(|range| PageRange {
@@ -259,7 +305,8 @@ impl Planner<'_> {
         if self.pages == self.wanted {
             return false;
         }
-        let Some(place) = lock(&self.space.stage).reserve() else {
+        let sample = (self.samples > 0).then_some(self.list);
+        let Some(place) = lock(&self.space.stage).reserve(sample) else {
             return false;
         };
         let extends = self.runs.last().is_some_and(|run| {
@@ -276,6 +323,7 @@ impl Planner<'_> {
             return room;
         }
         self.pages += 1;
+        self.samples = self.samples.saturating_sub(1);
         match self.runs.last_mut() {
             Some(run) if extends => run.pages += 1,
             _ => self.runs.push(Run {

@@ -120,7 +120,7 @@ fn find(space: &AddressSpace, range: PageRange) -> Option<Next> {
             return false;
         }
         match entry.load() {
-            PageState::Swapped(_) => {
+            PageState::Swapped(..) => {
                 let end = page.plus(u64::from(SWAP_IN_WINDOW)).min(range.end);
                 let claim = Claim::of_range(space, &gate, PageRange { start: page, end });
                 found = claim.map_or(Next::Awaited(page), |claim| Next::Claimed(page, claim));

@@ -240,7 +240,7 @@ fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
     gate.table().visit(range, |_, entry| {
         any = matches!(
             entry.load(),
-            PageState::Swapped(_)
+            PageState::Swapped(..)
                 | PageState::Filling(..)
                 | PageState::Staged(_)
                 | PageState::Returning(_)
