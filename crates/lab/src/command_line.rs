@@ -26,11 +26,12 @@ error; 128 + N if signal N ended it, after the host was restored.";
 
 const KERNEL_NOTES: &str = "\
 Backends: native, zram:lz4, zram:lzo-rle (or any other zram compressor), zswap, memfold,
-memfold-embedded (the library; only in the workloads `embedded-…`).
+memfold-total (memfold in as many bytes as the program and zram took together in the same round, all
+of memfold's own memory included), memfold-embedded (the library; only in the workloads `embedded-…`).
 
 Workloads and groups: munmap (munmap-64 to munmap-512), swap (page-out,
-swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, cpython, node, numpy,
-redis-get, redis-get-bgsave, build, overhead; summary: those of docs/measurements.md.
+swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, programs (cpython, node,
+numpy, sort, sqlite, c++, java, go, luajit, pypy, erlang, racket, r, ocaml, haskell), redis-get, redis-get-bgsave, build, overhead; summary: those of docs/measurements.md.
 NAME:N selects the case with N processes, NAME:DATA the one with phrases or recorded contents.
 
 zram and zswap need root, and no other swap in use. Swap, cgroups and zswap's parameters are
@@ -284,6 +285,10 @@ fn comparisons() -> [Command; 5] {
             "Workloads under memfold, zram and zswap, alternated",
         )
         .args(kernel_options())
+        .arg(flag(
+            "equal-total",
+            "Whole programs, with as many bytes in total as zram takes",
+        ))
         .after_help(KERNEL_NOTES),
         experiment(
             "soak",

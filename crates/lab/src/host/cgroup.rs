@@ -91,6 +91,19 @@ impl MemoryGroup {
         count.unwrap_or("0").trim().parse().context("oom_kill")
     }
 
+    /// Faults that waited for a page to be read.
+    pub fn major_faults(&self) -> Result<u64> {
+        let text = read(self.path.join("memory.stat"))?;
+        let count = text
+            .lines()
+            .find_map(|line| line.strip_prefix("pgmajfault "));
+        count
+            .context("pgmajfault")?
+            .trim()
+            .parse()
+            .context("pgmajfault")
+    }
+
     /// Peak of the charged bytes, page cache and kernel memory included.
     pub fn peak(&self) -> Result<u64> {
         let file = match self.version {

@@ -33,8 +33,11 @@ pub enum Backend {
     Zram(String),
     /// A memory cgroup over zswap and a swap file.
     Zswap,
-    /// `memfold run`.
+    /// `memfold run`, with as many resident bytes as the kernel's.
     Memfold,
+    /// `memfold run`, with as many bytes in total, all of its own memory included, as zram and the program
+    /// took together in the same round.
+    MemfoldTotal,
     /// Memory of the library `memfold`, without a limit.
     MemfoldEmbedded,
 }
@@ -48,10 +51,11 @@ impl Backend {
             ("zram", algorithm) => Self::Zram(algorithm.to_owned()),
             ("zswap", "") => Self::Zswap,
             ("memfold", "") => Self::Memfold,
+            ("memfold-total", "") => Self::MemfoldTotal,
             ("memfold-embedded", "") => Self::MemfoldEmbedded,
             _ => bail!(
                 "unknown backend {name:?}; use native, zram:lz4, zram:lzo-rle, zswap, \
-                 memfold, memfold-embedded"
+                 memfold, memfold-total, memfold-embedded"
             ),
         })
     }
@@ -59,6 +63,11 @@ impl Backend {
     /// Whether the kernel swaps, so that the host must be set up.
     pub fn is_kernel(&self) -> bool {
         matches!(self, Self::Zram(_) | Self::Zswap)
+    }
+
+    /// Whether it is `memfold run`.
+    pub fn is_memfold(&self) -> bool {
+        matches!(self, Self::Memfold | Self::MemfoldTotal)
     }
 
     /// Whether the others are compared with it.
@@ -71,7 +80,7 @@ impl Backend {
         match self {
             Self::Native | Self::MemfoldEmbedded => "none",
             Self::Zram(_) | Self::Zswap => "advise",
-            Self::Memfold => "ballast",
+            Self::Memfold | Self::MemfoldTotal => "ballast",
         }
     }
 }
@@ -83,6 +92,7 @@ impl fmt::Display for Backend {
             Self::Zram(algorithm) => write!(formatter, "zram:{algorithm}"),
             Self::Zswap => write!(formatter, "zswap"),
             Self::Memfold => write!(formatter, "memfold"),
+            Self::MemfoldTotal => write!(formatter, "memfold-total"),
             Self::MemfoldEmbedded => write!(formatter, "memfold-embedded"),
         }
     }
@@ -102,10 +112,12 @@ pub struct Environment {
 }
 
 /// The limit of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Allowance {
     /// Megabytes that may be resident, under every backend but `native`.
     Resident(usize),
+    /// MiB for the program and all that memfold takes itself.
+    Total(f64),
     /// No limit; memfold has nothing to reclaim.
     Ample,
 }
@@ -178,11 +190,11 @@ impl Session {
             session.slot_at_rest = Some(taken / slots as f64);
             let limit = match allowance {
                 Allowance::Resident(megabytes) => Some((megabytes as u64) << 20),
-                Allowance::Ample => None,
+                Allowance::Total(_) | Allowance::Ample => None,
             };
             session.group = Some(MemoryGroup::start(guardian, limit)?);
         }
-        if *backend == Backend::Memfold {
+        if backend.is_memfold() {
             session.at_rest = Some(environment.memfold_at_rest()?);
         }
         Ok(session)
@@ -190,7 +202,7 @@ impl Session {
 
     /// The command that runs a program under the backend.
     pub fn command(&self, program: &OsStr, arguments: &[String]) -> Result<Command> {
-        if self.backend == Backend::Memfold {
+        if self.backend.is_memfold() {
             let mut command = Command::new(&self.memfold);
             command
                 .args(["run", "--quiet", "--stats"])
@@ -198,6 +210,13 @@ impl Session {
             match self.allowance {
                 Allowance::Resident(megabytes) => {
                     command.args(["--resident", &format!("{megabytes}M")]);
+                }
+                // The limit counts pages, pool and tables. What the supervisor itself takes does not
+                // count there, and does here.
+                Allowance::Total(mebibytes) => {
+                    let own = self.at_rest.unwrap_or(0.0) / MEBIBYTE;
+                    let limit = ((mebibytes - own) * 1024.0) as u64;
+                    command.args(["--limit", &format!("{limit}K")]);
                 }
                 // High enough that memfold never reclaims.
                 Allowance::Ample => {
@@ -273,7 +292,7 @@ impl Session {
     /// The memory cost of the run, as far as the backend reports it.
     pub fn costs(&self) -> Result<Figures> {
         let figures = Figures::default();
-        if self.backend == Backend::Memfold {
+        if self.backend.is_memfold() {
             return self.memfold_costs();
         }
         let Some(group) = &self.group else {
@@ -288,7 +307,8 @@ impl Session {
         let mut figures = figures
             .with("peak_resident_mib", resident as f64 / MEBIBYTE)
             .with("peak_pool_mib", pool as f64 / MEBIBYTE)
-            .with("peak_total_mib", (resident + pool) as f64 / MEBIBYTE);
+            .with("peak_total_mib", (resident + pool) as f64 / MEBIBYTE)
+            .with("faults", group.major_faults()? as f64);
         if fullest.original > 0 {
             let share = fullest.used as f64 / fullest.original as f64;
             figures = figures.with("stored_bytes_per_page", share * zsmalloc::PAGE_SIZE as f64);
@@ -317,7 +337,21 @@ impl Session {
                 number("peak_resident_bytes")? / MEBIBYTE,
             )
             .with("peak_pool_mib", number("peak_pool_bytes")? / MEBIBYTE)
-            .with("peak_total_mib", number("peak_total_bytes")? / MEBIBYTE);
+            .with("peak_total_mib", number("peak_total_bytes")? / MEBIBYTE)
+            .with(
+                "faults",
+                number("faults_swap_in")? + number("faults_cache")?,
+            )
+            .with("pages_in", number("pages_in")?);
+        for (name, quantile) in [
+            ("fault_p50_us", "p50"),
+            ("fault_p90_us", "p90"),
+            ("fault_p99_us", "p99"),
+        ] {
+            if let Some(nanoseconds) = stats["fault_ns"][quantile].as_f64() {
+                figures = figures.with(name, nanoseconds / 1000.0);
+            }
+        }
         let original = number("bytes_original")?;
         if original > 0.0 {
             let share = number("bytes_stored")? / original;
@@ -397,6 +431,7 @@ mod tests {
             "zram:lzo-rle",
             "zswap",
             "memfold",
+            "memfold-total",
             "memfold-embedded",
         ] {
             assert_eq!(Backend::parse(name).unwrap().to_string(), name);

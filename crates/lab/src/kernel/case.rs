@@ -5,7 +5,7 @@ use anyhow::{Result, bail, ensure};
 use super::{
     backend::{Allowance, Backend},
     build,
-    programs::Program,
+    programs::{self, Program},
     redis,
     scale::Scale,
 };
@@ -22,6 +22,18 @@ pub const GROUPS: &[&str] = &[
     "cpython",
     "node",
     "numpy",
+    "sort",
+    "sqlite",
+    "c++",
+    "java",
+    "go",
+    "luajit",
+    "pypy",
+    "erlang",
+    "racket",
+    "r",
+    "ocaml",
+    "haskell",
     "redis-get",
     "redis-get-bgsave",
     "build",
@@ -85,9 +97,15 @@ impl Case {
         match (self.allowance, backend) {
             _ if self.is_embedded() => backend.is_kernel() || *backend == Backend::MemfoldEmbedded,
             (_, Backend::MemfoldEmbedded) => false,
+            (_, Backend::MemfoldTotal) => self.runs_a_program(),
             (Allowance::Ample, _) => matches!(backend, Backend::Native | Backend::Memfold),
-            (Allowance::Resident(_), _) => true,
+            (Allowance::Resident(_) | Allowance::Total(_), _) => true,
         }
+    }
+
+    /// Whether it is a whole program, whose memory is evicted by its own need.
+    pub fn runs_a_program(&self) -> bool {
+        self.allowance != Allowance::Ample && !matches!(self.job, Job::Synthetic { .. })
     }
 
     /// Whether the program itself calls the library.
@@ -114,10 +132,11 @@ impl Case {
     }
 }
 
-/// The workloads and groups named on the command line, with `summary` expanded.
+/// The workloads and groups named on the command line, with `summary` and `programs` expanded.
 pub fn names<'a>(given: &[&'a str]) -> Vec<&'a str> {
     let each = given.iter().map(|name| match *name {
         "summary" => SUMMARY.to_vec(),
+        "programs" => programs::names().collect(),
         other => vec![other],
     });
     each.flatten().collect()
@@ -143,7 +162,9 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
             .any(|(group, case)| group == name || case.is_called(name));
         if !known {
             let mut known: Vec<&str> = all.iter().map(|(_, case)| case.workload.as_str()).collect();
-            known.extend(["munmap", "swap", "embedded", "overhead", "summary"]);
+            known.extend([
+                "munmap", "swap", "embedded", "overhead", "summary", "programs",
+            ]);
             known.dedup();
             bail!(
                 "unknown workload {name:?}; use one of: {}",
@@ -194,9 +215,6 @@ fn group(name: &str, scale: Scale) -> Vec<Case> {
             "recorded",
             &[],
         )],
-        "cpython" => vec![program(Program::cpython(scale), "cpython")],
-        "node" => vec![program(Program::node(scale), "node")],
-        "numpy" => vec![program(Program::numpy(scale), "numpy")],
         "redis-get" => vec![redis_get("redis-get", false, scale)],
         "redis-get-bgsave" => vec![redis_get("redis-get-bgsave", true, scale)],
         "build" => vec![Case {
@@ -208,7 +226,13 @@ fn group(name: &str, scale: Scale) -> Vec<Case> {
             job: Job::Build(build::Project::Both),
         }],
         "overhead" => overhead(scale),
-        _ => Vec::new(),
+        name => {
+            let found = Program::new(name, scale);
+            found
+                .map(|found| program(found, name))
+                .into_iter()
+                .collect()
+        }
     }
 }
 
@@ -338,8 +362,12 @@ fn redis_get(workload: &str, save: bool, scale: Scale) -> Case {
 
 /// The overhead of memfold far below the limit.
 fn overhead(scale: Scale) -> Vec<Case> {
-    let mut cases = vec![
-        program(Program::cpython(scale), "overhead-cpython"),
+    let cpython = Program::new("cpython", scale);
+    let mut cases: Vec<Case> = cpython
+        .map(|cpython| program(cpython, "overhead-cpython"))
+        .into_iter()
+        .collect();
+    cases.extend([
         redis_get("overhead-redis-get", false, scale),
         Case {
             workload: "overhead-build".to_owned(),
@@ -349,7 +377,7 @@ fn overhead(scale: Scale) -> Vec<Case> {
             allowance: Allowance::Ample,
             job: Job::Build(build::Project::C),
         },
-    ];
+    ]);
     for case in &mut cases {
         case.allowance = Allowance::Ample;
     }
@@ -381,6 +409,13 @@ mod tests {
         assert_eq!((recorded.len(), recorded[0].data), (1, Some("recorded")));
         assert!(cases(&["page-out:none"], 1.0).is_err());
         assert!(cases(&["zipf"], 0.0).is_err() && cases(&["zipf"], f64::NAN).is_err());
+    }
+
+    #[test]
+    fn every_program_is_a_workload() {
+        let programs = cases(&names(&["programs"]), 1.0).unwrap();
+        assert_eq!(programs.len(), programs::names().count());
+        assert!(programs.iter().all(Case::runs_a_program));
     }
 
     #[test]

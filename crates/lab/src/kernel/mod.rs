@@ -40,6 +40,8 @@ use crate::{
 pub const OPTIONS: &[&str] = &[
     "against", "workload", "scale", "runs", "memfold", "python", "swap-dir",
 ];
+/// The same with `--equal-total`: how fast a program is in so many bytes, the pool included.
+const AGAINST_IN_TOTAL: &str = "native,zram:lz4,memfold,memfold-total";
 /// The default of `--against`.
 const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedded";
 /// Consecutive OOM kills after which a backend is given up, before its first completed run. (The
@@ -69,13 +71,18 @@ struct Suite {
 
 /// Runs every case under every backend, alternated, round after round.
 pub fn run(options: &Options) -> Result<Report> {
+    let (against, every) = if options.has("equal-total") {
+        let programs: Vec<&str> = programs::names().chain(["redis-get", "build"]).collect();
+        (AGAINST_IN_TOTAL, programs.join(","))
+    } else {
+        (AGAINST, GROUPS.join(","))
+    };
     let backends = options
-        .list("against", AGAINST)
+        .list("against", against)
         .into_iter()
         .map(Backend::parse)
         .collect::<Result<Vec<_>>>()?;
     let scale = scale(options)?;
-    let every = GROUPS.join(",");
     let names = case::names(&options.list("workload", &every));
     let cases = case::cases(&names, scale)?;
     let rounds = options.number("runs", 5)?;
@@ -93,10 +100,13 @@ pub fn run(options: &Options) -> Result<Report> {
             * rounds
     });
     let progress = Progress::new(runs.sum());
+    let mut speedups = Speedups::default();
     for case in &cases {
         let results = suite.alternate(case, &backends, rounds, &progress, &mut report)?;
         add_rows(case, &results, &mut report);
+        speedups.add(&results);
     }
+    speedups.note(&mut report);
     progress.finish();
     Ok(report)
 }
@@ -114,7 +124,7 @@ impl Suite {
     fn new(backends: &[Backend], scale: f64, options: &Options) -> Result<Self> {
         let any = |wanted: fn(&Backend) -> bool| backends.iter().any(wanted);
         let guardian = any(Backend::is_kernel).then(Guardian::start).transpose()?;
-        let memfold = if any(|one| *one == Backend::Memfold) {
+        let memfold = if any(Backend::is_memfold) {
             find_memfold(options.value("memfold"))?
         } else {
             PathBuf::new()
@@ -182,6 +192,8 @@ impl Suite {
             .filter(|backend| case.admits(backend))
             .map(|backend| (backend, Vec::new()))
             .collect();
+        // Of the kernel's last run: what the program and its zram took together at the most, in MiB.
+        let mut total = None;
         let mut given_up: Vec<String> = Vec::new();
         for round in 1..=rounds {
             for (backend, runs) in &mut results {
@@ -193,12 +205,28 @@ impl Suite {
                 } else {
                     KILLS_ALLOWED_LATER
                 };
+                let allowance = match (*backend, total) {
+                    (Backend::MemfoldTotal, Some(total)) => Allowance::Total(total),
+                    (Backend::MemfoldTotal, None) => {
+                        progress.skip(rounds - round + 1);
+                        given_up.push(backend.to_string());
+                        report.note(format!(
+                            "SKIPPED memfold-total, {}: no run under zram:lz4 came before it",
+                            case.workload
+                        ));
+                        continue;
+                    }
+                    _ => case.allowance,
+                };
                 let run = self
-                    .run_once(case, backend, kills_allowed)
+                    .run_once(case, (backend, allowance), kills_allowed)
                     .with_context(|| format!("{} under {backend}", case.workload))?;
                 match run {
                     Some(run) => {
                         progress.done(case, backend, round, rounds, &run.figures);
+                        if backend.is_reference() {
+                            total = run.figures.get("peak_total_mib");
+                        }
                         runs.push(run);
                     }
                     None => {
@@ -220,12 +248,12 @@ impl Suite {
     fn run_once(
         &mut self,
         case: &Case,
-        backend: &Backend,
+        (backend, allowance): (&Backend, Allowance),
         kills_allowed: usize,
     ) -> Result<Option<Run>> {
         for killed_before in 0..kills_allowed {
             let bytes = case.swap_bytes();
-            let session = Session::start(backend, case.allowance, bytes, &self.environment)?;
+            let session = Session::start(backend, allowance, bytes, &self.environment)?;
             match self.run_in(case, backend, &session) {
                 Ok(mut figures) => {
                     // The OOM killer chose a child and the parent went on: not a complete run.
@@ -246,7 +274,8 @@ impl Suite {
                         remark: session.remark(),
                     }));
                 }
-                Err(error) if !error.is::<Wrong>() && session.was_killed()? => {}
+                // A program whose part was killed may go on, and print something else.
+                Err(_) if session.was_killed()? => {}
                 Err(error) => return Err(error),
             }
             eprintln!(
@@ -330,15 +359,54 @@ fn synthetic(case: &Case, backend: &Backend, session: &Session) -> Result<Figure
     Ok(figures)
 }
 
+/// How many times as long as under memfold each program took under zram.
+#[derive(Default)]
+struct Speedups(BTreeMap<String, Vec<f64>>);
+
+impl Speedups {
+    fn add(&mut self, results: &[(&Backend, Vec<Run>)]) {
+        let seconds = |runs: &[Run]| samples(runs, "seconds");
+        let reference = results.iter().find(|(backend, _)| backend.is_reference());
+        let Some(theirs) = reference.map(|(_, runs)| seconds(runs)) else {
+            return;
+        };
+        for (backend, runs) in results.iter().filter(|(backend, _)| backend.is_memfold()) {
+            let ours = seconds(runs);
+            if ours.is_empty() || theirs.is_empty() {
+                continue;
+            }
+            let (ours, theirs) = ours.medians_beside(&theirs);
+            self.0
+                .entry(backend.to_string())
+                .or_default()
+                .push(theirs / ours);
+        }
+    }
+
+    fn note(&self, report: &mut Report) {
+        for (backend, ratios) in &self.0 {
+            let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
+            let mean = (logarithms / ratios.len() as f64).exp();
+            let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+            report.note(format!(
+                "time under zram:lz4 over {backend}: geometric mean {mean:.2}, least {least:.2}, of {} \
+                 programs",
+                ratios.len()
+            ));
+        }
+    }
+}
+
+fn samples(runs: &[Run], name: &str) -> Samples {
+    let mut samples = Samples::default();
+    for value in runs.iter().filter_map(|run| run.figures.get(name)) {
+        samples.push(value);
+    }
+    samples
+}
+
 /// Adds one row per backend and metric.
 fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) {
-    let samples = |runs: &[Run], name: &str| {
-        let mut samples = Samples::default();
-        for value in runs.iter().filter_map(|run| run.figures.get(name)) {
-            samples.push(value);
-        }
-        samples
-    };
     let reference = results.iter().find(|(backend, _)| backend.is_reference());
     for metric in METRICS {
         for (backend, runs) in results {
@@ -355,7 +423,11 @@ fn add_rows(case: &Case, results: &[(&Backend, Vec<Run>)], report: &mut Report) 
                 })
                 .filter(|ratio| ratio.is_finite());
             let resident = match case.allowance {
-                Allowance::Resident(megabytes) if **backend != Backend::Native => Some(megabytes),
+                Allowance::Resident(megabytes)
+                    if !matches!(backend, Backend::Native | Backend::MemfoldTotal) =>
+                {
+                    Some(megabytes)
+                }
                 _ => None,
             };
             let killed: usize = runs.iter().map(|run| run.killed_before).sum();
