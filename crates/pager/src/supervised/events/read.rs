@@ -63,7 +63,7 @@ impl Reader {
     }
 
     /// The group.
-    pub fn group(&self) -> &Group {
+    pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 

@@ -2,10 +2,7 @@
 //! its limit. Below that, programs run at native speed.
 
 use crate::page::bytes;
-use crate::supervised::events::read::Messages;
 use crate::supervised::fault::listen::Handlers;
-use crate::supervised::fault::message::Resolution;
-use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
@@ -13,21 +10,26 @@ use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::Exclusive;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::thread::{self, Standing};
+use messages::MessageService;
 use release::Releasing;
+use request::Outcome;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use traced::Tracing;
 use unregister::Unregistering;
+use waiting::Waiting;
 
+mod messages;
 mod recall;
 mod release;
+mod request;
 mod traced;
 mod unregister;
+mod waiting;
 
 /// Interval of checks for programs of which only the helper is left, and for dropped privileges. These
 /// read more of `/proc` than a sample of sizes; a longer interval delays the exit of such programs.
@@ -59,14 +61,16 @@ const GATE_PATIENCE: Duration = Duration::from_millis(5);
 pub struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
-    /// Serves faults read along with events, and recalls.
-    service: FaultService,
+    /// Reads events and serves the faults among them; its buffers are also used by recalls.
+    messages: MessageService,
     sharing: SharingWatch,
     /// Time of the last check for exits and dropped privileges.
     last_exit_check: Instant,
     /// Time of the last look at the limit.
     last_watch: Instant,
     unregistering: Unregistering,
+    /// Steps of these requests that wait for a program.
+    waiting: Waiting<Outcome>,
     releasing: Releasing,
     tracing: Tracing,
 }
@@ -75,13 +79,18 @@ impl Governor {
     /// The governor of a group.
     pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
-            service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
+            messages: MessageService::new(
+                handlers.clone(),
+                FaultService::with_patience(group.clone(), GATE_PATIENCE),
+                GATE_PATIENCE,
+            ),
             group,
             handlers,
             sharing: SharingWatch::default(),
             last_exit_check: Instant::now(),
             last_watch: Instant::now(),
             unregistering: Unregistering::default(),
+            waiting: Waiting::default(),
             releasing: Releasing::default(),
             tracing: Tracing::default(),
         }
@@ -119,7 +128,7 @@ impl Governor {
                 }
             }
         }
-        self.service.finish_loads();
+        self.messages.service.finish_loads();
         spaces.iter().for_each(|space| self.sample(space));
         self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces)
@@ -142,7 +151,8 @@ impl Governor {
         let copied = resident + bytes(self.group.resources.shared.pages());
         if copied >= manage_from {
             for space in &spaces {
-                if needs_scan(space) && !self.unregistering.is_pending(space) {
+                let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
+                if needs_scan(space) && !is_pending {
                     self.register_mappings(space);
                 }
             }
@@ -247,7 +257,7 @@ impl Governor {
             return;
         };
         // Pending events first: they must not be applied to mappings registered now.
-        let Some(messages) = self.read_pending_events(space, &mut gate, false) else {
+        let Some(messages) = self.messages.read_pending_events(space, &mut gate) else {
             space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
@@ -258,44 +268,7 @@ impl Governor {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);
-        self.serve_messages(space, messages);
-    }
-
-    /// Makes sure that the events of all completed changes are applied. `None` while a change is in
-    /// progress: waiting for its end, which a program may delay, is for the handlers. With `may_wait`, waits
-    /// for it all the same.
-    fn read_pending_events(
-        &self,
-        space: &Arc<AddressSpace>,
-        gate: &mut Exclusive<'_>,
-        may_wait: bool,
-    ) -> Option<Messages> {
-        // Events that are not read yet belong to changes in progress.
-        if space.is_changing() && !may_wait {
-            return None;
-        }
-        let is_waiting = lock(&space.changes).order.is_waiting();
-        Some(if is_waiting || may_wait {
-            self.handlers.reader.read_messages(space, gate)
-        } else {
-            Messages::default()
-        })
-    }
-
-    /// Serves faults that were read along with events, and listens to forked children, after leaving
-    /// the gate.
-    fn serve_messages(&mut self, space: &Arc<AddressSpace>, messages: Messages) {
-        for child in &messages.children {
-            // On failure, a later tick retries.
-            let _ = self.handlers.listen(child);
-        }
-        for (fault, thread) in messages.faults {
-            let admission = space.admission_of(thread);
-            match self.service.serve(space, fault, admission) {
-                Resolution::Done | Resolution::Queued => {}
-                Resolution::Retry | Resolution::GateMissed => wake(space, fault.page, 1),
-            }
-        }
+        self.messages.serve(space, messages);
     }
 }
 

@@ -65,12 +65,12 @@ impl Governor {
                 }
                 Some(Next::Claimed(page, claim)) => {
                     about_to_come(claim.pages() as u64);
-                    self.service.swap_in(space, claim);
+                    self.messages.service.swap_in(space, claim);
                     page
                 }
                 Some(Next::Staged(page, place)) => {
                     // A staged page counts as resident already.
-                    self.service.putback(space, page, place);
+                    self.messages.service.putback(space, page, place);
                     page
                 }
                 Some(Next::Awaited(page)) => {
@@ -98,11 +98,11 @@ impl Governor {
         let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
             return space.take_over_gate();
         };
-        let Some(messages) = self.read_pending_events(space, &mut gate, false) else {
+        let Some(messages) = self.messages.read_pending_events(space, &mut gate) else {
             return false;
         };
         drop(gate);
-        self.serve_messages(space, messages);
+        self.messages.serve(space, messages);
         true
     }
 }

@@ -5,7 +5,7 @@
 //! helper gives its memory to children again, and then the thread is answered.
 
 use super::recall::SLICE;
-use super::unregister::Request;
+use super::request::Request;
 use super::{GATE_PATIENCE, Governor};
 use crate::page::PageRange;
 use crate::supervised::fork::prepared::answer_with;
@@ -40,6 +40,9 @@ impl Governor {
     /// A slice. Returns whether the program was answered.
     fn release(&mut self, space: &Arc<AddressSpace>) -> bool {
         space.prepared.released.store(true, Ordering::Relaxed);
+        if self.waiting.is_under_way(space.id) {
+            return false;
+        }
         let deadline = Instant::now() + SLICE;
         while Instant::now() < deadline {
             let known = self.releasing.0.remove(&space.id);

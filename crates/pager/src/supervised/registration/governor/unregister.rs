@@ -6,21 +6,18 @@
 //!
 //! 1. The range becomes unmanaged, so that no more victims are taken from it.
 //! 2. Pages that are out are brought back, in slices.
-//! 3. Under the exclusive gate, with no change in progress, the range is unregistered. Batches planned
+//! 3. Under the exclusive gate, with no change in progress (`waiting.rs`), the range is unregistered. Batches planned
 //!    before are stale; faults read before are not served any more.
 //! 4. Until the program has registered the range, none of its mappings are registered. From then on the
 //!    kernel refuses to register the range (`refused.rs`).
 
+use super::Governor;
 use super::recall::SLICE;
-use super::{GATE_PATIENCE, Governor};
-use crate::page::{PageRange, VirtualPage};
-use crate::page_state::PageState;
+use super::request::{Outcome, Request, begin_patiently, finish_patiently};
+use super::waiting::Progress;
+use crate::page::PageRange;
 use crate::page_table::PageTable;
-use crate::range_set::RangeSet;
-use crate::supervised::events::read::Messages;
-use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
-use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::PAGE_SIZE;
@@ -37,10 +34,6 @@ const ANSWERED: Duration = Duration::from_secs(1);
 /// refused. Longer blocks the program for longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Tries, one a tick, that may meet a change in progress before the governor waits for its end. More block
-/// a program that never pauses for longer; fewer let it hold up the governor sooner.
-const MISSED_MOST: u32 = 100;
-
 /// Interval at which resident pages of refused ranges are counted. Longer costs less and adjusts the
 /// limit later.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
@@ -50,22 +43,8 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 pub struct Unregistering {
     /// By ID of the address space.
     requests: HashMap<u64, Request>,
-    /// Number of tries in a row that met a change in progress.
-    missed: u32,
     /// Time of the last count of refused pages.
     counted: Option<Instant>,
-}
-
-pub(super) struct Request {
-    /// Number of the request in the channel.
-    number: u32,
-    pub(super) range: PageRange,
-    /// The parts that were managed.
-    managed: RangeSet,
-    /// Where the recall continues.
-    pub(super) next: VirtualPage,
-    since: Instant,
-    answered: Option<Instant>,
 }
 
 impl Unregistering {
@@ -86,6 +65,7 @@ impl Governor {
         if !requests.is_empty() {
             requests.retain(|id, _| !gone(id));
         }
+        self.waiting.forget(|id| gone(&id));
         let mut is_awaited = false;
         for space in spaces {
             let Some(wanted) = space.channel.unregister_wanted() else {
@@ -106,6 +86,9 @@ impl Governor {
             return false;
         };
         space.channel.note_unregister_progress();
+        if self.waiting.is_under_way(space.id) {
+            return true;
+        }
         let known = self.unregistering.requests.remove(&space.id);
         let known = known.filter(|known| known.number == wanted.number && known.range == range);
         let Some(mut request) = known.or_else(|| self.begin(space, range, wanted.number)) else {
@@ -153,68 +136,51 @@ impl Governor {
         self.group.refused_pages.store(refused, Ordering::Relaxed);
     }
 
-    /// Applies the pending events of a program. `None` while a change is in progress; a program that never
-    /// pauses is waited for in the end.
-    fn read_in_the_end(
-        &mut self,
-        space: &Arc<AddressSpace>,
-        gate: &mut Exclusive<'_>,
-    ) -> Option<Messages> {
-        let may_wait = self.unregistering.missed >= MISSED_MOST;
-        let messages = self.read_pending_events(space, gate, may_wait);
-        self.unregistering.missed = match messages {
-            Some(_) => 0,
-            None => self.unregistering.missed + 1,
-        };
-        messages
-    }
-
+    /// Begins a request, or notes that the program must be waited for.
     pub(super) fn begin(
         &mut self,
         space: &Arc<AddressSpace>,
         range: PageRange,
         number: u32,
     ) -> Option<Request> {
-        let mut gate = space.exclusive_within(GATE_PATIENCE).ok()?;
-        let messages = self.read_in_the_end(space, &mut gate)?;
-        let mut managed = RangeSet::default();
-        let mut regions = lock(&space.managed);
-        let parts = regions.covered(range);
-        parts.into_iter().for_each(|part| managed.add(part));
-        regions.remove(range);
-        drop(regions);
-        drop(gate);
-        self.serve_messages(space, messages);
-        Some(Request {
-            number,
-            range,
-            managed,
-            next: range.start,
-            since: Instant::now(),
-            answered: None,
-        })
+        match self.waiting.take(space.id) {
+            Progress::Waits => return None,
+            Progress::Done(Outcome::Begun(Some(request))) => {
+                if request.number == number && request.range == range {
+                    return Some(request);
+                }
+                // The program asks for something else by now: the range becomes managed again.
+                space.sampling.rescan.store(true, Ordering::Relaxed);
+            }
+            Progress::Done(_) | Progress::None => {}
+        }
+        let begun = self.messages.begin(space, range, number);
+        if begun.is_some() {
+            self.waiting.note_success(space.id);
+        } else {
+            let step = begin_patiently(self.handlers.clone(), space.clone(), range, number);
+            self.waiting.note_miss(space.id, step);
+        }
+        begun
     }
 
-    /// Unregisters the range if no page of it is out.
+    /// Unregisters the range if no page of it is out, or notes that the program must be waited for.
     pub(super) fn finish(&mut self, space: &Arc<AddressSpace>, request: &Request) -> bool {
-        let Ok(mut gate) = space.exclusive_within(GATE_PATIENCE) else {
-            return false;
+        let finished = match self.waiting.take(space.id) {
+            Progress::Waits => return false,
+            Progress::Done(Outcome::Finished(range, true)) if range == request.range => Some(true),
+            Progress::Done(_) | Progress::None => self.messages.finish(space, request),
         };
-        let Some(messages) = self.read_in_the_end(space, &mut gate) else {
-            return false;
-        };
-        // A batch that the helper has not begun is stale from now on.
-        space.begin_events(&gate);
-        let is_ready = !space.is_changing()
-            && !is_any_out(&gate, request.range)
-            && !is_breaking_cow(space, request.range);
-        if is_ready {
-            unregister_range(space, &mut gate, request);
+        if finished.is_some() {
+            self.waiting.note_success(space.id);
+        } else {
+            let step = finish_patiently(self.handlers.clone(), space.clone(), request.clone());
+            self.waiting.note_miss(space.id, step);
+        }
+        if finished == Some(true) {
             self.unregistering.counted = None;
         }
-        drop(gate);
-        self.serve_messages(space, messages);
-        is_ready
+        finished == Some(true)
     }
 }
 
@@ -231,65 +197,4 @@ fn range_of(space: &AddressSpace, wanted: UnregisterWanted) -> Option<PageRange>
     let own = PageRange::around(arena.beacon, 1);
     let is_own = !range.intersection(arena.whole).is_empty() || !range.intersection(own).is_empty();
     (!is_own).then_some(range)
-}
-
-/// Whether a page of the range is neither resident nor a hole. A `Moving` page is resident, because its
-/// batch is stale.
-fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
-    let mut any = false;
-    gate.table().visit(range, |_, entry| {
-        any = matches!(
-            entry.load(),
-            PageState::Swapped(..)
-                | PageState::Filling(..)
-                | PageState::Staged(_)
-                | PageState::Returning(_)
-                | PageState::Clearing
-        );
-        !any
-    });
-    any
-}
-
-/// Whether the helper may be about to write to pages of the range to break COW, which it does outside
-/// the gate.
-fn is_breaking_cow(space: &AddressSpace, range: PageRange) -> bool {
-    let port = lock(&space.helper_port);
-    let mut runs = port.batch.iter().flat_map(|batch| &batch.moves);
-    runs.any(|run| {
-        let end = run.page.plus(u64::from(run.pages));
-        let start = run.page;
-        run.place.is_none() && !range.intersection(PageRange { start, end }).is_empty()
-    })
-}
-
-/// Unregisters a range and makes it unmanaged. A part that the kernel refuses to unregister is
-/// unmanaged, too; its faults are served like those of any unknown page.
-fn unregister_range(space: &AddressSpace, gate: &mut Exclusive<'_>, request: &Request) {
-    let mut ours = request.managed.clone();
-    let arrived = lock(&space.managed).covered(request.range);
-    arrived.into_iter().for_each(|part| ours.add(part));
-    add_unmanaged(space, request.range, &mut ours);
-    for part in ours.ranges() {
-        let _ = space.uffd().unregister(*part);
-    }
-    space.apply_unmap(gate, request.range);
-    space.unregistered.fetch_add(1, Ordering::Relaxed);
-    lock(&space.refused).note(request.range);
-}
-
-/// Adds the parts of a range that are registered with memfold's userfaultfd but were never managed. To
-/// find them, it registers each part again, which succeeds unless another userfaultfd has it.
-fn add_unmanaged(space: &AddressSpace, range: PageRange, ours: &mut RangeSet) {
-    let areas = space
-        .attached()
-        .and_then(|attached| attached.inspector.vmas().ok());
-    for area in areas.iter().flatten().filter(|area| area.movable) {
-        let part = PageRange::of_addresses(area.start, area.end).intersection(range);
-        for piece in ours.uncovered(part) {
-            if space.uffd().register_protectable(piece).is_ok() {
-                ours.add(piece);
-            }
-        }
-    }
 }
