@@ -76,14 +76,11 @@ impl Memfold {
         mode: Option<&str>,
         algorithm: &str,
     ) -> PyResult<Self> {
-        let mut builder = memfold::Memfold::builder().algorithm(match algorithm {
-            "lz4" => Algorithm::Lz4,
-            "zstd" => Algorithm::Zstd,
-            other => {
-                let message = format!("algorithm is 'lz4' or 'zstd', not {other:?}");
-                return Err(PyValueError::new_err(message));
-            }
-        });
+        let algorithm: Algorithm = algorithm.parse().map_err(|_| {
+            let message = format!("algorithm is 'lz4' or 'zstd', not {algorithm:?}");
+            PyValueError::new_err(message)
+        })?;
+        let mut builder = memfold::Memfold::builder().algorithm(algorithm);
         if let Some(bytes) = limit {
             builder = builder.limit(bytes);
         }

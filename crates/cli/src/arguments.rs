@@ -4,11 +4,11 @@ use crate::address::Address;
 use crate::remote::RemoteArguments;
 use crate::run::observers::ObserverArguments;
 use crate::summary::SummaryWhen;
-use clap::builder::{FalseyValueParser, PossibleValue};
+use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use memfold_pager::{Size, SizeError};
+use memfold_pager::{Algorithm, Size, SizeError};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -172,7 +172,7 @@ pub struct RunArguments {
     #[arg(long, value_name = "SIZE", env = "MEMFOLD_RESIDENT")]
     pub resident: Option<Size>,
     /// Compression algorithm of the pool
-    #[arg(long, value_enum, default_value_t = Algorithm::Lz4, env = "MEMFOLD_ALGO")]
+    #[arg(long, value_parser = algorithms(), default_value_t, env = "MEMFOLD_ALGO")]
     pub algo: Algorithm,
     /// Write pages that do not fit to an unlinked, encrypted file in DIR
     #[arg(
@@ -299,21 +299,11 @@ impl FromStr for After {
 }
 
 /// Compression algorithms, as `--algo` names and describes them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Algorithm {
-    /// The fastest
-    Lz4,
-    /// Smaller and slower
-    Zstd,
-}
-
-impl From<Algorithm> for memfold_pager::Algorithm {
-    fn from(algorithm: Algorithm) -> Self {
-        match algorithm {
-            Algorithm::Lz4 => Self::Lz4,
-            Algorithm::Zstd => Self::Zstd,
-        }
-    }
+fn algorithms() -> impl TypedValueParser<Value = Algorithm> {
+    let value =
+        |algorithm: &Algorithm| PossibleValue::new(algorithm.name()).help(algorithm.description());
+    let values = Algorithm::ALL.iter().map(value);
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Algorithm>())
 }
 
 /// `memfold stat`.
@@ -385,7 +375,7 @@ pub struct ServeArguments {
     #[arg(long, value_name = "SIZE")]
     pub limit: Option<Size>,
     /// Compression algorithm
-    #[arg(long, value_enum, default_value_t = Algorithm::Lz4)]
+    #[arg(long, value_parser = algorithms(), default_value_t)]
     pub algo: Algorithm,
     /// Write blocks that do not fit to an unlinked, encrypted file in DIR
     #[arg(long, value_name = "DIR", requires = "swap_size")]

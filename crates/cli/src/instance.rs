@@ -2,10 +2,8 @@
 
 use crate::disk_report::DiskSnapshot;
 use crate::report::Snapshot;
+use memfold_disk::BLOCK;
 use serde::{Deserialize, Serialize};
-
-/// Bytes of a page, and of a disk's block.
-const PAGE: u64 = 4096;
 
 /// A `memfold run` or a `memfold serve` that goes on. In JSON, `kind` tells which.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -90,7 +88,7 @@ impl Instance {
     pub fn pages_out(&self) -> u64 {
         match self {
             Instance::Run(run) => run.statistics.totals.pages_out,
-            Instance::Disk(disk) => disk.statistics.usage.written_bytes / PAGE,
+            Instance::Disk(disk) => disk.statistics.usage.written_bytes / BLOCK,
         }
     }
 
@@ -98,7 +96,7 @@ impl Instance {
     pub fn pages_in(&self) -> u64 {
         match self {
             Instance::Run(run) => run.statistics.totals.pages_in,
-            Instance::Disk(disk) => disk.statistics.usage.read_bytes / PAGE,
+            Instance::Disk(disk) => disk.statistics.usage.read_bytes / BLOCK,
         }
     }
 

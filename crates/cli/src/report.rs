@@ -1,6 +1,7 @@
 //! The documents of a run: the JSON at its end, the JSON while it runs.
 
 use memfold_pager::{FaultLatency, Now, ProgramUsage, Stats, Totals, tolerance};
+use memfold_sys::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -90,7 +91,9 @@ impl Statistics {
 
     /// The largest excess in bytes.
     pub fn most_over(&self) -> u64 {
-        self.totals.over_limit_pages.saturating_mul(4096)
+        self.totals
+            .over_limit_pages
+            .saturating_mul(PAGE_SIZE as u64)
     }
 }
 

@@ -11,7 +11,8 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use memfold_swap::Algorithm;
 use zsmalloc::PAGE_SIZE;
 
 use crate::Options;
@@ -26,7 +27,7 @@ pub fn run(options: &Options) -> Result<()> {
     let process = pid
         .parse()
         .with_context(|| format!("--pid takes a PID, not {pid:?}"))?;
-    let algorithm = Algorithm::parse(given("algo")?)?;
+    let algorithm = given("algo")?.parse()?;
     let output = Path::new(given("output")?);
     record(process, algorithm, options.number("pages", 16_384)?, output)
         .with_context(|| format!("cannot record process {pid}"))
@@ -100,46 +101,32 @@ pub fn mixed_lz4() -> Vec<usize> {
         .collect()
 }
 
-/// A compressor of the traces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
-    Lz4,
-    Zstd,
-}
-
-impl Algorithm {
-    /// The compressor of that name.
-    pub fn parse(name: &str) -> Result<Self> {
-        match name {
-            "lz4" => Ok(Self::Lz4),
-            "zstd" => Ok(Self::Zstd),
-            _ => bail!("unknown compressor {name:?}; use lz4 or zstd"),
+/// The compressed size of `page` in bytes; `PAGE_SIZE` if it is incompressible.
+///
+/// # Panics
+/// On an algorithm that there are no traces of.
+pub fn compressed_size(algorithm: Algorithm, page: &[u8]) -> usize {
+    let mut output = [0_u8; PAGE_SIZE];
+    let size = match algorithm {
+        Algorithm::Lz4 => {
+            // SAFETY: both buffers are valid for the lengths given with them.
+            let size = unsafe {
+                lz4_sys::LZ4_compress_default(
+                    page.as_ptr().cast(),
+                    output.as_mut_ptr().cast(),
+                    page.len() as i32,
+                    output.len() as i32,
+                )
+            };
+            usize::try_from(size).unwrap_or(0)
         }
-    }
-
-    /// The compressed size of `page` in bytes; `PAGE_SIZE` if it is incompressible.
-    pub fn compressed_size(self, page: &[u8]) -> usize {
-        let mut output = [0_u8; PAGE_SIZE];
-        let size = match self {
-            Algorithm::Lz4 => {
-                // SAFETY: both buffers are valid for the lengths given with them.
-                let size = unsafe {
-                    lz4_sys::LZ4_compress_default(
-                        page.as_ptr().cast(),
-                        output.as_mut_ptr().cast(),
-                        page.len() as i32,
-                        output.len() as i32,
-                    )
-                };
-                usize::try_from(size).unwrap_or(0)
-            }
-            Algorithm::Zstd => zstd_safe::compress(&mut output[..], page, 1).unwrap_or(0),
-        };
-        if size == 0 {
-            PAGE_SIZE
-        } else {
-            size.min(PAGE_SIZE)
-        }
+        Algorithm::Zstd => zstd_safe::compress(&mut output[..], page, 1).unwrap_or(0),
+        other => panic!("no traces of {other}"),
+    };
+    if size == 0 {
+        PAGE_SIZE
+    } else {
+        size.min(PAGE_SIZE)
     }
 }
 
@@ -188,7 +175,7 @@ fn record(pid: u32, algorithm: Algorithm, at_most: usize, output: &Path) -> Resu
         if memory.read_exact_at(&mut page, address).is_err() || is_same_filled(&page) {
             continue;
         }
-        sizes.extend((algorithm.compressed_size(&page) as u16).to_le_bytes());
+        sizes.extend((compressed_size(algorithm, &page) as u16).to_le_bytes());
     }
     sizes.truncate(at_most * 2);
     std::fs::write(output, &sizes)?;
@@ -249,8 +236,8 @@ mod tests {
             .cycle()
             .take(PAGE_SIZE)
             .collect();
-        for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
-            assert!((1..400).contains(&algorithm.compressed_size(&text)));
+        for &algorithm in Algorithm::ALL {
+            assert!((1..400).contains(&compressed_size(algorithm, &text)));
         }
         assert!(is_same_filled(&[7; PAGE_SIZE]) && !is_same_filled(&text));
     }

@@ -11,7 +11,7 @@ pub use builder::{Memfold, MemfoldBuilder};
 pub use memfold_pager::embedded::{
     Error, Mode, Stats, guard_inherited, handle_fault as handle_signal, is_region, memory_allowance,
 };
-pub use memfold_pager::{Algorithm, Size, SizeError, StatsField};
+pub use memfold_pager::{Algorithm, ParseAlgorithmError, Size, SizeError, StatsField};
 pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
 
 /// The version of this crate.

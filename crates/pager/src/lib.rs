@@ -58,7 +58,8 @@ mod time;
 mod watermarks;
 mod zeros;
 
-pub use options::{Algorithm, Limit, Options, RemoteOptions, SwapFileOptions};
+pub use memfold_swap::{Algorithm, ParseAlgorithmError};
+pub use options::{Limit, Options, RemoteOptions, SwapFileOptions};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

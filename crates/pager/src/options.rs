@@ -1,29 +1,9 @@
 //! Options of a supervisor.
 
-use memfold_swap::RemoteTier;
+use memfold_swap::{Algorithm, RemoteTier};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Compression algorithm of the pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// LZ4: the fastest.
-    #[default]
-    Lz4,
-    /// Zstandard: smaller, slower.
-    Zstd,
-}
-
-impl From<Algorithm> for memfold_swap::Algorithm {
-    fn from(algorithm: Algorithm) -> Self {
-        match algorithm {
-            Algorithm::Lz4 => Self::Lz4,
-            Algorithm::Zstd => Self::Zstd,
-        }
-    }
-}
 
 /// The memory limit of a group, in bytes. At least one of the two is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +26,7 @@ pub struct SwapFileOptions {
 /// A store on other machines for pages that fit neither into memory nor into the swap file.
 #[derive(Debug, Clone)]
 pub struct RemoteOptions {
-    /// The tier. Whoever made it maintains it, and clears it after the supervisor has stopped.
+    /// The tier. The caller maintains it, and clears it after the supervisor has stopped.
     pub tier: Arc<RemoteTier>,
     /// Keep a copy of each page in the swap file, which there must be, and read it where the store fails.
     pub keep_copies: bool,

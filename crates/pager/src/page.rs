@@ -2,6 +2,10 @@
 
 use memfold_sys::PAGE_SIZE;
 
+// The preload library is freestanding and has the constant of `sys`, the pool that of `zsmalloc`; neither crate uses
+// another one of ours.
+const _: () = assert!(PAGE_SIZE == zsmalloc::PAGE_SIZE);
+
 /// A page of a program's memory: its address divided by the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct VirtualPage(pub u64);

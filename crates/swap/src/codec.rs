@@ -37,6 +37,14 @@ impl Algorithm {
             Self::Zstd => "zstd",
         }
     }
+
+    /// What distinguishes it, in a few words.
+    pub const fn description(self) -> &'static str {
+        match self {
+            Self::Lz4 => "The fastest",
+            Self::Zstd => "Smaller and slower",
+        }
+    }
 }
 
 impl fmt::Display for Algorithm {

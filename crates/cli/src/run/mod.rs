@@ -21,7 +21,7 @@ mod timeline;
 mod unmanaged;
 mod watch;
 
-use crate::arguments::{After, Algorithm, RunArguments};
+use crate::arguments::{After, RunArguments};
 use crate::control;
 use crate::doctor;
 use crate::failure::Failure;
@@ -32,7 +32,7 @@ use crate::remote;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
 use limits::{limit, swap_file};
-use memfold_pager::{Options, RemoteOptions, Supervisor};
+use memfold_pager::{Algorithm, Options, RemoteOptions, Supervisor};
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -195,7 +195,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
     let limit = limit(arguments)?;
     Ok(Options {
         limit,
-        algorithm: arguments.algo.into(),
+        algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
         swap_file: swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?,
         remote: None,
@@ -203,7 +203,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
             (Some(After(after)), _) => after,
             (None, Algorithm::Lz4) => Some(RECOMPRESS_AFTER),
             // The pool is nearly as dense as it would be.
-            (None, Algorithm::Zstd) => None,
+            (None, _) => None,
         },
         writeback_after: arguments.writeback_after.0,
         prepare_forks: arguments.prepare_forks,

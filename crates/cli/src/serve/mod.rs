@@ -102,7 +102,7 @@ fn say_what_is_served(arguments: &ServeArguments, disk: &Disk<MappedSource>, pla
     );
     if matches!(arguments.nbd, Some(Address::Tcp(_))) {
         log::warn!(
-            "whoever can connect to this port, other users of this machine among them, can read and \
+            "all who can connect to this port, other users of this machine among them, can read and \
              write the disk; use unix:PATH to keep them out"
         );
     }
@@ -126,7 +126,7 @@ fn disk(
     let file = swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?;
     let blocks = size / BLOCK;
     let config = SwapConfig {
-        algorithm: memfold_pager::Algorithm::from(arguments.algo).into(),
+        algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
         pool_capacity_pages: (limit / BLOCK) as usize,
         // Until they are freed, discarded blocks have slots, too.

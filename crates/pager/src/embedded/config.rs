@@ -1,6 +1,7 @@
 //! How an engine is set up.
 
-use crate::options::{Algorithm, Limit};
+use crate::options::Limit;
+use memfold_swap::Algorithm;
 
 /// How faults on regions are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -61,7 +61,7 @@ pub fn memory_allowance() -> Result<u64, Error> {
 
 fn swap_config(config: &Config) -> SwapConfig {
     SwapConfig {
-        algorithm: config.algorithm.into(),
+        algorithm: config.algorithm,
         checksum: config.checksum,
         // Address space only: four times physical memory for zspages of each length, and 64 times for
         // slots.

@@ -368,7 +368,7 @@ fn paged_out(before: &Stats, after: &Stats) -> u64 {
 /// (`ulimit -v`, `vm.overcommit_memory=2`).
 fn new_swap_space(options: &Options) -> Result<SwapSpace<MappedSource>, StartError> {
     let plentiful = SwapConfig {
-        algorithm: options.algorithm.into(),
+        algorithm: options.algorithm,
         checksum: options.checksum,
         ..SwapConfig::default()
     };

@@ -111,7 +111,7 @@ mod tests {
         let mut page = [0; PAGE_SIZE];
         for (number, size) in trace::mixed_lz4().into_iter().enumerate().step_by(7) {
             data.write(&mut page, number);
-            ours += trace::Algorithm::Lz4.compressed_size(&page) as f64;
+            ours += trace::compressed_size(memfold_swap::Algorithm::Lz4, &page) as f64;
             recorded += size as f64;
         }
         let ratio: f64 = ours / recorded;
