@@ -106,14 +106,14 @@ impl Limit {
             return ptr::null_mut();
         };
         if length <= region.len() {
-            // SAFETY: who resizes an allocation gives up what is behind its new end.
+            // SAFETY: the caller of a resize gives up what is behind the new end.
             let _ = unsafe { region.discard_shared(length..region.len()) };
             return old;
         }
         let new = self.map(length);
         if !new.is_null() {
-            // SAFETY: both are mapped, of at least so many bytes, and distinct; who resizes an
-            // allocation does not access it meanwhile.
+            // SAFETY: both are mapped, of at least so many bytes, and distinct; the caller
+            // does not access the allocation meanwhile.
             unsafe { ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast(), region.len()) };
             // Unmapped outside the lock, with the last reference.
             let gone = regions().remove(&(old as usize));

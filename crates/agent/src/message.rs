@@ -50,7 +50,7 @@ const CONTROL_HEADER: usize = 16;
 /// Connects to the supervisor: by the socket's path, or where that is out of reach (a program that
 /// changed its root) by the abstract name of the same bytes. Any process can take that name once the supervisor
 /// is gone, and in other network namespaces, and so may the path be in another root: nothing is sent to
-/// who is not the supervisor.
+/// a listener that is not the supervisor.
 pub fn connect(rendezvous: &Rendezvous) -> Result<i32, Errno> {
     let path = &rendezvous.socket_path;
     connect_to(path, rendezvous).or_else(|_| {

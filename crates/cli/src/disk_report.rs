@@ -49,7 +49,7 @@ pub struct DiskSnapshot {
 pub struct Served {
     /// Clients that came.
     pub connections: u64,
-    /// Clients for whom there was no room.
+    /// Clients for which there was no room.
     pub refused: u64,
     /// CPU time of memfold.
     pub cpu_seconds: f64,

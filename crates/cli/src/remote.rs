@@ -94,7 +94,7 @@ pub fn open(arguments: &RemoteArguments) -> Result<Option<RemoteStore>, Failure>
         let host = |host: &str| host == "localhost" || host.starts_with("127.") || host == "::1";
         if !address.servers.iter().all(|server| host(&server.host)) {
             log::warn!(
-                "valkey:// is not encrypted: pages are, but whoever is on the network can read the \
+                "valkey:// is not encrypted: pages are, but others on the network can read the \
                  password, and delete pages; use valkeys:// there"
             );
         }

@@ -26,7 +26,7 @@
 //! | `block_map` | which slot holds a block |
 //! | `discard` | freeing of discarded blocks in the background |
 //! | `memory` | what blocks are kept in; the limit, and making room below it |
-//! | `swap_file` | the file, and who waits while it is given up |
+//! | `swap_file` | the file, and the threads that wait while it is given up |
 //! | `swap_off` | bringing blocks back from the swap file |
 //! | [`nbd`] | the protocol, connections, the server |
 //!

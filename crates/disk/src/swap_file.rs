@@ -1,4 +1,4 @@
-//! The swap file of a disk, and who waits while it is given up.
+//! The swap file of a disk, and the threads that wait while it is given up.
 
 use memfold_swap::FileTier;
 use std::sync::atomic::{AtomicU64, Ordering};

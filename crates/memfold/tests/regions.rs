@@ -6,7 +6,7 @@ use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
 use memfold::{Error, Memfold, Mode, Region};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whoever waited for a page may run on, and drop the region, while its neighbours come in.
+/// A thread that waited for a page may continue, and drop the region, while its neighbours come in.
 #[test]
 fn what_is_mapped_where_a_region_was_is_zero() {
     for mode in modes() {

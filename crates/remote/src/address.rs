@@ -37,7 +37,7 @@ impl fmt::Display for Server {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreAddress {
-    /// Whether connections are encrypted, and servers prove who they are.
+    /// Whether connections are encrypted and servers authenticated.
     pub tls: bool,
     /// At least one server. The others of a cluster are found.
     pub servers: Vec<Server>,

@@ -9,7 +9,7 @@
 //! space is gone: a thread that touches a missing page sleeps, and does not read zeros.
 //!
 //! A helper that waits for a page which only the supervisor brings does not see the supervisor's end. The
-//! guardian kills its program a moment later than the helper would, who says why.
+//! guardian kills its program a moment later than the helper would, as the helper reports why.
 //!
 //! It also shares the supervisor's memory, where the list is: it costs a stack of its own and
 //! nothing more, and there is nothing to send to it. (The OOM killer kills *all* processes that share an

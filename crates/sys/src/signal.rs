@@ -20,7 +20,7 @@ unsafe impl Send for Previous {}
 unsafe impl Sync for Previous {}
 
 /// Every signal but the one by which the C library changes the user of all threads, which waits for
-/// each of them and harms nobody.
+/// each of them and does no harm.
 fn every_signal() -> libc::sigset_t {
     /// The C library's, which its own functions leave out: a thread that may be cancelled at any
     /// point (`PTHREAD_CANCEL_ASYNCHRONOUS`) leaves by it, with what it holds.
@@ -248,8 +248,8 @@ pub fn keep_errno<R>(run: impl FnOnce() -> R) -> R {
 /// Calls `function(argument)` on another stack.
 ///
 /// # Safety
-/// `top` is the end of a mapped range, aligned to 16 bytes, that nobody else uses as a stack and
-/// that is large enough. The function must not unwind.
+/// `top` is the end of a mapped range, aligned to 16 bytes, that no other thread uses as a stack,
+/// and is large enough. The function must not unwind.
 #[inline(never)]
 pub unsafe fn call_on_stack(
     top: *mut u8,
@@ -296,7 +296,7 @@ mod tests {
     fn all_are_blocked_but_what_the_c_library_waits_for() {
         let before = blocked();
         let guard = block_all();
-        // Nobody can block SIGKILL (9) and SIGSTOP (19); 33 changes the user of all threads.
+        // SIGKILL (9) and SIGSTOP (19) cannot be blocked; 33 changes the user of all threads.
         let through = [9, 19, 33].map(|number| 1_u64 << (number - 1));
         let through = through.iter().sum::<u64>();
         assert_eq!(!blocked(), through);

@@ -32,7 +32,7 @@ pub struct StoreServer {
     pub port: u16,
 }
 
-/// A port that nobody listens on.
+/// A port without a listener.
 fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()

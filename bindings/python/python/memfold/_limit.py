@@ -83,7 +83,7 @@ def _warn_of_mode(mode: str, error: Exception) -> None:
         if _warned:
             return
         _warned = True
-    # The frame of who made the limit, which may have called memfold.limit().
+    # The frame that made the limit, perhaps by memfold.limit().
     level = 1
     while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "memfold":
         level += 1

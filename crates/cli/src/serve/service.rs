@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Pause where there are no descriptors for a client. Longer takes less CPU time and lets clients wait.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A disk and who may ask for it. Dropping it hangs up on all clients.
+/// A disk and its clients. Dropping it hangs up on all clients.
 pub struct Service {
     /// Where clients connect.
     pub listener: Option<Listener>,

@@ -390,7 +390,7 @@ static void race(void)
     say("race ok\n");
 }
 
-/* A piece that is unmapped, together with a page behind it that nobody may touch, and made anew. */
+/* A piece that is unmapped, together with a page behind it that is PROT_NONE, and made anew. */
 struct drop {
     uint64_t *start;
     /* From when it is stamped until after it was unmapped. */

@@ -16,8 +16,8 @@
 
 static volatile int stopping;
 
-/* What is between two mappings of one kind is a gap for a moment, and nobody is told what fills it
- * as long as nothing there was managed. */
+/* What is between two mappings of one kind is a gap for a moment, and no event reports what fills
+ * it as long as nothing there was managed. */
 static void *leave_gaps(void *argument)
 {
     uint64_t random = (uint64_t)argument;

@@ -213,8 +213,8 @@ static void *touch(void *argument)
     return NULL;
 }
 
-/* What is missing is zeros before it is registered, and the program's to fill afterwards, whoever
- * asked for it just then. */
+/* A missing page is zeros before its range is registered, and the program's to fill afterwards, whichever
+ * userfaultfd was asked for it just then. */
 static void faults(size_t pages)
 {
     uint64_t *filler = map_stamped(pages);
@@ -227,7 +227,7 @@ static void faults(size_t pages)
     for (unsigned round = 0; round < 20; round++) {
         for (size_t page = round % 8; page < pages; page += 8)
             verify_pages("beside", filler, page, page + 1, 1);
-        /* Those who touch wait for room while it is registered. */
+        /* Threads that touch it wait for room while it is registered. */
         madvise(shared_memory, shared_pages * PAGE, MADV_DONTNEED);
         usleep(100 * (round % 8));
         register_pages(server->fd, shared_memory, shared_pages, UFFDIO_REGISTER_MODE_MISSING);

@@ -102,7 +102,7 @@ static void answer(int device, const struct fuse_in_header *request)
         reply(device, request, 0, &open_, sizeof open_);
         break;
     }
-    case FUSE_READ: /* Whoever reads it waits. */
+    case FUSE_READ: /* The reader waits. */
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
     case FUSE_INTERRUPT:

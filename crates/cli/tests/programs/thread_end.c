@@ -5,8 +5,8 @@
  *                                   between them, as the C library makes them from glibc 2.42 on
  *
  * Meanwhile the main thread goes round through so much memory that all else is cold.  The kernel
- * tells whoever joins a thread that it is gone by a word beside the thread's stack, which it writes
- * without waiting for anybody; prints "joined 8" if all eight came through. */
+ * tells a joining thread that a thread is gone by a word beside that thread's stack, which it writes
+ * without waiting for a page; prints "joined 8" if all eight came through. */
 #define _GNU_SOURCE
 #include "stamp.h"
 

@@ -1,4 +1,4 @@
-/* What somebody who wants in tells memfold.
+/* What an intruder tells memfold.
  *
  *   uninvited knock NAME COUNT     connects COUNT times to the abstract name NAME, says nothing, and
  *                                 counts on which of these it is hung up within two seconds
@@ -302,7 +302,7 @@ static _Noreturn void claim_all(char *arena, const char *shown)
     _exit(welcomed != 0);
 }
 
-/* Whoever has the layout of a managed program, by a fork, knows much of what a claim has to say. */
+/* A process that knows the layout of a managed program, by a fork, knows much of what a claim has to say. */
 static int claim(size_t pages)
 {
     find_memfold();

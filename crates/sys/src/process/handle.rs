@@ -359,7 +359,7 @@ mod tests {
         let own = Process::open(own_id()).unwrap();
         assert!(
             !own.descends_from_here().unwrap(),
-            "nobody is its own child"
+            "a process is not its own child"
         );
     }
 

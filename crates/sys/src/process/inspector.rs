@@ -72,8 +72,8 @@ impl Inspector {
         Ok(filters.count)
     }
 
-    /// Opens the files of a process, by way of one of its threads. The memory is opened last: whoever
-    /// proves whose it is knows the same of a child that was born with it.
+    /// Opens the files of a process, by way of one of its threads. The memory is opened last: a
+    /// proof of whose it is holds for the files that were opened before it.
     ///
     /// # Errors
     /// If it is gone, may not be inspected, or descriptors are short.
@@ -195,8 +195,8 @@ impl Inspector {
         })
     }
 
-    /// Anonymous memory in bytes with each page divided among those who share it. Slower: the
-    /// kernel walks the page tables.
+    /// Anonymous memory in bytes with each page divided among the processes that share it. Slower:
+    /// the kernel walks the page tables.
     pub fn proportional_bytes(&self) -> io::Result<u64> {
         let text = self.thread_text("smaps_rollup")?;
         named_bytes(&text, "Pss_Anon").ok_or_else(|| io::ErrorKind::InvalidData.into())

@@ -83,7 +83,7 @@ fn a_program_that_changes_mappings_without_a_pause_does_not_hold_up_the_others()
     }
 }
 
-/// What forks share and nobody writes is counted once.
+/// What forks share and no process writes is counted once.
 #[test]
 fn children_that_only_read_take_no_memory() {
     alone!(&["cc"]);

@@ -1,5 +1,5 @@
-//! Who is let in to memfold, and what somebody gains who tries to be: another user outside of the run, a
-//! program of the run that became another user's, and who listens where memfold did.
+//! Which processes memfold admits, and what others gain by trying: another user's outside of the run, a
+//! program of the run that became another user's, and a process that listens where memfold did.
 
 use crate::support::{Limits, MIB, Program, Running, compiled, copy_program, memfold};
 use std::fs;
@@ -23,7 +23,7 @@ fn as_nobody(program: impl AsRef<Path>) -> Command {
     command
 }
 
-/// The abstract name at which a run listens for helpers, as anybody can read it.
+/// The abstract name at which a run listens for helpers, as any user can read it.
 fn control_name(running: &mut Running) -> String {
     let preload = fs::read(format!("/proc/{}/environ", running.program())).expect("environ");
     let preload = preload

@@ -1,4 +1,4 @@
-//! Who asks a run twice to end sees it end.
+//! A run that is asked twice to end, ends.
 
 use crate::support::{Limits, MIB, Program, is_alive};
 use nix::sys::signal::{Signal, kill};
@@ -46,7 +46,7 @@ fn a_second_sigterm_ends_a_program_that_ignores_it() {
 #[test]
 fn signals_are_taken_while_messages_cannot_be_written() {
     beside!(&["sh"]);
-    // A pipe that nobody reads is full before memfold has anything to say.
+    // A pipe that is not read is full before memfold has anything to say.
     let (reading, writing) = std::io::pipe().expect("a pipe");
     let script = "trap '' TERM; head -c 65536 /dev/zero >&2; echo ready; \
                   while :; do sleep 1; done";

@@ -61,7 +61,7 @@ fn a_program_has_its_whole_environment_and_no_capability() {
 fn a_user_reaches_no_file_by_the_capability() {
     beside!(&TOOLS);
     let stage = prepared();
-    // Everybody may write into the inner folder, but nobody gets there.
+    // Any user may write into the inner folder, but none can reach it.
     stage.folder("closed", 0o700);
     let open = stage.folder("closed/open", 0o777);
     let mut sleeping = Command::new("sleep")

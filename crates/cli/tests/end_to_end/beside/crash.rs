@@ -1,4 +1,4 @@
-//! Whoever dies, no program ever reads wrong memory, and nothing is left behind.
+//! Whichever process dies, no program ever reads wrong memory, and nothing is left behind.
 
 use crate::support::{Limits, MIB, Outcome, Program, Running, compiled, is_alive, python, rounds};
 use nix::sys::signal::{Signal, kill};

@@ -146,7 +146,7 @@ fn a_full_pipe_for_messages_holds_nothing_up() {
         reader.read_to_end(&mut errors).map(|_| errors)
     });
     assert_eq!(end_of(child).status.code(), Some(3));
-    let read = read.expect("the signal came though nobody read the messages");
+    let read = read.expect("the signal came though the messages were not read");
     assert_eq!(text(&read.expect("its output")), "ready\ntold\n");
     let errors = drain.join().expect("a reader").expect("the messages");
     assert!(

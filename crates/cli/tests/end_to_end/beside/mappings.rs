@@ -121,7 +121,7 @@ fn what_was_dropped_is_zero_and_known_to_be_gone() {
     }
 }
 
-/// A program that writes over its channel harms itself, if anybody.
+/// A program that writes over its channel harms itself at most.
 #[test]
 fn a_program_that_scribbles_over_its_channel_harms_no_other() {
     beside!(&["cc", "sh"]);

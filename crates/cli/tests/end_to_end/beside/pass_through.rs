@@ -253,7 +253,7 @@ fn the_binary_works_when_copied_elsewhere_alone() {
     assert_statistics_are_whole(&stats);
 }
 
-/// The fields that are fixed for whoever reads the statistics.
+/// The fields that readers of the statistics rely on.
 fn assert_statistics_are_whole(file: &Path) {
     let text = fs::read_to_string(file).expect("the statistics");
     let stats: serde_json::Value = serde_json::from_str(&text).expect("one JSON object");

@@ -15,7 +15,7 @@ fn prepared(program: &str, arguments: &[&str]) -> Program {
         .timeout(Duration::from_secs(120))
 }
 
-/// What memfold run prints and exits with where a user without rights runs it, who may open /dev/userfaultfd.
+/// What memfold run prints and exits with for a user whose only right is to open /dev/userfaultfd.
 fn without_rights(stage: &Stage, command: &str) -> (String, String) {
     let output = stage.run(&format!(
         "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups --no-new-privs --bounding-set -all \\

@@ -487,7 +487,7 @@ impl Outcome {
     }
 
     /// [`Outcome::assert_limit_held`] for many processes that come to the limit only by writing to
-    /// what forks share. Until they are managed, the kernel copies such pages without asking anybody
+    /// what forks share. Until they are managed, the kernel copies such pages without an event
     /// (`docs/design.md`, known limits): this only keeps it from growing.
     #[track_caller]
     pub fn assert_limit_held_but_for_copies(&self) {

@@ -112,7 +112,7 @@ impl Thread {
         }
     }
 
-    /// Whether what is read or left on a page depends on who is first.
+    /// Whether what is read or left on a page depends on which call is first.
     fn races(&self, call: Call) -> bool {
         let access = |call| match call {
             Call::Read(page) => Some((page, false)),

@@ -1,8 +1,8 @@
 //! The acceptor: lets helpers in, and notices when their programs are gone.
 //!
-//! Whoever connects is looked at when its connection is accepted, as a process and not as a PID. Only what
-//! this process started, or what that started, may speak; others are hung up on and counted. What those who
-//! may speak say is input ([`crate::supervised::helper::admission`]).
+//! A peer is identified when its connection is accepted, by a pidfd and not by its PID. Only descendants of
+//! this process may send a hello; other connections are closed and counted. What a hello says is untrusted
+//! input ([`crate::supervised::helper::admission`]).
 
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
@@ -65,7 +65,7 @@ pub struct Acceptor {
     short_since: Option<Instant>,
     said_short: bool,
     warnings: u32,
-    /// Given up for a moment to hang up on somebody.
+    /// Given up for a moment to accept and close a connection.
     spare: Option<OwnedFd>,
 }
 
@@ -99,8 +99,8 @@ impl Acceptor {
         })
     }
 
-    /// Runs until the group stops. Those who are known come first, then who comes by the path, which only
-    /// the supervisor's own user can, then by the name that is everybody's; a few of them at a time.
+    /// Runs until the group stops. Known peers come first, then connections to the path, which only the
+    /// supervisor's own user can make, then those to the abstract name, which any user can; a few at a time.
     pub fn run(&mut self) {
         let mut ready = Vec::new();
         let mut swept = Instant::now();
@@ -125,12 +125,12 @@ impl Acceptor {
                 }
             }
             for late in self.pending.take_late(Instant::now()) {
-                self.warn(late.who.process.pid(), &"it did not say hello in time");
+                self.warn(late.identity.process.pid(), &"it did not say hello in time");
             }
             if swept.elapsed() >= SWEEP {
                 swept = Instant::now();
                 self.looks.clear();
-                // Whoever holds the other end keeps nothing here.
+                // A process that keeps the other end open keeps nothing here.
                 let group = &self.group;
                 self.sockets.retain(|id, _| group.space(*id).is_some());
             }
@@ -157,8 +157,8 @@ impl Acceptor {
         }
     }
 
-    /// Who connected is looked at before it is listened to. It may be stopped before it says hello: nobody
-    /// waits for it.
+    /// Identifies a peer before it is listened to. It may be stopped before it says hello: no thread waits
+    /// for it.
     fn look_at(&mut self, connection: OwnedFd) -> io::Result<()> {
         let peer = socket::peer(connection.as_fd())?;
         let user = peer.uid;
@@ -182,11 +182,11 @@ impl Acceptor {
                 Err(error) => return Err(error),
             }
         };
-        let who = Peer {
+        let identity = Peer {
             connection,
             process: Arc::new(process),
         };
-        self.expect(PendingPeer::new(user, who))
+        self.expect(PendingPeer::new(user, identity))
     }
 
     /// Whether a user's connection is worth a look at its process, which takes longer than to hang up.
@@ -203,7 +203,7 @@ impl Acceptor {
     /// Waits for a hello.
     fn expect(&mut self, peer: PendingPeer<Peer>) -> io::Result<()> {
         let token = self.pending.next_token();
-        self.epoll.add(peer.who.connection.as_fd(), token)?;
+        self.epoll.add(peer.identity.connection.as_fd(), token)?;
         // Closed, it is not watched any more.
         if self.pending.add(peer).is_some() {
             self.refuse();
@@ -231,7 +231,7 @@ impl Acceptor {
         may_wait
     }
 
-    /// There is no descriptor for who connects: it is not to wait for ever.
+    /// There is no descriptor for a new connection, which must not wait for ever: it is closed.
     fn hang_up(&mut self, listener: usize) {
         drop(self.spare.take());
         // Closed at once.
@@ -243,22 +243,22 @@ impl Acceptor {
         self.spare = self.listeners[listener].try_clone().ok();
     }
 
-    /// One who connected says hello, or is gone.
+    /// A peer says hello, or is gone.
     fn hear(&mut self, token: u64) {
         let Some(peer) = self.pending.take(token) else {
             return;
         };
         // Fails only if it is not there.
-        let _ = self.epoll.remove(peer.who.connection.as_fd());
+        let _ = self.epoll.remove(peer.identity.connection.as_fd());
         // What a hello brings is lost where there is no room for it.
-        if !self.has_room(&peer.who.connection) {
+        if !self.has_room(&peer.identity.connection) {
             if peer.is_late(Instant::now()) || !self.may_wait() || self.expect(peer).is_err() {
                 self.refuse();
             }
             return;
         }
         self.short_since = None;
-        let pid = peer.who.process.pid();
+        let pid = peer.identity.process.pid();
         if let Err(error) = self.attach(peer)
             && error.kind() != io::ErrorKind::UnexpectedEof
         {
@@ -284,22 +284,22 @@ impl Acceptor {
 
     /// A program says hello. It may be lent what it needs to say it again.
     fn attach(&mut self, mut peer: PendingPeer<Peer>) -> io::Result<()> {
-        let (hello, descriptors) = socket::receive_hello(peer.who.connection.as_fd())?;
+        let (hello, descriptors) = socket::receive_hello(peer.identity.connection.as_fd())?;
         let (user, is_lent) = (peer.user, peer.is_lent);
         let descriptors = self.sort_out(descriptors, user);
         if hello.refused != 0 {
-            peer.who.lend(hello.refused, is_lent)?;
+            peer.identity.lend(hello.refused, is_lent)?;
             peer.is_lent = true;
             return self.expect(peer);
         }
-        let (id, connection) = self.admit(peer.who, user, &hello, descriptors?)?;
+        let (id, connection) = self.admit(peer.identity, user, &hello, descriptors?)?;
         self.epoll.add(connection.as_fd(), id)?;
         self.sockets.insert(id, connection);
         Ok(())
     }
 
-    /// The two userfaultfds of a hello. Whatever else came is not touched, but closed where nobody
-    /// waits for it.
+    /// The two userfaultfds of a hello. Whatever else came is not touched, but closed by a thread
+    /// that no other waits for.
     fn sort_out(&mut self, descriptors: Vec<OwnedFd>, user: u32) -> io::Result<[OwnedFd; 2]> {
         let is_ours = |one: &OwnedFd| memfold_sys::uffd::is_userfaultfd(one.as_fd());
         if descriptors.iter().all(is_ours) {

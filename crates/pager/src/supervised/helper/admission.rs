@@ -12,10 +12,10 @@
 //!   these looks has an address space in which no userfaultfd of the peer's can put anything.)
 //! * the helper is not the main thread. All files of `/proc` are opened by way of it, so they are of one address
 //!   space: executing a program ends every other thread.
-//! * who claims what was inherited by a fork shows the secret of that child's beacon, and is the process that was
-//!   seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
+//! * a peer that claims the inheritance of a forked child shows the secret of that child's beacon, and is the
+//!   process that was seen there if one was. Then the same proof is made by the userfaultfd that the kernel made for the child.
 //!
-//! Nobody else's memory can pass: whoever fills its own with what is expected has shown it its own.
+//! Memory of another process cannot pass: a process that fills its own with the expected bytes has shown its own.
 
 use crate::page::{PageRange, VirtualPage};
 use crate::supervised::helper::accept::Acceptor;
@@ -103,7 +103,7 @@ impl Acceptor {
             prove(&space, &inspector, &layout, &trash)?;
             space.helper.store(hello.thread as u32, Ordering::Relaxed);
             if user == process::own_user() {
-                // What it does is short and makes room: it must not queue behind who needs the room.
+                // Its commands are short and make room: it must not queue behind threads that wait for room.
                 set_nice_of(thread, -10);
             }
             self.attach_helper(&space, inspector, arena, &peer, hello)
@@ -119,7 +119,7 @@ impl Acceptor {
         Ok((space.id, peer.connection))
     }
 
-    /// Its peer is who it says: it is served, and welcomed.
+    /// The peer has proved its identity: its address space is served, and the helper welcomed.
     fn attach_helper(
         &self,
         space: &Arc<AddressSpace>,
@@ -180,8 +180,8 @@ impl Acceptor {
 
     /// The address space of a forked child that says it is its own, and the way to look into it.
     ///
-    /// A child can read what its beacon holds, and show it to others. So this only tells who may go on to
-    /// prove that the userfaultfd which the kernel made for that child is its own.
+    /// A child can read what its beacon holds, and show it to others. So this only selects the peers that may go
+    /// on to prove that the userfaultfd which the kernel made for that child is its own.
     fn claimed(
         &self,
         id: u64,
@@ -232,7 +232,7 @@ impl Acceptor {
         if self.group.resources.prepares_forks() {
             borrow(&uffd).api(FEATURES_WITHOUT_FORKS)?;
         } else {
-            // Forks are told of to who may trace.
+            // The kernel reports forks to a process with CAP_SYS_PTRACE only.
             let _raised = privilege::raised();
             borrow(&uffd).api(FEATURES)?;
         }
@@ -328,7 +328,7 @@ fn put(space: &AddressSpace, address: u64, page: &[u8; PAGE_SIZE]) -> Result<(),
 /// Pages to be freed pass through the trash, which asks for no events.
 fn prepare_trash(layout: &Layout, trash: &OwnedFd) -> io::Result<()> {
     let trash_uffd = borrow(trash);
-    // Nobody reads its messages: whoever touches the trash (mlockall does) must not wait for ever.
+    // No thread reads its messages: a thread that touches the trash (by mlockall) must not wait for ever.
     trash_uffd.api(uffd::FEATURE_SIGBUS)?;
     trash_uffd.register(layout.trash.0, layout.trash.1 - layout.trash.0)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Descriptors that somebody sent and that are of no use: to close one may take any time, as its
+//! Descriptors that a peer sent and that are of no use: to close one may take any time, as its
 //! file system may be a program of the sender's. So they are closed by threads of their own, a few.
 
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
 //! Peers that connected and have not sent a hello yet.
 //!
 //! Their number and time are bounded. If the table is full, the user with most of them loses the
-//! oldest, so nobody keeps another user's programs out.
+//! oldest, so no user keeps another user's programs out.
 
 use crate::time::Instant;
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub struct PendingPeer<T> {
     /// It was lent what it needs to say hello again.
     pub is_lent: bool,
     /// By what it is known.
-    pub who: T,
+    pub identity: T,
     since: Instant,
 }
 
@@ -37,11 +37,11 @@ pub struct PendingPeers<T> {
 }
 
 impl<T> PendingPeer<T> {
-    pub fn new(user: u32, who: T) -> PendingPeer<T> {
+    pub fn new(user: u32, identity: T) -> PendingPeer<T> {
         PendingPeer {
             user,
             is_lent: false,
-            who,
+            identity,
             since: Instant::now(),
         }
     }
@@ -65,7 +65,7 @@ impl<T> PendingPeers<T> {
         self.next
     }
 
-    /// Adds one with [`PendingPeers::next_token`]. Returns who had to go for it.
+    /// Adds one with [`PendingPeers::next_token`]. Returns the peer that was removed for it.
     pub fn add(&mut self, peer: PendingPeer<T>) -> Option<PendingPeer<T>> {
         let gone = (self.waiting.len() >= MOST)
             .then(|| self.oldest_of_most())
@@ -97,7 +97,7 @@ impl<T> PendingPeers<T> {
             .collect()
     }
 
-    /// The oldest of the user who has the most; of several such users, the oldest.
+    /// The oldest peer of the user with the most; of several such users, the oldest.
     fn oldest_of_most(&self) -> Option<u64> {
         // Tokens count up.
         let mut users: HashMap<u32, (usize, u64)> = HashMap::new();
@@ -129,7 +129,7 @@ mod tests {
         }
         assert_eq!(pending.len(), MOST);
         assert!(pending.take(first).is_none(), "the oldest of them went");
-        assert_eq!(pending.take(victim).map(|one| one.who), Some("victim"));
+        assert_eq!(pending.take(victim).map(|one| one.identity), Some("victim"));
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! A program that is stopped while its helper is in the gate.
 //!
-//! Whoever stops all threads of a program, a debugger or a check for leaks, stops its helper, too, and
-//! may read its memory then. If the helper is in the gate just then, no message can be read, and
-//! what it has moved already cannot be brought back, until it goes on: for whoever waits for a page
-//! before it lets the program go on, never. So the supervisor takes the helper's share of the gate:
+//! A debugger or leak checker that stops all threads of a program stops its helper, too, and may read the
+//! program's memory then. If the helper is inside the gate at that moment, no message can be read, and the
+//! pages that it has moved cannot be brought back until it continues: never, if the debugger waits for such
+//! a page before it lets the program continue. So the supervisor takes over the helper's share of the gate:
 //!
-//! 1. The stage is registered no more: the kernel refuses whatever the helper would still move when
-//!    it goes on. What lies in the stage from then on is what was moved.
-//! 2. Its place in the gate is taken from it, by one who is in the supervisor's own. If it has gone on
-//!    meanwhile and left, that fails, and all is as ever.
+//! 1. The stage is unregistered: the kernel refuses all further moves of the helper. What lies in the stage
+//!    from then on is what was moved.
+//! 2. A thread that holds the supervisor's word of the gate clears the helper's bit. If the helper has
+//!    continued meanwhile and left, this fails, and nothing has changed.
 //! 3. The batch is settled by what lies in the stage, before the gate is left.
 //!
 //! The same goes for a helper that ended in the gate, while another process is in the address space yet:
@@ -112,7 +112,7 @@ impl AddressSpace {
         });
         let sources = sources.collect::<Option<Vec<_>>>()?;
         // What is where the pages were may be others then, and these may have left without being moved.
-        // Nobody reads an event while the helper is inside, so this is not over unseen.
+        // No thread reads an event while the helper is inside, so a change does not end unseen.
         let changing = self.is_changing();
         let moves = batch.moves.iter().zip(sources).map(|(run, still)| {
             let stays = |step: u32| still.containing(run.page.plus(u64::from(step))).is_some();
