@@ -26,7 +26,7 @@ const ROOM_PART: u64 = 32;
 /// There is no lock, because the library reads it in a signal handler. All accesses are Relaxed: a
 /// reader may see the size of one relief with the deadline of another, and both are valid allowances.
 #[derive(Debug)]
-pub struct LimitRelief {
+pub(crate) struct LimitRelief {
     start: Instant,
     /// Allowed resident bytes.
     bytes: AtomicU64,
@@ -38,7 +38,7 @@ pub struct LimitRelief {
 
 impl LimitRelief {
     /// No relief yet; times count from `start`.
-    pub fn new(start: Instant) -> LimitRelief {
+    pub(crate) fn new(start: Instant) -> LimitRelief {
         LimitRelief {
             start,
             bytes: AtomicU64::new(0),
@@ -49,7 +49,7 @@ impl LimitRelief {
 
     /// Allows `resident` bytes plus a margin, for twice as long as before if the last relief ended
     /// recently.
-    pub fn relax(&self, resident: u64, now: Instant) {
+    pub(crate) fn relax(&self, resident: u64, now: Instant) {
         let now = self.milliseconds(now);
         let last = self.lasts.load(Relaxed);
         let again = now < self.until.load(Relaxed) + last;
@@ -65,7 +65,7 @@ impl LimitRelief {
     }
 
     /// Resident bytes that are allowed whatever the limit is; 0 outside a relief.
-    pub fn bytes(&self, now: Instant) -> u64 {
+    pub(crate) fn bytes(&self, now: Instant) -> u64 {
         if self.milliseconds(now) < self.until.load(Relaxed) {
             self.bytes.load(Relaxed)
         } else {
@@ -91,7 +91,7 @@ const FUTILE_CAP: u64 = 1000;
 /// Measures for how long reclaim found no page that can be moved at all, such as only locked or
 /// executable memory. One thread owns it.
 #[derive(Debug, Default)]
-pub struct NoProgress {
+pub(crate) struct NoProgress {
     /// Accumulated futile time after decay, in milliseconds.
     futile: u64,
     /// End of the last failure, in milliseconds.
@@ -101,7 +101,7 @@ pub struct NoProgress {
 impl NoProgress {
     /// Notes a failure that lasted `lasted` milliseconds and ends `now`. Returns whether failures
     /// persist.
-    pub fn note(&mut self, lasted: u64, now: u64) -> bool {
+    pub(crate) fn note(&mut self, lasted: u64, now: u64) -> bool {
         let decay = (now - self.last) / DECAY_DIVISOR;
         self.futile = self.futile.saturating_sub(decay) + lasted;
         self.futile = self.futile.min(FUTILE_CAP);
@@ -123,7 +123,7 @@ const REFUSED_EACH: i64 = 4;
 ///
 /// Any thread uses it. All accesses are Relaxed: the count and the flag are independent estimates.
 #[derive(Debug)]
-pub struct CompressionPolicy {
+pub(crate) struct CompressionPolicy {
     pool_counts: AtomicBool,
     pool_has_outlet: AtomicBool,
     /// Pages put back, less [`REFUSED_EACH`] per stored page.
@@ -132,7 +132,7 @@ pub struct CompressionPolicy {
 
 impl CompressionPolicy {
     /// The policy under `limit`, without a swap file.
-    pub fn new(limit: Limit) -> CompressionPolicy {
+    pub(crate) fn new(limit: Limit) -> CompressionPolicy {
         CompressionPolicy {
             pool_counts: AtomicBool::new(limit.resident_bytes.is_none()),
             pool_has_outlet: AtomicBool::new(false),
@@ -141,26 +141,26 @@ impl CompressionPolicy {
     }
 
     /// Follows another limit.
-    pub fn set_limit(&self, limit: Limit) {
+    pub(crate) fn set_limit(&self, limit: Limit) {
         self.pool_counts
             .store(limit.resident_bytes.is_none(), Relaxed);
     }
 
     /// Notes whether a swap file has room for pages of the pool.
-    pub fn note_outlet(&self, exists: bool) {
+    pub(crate) fn note_outlet(&self, exists: bool) {
         self.pool_has_outlet.store(exists, Relaxed);
     }
 
     /// Whether a page is worth storing. `stored` returns its size in the pool, and is called only if
     /// the size matters.
-    pub fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
+    pub(crate) fn pays(&self, stored: impl FnOnce() -> Option<u64>) -> bool {
         !self.pool_counts.load(Relaxed)
             || self.pool_has_outlet.load(Relaxed)
             || stored().is_some_and(|bytes| bytes <= WORTH_STORING_BYTES)
     }
 
     /// Notes `out` stored and `refused` put back pages. Returns whether to give up.
-    pub fn note(&self, out: usize, refused: usize) -> bool {
+    pub(crate) fn note(&self, out: usize, refused: usize) -> bool {
         let change = refused as i64 - REFUSED_EACH * out as i64;
         let now = self.refused.fetch_add(change, Relaxed) + change;
         let futile = now > REFUSED;

@@ -7,13 +7,13 @@
 use crate::page_state::{Entry, PageState};
 
 /// Pages in a block. A larger block reads further ahead of scattered faults.
-pub const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
 /// Resident pages up to which a block is sparse. A larger value reads ahead later.
 const SPARSE: usize = BLOCK / 8;
 
 /// How much of a block is resident at a fault in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Density {
+pub(crate) enum Density {
     /// At most 1/8 of its pages.
     Sparse,
     /// One page more: this fault makes the block dense.
@@ -24,7 +24,7 @@ pub enum Density {
 
 impl Density {
     /// The density of a block with `resident` resident pages, the faulting page included.
-    pub fn of(resident: usize) -> Density {
+    pub(crate) fn of(resident: usize) -> Density {
         match resident {
             ..=SPARSE => Density::Sparse,
             resident if resident == SPARSE + 1 => Density::JustDense,
@@ -33,7 +33,7 @@ impl Density {
     }
 
     /// The density of the block with these entries.
-    pub fn of_entries(entries: &[Entry]) -> Density {
+    pub(crate) fn of_entries(entries: &[Entry]) -> Density {
         let resident = |entry: &&Entry| matches!(entry.load(), PageState::Resident { .. });
         Density::of(entries.iter().filter(resident).count())
     }
@@ -41,7 +41,7 @@ impl Density {
 
 /// Whether `wanted` fits 1/16 of the limit below the watermark at which reclaim stops, so that it will
 /// not cause evictions soon. All arguments have the same unit.
-pub fn has_ample_room(resident: u64, wanted: u64, limit: u64, reclaim_stops: u64) -> bool {
+pub(crate) fn has_ample_room(resident: u64, wanted: u64, limit: u64, reclaim_stops: u64) -> bool {
     resident + wanted + limit / 16 <= reclaim_stops
 }
 

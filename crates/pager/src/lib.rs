@@ -20,10 +20,6 @@
 //! | `options` | limits and settings, for both engines |
 //! | `sync`, `time` | locking and waking; the clock |
 
-#![allow(
-    unreachable_pub,
-    reason = "in private modules, `pub` is for other files of the crate: src/lib.rs lists what leaves it"
-)]
 #![cfg_attr(
     simulated,
     allow(dead_code, reason = "the simulation runs the core alone")
@@ -33,6 +29,7 @@ mod backoff;
 #[cfg(simulated)]
 pub mod bugs;
 #[cfg(not(simulated))]
+#[allow(unreachable_pub, reason = "tests of the simulation use them")]
 mod bugs;
 mod density;
 #[cfg(not(simulated))]

@@ -88,13 +88,13 @@ impl PageRange {
 }
 
 /// The size of `pages` pages in bytes.
-pub fn bytes(pages: u64) -> u64 {
+pub(crate) fn bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
 /// A range from page numbers.
 #[cfg(test)]
-pub fn range(start: u64, end: u64) -> PageRange {
+pub(crate) fn range(start: u64, end: u64) -> PageRange {
     PageRange {
         start: VirtualPage(start),
         end: VirtualPage(end),

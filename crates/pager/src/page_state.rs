@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A place of the stage (one page), by index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StageIndex(pub u32);
+pub(crate) struct StageIndex(pub u32);
 
 /// What is known of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PageState {
+pub(crate) enum PageState {
     /// No data: a fault is served with zeros.
     Hole,
     /// In the program's memory.
@@ -47,7 +47,7 @@ pub enum PageState {
 
 /// One `madvise` that drops pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Removal {
+pub(crate) struct Removal {
     /// Time at which the event was applied, in seconds since the supervisor's start.
     pub seconds: u32,
     /// Low bits of the address space's count of removals, to tell removals of one second apart.
@@ -56,13 +56,13 @@ pub struct Removal {
 
 impl Removal {
     /// The removal after `count` others of the address space.
-    pub fn new(seconds: u32, count: u32) -> Removal {
+    pub(crate) fn new(seconds: u32, count: u32) -> Removal {
         let number = count & NUMBER_MASK;
         Removal { seconds, number }
     }
 
     /// Whether the kernel has dropped the pages by `now`, in seconds since the supervisor's start.
-    pub fn is_over(self, now: u32) -> bool {
+    pub(crate) fn is_over(self, now: u32) -> bool {
         now.saturating_sub(self.seconds) > REMOVED_GRACE
     }
 }
@@ -70,11 +70,11 @@ impl Removal {
 /// Distinguishes a fault's claim of a page from a later claim of the same page and slot, which is
 /// possible if the page moves to another address and back. Numbers repeat after 16 million claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ClaimNumber(u32);
+pub(crate) struct ClaimNumber(u32);
 
 impl ClaimNumber {
     /// The claim after `count` others of the address space.
-    pub fn new(count: u32) -> ClaimNumber {
+    pub(crate) fn new(count: u32) -> ClaimNumber {
         if Bug::ClaimsWithoutNumbers.is_back() {
             return ClaimNumber(0);
         }
@@ -95,29 +95,29 @@ const _: () = assert!(NUMBER + SHADOW_BITS <= u64::BITS);
 const REMOVED_GRACE: u32 = 10;
 /// Number of times the clock hand skips a page that refaulted early. A larger value protects the
 /// working set better and makes the hand search for longer. It must be a mask of low bits.
-pub const MOST_SKIPS: u8 = 7;
+pub(crate) const MOST_SKIPS: u8 = 7;
 
 impl PageState {
     /// Resident, and a victim when the clock hand comes by.
-    pub const RESIDENT: PageState = PageState::Resident {
+    pub(crate) const RESIDENT: PageState = PageState::Resident {
         skips: 0,
         shared: false,
     };
 
     /// Resident, and skipped once by the clock hand.
-    pub const FRESH: PageState = PageState::Resident {
+    pub(crate) const FRESH: PageState = PageState::Resident {
         skips: 1,
         shared: false,
     };
 
     /// Resident after an early refault, and skipped [`MOST_SKIPS`] times by the clock hand.
-    pub const HOT: PageState = PageState::Resident {
+    pub(crate) const HOT: PageState = PageState::Resident {
         skips: MOST_SKIPS,
         shared: false,
     };
 
     /// The state after the clock hand skips the page; `None` if the hand does not skip it.
-    pub fn skipped(self) -> Option<PageState> {
+    pub(crate) fn skipped(self) -> Option<PageState> {
         match self {
             PageState::Resident {
                 skips: skips @ 1..,
@@ -186,28 +186,28 @@ impl PageState {
 /// A page's entry in the page table.
 #[derive(Debug, Default)]
 #[repr(transparent)]
-pub struct Entry(AtomicU64);
+pub(crate) struct Entry(AtomicU64);
 
 impl Entry {
     /// An entry in state [`PageState::Hole`].
-    pub const fn new() -> Entry {
+    pub(crate) const fn new() -> Entry {
         Entry(AtomicU64::new(0))
     }
 
     /// The current state.
-    pub fn load(&self) -> PageState {
+    pub(crate) fn load(&self) -> PageState {
         interleave();
         // Acquire: pairs with the thread that stored data in the slot or place and then set this state.
         PageState::unpack(self.0.load(Ordering::Acquire))
     }
 
     /// Whether the page is a hole. Relaxed: no data is read through a hole.
-    pub fn is_hole(&self) -> bool {
+    pub(crate) fn is_hole(&self) -> bool {
         self.0.load(Ordering::Relaxed) == PageState::Hole.pack()
     }
 
     /// Changes the state if it is still `from`.
-    pub fn replace(&self, from: PageState, to: PageState) -> bool {
+    pub(crate) fn replace(&self, from: PageState, to: PageState) -> bool {
         interleave();
         // AcqRel: acquires the data of the slot or place in `from`, and publishes that of `to`.
         self.0
@@ -216,12 +216,12 @@ impl Entry {
     }
 
     /// Sets the state. The gate is held exclusively.
-    pub fn set(&self, to: PageState) {
+    pub(crate) fn set(&self, to: PageState) {
         self.0.store(to.pack(), Ordering::Release);
     }
 
     /// Sets the state and returns the previous one. The gate is held exclusively.
-    pub fn take(&self, to: PageState) -> PageState {
+    pub(crate) fn take(&self, to: PageState) -> PageState {
         PageState::unpack(self.0.swap(to.pack(), Ordering::AcqRel))
     }
 }

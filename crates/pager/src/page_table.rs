@@ -35,7 +35,7 @@ type Root = Node<Upper>;
 /// above, which exist only with five-level paging, hang below `high`.
 ///
 /// Any thread changes entries inside the gate; nodes are freed only while it is held exclusively.
-pub struct PageTable {
+pub(crate) struct PageTable {
     root: Root,
     high: OnceLock<Box<Node<Root>>>,
     used: Arc<TableUse>,
@@ -43,7 +43,7 @@ pub struct PageTable {
 
 /// Memory that a table takes, readable outside the gate. All accesses are Relaxed: these are counters.
 #[derive(Debug)]
-pub struct TableUse {
+pub(crate) struct TableUse {
     bytes: AtomicU64,
     /// Nodes allocated since the last full sweep began.
     allocated: AtomicU64,
@@ -51,12 +51,12 @@ pub struct TableUse {
 
 impl TableUse {
     /// Memory that the table takes, in bytes.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether nodes were allocated since the last full sweep began.
-    pub fn has_grown(&self) -> bool {
+    pub(crate) fn has_grown(&self) -> bool {
         self.allocated.load(Ordering::Relaxed) > 0
     }
 }
@@ -88,7 +88,7 @@ fn is_high(page: VirtualPage) -> bool {
 
 impl PageTable {
     /// The entry of a page. Allocates missing nodes.
-    pub fn entry(&self, page: VirtualPage) -> &Entry {
+    pub(crate) fn entry(&self, page: VirtualPage) -> &Entry {
         let root = if is_high(page) {
             let high = self.child(&self.high);
             self.child(&high.0[index(page, 4)])
@@ -111,7 +111,7 @@ impl PageTable {
     }
 
     /// The slot of a swapped-out page. Allocates no node.
-    pub fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
+    pub(crate) fn swapped_slot(&self, page: VirtualPage) -> Option<Slot> {
         match self.leaf(page)?.0[index(page, 0)].load() {
             PageState::Swapped(slot, _) => Some(slot),
             _ => None,
@@ -135,7 +135,11 @@ impl PageTable {
 
     /// Visits the entries of a range in order and skips missing nodes. Stops when `visit` returns
     /// `false`.
-    pub fn visit(&self, range: PageRange, mut visit: impl FnMut(VirtualPage, &Entry) -> bool) {
+    pub(crate) fn visit(
+        &self,
+        range: PageRange,
+        mut visit: impl FnMut(VirtualPage, &Entry) -> bool,
+    ) {
         self.visit_leaves(range, |part, leaf| {
             (part.start.0..part.end.0)
                 .map(VirtualPage)
@@ -174,7 +178,7 @@ impl PageTable {
     }
 
     /// The range of all possible pages.
-    pub fn everything() -> PageRange {
+    pub(crate) fn everything() -> PageRange {
         PageRange {
             start: VirtualPage(0),
             end: VirtualPage(1 << ALL_BITS),
@@ -182,13 +186,13 @@ impl PageTable {
     }
 
     /// The table's memory use.
-    pub fn used(&self) -> &Arc<TableUse> {
+    pub(crate) fn used(&self) -> &Arc<TableUse> {
         &self.used
     }
 
     /// Frees the nodes that overlap a range and contain only holes. The cost is that of a visit of the
     /// range.
-    pub fn prune(&mut self, range: PageRange) {
+    pub(crate) fn prune(&mut self, range: PageRange) {
         let range = range.intersection(Self::everything());
         let low_end = 1 << LOW_BITS;
         let mut freed = 0;
@@ -208,7 +212,7 @@ impl PageTable {
 
     /// Prunes the next `leaves` leaves from page `from` on, for pages that became holes without an
     /// event. Returns where to continue; page 0 at the end of the table.
-    pub fn sweep(&mut self, from: VirtualPage, leaves: usize) -> VirtualPage {
+    pub(crate) fn sweep(&mut self, from: VirtualPage, leaves: usize) -> VirtualPage {
         let all = Self::everything();
         if from == all.start {
             self.used.allocated.store(0, Ordering::Relaxed);

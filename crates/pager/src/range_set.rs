@@ -4,21 +4,21 @@ use crate::page::{PageRange, VirtualPage};
 
 /// Page ranges in address order. They neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RangeSet(Vec<PageRange>);
+pub(crate) struct RangeSet(Vec<PageRange>);
 
 impl RangeSet {
     /// All ranges, in address order.
-    pub fn ranges(&self) -> &[PageRange] {
+    pub(crate) fn ranges(&self) -> &[PageRange] {
         &self.0
     }
 
     /// Number of pages in all ranges.
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.0.iter().map(|range| range.pages()).sum()
     }
 
     /// The range that contains `page`.
-    pub fn containing(&self, page: VirtualPage) -> Option<PageRange> {
+    pub(crate) fn containing(&self, page: VirtualPage) -> Option<PageRange> {
         let index = self.0.partition_point(|range| range.end <= page);
         self.0
             .get(index)
@@ -27,7 +27,7 @@ impl RangeSet {
     }
 
     /// Adds a range and merges it with the ranges it overlaps or touches.
-    pub fn add(&mut self, mut range: PageRange) {
+    pub(crate) fn add(&mut self, mut range: PageRange) {
         if range.is_empty() {
             return;
         }
@@ -41,14 +41,14 @@ impl RangeSet {
     }
 
     /// Adds all ranges of another set.
-    pub fn add_all(&mut self, others: &RangeSet) {
+    pub(crate) fn add_all(&mut self, others: &RangeSet) {
         for range in others.ranges() {
             self.add(*range);
         }
     }
 
     /// Removes the pages of `range` from the set.
-    pub fn remove(&mut self, range: PageRange) {
+    pub(crate) fn remove(&mut self, range: PageRange) {
         let first = self.0.partition_point(|old| old.end <= range.start);
         let last = self.0.partition_point(|old| old.start < range.end);
         if range.is_empty() || first >= last {
@@ -67,14 +67,14 @@ impl RangeSet {
     }
 
     /// The parts of `range` that are in the set.
-    pub fn covered(&self, range: PageRange) -> Vec<PageRange> {
+    pub(crate) fn covered(&self, range: PageRange) -> Vec<PageRange> {
         let first = self.0.partition_point(|old| old.end <= range.start);
         let parts = self.0[first..].iter().map(|old| old.intersection(range));
         parts.take_while(|part| !part.is_empty()).collect()
     }
 
     /// The parts of `range` that are not in the set.
-    pub fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
+    pub(crate) fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
         let mut parts = Vec::new();
         let mut start = range.start;
         for old in &self.0[self.0.partition_point(|old| old.end <= range.start)..] {

@@ -2,14 +2,14 @@
 //! these.
 
 #[cfg(simulated)]
-pub use crate::simulation::sync::{Event, Mutex, MutexGuard, RwLock, interleave};
+pub(crate) use crate::simulation::sync::{Event, Mutex, MutexGuard, RwLock, interleave};
 #[cfg(not(simulated))]
-pub use std::sync::{Mutex, MutexGuard, RwLock};
+pub(crate) use std::sync::{Mutex, MutexGuard, RwLock};
 #[cfg(not(simulated))]
 use std::{sync::Condvar, time::Duration};
 
 /// Locks a mutex and ignores poisoning.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The supervisor aborts on panic. In a program that embeds the engine and goes on, a poisoned mutex
     // guards usable data: each critical section makes its change at once.
     mutex
@@ -21,13 +21,13 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// another thread changes without a lock.
 #[cfg(not(simulated))]
 #[inline(always)]
-pub fn interleave() {}
+pub(crate) fn interleave() {}
 
 /// Wakes a thread that polls for work at intervals. Any thread notifies, one thread waits; a
 /// notification stays pending until then.
 #[cfg(not(simulated))]
 #[derive(Default)]
-pub struct Event {
+pub(crate) struct Event {
     notified: Mutex<bool>,
     changed: Condvar,
 }
@@ -35,7 +35,7 @@ pub struct Event {
 #[cfg(not(simulated))]
 impl Event {
     /// Wakes the waiting thread, or lets its next wait return at once.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         let mut notified = lock(&self.notified);
         if !*notified {
             *notified = true;
@@ -44,7 +44,7 @@ impl Event {
     }
 
     /// Waits for a notification, at most `timeout`. Returns whether one came.
-    pub fn wait(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let notified = lock(&self.notified);
         let (mut notified, _) = self
             .changed

@@ -1,18 +1,18 @@
 //! The clock of both engines. The simulation has one of its own.
 
 #[cfg(simulated)]
-pub use crate::simulation::time::{Instant, sleep, yield_now};
+pub(crate) use crate::simulation::time::{Instant, sleep, yield_now};
 #[cfg(not(simulated))]
-pub use std::time::Instant;
+pub(crate) use std::time::Instant;
 
 /// Sleeps at least so long.
 #[cfg(not(simulated))]
-pub fn sleep(duration: std::time::Duration) {
+pub(crate) fn sleep(duration: std::time::Duration) {
     std::thread::sleep(duration);
 }
 
 /// Lets other threads run on this CPU.
 #[cfg(not(simulated))]
-pub fn yield_now() {
+pub(crate) fn yield_now() {
     std::thread::yield_now();
 }

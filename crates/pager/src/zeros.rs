@@ -5,14 +5,14 @@ use std::cell::UnsafeCell;
 use std::ops::Deref;
 
 /// Pages in [`ZEROS`].
-pub const ZERO_PAGES: usize = 512;
+pub(crate) const ZERO_PAGES: usize = 512;
 
 /// 2 MiB of zeros in .bss: unlike a plain static, which is put into .rodata, they take no space in
 /// the binary, and reads map the kernel's zero page.
-pub static ZEROS: Zeros = Zeros(UnsafeCell::new([0; ZERO_PAGES * PAGE_SIZE]));
+pub(crate) static ZEROS: Zeros = Zeros(UnsafeCell::new([0; ZERO_PAGES * PAGE_SIZE]));
 
 /// The cell is never written; that it could be keeps the static out of .rodata.
-pub struct Zeros(UnsafeCell<[u8; ZERO_PAGES * PAGE_SIZE]>);
+pub(crate) struct Zeros(UnsafeCell<[u8; ZERO_PAGES * PAGE_SIZE]>);
 
 // SAFETY: the bytes are private to this file, which only reads them.
 unsafe impl Sync for Zeros {}

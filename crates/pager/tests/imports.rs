@@ -30,7 +30,7 @@ fn module_of(root: &Path, file: &Path) -> String {
 /// The code of a file without comments and test modules.
 fn code_of(file: &Path) -> String {
     const TESTS: &str = "#[cfg(test)]\nmod tests";
-    const FUZZING: &str = "#[cfg(any(test, feature = \"fuzzing\"))]\npub mod fuzzing {";
+    const FUZZING: &str = "#[cfg(any(test, feature = \"fuzzing\"))]\npub(crate) mod fuzzing {";
     let text = fs::read_to_string(file).expect("the file can be read");
     let text = text.split(TESTS).next().unwrap_or_default();
     let text = text.split(FUZZING).next().unwrap_or_default();

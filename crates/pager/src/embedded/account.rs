@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// Pages that are resident, staged ones included, against what the limit leaves for them.
 #[derive(Debug)]
-pub struct Account {
+pub(super) struct Account {
     limit: Limit,
     resident: AtomicU64,
     /// Pages that pool and records leave of the limit.
@@ -36,7 +36,7 @@ fn watermarks(allowed: u64) -> Watermarks {
 }
 
 impl Account {
-    pub fn new(limit: Limit) -> Account {
+    pub(super) fn new(limit: Limit) -> Account {
         let account = Account {
             limit,
             resident: AtomicU64::new(0),
@@ -52,7 +52,7 @@ impl Account {
     }
 
     /// Works out anew what is allowed, `other` bytes being pool and records.
-    pub fn refresh(&self, other: u64) {
+    pub(super) fn refresh(&self, other: u64) {
         let page = PAGE_SIZE as u64;
         let left = self
             .limit
@@ -73,7 +73,7 @@ impl Account {
     }
 
     /// Takes room for `pages` if there is.
-    pub fn reserve(&self, pages: u64) -> bool {
+    pub(super) fn reserve(&self, pages: u64) -> bool {
         let before = self.resident.fetch_add(pages, Relaxed);
         let allowed = self.allowed.load(Relaxed);
         let free = allowed.saturating_sub(before);
@@ -86,13 +86,13 @@ impl Account {
     }
 
     /// Takes room that there is not.
-    pub fn reserve_beyond(&self, pages: u64) {
+    pub(super) fn reserve_beyond(&self, pages: u64) {
         let now = self.resident.fetch_add(pages, Relaxed) + pages;
         self.note_peak(now);
     }
 
     /// Nothing more can be moved out. To be followed by [`Account::refresh`].
-    pub fn relax_limit(&self) {
+    pub(super) fn relax_limit(&self) {
         let resident = self.resident.load(Relaxed) * PAGE_SIZE as u64;
         self.relief.relax(resident, Instant::now());
     }
@@ -108,39 +108,39 @@ impl Account {
     }
 
     /// Gives room back.
-    pub fn release(&self, pages: u64) {
+    pub(super) fn release(&self, pages: u64) {
         if pages > 0 {
             self.resident.fetch_sub(pages, Relaxed);
         }
     }
 
     /// Whether background reclaim is to start.
-    pub fn is_below_low(&self) -> bool {
+    pub(super) fn is_below_low(&self) -> bool {
         let (free, watermarks) = self.free();
         watermarks.is_below_low(free)
     }
 
     /// Whether background reclaim may stop.
-    pub fn is_at_high(&self) -> bool {
+    pub(super) fn is_at_high(&self) -> bool {
         let (free, watermarks) = self.free();
         watermarks.is_at_high(free)
     }
 
     /// Whether readahead may take `pages`: they wake no reclaim.
-    pub fn has_spare(&self, pages: u64) -> bool {
+    pub(super) fn has_spare(&self, pages: u64) -> bool {
         let (free, watermarks) = self.free();
         watermarks.has_spare(free, pages)
     }
 
     /// Whether `pages` fit far from where reclaim works, so that nothing has to leave for them soon.
-    pub fn has_ample(&self, pages: u64) -> bool {
+    pub(super) fn has_ample(&self, pages: u64) -> bool {
         let allowed = self.allowed.load(Relaxed);
         let reclaim_stops = allowed - watermarks(allowed).high;
         has_ample_room(self.resident.load(Relaxed), pages, allowed, reclaim_stops)
     }
 
     /// Pins pages if that leaves enough to work in.
-    pub fn pin(&self, pages: u64) -> bool {
+    pub(super) fn pin(&self, pages: u64) -> bool {
         let before = self.pinned.fetch_add(pages, Relaxed);
         let most = self.left.load(Relaxed) - LEAST_PAGES / 2;
         if before + pages <= most {
@@ -151,32 +151,32 @@ impl Account {
         }
     }
 
-    pub fn unpin(&self, pages: u64) {
+    pub(super) fn unpin(&self, pages: u64) {
         self.pinned.fetch_sub(pages, Relaxed);
     }
 
-    pub fn limit(&self) -> Limit {
+    pub(super) fn limit(&self) -> Limit {
         self.limit
     }
 
-    pub fn allowed_pages(&self) -> u64 {
+    pub(super) fn allowed_pages(&self) -> u64 {
         self.allowed.load(Relaxed)
     }
 
-    pub fn resident_pages(&self) -> u64 {
+    pub(super) fn resident_pages(&self) -> u64 {
         self.resident.load(Relaxed)
     }
 
-    pub fn peak_pages(&self) -> u64 {
+    pub(super) fn peak_pages(&self) -> u64 {
         self.peak.load(Relaxed)
     }
 
-    pub fn pinned_pages(&self) -> u64 {
+    pub(super) fn pinned_pages(&self) -> u64 {
         self.pinned.load(Relaxed)
     }
 
     /// The most pages there were above what the limit left for them.
-    pub fn excess_pages(&self) -> u64 {
+    pub(super) fn excess_pages(&self) -> u64 {
         self.excess.load(Relaxed)
     }
 }

@@ -22,7 +22,7 @@ const CHUNK: usize = 512;
 const TOUCHED: u32 = 1 << 31;
 
 /// Serves the faults of an area: the engine, of which the area knows no more.
-pub trait FaultServer: Send + Sync {
+pub(super) trait FaultServer: Send + Sync {
     /// Makes the page at an address of the area resident, with those that are likely to be touched
     /// next, on behalf of `thread`. The access can be repeated then; it faults again if the page was
     /// moved out in between.
@@ -30,7 +30,7 @@ pub trait FaultServer: Send + Sync {
 }
 
 /// A region as the engine knows it; it may outlive the region's mapping for a moment.
-pub struct Area {
+pub(super) struct Area {
     /// The engine that serves its faults, which holds the area in turn until it is unmapped and
     /// released.
     pub server: Arc<dyn FaultServer>,
@@ -58,17 +58,17 @@ const FUTILE_BITS: u32 = 20;
 
 /// The pinned ranges of pages of an area, which a pin may outlive.
 #[derive(Default)]
-pub struct Pins(RwLock<Vec<Range<usize>>>);
+pub(super) struct Pins(RwLock<Vec<Range<usize>>>);
 
 impl Pins {
     /// Keeps pages from being claimed for page-out. Claims made before are not undone.
-    pub fn pin(&self, pages: Range<usize>) {
+    pub(super) fn pin(&self, pages: Range<usize>) {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
         pins.push(pages);
     }
 
     /// Removes a pin.
-    pub fn unpin(&self, pages: &Range<usize>) {
+    pub(super) fn unpin(&self, pages: &Range<usize>) {
         let mut pins = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = pins.iter().position(|pin| pin == pages) {
             pins.swap_remove(index);
@@ -82,11 +82,11 @@ impl Pins {
 }
 
 /// The area's mapping, kept while this is.
-pub type Mapped<'a> = RwLockReadGuard<'a, Option<Reservation>>;
+pub(super) type Mapped<'a> = RwLockReadGuard<'a, Option<Reservation>>;
 
 impl Area {
     /// An area over `mapping`.
-    pub fn new(
+    pub(super) fn new(
         server: Arc<dyn FaultServer>,
         ledger: Arc<Ledger>,
         mapping: Reservation,
@@ -111,32 +111,32 @@ impl Area {
     }
 
     /// The states of all pages, in order.
-    pub fn entries(&self) -> &[Entry] {
+    pub(super) fn entries(&self) -> &[Entry] {
         // SAFETY: the mapping holds a word for each page, starts as zeros (an entry of a hole is
         // zero), is aligned to pages, lives as long as `self`, and is only used as these atomics.
         unsafe { std::slice::from_raw_parts(self.states.start().as_ptr().cast(), self.pages) }
     }
 
     /// The page that holds an address of the area.
-    pub fn page_at(&self, address: usize) -> Option<usize> {
+    pub(super) fn page_at(&self, address: usize) -> Option<usize> {
         let page = address.checked_sub(self.start)? / PAGE_SIZE;
         (page < self.pages).then_some(page)
     }
 
     /// The address of a page.
-    pub fn address(&self, page: usize) -> usize {
+    pub(super) fn address(&self, page: usize) -> usize {
         self.start + page * PAGE_SIZE
     }
 
     /// Keeps the mapping there, if it still is.
-    pub fn mapped(&self) -> Option<Mapped<'_>> {
+    pub(super) fn mapped(&self) -> Option<Mapped<'_>> {
         let mapping = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         mapping.is_some().then_some(mapping)
     }
 
     /// Unmaps the area, once no thread moves its pages. Returns how many pages were resident, those
     /// claimed for page-out included.
-    pub fn unmap(&self) -> u64 {
+    pub(super) fn unmap(&self) -> u64 {
         let mut gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         drop(gate.take());
         if let Some(blocks) = &self.blocks {
@@ -146,7 +146,7 @@ impl Area {
     }
 
     /// The pages that stay resident if `pages` are pinned: whole blocks in protection mode.
-    pub fn kept_with(&self, pages: Range<usize>) -> Range<usize> {
+    pub(super) fn kept_with(&self, pages: Range<usize>) -> Range<usize> {
         match &self.blocks {
             Some(blocks) => blocks.whole_blocks(pages),
             None => pages,
@@ -154,7 +154,7 @@ impl Area {
     }
 
     /// Notes a page that became resident.
-    pub fn note_resident(&self, page: usize) {
+    pub(super) fn note_resident(&self, page: usize) {
         let chunk = &self.chunks[page / CHUNK];
         if chunk.fetch_add(1, Relaxed) == 0 && chunk.fetch_or(TOUCHED, Relaxed) & TOUCHED == 0 {
             // The states of a chunk fill one page, which is touched for the first time.
@@ -168,7 +168,7 @@ impl Area {
 
     /// How often in a row a touch of a page has faulted although the page was resident. Only the last
     /// such page is remembered.
-    pub fn futile(&self, page: usize) -> u64 {
+    pub(super) fn futile(&self, page: usize) -> u64 {
         let noted = self.futile.load(Relaxed);
         let is_this = noted >> FUTILE_BITS == page as u64 + 1;
         if is_this {
@@ -179,7 +179,7 @@ impl Area {
     }
 
     /// Sets how often in a row a touch of a page has faulted although it was resident.
-    pub fn note_futile(&self, page: usize, times: u64) {
+    pub(super) fn note_futile(&self, page: usize, times: u64) {
         if times > 0 || self.futile(page) > 0 {
             let noted = (page as u64 + 1) << FUTILE_BITS | times;
             self.futile.store(noted, Relaxed);
@@ -187,29 +187,29 @@ impl Area {
     }
 
     /// Notes a page that is no longer resident.
-    pub fn note_absent(&self, page: usize) {
+    pub(super) fn note_absent(&self, page: usize) {
         self.chunks[page / CHUNK].fetch_sub(1, Relaxed);
         self.resident.fetch_sub(1, Relaxed);
     }
 
     /// How dense the chunk of a page is: a cheap first look before the states of its block are read.
-    pub fn density_of_chunk(&self, page: usize) -> Density {
+    pub(super) fn density_of_chunk(&self, page: usize) -> Density {
         let resident = self.chunks[page / CHUNK].load(Relaxed) & !TOUCHED;
         Density::of(resident as usize * BLOCK / CHUNK)
     }
 
     /// Resident pages.
-    pub fn resident(&self) -> u64 {
+    pub(super) fn resident(&self) -> u64 {
         self.resident.load(Relaxed)
     }
 
     /// What keeps its pages in memory.
-    pub fn pins(&self) -> &Arc<Pins> {
+    pub(super) fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }
 
     /// Runs `claim` if none of the pages is pinned. No pin is added meanwhile.
-    pub fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
+    pub(super) fn unless_pinned(&self, pages: &Range<usize>, claim: impl FnOnce() -> bool) -> bool {
         let pins = self.pins.all();
         let overlaps = |pin: &Range<usize>| pin.start < pages.end && pages.start < pin.end;
         !pins.iter().any(overlaps) && claim()
@@ -218,7 +218,7 @@ impl Area {
     /// Calls `claim` with the resident pages of `range` that are not pinned, in order, until it returns
     /// `false`. Unless `all`, skips young pages and makes them old (second chance). Returns the page to
     /// continue at.
-    pub fn sweep(
+    pub(super) fn sweep(
         &self,
         range: Range<usize>,
         all: bool,
@@ -253,7 +253,7 @@ impl Area {
     }
 
     /// Calls `show` with each slot of the area, which no thread uses any more.
-    pub fn each_slot(&self, mut show: impl FnMut(Slot)) {
+    pub(super) fn each_slot(&self, mut show: impl FnMut(Slot)) {
         if let Some(blocks) = &self.blocks {
             return blocks.each_slot(show);
         }
@@ -271,7 +271,7 @@ impl Area {
 
     /// Bytes of memory that the records of the area's pages take: a page of states for each chunk
     /// that was touched, as it is counted in the engine's account.
-    pub fn state_bytes(&self) -> u64 {
+    pub(super) fn state_bytes(&self) -> u64 {
         let touched = |chunk: &&AtomicU32| chunk.load(Relaxed) & TOUCHED != 0;
         (self.chunks.iter().filter(touched).count() * PAGE_SIZE) as u64
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Waits before another look at a page that another thread is about to finish with: spins first, then
 /// yields, then sleeps. `attempt` counts the looks from 0.
-pub fn pause(attempt: u32) {
+pub(super) fn pause(attempt: u32) {
     const SPINS: u32 = 6;
     const YIELDS: u32 = 100;
     const SHORTEST_NAP: Duration = Duration::from_micros(50);

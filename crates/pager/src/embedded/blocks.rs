@@ -24,13 +24,13 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// The block is in the pool, or was never touched.
-pub const OUT: u8 = 0;
+pub(super) const OUT: u8 = 0;
 /// The block is in, and the clock hand passed it since its last fault.
-pub const OLD: u8 = 1;
+pub(super) const OLD: u8 = 1;
 /// The block is in.
-pub const YOUNG: u8 = 2;
+pub(super) const YOUNG: u8 = 2;
 /// One thread changes the block.
-pub const BUSY: u8 = 3;
+pub(super) const BUSY: u8 = 3;
 
 /// Blocks of all areas of the process, at most: a quarter of `vm.max_map_count`. More makes smaller
 /// blocks, and leaves fewer VMAs to the program.
@@ -56,7 +56,7 @@ fn block_pages(pages: usize, left: usize, allowed: u64) -> Option<usize> {
 }
 
 /// The blocks of one area.
-pub struct Blocks {
+pub(super) struct Blocks {
     /// Start of the view.
     view: NonNull<u8>,
     file: OwnedFd,
@@ -74,7 +74,7 @@ impl Blocks {
     /// # Errors
     /// If the kernel refuses the file or a mapping, or if blocks small enough for the limit would be
     /// more than [`MOST_BLOCKS`] in all.
-    pub fn new(mapping: &Reservation, allowed: u64) -> io::Result<Blocks> {
+    pub(super) fn new(mapping: &Reservation, allowed: u64) -> io::Result<Blocks> {
         let pages = mapping.length() / PAGE_SIZE;
         let left = MOST_BLOCKS.saturating_sub(BLOCKS.load(Ordering::Relaxed));
         let block_pages = block_pages(pages, left, allowed).ok_or_else(|| {
@@ -102,25 +102,25 @@ impl Blocks {
         Ok(blocks)
     }
 
-    pub fn slots(&self) -> &[AtomicU32] {
+    pub(super) fn slots(&self) -> &[AtomicU32] {
         // SAFETY: the mapping holds a word a page, starts as zeros, is aligned and lives as long as
         // `self`; it is used only as these atomics.
         unsafe { std::slice::from_raw_parts(self.slots.start().as_ptr().cast(), self.pages) }
     }
 
     /// The pages of a block.
-    pub fn pages_of(&self, block: usize) -> Range<usize> {
+    pub(super) fn pages_of(&self, block: usize) -> Range<usize> {
         let start = block * self.block_pages;
         start..(start + self.block_pages).min(self.pages)
     }
 
     /// Pages in a block.
-    pub fn block_pages(&self) -> usize {
+    pub(super) fn block_pages(&self) -> usize {
         self.block_pages
     }
 
     /// The blocks that a range of pages touches, as pages.
-    pub fn whole_blocks(&self, pages: Range<usize>) -> Range<usize> {
+    pub(super) fn whole_blocks(&self, pages: Range<usize>) -> Range<usize> {
         if pages.is_empty() {
             return pages;
         }
@@ -129,39 +129,39 @@ impl Blocks {
     }
 
     /// A page of each block that a range of pages touches.
-    pub fn blocks_over(&self, pages: Range<usize>) -> impl Iterator<Item = usize> {
+    pub(super) fn blocks_over(&self, pages: Range<usize>) -> impl Iterator<Item = usize> {
         let first = pages.start / self.block_pages * self.block_pages;
         (first..pages.end).step_by(self.block_pages)
     }
 
     /// The block of a page.
-    pub fn block_of(&self, page: usize) -> usize {
+    pub(super) fn block_of(&self, page: usize) -> usize {
         page / self.block_pages
     }
 
     /// Changes the state of a block, if it is `from`. Returns whether it was.
-    pub fn replace(&self, block: usize, from: u8, to: u8) -> bool {
+    pub(super) fn replace(&self, block: usize, from: u8, to: u8) -> bool {
         self.states[block]
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     }
 
-    pub fn state(&self, block: usize) -> u8 {
+    pub(super) fn state(&self, block: usize) -> u8 {
         self.states[block].load(Ordering::Acquire)
     }
 
     /// Whether a block can be accessed.
-    pub fn is_in(&self, block: usize) -> bool {
+    pub(super) fn is_in(&self, block: usize) -> bool {
         matches!(self.state(block), OLD | YOUNG)
     }
 
     /// Ends the busy state of a block, which the calling thread claimed.
-    pub fn set(&self, block: usize, to: u8) {
+    pub(super) fn set(&self, block: usize, to: u8) {
         self.states[block].store(to, Ordering::Release);
     }
 
     /// Makes a block busy, and returns the state that it was in.
-    pub fn claim(&self, block: usize) -> u8 {
+    pub(super) fn claim(&self, block: usize) -> u8 {
         for attempt in 0.. {
             let state = self.state(block);
             if state != BUSY && self.replace(block, state, BUSY) {
@@ -173,13 +173,13 @@ impl Blocks {
     }
 
     /// The address of a page in the alias.
-    pub fn alias(&self, page: usize) -> *mut Page {
+    pub(super) fn alias(&self, page: usize) -> *mut Page {
         // SAFETY: pages are numbered within the mapping.
         unsafe { self.alias.start().as_ptr().add(page * PAGE_SIZE).cast() }
     }
 
     /// Calls `show` with each slot of the area, which no thread uses any more.
-    pub fn each_slot(&self, mut show: impl FnMut(Slot)) {
+    pub(super) fn each_slot(&self, mut show: impl FnMut(Slot)) {
         for slot in self.slots() {
             match slot.load(Ordering::Relaxed) {
                 0 => {}
@@ -189,7 +189,7 @@ impl Blocks {
     }
 
     /// Makes a busy block of the view accessible or inaccessible.
-    pub fn protect(&self, block: usize, accessible: bool) -> io::Result<()> {
+    pub(super) fn protect(&self, block: usize, accessible: bool) -> io::Result<()> {
         let pages = self.pages_of(block);
         // SAFETY: within the view, which is mapped: the calling thread serves a fault on it, or holds
         // the area's gate. A thread that loses access faults and waits for the block.
@@ -201,13 +201,13 @@ impl Blocks {
 
     /// Frees the file's memory, once the view is unmapped: a child that was forked meanwhile may keep the
     /// file open.
-    pub fn empty(&self) {
+    pub(super) fn empty(&self) {
         // Otherwise closing the file frees it.
         let _ = self.punch(0..self.pages);
     }
 
     /// Frees the file's memory of a range of pages.
-    pub fn punch(&self, pages: Range<usize>) -> io::Result<()> {
+    pub(super) fn punch(&self, pages: Range<usize>) -> io::Result<()> {
         punch_hole(&self.file, pages.start * PAGE_SIZE, pages.len() * PAGE_SIZE)
     }
 }

@@ -10,11 +10,11 @@ const SET: u32 = 2;
 
 /// One thread waits, any number set, also in signal handlers.
 #[derive(Debug, Default)]
-pub struct Event(AtomicU32);
+pub(super) struct Event(AtomicU32);
 
 impl Event {
     /// Wakes the waiting thread, or makes its next wait return at once. A load if the event is set.
-    pub fn set(&self) {
+    pub(super) fn set(&self) {
         // SeqCst: the setting thread stored what it announces before; the waiting thread looks at
         // that after it stored WAITING. One of the two sees the other's store.
         if self.0.load(Ordering::SeqCst) != SET && self.0.swap(SET, Ordering::SeqCst) == WAITING {
@@ -24,7 +24,7 @@ impl Event {
 
     /// Waits until the event is set, at most for `longest`. Returns at once if it was set since the
     /// last wait.
-    pub fn wait(&self, longest: Duration) {
+    pub(super) fn wait(&self, longest: Duration) {
         let unset = self
             .0
             .compare_exchange(AWAKE, WAITING, Ordering::SeqCst, Ordering::SeqCst);

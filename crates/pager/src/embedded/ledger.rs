@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Held by an engine and by each of its areas.
 #[derive(Debug)]
-pub struct Ledger {
+pub(super) struct Ledger {
     /// The process that the engine and its areas belong to.
     pub owner: Owner,
     /// Bytes of memory that page states take.
@@ -14,7 +14,7 @@ pub struct Ledger {
 
 impl Ledger {
     /// The ledger of an engine of this process.
-    pub fn new() -> Ledger {
+    pub(super) fn new() -> Ledger {
         Ledger {
             owner: Owner::this(),
             state_bytes: AtomicU64::new(0),
@@ -22,17 +22,17 @@ impl Ledger {
     }
 
     /// Bytes of memory that page states take.
-    pub fn state_bytes(&self) -> u64 {
+    pub(super) fn state_bytes(&self) -> u64 {
         self.state_bytes.load(Relaxed)
     }
 
     /// Page states take `bytes` more.
-    pub fn add_state_bytes(&self, bytes: u64) {
+    pub(super) fn add_state_bytes(&self, bytes: u64) {
         self.state_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Page states take `bytes` less.
-    pub fn remove_state_bytes(&self, bytes: u64) {
+    pub(super) fn remove_state_bytes(&self, bytes: u64) {
         self.state_bytes.fetch_sub(bytes, Relaxed);
     }
 }

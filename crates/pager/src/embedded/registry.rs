@@ -58,7 +58,7 @@ fn granules(area: &Area) -> impl Iterator<Item = usize> {
 }
 
 /// Enters an area, until [`remove`].
-pub fn insert(area: &Arc<Area>) {
+pub(super) fn insert(area: &Arc<Area>) {
     for address in granules(area) {
         if let Some(place) = place(address, true) {
             place.store(Arc::as_ptr(area).cast_mut(), Ordering::Release);
@@ -68,7 +68,7 @@ pub fn insert(area: &Arc<Area>) {
 
 /// Removes an area. To be called before it is unmapped, so that a later mapping at its addresses is not
 /// taken for it.
-pub fn remove(area: &Area) {
+pub(super) fn remove(area: &Area) {
     for address in granules(area) {
         if let Some(place) = place(address, false) {
             place.store(ptr::null_mut(), Ordering::Release);
@@ -81,7 +81,7 @@ pub fn remove(area: &Area) {
 /// # Safety
 /// The caller, or the code that it interrupted, is accessing this address. So if it is in a region, the
 /// region is not dropped meanwhile.
-pub unsafe fn find(address: usize) -> Option<Arc<Area>> {
+pub(super) unsafe fn find(address: usize) -> Option<Arc<Area>> {
     let area = place(address, false)?.load(Ordering::Acquire);
     if area.is_null() {
         return None;
@@ -96,7 +96,7 @@ pub unsafe fn find(address: usize) -> Option<Arc<Area>> {
 }
 
 /// Whether an address is in a granule of an area. Takes no lock.
-pub fn is_area(address: usize) -> bool {
+pub(super) fn is_area(address: usize) -> bool {
     place(address, false).is_some_and(|place| !place.load(Ordering::Acquire).is_null())
 }
 
@@ -104,7 +104,7 @@ pub fn is_area(address: usize) -> bool {
 ///
 /// # Safety
 /// No thread drops an area meanwhile.
-pub unsafe fn inherited() -> Vec<std::ops::Range<usize>> {
+pub(super) unsafe fn inherited() -> Vec<std::ops::Range<usize>> {
     let mut found: Vec<std::ops::Range<usize>> = Vec::new();
     for (high, root) in ROOT.iter().enumerate() {
         let leaf = root.load(Ordering::Acquire);

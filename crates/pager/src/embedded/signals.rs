@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// SIGBUS: userfaultfd raises it for a missing page.
-pub const MISSING: i32 = libc::SIGBUS;
+pub(super) const MISSING: i32 = libc::SIGBUS;
 /// SIGSEGV: the kernel raises it for an inaccessible page.
-pub const PROTECTED: i32 = libc::SIGSEGV;
+pub(super) const PROTECTED: i32 = libc::SIGSEGV;
 
 static PREVIOUS: [OnceLock<Previous>; 2] = [OnceLock::new(), OnceLock::new()];
 
@@ -24,7 +24,7 @@ fn previous(signal: i32) -> &'static OnceLock<Previous> {
 }
 
 /// Installs the handler for a signal, once for the process.
-pub fn install(signal: i32) -> io::Result<()> {
+pub(super) fn install(signal: i32) -> io::Result<()> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = previous(signal);
@@ -47,14 +47,14 @@ fork (in Python: multiprocessing.set_start_method(\"spawn\"))";
 
 /// Ends this process with a message when it accesses a region of one that it was forked from, if the
 /// region's addresses are inaccessible.
-pub fn explain_inherited() -> io::Result<()> {
+pub(super) fn explain_inherited() -> io::Result<()> {
     install(PROTECTED)?;
     EXPLAINING.store(true, Ordering::Relaxed);
     Ok(())
 }
 
 /// Whether the kernel calls this handler for a signal.
-pub fn is_installed(signal: i32) -> bool {
+pub(super) fn is_installed(signal: i32) -> bool {
     signal::is_installed(signal, on_fault)
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 pub(super) const WAITING: usize = 16;
 
 /// The spans to be read ahead.
-pub struct Readahead {
+pub(super) struct Readahead {
     /// Whether the readahead thread is or will be started.
     enabled: bool,
     pub(super) spans: Mutex<VecDeque<(Arc<Area>, Advice)>>,
@@ -22,7 +22,7 @@ pub struct Readahead {
 }
 
 impl Readahead {
-    pub fn new(enabled: bool) -> Readahead {
+    pub(super) fn new(enabled: bool) -> Readahead {
         Readahead {
             enabled,
             spans: Mutex::default(),
@@ -32,12 +32,12 @@ impl Readahead {
     }
 
     /// Whether pages may be swapped in that no thread faulted on.
-    pub fn is_enabled(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         self.enabled
     }
 
     /// Queues a span, unless another thread holds the queue. Never waits. Returns whether it was queued.
-    pub fn ask(&self, area: &Arc<Area>, span: Advice) -> bool {
+    pub(super) fn ask(&self, area: &Arc<Area>, span: Advice) -> bool {
         let Ok(mut spans) = self.spans.try_lock() else {
             return false;
         };

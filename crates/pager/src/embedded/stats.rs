@@ -44,11 +44,11 @@ macro_rules! engine_statistics {
     (@split {$($counter:ident)*} {$($gauge:ident)*}) => {
         /// The counters, which faulting threads and the engine's own add to.
         #[derive(Debug, Default)]
-        pub struct Counters { $(pub $counter: AtomicU64,)* }
+        pub(crate) struct Counters { $(pub(crate) $counter: AtomicU64,)* }
 
         /// The statistics that are computed when they are asked for.
         #[derive(Debug)]
-        pub struct Gauges { $(pub $gauge: u64,)* }
+        pub(crate) struct Gauges { $(pub(crate) $gauge: u64,)* }
     };
 }
 
@@ -100,7 +100,7 @@ engine_statistics! {
 }
 
 /// Adds to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
+pub(super) fn count(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Relaxed);
 }
 

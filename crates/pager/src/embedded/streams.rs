@@ -18,11 +18,11 @@ const SETS: usize = 64;
 const LONGEST_STRIDE: i64 = 1 << 30;
 const PAGE: i64 = PAGE_SIZE as i64;
 /// Pages of a span to be read ahead, its marker included.
-pub const SPAN: u32 = 64;
+pub(super) const SPAN: u32 = 64;
 
 /// What to bring in at a fault: `count` pages, those of `address`, `address + stride`, …
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Advice {
+pub(super) struct Advice {
     pub address: i64,
     /// In bytes, and not 0.
     pub stride: i64,
@@ -33,7 +33,7 @@ pub struct Advice {
 
 impl Advice {
     /// One page.
-    pub fn single(address: usize) -> Advice {
+    pub(super) fn single(address: usize) -> Advice {
         Advice {
             address: address as i64,
             stride: PAGE,
@@ -43,7 +43,7 @@ impl Advice {
     }
 
     /// What is worth reading ahead.
-    pub fn ahead(self) -> Option<Advice> {
+    pub(super) fn ahead(self) -> Option<Advice> {
         let (address, count) = self.ahead;
         (count > 0).then_some(Advice {
             address,
@@ -54,7 +54,7 @@ impl Advice {
     }
 
     /// Its beginning: at most `count` pages.
-    pub fn first(self, count: u32) -> Advice {
+    pub(super) fn first(self, count: u32) -> Advice {
         Advice {
             count: self.count.min(count),
             ..self
@@ -62,7 +62,7 @@ impl Advice {
     }
 
     /// What follows: `count` pages more.
-    pub fn behind(self, count: u32) -> Advice {
+    pub(super) fn behind(self, count: u32) -> Advice {
         Advice {
             address: self.end(),
             count,
@@ -72,12 +72,12 @@ impl Advice {
     }
 
     /// Where it ends.
-    pub fn end(self) -> i64 {
+    pub(super) fn end(self) -> i64 {
         self.address + i64::from(self.count) * self.stride
     }
 
     /// A run of neighbouring pages.
-    pub fn run(address: usize, count: u32) -> Advice {
+    pub(super) fn run(address: usize, count: u32) -> Advice {
         Advice {
             count,
             ..Advice::single(address)
@@ -85,7 +85,7 @@ impl Advice {
     }
 
     /// The addresses, as they come.
-    pub fn addresses(self) -> impl Iterator<Item = i64> {
+    pub(super) fn addresses(self) -> impl Iterator<Item = i64> {
         (0..i64::from(self.count)).map(move |step| self.address + step * self.stride)
     }
 }
@@ -230,7 +230,7 @@ struct Guarded {
 }
 
 /// The streams of all threads.
-pub struct Streams(Box<[Guarded]>);
+pub(super) struct Streams(Box<[Guarded]>);
 
 // SAFETY: only the thread that took a set uses it.
 unsafe impl Sync for Streams {}
@@ -246,7 +246,7 @@ impl Default for Streams {
 impl Streams {
     /// What to bring in at a fault of a thread: at most `largest` pages. Never waits: where another
     /// thread is at the same streams, the answer is one page.
-    pub fn advise(&self, thread: usize, address: usize, largest: u32) -> Advice {
+    pub(super) fn advise(&self, thread: usize, address: usize, largest: u32) -> Advice {
         let guarded = &self.0[thread % SETS];
         if guarded.taken.swap(true, Ordering::Acquire) {
             return Advice::single(address);

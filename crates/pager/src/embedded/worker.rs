@@ -18,13 +18,13 @@ const STACK: usize = 512 << 10;
 
 /// A page claimed to be brought in.
 #[derive(Debug, Clone, Copy)]
-pub struct Claim {
+pub(super) struct Claim {
     pub page: usize,
     pub slot: Slot,
 }
 
 /// Buffers and stack of one thread that serves a fault or reclaims.
-pub struct Worker {
+pub(super) struct Worker {
     /// The worker's number, which is that of its part of each engine's stage.
     pub number: usize,
     pub scratch: Scratch,
@@ -54,13 +54,13 @@ impl Worker {
     }
 
     /// The end of the worker's stack.
-    pub fn stack_top(&self) -> *mut u8 {
+    pub(super) fn stack_top(&self) -> *mut u8 {
         // SAFETY: the end of the reservation, which is aligned to pages.
         unsafe { self.stack.start().as_ptr().add(STACK) }
     }
 
     /// The page buffer beside the codec's state.
-    pub fn buffer_and_scratch(&mut self) -> (&mut [Page], &mut Scratch) {
+    pub(super) fn buffer_and_scratch(&mut self) -> (&mut [Page], &mut Scratch) {
         // SAFETY: the mapping is WINDOW pages long and this worker's only; any bytes make a page.
         let pages =
             unsafe { std::slice::from_raw_parts_mut(self.buffer.start().as_ptr().cast(), WINDOW) };
@@ -68,7 +68,7 @@ impl Worker {
     }
 
     /// The page buffer.
-    pub fn buffer(&self) -> &[Page] {
+    pub(super) fn buffer(&self) -> &[Page] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.buffer.start().as_ptr().cast(), WINDOW) }
     }
@@ -97,7 +97,7 @@ fn pool() -> Option<&'static WorkerPool> {
 }
 
 /// Makes the workers, once for each process.
-pub fn prepare() -> io::Result<()> {
+pub(super) fn prepare() -> io::Result<()> {
     let before = POOL.load(Ordering::Acquire);
     if pool().is_some_and(|pool| pool.owner.is_here()) {
         return Ok(());
@@ -122,7 +122,7 @@ pub fn prepare() -> io::Result<()> {
 }
 
 /// A worker that the calling thread holds until this is dropped, with all signals blocked.
-pub struct WorkerGuard {
+pub(super) struct WorkerGuard {
     slot: &'static WorkerSlot,
 }
 
@@ -130,7 +130,7 @@ pub struct WorkerGuard {
 ///
 /// # Panics
 /// If there are none: [`prepare`] was not called.
-pub fn take() -> WorkerGuard {
+pub(super) fn take() -> WorkerGuard {
     let WorkerPool { slots, .. } = pool().expect("workers are prepared by every engine");
     // The worker last used on this CPU, whose buffers are in the CPU's cache.
     let mut index = memfold_sys::thread::current_cpu() % WORKERS;

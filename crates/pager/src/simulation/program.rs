@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// One thread of a program.
-pub struct ProgramThread {
+pub(crate) struct ProgramThread {
     world: Arc<World>,
     memory: Arc<Memory>,
     areas: [Option<PageRange>; AREAS],
@@ -28,7 +28,11 @@ pub struct ProgramThread {
 
 impl ProgramThread {
     /// A thread without areas.
-    pub fn new(world: Arc<World>, memory: Arc<Memory>, places: Vec<VirtualPage>) -> ProgramThread {
+    pub(crate) fn new(
+        world: Arc<World>,
+        memory: Arc<Memory>,
+        places: Vec<VirtualPage>,
+    ) -> ProgramThread {
         ProgramThread {
             places,
             thread: world.next_thread(),
@@ -40,7 +44,7 @@ impl ProgramThread {
     }
 
     /// Does the steps, then checks all its pages.
-    pub fn run(mut self, steps: &[Step]) {
+    pub(crate) fn run(mut self, steps: &[Step]) {
         steps.iter().for_each(|step| self.step(step));
         for area in 0..AREAS {
             self.check(area);

@@ -9,12 +9,12 @@ thread_local! {
 }
 
 /// Whether the executions on this thread count the steps since the last access of a program, or all.
-pub fn watch(watched: bool) {
+pub(crate) fn watch(watched: bool) {
     WATCHED.set(watched);
 }
 
 /// Notes that a thread of a program has read or written a page.
-pub fn note_access() {
+pub(crate) fn note_access() {
     if WATCHED.get() {
         shuttle::current::reset_step_count();
     }

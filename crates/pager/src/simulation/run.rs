@@ -10,7 +10,7 @@ use shuttle::thread::JoinHandle;
 use std::sync::Arc;
 
 /// One execution of a history, as a thread of shuttle's.
-pub fn execute(history: &History) {
+pub(crate) fn execute(history: &History) {
     time::reset();
     sync::reset();
     adversity::begin(history.adversity, history.locked_range());
@@ -44,11 +44,11 @@ pub fn execute(history: &History) {
 }
 
 /// memfold's threads.
-pub struct Memfold(Vec<JoinHandle<()>>);
+pub(crate) struct Memfold(Vec<JoinHandle<()>>);
 
 impl Memfold {
     /// Starts them.
-    pub fn start(world: &Arc<World>, handlers: usize) -> Memfold {
+    pub(crate) fn start(world: &Arc<World>, handlers: usize) -> Memfold {
         type Role = (&'static str, fn(&World));
         let roles: [Role; 2] = [("governor", World::govern), ("reclaimer", World::reclaim)];
         let others = roles.map(|(name, run)| {
@@ -72,7 +72,7 @@ impl Memfold {
     }
 
     /// Waits for their ends, and for those of helpers and children, once all programs have exited.
-    pub fn join(self, world: &World) {
+    pub(crate) fn join(self, world: &World) {
         for thread in self.0 {
             thread.join().expect("a thread of memfold's");
         }

@@ -9,7 +9,7 @@ use std::sync::TryLockError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub use shuttle::sync::{Mutex, MutexGuard, RwLock};
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, RwLock};
 
 thread_local! {
     /// Something that shuttle schedules at.
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 /// A point at which another thread may run.
-pub fn interleave() {
+pub(crate) fn interleave() {
     let point = POINT.with_borrow_mut(|point| {
         point
             .get_or_insert_with(|| Rc::new(shuttle::sync::atomic::AtomicBool::new(false)))
@@ -27,7 +27,7 @@ pub fn interleave() {
 }
 
 /// Where a thread may be preempted for long, as it may anywhere: other threads do much meanwhile.
-pub fn dawdle() {
+pub(crate) fn dawdle() {
     const LONGEST: u32 = 12;
     let mut random = shuttle::rand::thread_rng();
     interleave();
@@ -39,7 +39,7 @@ pub fn dawdle() {
 }
 
 /// Where a thread of memfold may be preempted for very long before it changes a page.
-pub fn stall(page: Option<VirtualPage>) {
+pub(crate) fn stall(page: Option<VirtualPage>) {
     let (looks, changes) = adversity::preempt();
     let now = || page.map(adversity::changes);
     let before = now();
@@ -52,24 +52,24 @@ pub fn stall(page: Option<VirtualPage>) {
 }
 
 /// Forgets what belongs to the last execution.
-pub fn reset() {
+pub(crate) fn reset() {
     POINT.with_borrow_mut(Option::take);
 }
 
 /// Wakes a thread that polls for work at intervals; see the one of the host.
 #[derive(Default)]
-pub struct Event(AtomicBool);
+pub(crate) struct Event(AtomicBool);
 
 impl Event {
     /// Wakes the waiting thread, or lets its next wait return at once.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.0.store(true, Ordering::Relaxed);
         interleave();
     }
 
     /// Waits for a notification, at most `timeout`. Returns whether one came. Time passes fast: the
     /// timeout may come first whatever the other threads do.
-    pub fn wait(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
         const LOOKS: u32 = 4;
         for _ in 0..LOOKS {
             if self.0.swap(false, Ordering::Relaxed) {
@@ -86,7 +86,7 @@ impl Event {
 /// # Panics
 /// If it is.
 #[track_caller]
-pub fn lock_model<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock_model<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     match mutex.try_lock() {
         Ok(guard) => guard,
         Err(TryLockError::Poisoned(poison)) => poison.into_inner(),

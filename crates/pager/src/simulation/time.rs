@@ -14,31 +14,31 @@ thread_local! {
 
 /// A moment of the simulated clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Instant(Duration);
+pub(crate) struct Instant(Duration);
 
 impl Instant {
     /// The current time.
-    pub fn now() -> Instant {
+    pub(crate) fn now() -> Instant {
         Instant(NOW.get())
     }
 
     /// Time since then.
-    pub fn elapsed(self) -> Duration {
+    pub(crate) fn elapsed(self) -> Duration {
         NOW.get().saturating_sub(self.0)
     }
 
     /// Time from an earlier moment to this one.
-    pub fn duration_since(self, earlier: Instant) -> Duration {
+    pub(crate) fn duration_since(self, earlier: Instant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
     /// Time from an earlier moment to this one; zero if it is later.
-    pub fn saturating_duration_since(self, earlier: Instant) -> Duration {
+    pub(crate) fn saturating_duration_since(self, earlier: Instant) -> Duration {
         self.duration_since(earlier)
     }
 
     /// A moment before this one.
-    pub fn checked_sub(self, duration: Duration) -> Option<Instant> {
+    pub(crate) fn checked_sub(self, duration: Duration) -> Option<Instant> {
         self.0.checked_sub(duration).map(Instant)
     }
 }
@@ -52,17 +52,17 @@ impl Add<Duration> for Instant {
 }
 
 /// Lets time pass, and other threads run.
-pub fn sleep(duration: Duration) {
+pub(crate) fn sleep(duration: Duration) {
     NOW.set(NOW.get() + duration);
     thread::yield_now();
 }
 
 /// Lets other threads run.
-pub fn yield_now() {
+pub(crate) fn yield_now() {
     sleep(Duration::from_micros(1));
 }
 
 /// Sets the clock back to its origin. Programs are some hours old then, so that moments can lie before.
-pub fn reset() {
+pub(crate) fn reset() {
     NOW.set(Duration::from_secs(10_000));
 }

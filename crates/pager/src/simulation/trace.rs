@@ -13,7 +13,7 @@ pub fn set(on: bool) {
 }
 
 /// Prints one line, with the thread that does it.
-pub fn trace(line: impl FnOnce() -> String) {
+pub(crate) fn trace(line: impl FnOnce() -> String) {
     if ON.get() {
         let thread = shuttle::thread::current();
         eprintln!("{:>12} {}", thread.name().unwrap_or("?"), line());
@@ -21,6 +21,6 @@ pub fn trace(line: impl FnOnce() -> String) {
 }
 
 /// A range, short.
-pub fn short(range: PageRange) -> String {
+pub(crate) fn short(range: PageRange) -> String {
     format!("{:#x}..{:#x}", range.start.0, range.end.0)
 }

@@ -30,14 +30,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// The page in which a forked child reads its ID.
-pub const BEACON: VirtualPage = VirtualPage(0x80);
+pub(crate) const BEACON: VirtualPage = VirtualPage(0x80);
 /// The first page of the stage.
 const STAGE: VirtualPage = VirtualPage(0x100);
 /// Longest wait of the governor for a gate, as on a host.
 const GOVERNOR_PATIENCE: Duration = Duration::from_millis(5);
 
 /// memfold and its programs in one execution.
-pub struct World {
+pub(crate) struct World {
     group: Arc<Group>,
     reader: Reader,
     stage: u64,
@@ -56,7 +56,7 @@ pub struct World {
 
 impl World {
     /// A world for the programs of a history.
-    pub fn new(history: &History) -> World {
+    pub(crate) fn new(history: &History) -> World {
         let config = SwapConfig {
             pool_capacity_pages: 4096,
             max_slots: 1 << 14,
@@ -87,42 +87,42 @@ impl World {
     }
 
     /// A TID that no other thread has.
-    pub fn next_thread(&self) -> u32 {
+    pub(crate) fn next_thread(&self) -> u32 {
         self.threads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// A PID for a forked child.
-    pub fn next_process(&self) -> i32 {
+    pub(crate) fn next_process(&self) -> i32 {
         self.alive.fetch_add(1, Ordering::Relaxed);
         self.next_thread() as i32
     }
 
     /// The address space of a program.
-    pub fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
+    pub(crate) fn space_of(&self, memory: &Arc<Memory>) -> Option<Arc<AddressSpace>> {
         let spaces = self.group.spaces().into_iter();
         { spaces }.find(|space| Arc::ptr_eq(&space.uffd().0, memory))
     }
 
     /// Whether a fault waits for room.
-    pub fn has_deferred(&self) -> bool {
+    pub(crate) fn has_deferred(&self) -> bool {
         !self.group.deferred.is_empty()
     }
 
     /// The channel to the helper of a program.
-    pub fn channel_of(&self, memory: &Arc<Memory>) -> Option<Arc<SharedChannel>> {
+    pub(crate) fn channel_of(&self, memory: &Arc<Memory>) -> Option<Arc<SharedChannel>> {
         let space = self.space_of(memory)?;
         space.attached().is_some().then(|| space.channel.clone())
     }
 
     /// Starts a program that forked from none.
-    pub fn start(&self, memory: &Arc<Memory>) {
+    pub(crate) fn start(&self, memory: &Arc<Memory>) {
         self.alive.fetch_add(1, Ordering::Relaxed);
         memory.map_own(PageRange::around(BEACON, 1));
         self.introduce(memory);
     }
 
     /// A program starts its helper that inherits nothing by way of memfold.
-    pub fn introduce(&self, memory: &Arc<Memory>) {
+    pub(crate) fn introduce(&self, memory: &Arc<Memory>) {
         let (resources, id) = (self.group.resources.clone(), self.group.next_id());
         let port = HelperPort::new(Port::default(), ());
         let space = AddressSpace::new(
@@ -139,7 +139,7 @@ impl World {
     }
 
     /// Whether forks are prepared.
-    pub fn prepares_forks(&self) -> bool {
+    pub(crate) fn prepares_forks(&self) -> bool {
         self.group.resources.prepares_forks()
     }
 
@@ -151,7 +151,7 @@ impl World {
     }
 
     /// The child of a prepared fork says hello, and is welcomed. `false` if it is not.
-    pub fn arrive(&self, token: u64, memory: &Arc<Memory>) -> bool {
+    pub(crate) fn arrive(&self, token: u64, memory: &Arc<Memory>) -> bool {
         let expected = &self.group.expected_children;
         let Some(space) = expected.claim(token, Userfaultfd(memory.clone())) else {
             return false;
@@ -163,7 +163,7 @@ impl World {
     }
 
     /// A forked child starts its helper.
-    pub fn connect(&self, memory: &Arc<Memory>) {
+    pub(crate) fn connect(&self, memory: &Arc<Memory>) {
         if let Some(space) = self.space_of(memory)
             && space.attached().is_none()
         {
@@ -213,7 +213,7 @@ impl World {
     }
 
     /// Waits for a thread at the end.
-    pub fn keep(&self, thread: JoinHandle<()>) {
+    pub(crate) fn keep(&self, thread: JoinHandle<()>) {
         lock_model(&self.threads_started).push(thread);
     }
 
@@ -225,7 +225,7 @@ impl World {
     }
 
     /// All threads of a program end, wherever they are, and its helper.
-    pub fn kill(&self, memory: &Arc<Memory>) {
+    pub(crate) fn kill(&self, memory: &Arc<Memory>) {
         adversity::note_kill();
         let channel = self.channel_of(memory);
         memory.exit();
@@ -235,7 +235,7 @@ impl World {
     }
 
     /// A program's last thread exits, its helper with it.
-    pub fn exit(&self, memory: &Arc<Memory>) {
+    pub(crate) fn exit(&self, memory: &Arc<Memory>) {
         let channels = std::mem::take(&mut *lock_model(&self.channels));
         let is_its = |(of, _): &(Arc<Memory>, Arc<SharedChannel>)| Arc::ptr_eq(of, memory);
         let (its, others): (Vec<_>, Vec<_>) = channels.into_iter().partition(is_its);
@@ -257,12 +257,12 @@ impl World {
     }
 
     /// The handlers' threads, once.
-    pub fn set_handlers(&self, threads: Vec<Thread>) {
+    pub(crate) fn set_handlers(&self, threads: Vec<Thread>) {
         assert!(self.handlers.set(threads).is_ok(), "set once");
     }
 
     /// A helper's or a child's thread that is not waited for yet.
-    pub fn started(&self) -> Option<JoinHandle<()>> {
+    pub(crate) fn started(&self) -> Option<JoinHandle<()>> {
         lock_model(&self.threads_started).pop()
     }
 
@@ -271,7 +271,7 @@ impl World {
     }
 
     /// A handler thread.
-    pub fn handle(self: &Arc<Self>) {
+    pub(crate) fn handle(self: &Arc<Self>) {
         let mut service = FaultService::new(self.group.clone());
         let mut listener = WorldListener(self.clone());
         while !self.is_stopping() {
@@ -289,7 +289,7 @@ impl World {
     }
 
     /// The governor's thread.
-    pub fn govern(&self) {
+    pub(crate) fn govern(&self) {
         let mut service = FaultService::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
         while !self.is_stopping() {
             service.finish_loads();
@@ -353,7 +353,7 @@ impl World {
 
     /// The reclaimer's thread. What waits for room when it begins to reclaim is served before it sleeps
     /// again.
-    pub fn reclaim(&self) {
+    pub(crate) fn reclaim(&self) {
         let mut reclaimer = Reclaimer::new(self.group.clone());
         while !self.is_stopping() {
             reclaimer.wait();
@@ -369,7 +369,7 @@ impl World {
     }
 
     /// After the end of all threads: nothing is left.
-    pub fn finish(self: Arc<Self>) {
+    pub(crate) fn finish(self: Arc<Self>) {
         for space in self.group.spaces() {
             self.group.remove_space(space.id);
         }
@@ -399,7 +399,7 @@ impl Listener for WorldListener {
 }
 
 /// Starts a thread with a name.
-pub fn named(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+pub(crate) fn named(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let builder = thread::Builder::new().name(name.to_owned());
     builder.spawn(run).expect("a thread")
 }

@@ -14,7 +14,7 @@ const UNUSED_DIVISOR: u64 = 32;
 
 /// What was measured.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// The limit in force, in bytes.
     pub limit: u64,
     /// Whether the pool counts towards it.
@@ -34,7 +34,7 @@ pub struct Measured {
 impl Measured {
     /// The estimated limit; `None` where the one in force is comfortable, or all fits. `remaining` is the part of the
     /// swap-ins that remains with room for so many bytes more.
-    pub fn comfortable_limit(&self, remaining: impl Fn(u64) -> f64) -> Option<u64> {
+    pub(crate) fn comfortable_limit(&self, remaining: impl Fn(u64) -> f64) -> Option<u64> {
         let waits = (self.swap_in_wait_ns, self.first_touch_wait_ns);
         if self.share(waits.0 as f64, waits.1 as f64) <= COMFORTABLE_SHARE {
             return None;

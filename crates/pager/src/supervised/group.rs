@@ -37,7 +37,7 @@ const EVICTABLE_DIVISOR: u64 = 4;
 
 /// Where pages leave the pool for.
 #[derive(Default)]
-pub struct Outlets {
+pub(crate) struct Outlets {
     /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
     /// The store on other machines, if there is one.
@@ -45,7 +45,7 @@ pub struct Outlets {
 }
 
 /// A store on other machines, and the faults that wait for it.
-pub struct Remote {
+pub(crate) struct Remote {
     /// The tier.
     pub tier: Arc<RemoteTier>,
     /// Faults on its pages.
@@ -56,7 +56,7 @@ pub struct Remote {
 ///
 /// `spaces` has its own lock. Atomics are flags, counters and times that only steer the threads, so
 /// their accesses are Relaxed.
-pub struct Group {
+pub(crate) struct Group {
     /// What the address spaces use, too.
     pub resources: Arc<Resources>,
     limit: LimitState,
@@ -111,7 +111,7 @@ struct Sizes {
 
 impl Group {
     /// A group without programs.
-    pub fn new(limit: Limit, swap: SwapSpace<MappedSource>, outlets: Outlets) -> Group {
+    pub(crate) fn new(limit: Limit, swap: SwapSpace<MappedSource>, outlets: Outlets) -> Group {
         let remote = outlets.remote.map(|tier| Remote {
             tier,
             faults: RemoteFaults::default(),
@@ -143,12 +143,12 @@ impl Group {
     }
 
     /// The limit in force.
-    pub fn limit(&self) -> Limit {
+    pub(crate) fn limit(&self) -> Limit {
         self.limit.get()
     }
 
     /// Changes the limit while programs run.
-    pub fn set_limit(&self, limit: Limit) {
+    pub(crate) fn set_limit(&self, limit: Limit) {
         self.limit.set(limit, self.resources.milliseconds());
         self.compression.set_limit(limit);
         self.refresh_limit();
@@ -156,22 +156,22 @@ impl Group {
     }
 
     /// An ID for a new address space.
-    pub fn next_id(&self) -> u64 {
+    pub(crate) fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The address space with this ID.
-    pub fn space(&self, id: u64) -> Option<Arc<AddressSpace>> {
+    pub(crate) fn space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.read_spaces(|spaces| spaces.get(&id).cloned())
     }
 
     /// All address spaces at this moment.
-    pub fn spaces(&self) -> Vec<Arc<AddressSpace>> {
+    pub(crate) fn spaces(&self) -> Vec<Arc<AddressSpace>> {
         self.read_spaces(|spaces| spaces.values().cloned().collect())
     }
 
     /// Number of address spaces.
-    pub fn space_count(&self) -> usize {
+    pub(crate) fn space_count(&self) -> usize {
         self.read_spaces(BTreeMap::len)
     }
 
@@ -185,7 +185,7 @@ impl Group {
     }
 
     /// Adds an address space and counts a program.
-    pub fn add_space(&self, space: Arc<AddressSpace>) {
+    pub(crate) fn add_space(&self, space: Arc<AddressSpace>) {
         self.resources
             .counters
             .processes
@@ -198,14 +198,14 @@ impl Group {
     }
 
     /// Forgets an address space that no process came to.
-    pub fn dismiss(&self, space: &AddressSpace) {
+    pub(crate) fn dismiss(&self, space: &AddressSpace) {
         space.life.die();
         space.leave();
         self.remove_space(space.id);
     }
 
     /// Removes an address space, which lives on until its last reference is dropped.
-    pub fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
+    pub(crate) fn remove_space(&self, id: u64) -> Option<Arc<AddressSpace>> {
         self.spaces
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -213,14 +213,14 @@ impl Group {
     }
 
     /// Bytes of the swap tables and of all page tables.
-    pub fn metadata_bytes(&self) -> u64 {
+    pub(crate) fn metadata_bytes(&self) -> u64 {
         let tables: u64 =
             self.read_spaces(|spaces| spaces.values().map(|space| space.metadata_bytes()).sum());
         self.resources.swap.metadata_bytes() + tables
     }
 
     /// Recomputes the resident limit from the limit, the pool, metadata and allowances above the limit.
-    pub fn refresh_limit(&self) {
+    pub(crate) fn refresh_limit(&self) {
         let configured = self.limit();
         let by_total = configured.total_bytes.map_or(u64::MAX, |total| {
             total
@@ -255,17 +255,17 @@ impl Group {
     }
 
     /// Requests a count of the pages that forks share.
-    pub fn count_sharing(&self) {
+    pub(crate) fn count_sharing(&self) {
         self.sharing.notify();
     }
 
     /// Waits for [`Group::count_sharing`], at most `timeout`. Returns whether a count was requested.
-    pub fn wait_for_sharing(&self, timeout: Duration) -> bool {
+    pub(crate) fn wait_for_sharing(&self, timeout: Duration) -> bool {
         self.sharing.wait(timeout)
     }
 
     /// Updates the peak statistics from the current sizes.
-    pub fn note_peaks(&self) {
+    pub(crate) fn note_peaks(&self) {
         let sizes = self.sizes();
         let file = self.resources.swap.root_group().charged(Charge::File);
         let remote = self.resources.swap.root_group().charged(Charge::Remote);
@@ -317,7 +317,7 @@ impl Group {
 
     /// Notes for how long the limit is exceeded, after so much more time, and what the programs need.
     /// Called by the governor.
-    pub fn watch_limit(&self, elapsed: Duration) {
+    pub(crate) fn watch_limit(&self, elapsed: Duration) {
         let sizes = self.sizes();
         let counters = &self.resources.counters;
         let excess = self.excess(sizes);
@@ -364,7 +364,7 @@ impl Group {
 
     /// The limit under which programs that took so much CPU time would spend little time on swapping;
     /// `None` if they do under this one.
-    pub fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
+    pub(crate) fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
         let limit = self.limit();
         let totals = self.resources.counters.totals();
         let usage = self.resources.swap.usage();
@@ -383,7 +383,7 @@ impl Group {
     }
 
     /// Raises the limit to the resident size for a while, because nothing more can be reclaimed.
-    pub fn relax_limit(&self) {
+    pub(crate) fn relax_limit(&self) {
         self.relief
             .relax(self.resources.resident_bytes(), Instant::now());
         self.refresh_limit();
@@ -391,7 +391,7 @@ impl Group {
 
     /// Notes that reclaim cannot bring the group under its limit; warns once if that is by more than is
     /// tolerated. Programs are never stopped for that.
-    pub fn note_over_limit(&self) {
+    pub(crate) fn note_over_limit(&self) {
         self.note_peaks();
         let sizes = self.sizes();
         let cause =
@@ -400,7 +400,7 @@ impl Group {
     }
 
     /// Notes that a program's memory was brought back for its tracer; warns once.
-    pub fn note_held(&self, pid: i32, pages: u64) {
+    pub(crate) fn note_held(&self, pid: i32, pages: u64) {
         self.note_peaks();
         if !self.warned_held.swap(true, Ordering::Relaxed) {
             log::warn!(
@@ -412,7 +412,7 @@ impl Group {
     }
 
     /// Current usage of each program whose helper connected.
-    pub fn programs(&self) -> Vec<ProgramUsage> {
+    pub(crate) fn programs(&self) -> Vec<ProgramUsage> {
         let usage = |space: Arc<AddressSpace>| {
             let pid = space.attached()?.inspector.pid();
             space.note_staged();
@@ -430,7 +430,7 @@ impl Group {
     }
 
     /// All statistics now.
-    pub fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         for space in self.spaces() {
             space.note_staged();
         }
@@ -478,7 +478,7 @@ impl Group {
 /// Watermarks in resident bytes (not in free pages, as in the kernel): `hard > pressing > start >
 /// stop`.
 #[derive(Debug, Clone, Copy)]
-pub struct Watermarks {
+pub(crate) struct Watermarks {
     /// The limit; faults that need room wait above it.
     pub hard: u64,
     /// Above this the reclaimer no longer yields its CPU to programs.
@@ -492,7 +492,7 @@ pub struct Watermarks {
 impl Watermarks {
     /// The watermarks for a resident limit in bytes. A larger distance reclaims in longer bursts and
     /// keeps less resident.
-    pub fn of(limit: u64) -> Watermarks {
+    pub(crate) fn of(limit: u64) -> Watermarks {
         let distance = (limit / 128).clamp(512 << 10, 32 << 20).min(limit / 4);
         Watermarks {
             hard: limit,
@@ -503,7 +503,7 @@ impl Watermarks {
     }
 
     /// The same, with reclaim down to so many bytes at least. Faults wait for room at the same size.
-    pub fn lowered_to(self, target: u64) -> Watermarks {
+    pub(crate) fn lowered_to(self, target: u64) -> Watermarks {
         Watermarks {
             start: self.start.min(target),
             stop: self.stop.min(target),

@@ -9,7 +9,7 @@ const BUCKETS: usize = 40 * STEPS;
 
 /// A histogram of durations in nanoseconds, with an error of about 6 %. Handlers record, any thread
 /// reads; all accesses are Relaxed, so a summary may miss records in flight.
-pub struct Histogram {
+pub(crate) struct Histogram {
     buckets: Vec<AtomicU64>,
     max: AtomicU64,
 }
@@ -43,13 +43,13 @@ impl Default for Histogram {
 
 impl Histogram {
     /// Records one duration.
-    pub fn record(&self, nanoseconds: u64) {
+    pub(crate) fn record(&self, nanoseconds: u64) {
         self.buckets[bucket(nanoseconds)].fetch_add(1, Ordering::Relaxed);
         self.max.fetch_max(nanoseconds, Ordering::Relaxed);
     }
 
     /// The part of the records that is above a value; 0 without any.
-    pub fn part_above(&self, value: u64) -> f64 {
+    pub(crate) fn part_above(&self, value: u64) -> f64 {
         let count = |buckets: &[AtomicU64]| -> u64 {
             buckets
                 .iter()
@@ -61,7 +61,7 @@ impl Histogram {
     }
 
     /// The percentiles so far.
-    pub fn summary(&self) -> FaultLatency {
+    pub(crate) fn summary(&self) -> FaultLatency {
         let counts = self.counts();
         let max = self.max.load(Ordering::Relaxed);
         let percentile = |percent| counts.percentile(percent).min(max);
@@ -74,7 +74,7 @@ impl Histogram {
     }
 
     /// The counts so far.
-    pub fn counts(&self) -> LatencyCounts {
+    pub(crate) fn counts(&self) -> LatencyCounts {
         let counts = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
         LatencyCounts(counts.collect())
     }

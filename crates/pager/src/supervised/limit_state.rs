@@ -22,7 +22,7 @@ pub fn tolerance(limit: u64) -> u64 {
 /// The limit of a group. Any thread reads it, and commands change it; all accesses are Relaxed, as a reader
 /// that sees one number of the old limit and one of the new sees both soon.
 #[derive(Debug)]
-pub struct LimitState {
+pub(crate) struct LimitState {
     total: AtomicU64,
     resident: AtomicU64,
     /// End of the time to reach a lowered limit, in milliseconds since the start; 0 outside of it.
@@ -32,7 +32,7 @@ pub struct LimitState {
 
 /// How far a group is above its limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Excess {
+pub(crate) struct Excess {
     /// Bytes above the limit.
     pub bytes: u64,
     /// The limit that they are above.
@@ -41,14 +41,14 @@ pub struct Excess {
 
 impl Excess {
     /// Whether it is more than what is tolerated.
-    pub fn is_reported(self) -> bool {
+    pub(crate) fn is_reported(self) -> bool {
         self.bytes > 0 && self.bytes > tolerance(self.limit)
     }
 }
 
 impl LimitState {
     /// The limit at the start.
-    pub fn new(limit: Limit) -> LimitState {
+    pub(crate) fn new(limit: Limit) -> LimitState {
         LimitState {
             total: AtomicU64::new(limit.total_bytes.unwrap_or(NONE)),
             resident: AtomicU64::new(limit.resident_bytes.unwrap_or(NONE)),
@@ -58,7 +58,7 @@ impl LimitState {
     }
 
     /// The limit in force.
-    pub fn get(&self) -> Limit {
+    pub(crate) fn get(&self) -> Limit {
         let limit = |bytes: &AtomicU64| Some(bytes.load(Relaxed)).filter(|bytes| *bytes != NONE);
         Limit {
             total_bytes: limit(&self.total),
@@ -67,7 +67,7 @@ impl LimitState {
     }
 
     /// Changes the limit at a time in milliseconds since the start.
-    pub fn set(&self, limit: Limit, now: u64) {
+    pub(crate) fn set(&self, limit: Limit, now: u64) {
         let until = now + SETTLING.as_millis() as u64;
         self.settles_until.store(until, Relaxed);
         self.total.store(limit.total_bytes.unwrap_or(NONE), Relaxed);
@@ -76,7 +76,7 @@ impl LimitState {
     }
 
     /// How far these sizes are above the limit: not at all while a lowered limit is being reached.
-    pub fn excess(&self, resident: u64, total: u64, now: u64) -> Excess {
+    pub(crate) fn excess(&self, resident: u64, total: u64, now: u64) -> Excess {
         let above = |size: u64, limit: &AtomicU64| {
             let limit = limit.load(Relaxed);
             let bytes = size.saturating_sub(limit);
@@ -100,7 +100,7 @@ impl LimitState {
     }
 
     /// Whether an excess is to be warned of, which is once.
-    pub fn may_warn(&self, excess: Excess) -> bool {
+    pub(crate) fn may_warn(&self, excess: Excess) -> bool {
         excess.is_reported() && !self.warned.swap(true, Relaxed)
     }
 }

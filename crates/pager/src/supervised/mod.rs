@@ -18,23 +18,23 @@
 //! | [`stats`], [`latency`] | statistics, the histogram of fault latency |
 //! | [`util`] | descriptor shortage, time in which this process ran, tracers that reclaim spares |
 
-pub mod comfort;
-pub mod events;
-pub mod fault;
-pub mod fork;
-pub mod group;
-pub mod helper;
-pub mod kernel;
-pub mod latency;
-pub mod limit_state;
-pub mod reclaim;
-pub mod refaults;
-pub mod registration;
-pub mod resources;
-pub mod space;
-pub mod stats;
+pub(crate) mod comfort;
+pub(crate) mod events;
+pub(crate) mod fault;
+pub(crate) mod fork;
+pub(crate) mod group;
+pub(crate) mod helper;
+pub(crate) mod kernel;
+pub(crate) mod latency;
+pub(crate) mod limit_state;
+pub(crate) mod reclaim;
+pub(crate) mod refaults;
+pub(crate) mod registration;
+pub(crate) mod resources;
+pub(crate) mod space;
+pub(crate) mod stats;
 #[cfg(not(simulated))]
-pub mod supervisor;
+pub(crate) mod supervisor;
 #[cfg(not(simulated))]
-pub mod swap;
-pub mod util;
+pub(crate) mod swap;
+pub(crate) mod util;

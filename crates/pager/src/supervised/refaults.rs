@@ -17,7 +17,7 @@ const ENTRIES: usize = 1 << 16;
 
 /// A sample of refault distances. The reclaimer notes page-outs, handlers swap-ins; all accesses are
 /// Relaxed, as a lost entry is one sample less.
-pub struct Refaults {
+pub(crate) struct Refaults {
     /// Pages that went out so far.
     out: AtomicU64,
     /// For each followed slot: its number above, `out` when it was filled below.
@@ -45,17 +45,17 @@ fn entry_of(slot: Slot) -> Option<usize> {
 
 impl Refaults {
     /// Pages that went out so far.
-    pub fn age(&self) -> Age {
+    pub(crate) fn age(&self) -> Age {
         Age(self.out.load(Relaxed) as u32)
     }
 
     /// The shadow of a page that goes out now, and is no sample.
-    pub fn shadow(&self) -> Shadow {
+    pub(crate) fn shadow(&self) -> Shadow {
         Shadow::new(self.age(), None)
     }
 
     /// A page went out. Returns the age at which it did.
-    pub fn note_out(&self, slot: Slot) -> Age {
+    pub(crate) fn note_out(&self, slot: Slot) -> Age {
         let out = self.out.fetch_add(1, Relaxed) + 1;
         if let Some(entry) = entry_of(slot) {
             let packed = u64::from(slot.into_raw()) << 32 | out & u64::from(u32::MAX);
@@ -66,7 +66,7 @@ impl Refaults {
     }
 
     /// A page came back.
-    pub fn note_in(&self, slot: Slot) {
+    pub(crate) fn note_in(&self, slot: Slot) {
         let (Some(entry), Some(followed)) = (entry_of(slot), self.followed.get()) else {
             return;
         };
@@ -80,7 +80,7 @@ impl Refaults {
     }
 
     /// The part of the swap-ins that would remain with room for so many pages more.
-    pub fn remaining(&self, pages: u64) -> f64 {
+    pub(crate) fn remaining(&self, pages: u64) -> f64 {
         self.distances.part_above(pages)
     }
 }

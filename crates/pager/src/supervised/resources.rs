@@ -24,7 +24,7 @@ const PENDING_FREES: usize = 1024;
 
 /// What the address spaces of a group share. Any thread uses it; `pending_frees` has its own lock, and
 /// atomics are counters and flags with Relaxed accesses.
-pub struct Resources {
+pub(crate) struct Resources {
     /// The swap space of the whole run.
     pub swap: Arc<SwapSpace<MappedSource>>,
     /// Releases slots in bulk, on worker threads.
@@ -85,7 +85,7 @@ fn new_gather(swap: &Arc<SwapSpace<MappedSource>>) -> Gather<MappedSource> {
 
 impl Resources {
     /// Resources around a swap space, without a resident limit.
-    pub fn new(swap: SwapSpace<MappedSource>) -> Resources {
+    pub(crate) fn new(swap: SwapSpace<MappedSource>) -> Resources {
         let swap = Arc::new(swap);
         Resources {
             gather: new_gather(&swap),
@@ -111,77 +111,77 @@ impl Resources {
     }
 
     /// Whether forks are prepared (`fork/prepared.rs`) instead of reported.
-    pub fn prepares_forks(&self) -> bool {
+    pub(crate) fn prepares_forks(&self) -> bool {
         self.prepares_forks.load(Ordering::Relaxed)
     }
 
     /// Has forks prepared. Called before the first program is admitted.
-    pub fn prepare_forks(&self) {
+    pub(crate) fn prepare_forks(&self) {
         self.prepares_forks.store(true, Ordering::Relaxed);
     }
 
     /// Sets the resident limit in bytes.
-    pub fn set_resident_limit(&self, bytes: u64) {
+    pub(crate) fn set_resident_limit(&self, bytes: u64) {
         self.resident_limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Milliseconds since the supervisor's start.
-    pub fn milliseconds(&self) -> u64 {
+    pub(crate) fn milliseconds(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
     /// Seconds since the supervisor's start, rounded down.
-    pub fn seconds(&self) -> u32 {
+    pub(crate) fn seconds(&self) -> u32 {
         self.seconds_at(Instant::now())
     }
 
     /// The same at a time.
-    pub fn seconds_at(&self, now: Instant) -> u32 {
+    pub(crate) fn seconds_at(&self, now: Instant) -> u32 {
         now.duration_since(self.started).as_secs() as u32
     }
 
     /// Resident anonymous bytes of all address spaces. Pages shared by forks count once.
-    pub fn resident_bytes(&self) -> u64 {
+    pub(crate) fn resident_bytes(&self) -> u64 {
         bytes(self.charged_pages().saturating_sub(self.shared.pages()))
     }
 
     /// The least that the resident pages may be, in bytes: forks may share more than is known between two
     /// counts. For what is reported; reclaim uses [`Resources::resident_bytes`].
-    pub fn least_resident_bytes(&self) -> u64 {
+    pub(crate) fn least_resident_bytes(&self) -> u64 {
         bytes(self.charged_pages().saturating_sub(self.shared.most()))
     }
 
     /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address
     /// space.
-    pub fn charged_pages(&self) -> u64 {
+    pub(crate) fn charged_pages(&self) -> u64 {
         self.swap.root_group().charged(Charge::Resident) / PAGE_SIZE as u64
     }
 
     /// Drops one reference of each slot. Large numbers are left to worker threads, so that an exit or
     /// munmap does not wait.
-    pub fn release(&self, slots: SlotRanges) {
+    pub(crate) fn release(&self, slots: SlotRanges) {
         self.gather.release(slots);
     }
 
     /// The resident limit in bytes.
-    pub fn resident_limit_bytes(&self) -> u64 {
+    pub(crate) fn resident_limit_bytes(&self) -> u64 {
         self.resident_limit.load(Ordering::Relaxed)
     }
 
     /// Has memory reclaimed down to so many resident bytes, whatever the limit is; `None`: no longer.
-    pub fn request_reclaim(&self, target: Option<u64>) {
+    pub(crate) fn request_reclaim(&self, target: Option<u64>) {
         self.reclaim_target
             .store(target.unwrap_or(u64::MAX), Ordering::Relaxed);
         self.wake_reclaimer();
     }
 
     /// Resident bytes down to which memory is to be reclaimed by a command.
-    pub fn reclaim_target(&self) -> Option<u64> {
+    pub(crate) fn reclaim_target(&self) -> Option<u64> {
         Some(self.reclaim_target.load(Ordering::Relaxed)).filter(|target| *target != u64::MAX)
     }
 
     /// Notes how long a fault waited.
-    pub fn note_wait(&self, first_touch: bool, waited: Duration) {
+    pub(crate) fn note_wait(&self, first_touch: bool, waited: Duration) {
         let counter = if first_touch {
             &self.counters.first_touch_wait_ns
         } else {
@@ -192,7 +192,7 @@ impl Resources {
 
     /// Leaves the release of slots to the reclaimer, or releases them at once if too many are pending:
     /// their pages still occupy the pool.
-    pub fn defer_free(&self, slots: &[Slot]) {
+    pub(crate) fn defer_free(&self, slots: &[Slot]) {
         let mut pending = lock(&self.pending_frees);
         if pending.len() + slots.len() <= PENDING_FREES {
             pending.extend_from_slice(slots);
@@ -203,7 +203,7 @@ impl Resources {
     }
 
     /// Releases the slots that [`Resources::defer_free`] left.
-    pub fn free_pending(&self) {
+    pub(crate) fn free_pending(&self) {
         let pending = std::mem::take(&mut *lock(&self.pending_frees));
         if !pending.is_empty() {
             self.swap.release_bulk(&pending);
@@ -211,18 +211,18 @@ impl Resources {
     }
 
     /// Wakes the reclaimer.
-    pub fn wake_reclaimer(&self) {
+    pub(crate) fn wake_reclaimer(&self) {
         self.reclaimer.notify();
     }
 
     /// Wakes the reclaimer and raises its priority, where little room is left.
-    pub fn wake_reclaimer_under_pressure(&self) {
+    pub(crate) fn wake_reclaimer_under_pressure(&self) {
         self.priority.note_pressure();
         self.wake_reclaimer();
     }
 
     /// Waits for [`Resources::wake_reclaimer`], at most `timeout`.
-    pub fn wait_for_wake(&self, timeout: Duration) {
+    pub(crate) fn wait_for_wake(&self, timeout: Duration) {
         self.reclaimer.wait(timeout);
     }
 }

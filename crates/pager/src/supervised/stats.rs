@@ -54,13 +54,13 @@ macro_rules! totals {
 
         /// Counters that all threads add to. All accesses are Relaxed: no data depends on their order.
         #[derive(Debug, Default)]
-        pub struct Counters {
-            $($(#[doc = $cdoc])+ pub $counter: AtomicU64,)*
+        pub(crate) struct Counters {
+            $($(#[doc = $cdoc])+ pub(crate) $counter: AtomicU64,)*
         }
 
         impl Counters {
             /// The current counts; fields computed elsewhere are 0.
-            pub fn totals(&self) -> Totals {
+            pub(crate) fn totals(&self) -> Totals {
                 Totals {
                     $($counter: self.$counter.load(Ordering::Relaxed),)*
                     ..Totals::default()

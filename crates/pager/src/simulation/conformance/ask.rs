@@ -8,7 +8,12 @@ use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
 
 /// Does what memfold asks for, where both kernels are asked alike.
-pub fn ask(uffd: &impl Memory, inspector: &impl Process, request: Request, facts: &mut Facts) {
+pub(crate) fn ask(
+    uffd: &impl Memory,
+    inspector: &impl Process,
+    request: Request,
+    facts: &mut Facts,
+) {
     let what = "result";
     match request {
         Request::Register(pages) => facts.say(what, uffd.register(pages.range())),

@@ -106,7 +106,7 @@ impl Facts {
     }
 
     /// Adds what `/proc` shows of a process in a range.
-    pub fn look(&mut self, process: usize, inspector: &impl Process, range: PageRange) {
+    pub(crate) fn look(&mut self, process: usize, inspector: &impl Process, range: PageRange) {
         let what = |what: &str| format!("process {process}, {what}");
         let resident = inspector.resident(range).map(|resident| {
             let ranges = resident.ranges().iter();
@@ -213,7 +213,7 @@ pub fn errno(error: io::Error) -> Errno {
 }
 
 /// Copies pages out, which must be what was once written to them as a whole.
-pub fn copy_out(inspector: &impl Process, pages: &[u64]) -> Result<Vec<u64>, Errno> {
+pub(crate) fn copy_out(inspector: &impl Process, pages: &[u64]) -> Result<Vec<u64>, Errno> {
     if pages.is_empty() {
         return Ok(Vec::new());
     }

@@ -12,12 +12,12 @@
 //! Linux's side uses the pager's own implementations (`supervised::kernel::linux`), so that what is held
 //! to the model is what runs under `memfold run`.
 
-pub mod ask;
+pub(crate) mod ask;
 pub mod facts;
 pub mod linux;
-pub mod modelled;
+pub(crate) mod modelled;
 pub mod operation;
-pub mod program;
+pub(crate) mod program;
 
 use facts::Step;
 use linux::Linux;

@@ -26,7 +26,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// The steps of a history on the model; the message if the model panics.
-pub fn steps(history: &[Operation]) -> Result<Vec<Step>, String> {
+pub(crate) fn steps(history: &[Operation]) -> Result<Vec<Step>, String> {
     const MOST_STEPS: usize = 1_000_000;
     let mut config = Config::new();
     config.stack_size = 1 << 18;

@@ -14,7 +14,7 @@ use std::arch::asm;
 
 /// What a thread begins with. All are made before the program is forked, in one array.
 #[repr(C)]
-pub struct ThreadSlot {
+pub(crate) struct ThreadSlot {
     /// The program's end of a socket of whole messages.
     pub socket: i32,
     /// Number of the thread.
@@ -26,24 +26,24 @@ pub struct ThreadSlot {
 }
 
 /// A message in either direction.
-pub type Words = [u64; 5];
+pub(crate) type Words = [u64; 5];
 
 /// What a program's thread answers.
-pub mod answer {
+pub(crate) mod answer {
     /// First word of an answer: success, with what was read or made.
-    pub const DONE: u64 = 0;
+    pub(crate) const DONE: u64 = 0;
     /// SIGSEGV.
-    pub const UNMAPPED: u64 = 1;
+    pub(crate) const UNMAPPED: u64 = 1;
     /// An error.
-    pub const FAILED: u64 = 2;
+    pub(crate) const FAILED: u64 = 2;
     /// Pages moved, error.
-    pub const MOVED: u64 = 3;
+    pub(crate) const MOVED: u64 = 3;
     /// What a thread says first: its TID, and for the helper the number of the userfaultfd.
-    pub const STARTED: u64 = 4;
+    pub(crate) const STARTED: u64 = 4;
 }
 
 /// A call as a message.
-pub fn words_of(call: Call) -> Words {
+pub(crate) fn words_of(call: Call) -> Words {
     let all = |kind, a, b, c, d| [kind, a, b, c, d];
     match call {
         Call::Map(Pages(start, pages)) => all(0, start, pages, 0, 0),
@@ -85,7 +85,7 @@ fn end() -> ! {
 }
 
 /// The program's first thread, which is the helper.
-pub extern "C" fn begin_program(slot: *const u8) -> ! {
+pub(crate) extern "C" fn begin_program(slot: *const u8) -> ! {
     // SAFETY: `Linux::start` passes a slot. Its array is in memory that the program has a copy of, and never
     // unmaps or writes.
     let slot = unsafe { &*slot.cast::<ThreadSlot>() };

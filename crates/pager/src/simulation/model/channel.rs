@@ -17,14 +17,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Nothing is handed to a program of the model.
-pub type ChannelFile = ();
+pub(crate) type ChannelFile = ();
 
 /// Looks at a gate before the time of one wait is over.
 const LOOKS: u64 = 64;
 
 /// The supervisor's gate of one address space.
 #[derive(Default)]
-pub struct Gate(Mutex<Inside>);
+pub(crate) struct Gate(Mutex<Inside>);
 
 #[derive(Default)]
 struct Inside {
@@ -65,7 +65,11 @@ impl Gate {
     }
 
     /// Enters shared.
-    pub fn enter_shared(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+    pub(crate) fn enter_shared(
+        &self,
+        nap_ns: u64,
+        give_up: impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
         stall(adversity::last_fault());
         self.enter(nap_ns, give_up, |inside| {
             let free = !inside.exclusive && inside.pending == 0;
@@ -75,12 +79,12 @@ impl Gate {
     }
 
     /// Enters shared, or not at all.
-    pub fn try_enter_shared(&self) -> bool {
+    pub(crate) fn try_enter_shared(&self) -> bool {
         self.enter_shared(0, || true).is_ok()
     }
 
     /// Leaves after `enter_shared`.
-    pub fn leave_shared(&self) {
+    pub(crate) fn leave_shared(&self) {
         let mut inside = lock_model(&self.0);
         inside.shared -= 1;
         if let Next::Comes(times) = inside.next {
@@ -98,24 +102,24 @@ impl Gate {
     }
 
     /// A thread comes when the gate was left so often, before any other.
-    pub fn enter_when_left(&self, times: u32) {
+    pub(crate) fn enter_when_left(&self, times: u32) {
         lock_model(&self.0).next = Next::Comes(times);
     }
 
     /// Whether it has come, and so must leave.
-    pub fn has_come(&self) -> bool {
+    pub(crate) fn has_come(&self) -> bool {
         lock_model(&self.0).next == Next::Came
     }
 
     /// It comes no more, or leaves.
-    pub fn leave_again(&self) {
+    pub(crate) fn leave_again(&self) {
         if std::mem::take(&mut lock_model(&self.0).next) == Next::Came {
             self.leave_exclusive();
         }
     }
 
     /// Enters alone.
-    pub fn enter_exclusive(
+    pub(crate) fn enter_exclusive(
         &self,
         nap_ns: u64,
         give_up: impl Fn() -> bool,
@@ -131,7 +135,7 @@ impl Gate {
     }
 
     /// Leaves after `enter_exclusive`.
-    pub fn leave_exclusive(&self) {
+    pub(crate) fn leave_exclusive(&self) {
         lock_model(&self.0).exclusive = false;
         interleave();
     }
@@ -139,7 +143,7 @@ impl Gate {
 
 /// The helper's part of the gate.
 #[derive(Default)]
-pub struct HelperGate(Mutex<HelperInside>);
+pub(crate) struct HelperGate(Mutex<HelperInside>);
 
 #[derive(Default)]
 struct HelperInside {
@@ -149,7 +153,7 @@ struct HelperInside {
 
 impl HelperGate {
     /// For the helper: enters once it is open. `false` if the channel was closed for good.
-    pub fn enter(&self) {
+    pub(crate) fn enter(&self) {
         loop {
             interleave();
             let mut inside = lock_model(&self.0);
@@ -163,13 +167,13 @@ impl HelperGate {
     }
 
     /// For the helper: leaves.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         lock_model(&self.0).helper = false;
         interleave();
     }
 
     /// For a thread of the program that is about to fork: waits until no messages are being read.
-    pub fn wait_open(&self) {
+    pub(crate) fn wait_open(&self) {
         loop {
             interleave();
             if !lock_model(&self.0).closed {
@@ -180,7 +184,7 @@ impl HelperGate {
     }
 
     /// For the supervisor: keeps the helper out.
-    pub fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+    pub(crate) fn close(&self, nap_ns: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
         loop {
             interleave();
             let mut inside = lock_model(&self.0);
@@ -197,13 +201,13 @@ impl HelperGate {
     }
 
     /// For the supervisor: lets the helper in again.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         lock_model(&self.0).closed = false;
         interleave();
     }
 
     /// For the supervisor: takes the place of a helper that is stopped inside. `false` if it is not.
-    pub fn relieve(&self) -> bool {
+    pub(crate) fn relieve(&self) -> bool {
         let relieved = std::mem::take(&mut lock_model(&self.0).helper);
         interleave();
         relieved
@@ -212,7 +216,7 @@ impl HelperGate {
 
 /// A command, as the helper sees it.
 #[derive(Debug, Clone, Default)]
-pub struct Command {
+pub(crate) struct Command {
     /// The event count at which the moves were planned.
     pub event_count: u32,
     /// Staged pages to drop.
@@ -223,7 +227,7 @@ pub struct Command {
 
 /// What a fork's VMAs are listed by.
 #[derive(Debug, Clone, Default)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// By which the child is recognised.
     pub token: u64,
     /// First and last addresses.
@@ -239,7 +243,7 @@ struct Withhold {
 
 /// The part of a channel that any thread uses.
 #[derive(Default)]
-pub struct SharedChannel {
+pub(crate) struct SharedChannel {
     gate: Gate,
     helper_gate: HelperGate,
     event_count: AtomicU32,
@@ -265,60 +269,60 @@ pub struct SharedChannel {
 
 impl SharedChannel {
     /// The supervisor's gate.
-    pub fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Gate {
         &self.gate
     }
 
     /// The helper's part of it.
-    pub fn helper_gate(&self) -> &HelperGate {
+    pub(crate) fn helper_gate(&self) -> &HelperGate {
         &self.helper_gate
     }
 
     /// Whether a thread of the program is about to fork, forks or has just done so.
-    pub fn is_forking(&self) -> bool {
+    pub(crate) fn is_forking(&self) -> bool {
         interleave();
         self.forking.load(Ordering::Relaxed) != 0
     }
 
     /// Events applied so far.
-    pub fn event_count(&self) -> u32 {
+    pub(crate) fn event_count(&self) -> u32 {
         self.event_count.load(Ordering::Relaxed)
     }
 
     /// Makes planned moves stale.
-    pub fn bump_event_count(&self) {
+    pub(crate) fn bump_event_count(&self) {
         self.event_count.fetch_add(1, Ordering::Relaxed);
         interleave();
     }
 
     /// Said by what the group shares.
-    pub fn set_prepared(&self) {}
+    pub(crate) fn set_prepared(&self) {}
 
     /// What a forking thread asks.
-    pub fn fork_asked(&self) -> u32 {
+    pub(crate) fn fork_asked(&self) -> u32 {
         interleave();
         self.asked.load(Ordering::Relaxed)
     }
 
     /// Lists VMAs.
-    pub fn list_withheld(&self, token: u64, spans: &[(u64, u64)]) -> bool {
+    pub(crate) fn list_withheld(&self, token: u64, spans: &[(u64, u64)]) -> bool {
         let spans = spans.to_vec();
         *lock_model(&self.listed) = Listed { token, spans };
         true
     }
 
     /// For the program: what is listed.
-    pub fn listed(&self) -> Listed {
+    pub(crate) fn listed(&self) -> Listed {
         lock_model(&self.listed).clone()
     }
 
     /// No thread of the model has words of its own.
-    pub fn fork_thread(&self) -> u64 {
+    pub(crate) fn fork_thread(&self) -> u64 {
         0
     }
 
     /// How far the forking thread is.
-    pub fn fork_step(&self) -> u32 {
+    pub(crate) fn fork_step(&self) -> u32 {
         interleave();
         self.step.load(Ordering::Relaxed)
     }
@@ -327,7 +331,7 @@ impl SharedChannel {
     ///
     /// A program that is killed says that it has not forked, which Linux leaves the supervisor to find by the time:
     /// no answer that comes later takes that back.
-    pub fn set_fork_step(&self, step: u32) {
+    pub(crate) fn set_fork_step(&self, step: u32) {
         if step != GO || self.step.load(Ordering::Relaxed) == GIVEN {
             self.step.store(step, Ordering::Relaxed);
         }
@@ -335,13 +339,13 @@ impl SharedChannel {
     }
 
     /// Whether the helper has yet to answer.
-    pub fn is_withholding(&self) -> bool {
+    pub(crate) fn is_withholding(&self) -> bool {
         interleave();
         lock_model(&self.withhold).asked.is_some()
     }
 
     /// Asks the helper to withhold a range.
-    pub fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
+    pub(crate) fn withhold(&self, start: u64, length: u64, timeout: Duration) -> Result<(), Errno> {
         const LOOKS: u32 = 32;
         {
             let mut request = lock_model(&self.withhold);
@@ -362,7 +366,7 @@ impl SharedChannel {
     }
 
     /// For the helper: withholds what it is asked to.
-    pub fn serve_withholding(&self, withhold: impl Fn(PageRange) -> Result<(), Errno>) {
+    pub(crate) fn serve_withholding(&self, withhold: impl Fn(PageRange) -> Result<(), Errno>) {
         let asked = lock_model(&self.withhold).asked;
         if let Some(range) = asked {
             self.managed.store(true, Ordering::Relaxed);
@@ -380,7 +384,7 @@ impl SharedChannel {
     }
 
     /// Waits until a command other than `done` is done, at most `timeout`.
-    pub fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
+    pub(crate) fn wait_done(&self, posted: u32, timeout: Duration) -> bool {
         const LOOKS: u32 = 32;
         for _ in 0..LOOKS {
             if self.done.load(Ordering::Relaxed) == posted {
@@ -392,7 +396,7 @@ impl SharedChannel {
     }
 
     /// For the helper: the next command, with its number, and `None` at the end.
-    pub fn next_command(
+    pub(crate) fn next_command(
         &self,
         done: u32,
         withhold: impl Fn(PageRange) -> Result<(), Errno>,
@@ -413,14 +417,14 @@ impl SharedChannel {
     }
 
     /// For the helper: notes that a command is done.
-    pub fn finish(&self, posted: u32, outcome: Outcome) {
+    pub(crate) fn finish(&self, posted: u32, outcome: Outcome) {
         *lock_model(&self.outcome) = outcome;
         self.done.store(posted, Ordering::Relaxed);
         interleave();
     }
 
     /// Ends the helper.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.wake_helper();
     }
@@ -435,7 +439,7 @@ impl SharedChannel {
 
 /// The supervisor's end of a channel.
 #[derive(Default)]
-pub struct Port {
+pub(crate) struct Port {
     shared: Arc<SharedChannel>,
     posted: u32,
     outstanding: bool,
@@ -443,17 +447,17 @@ pub struct Port {
 
 impl Port {
     /// The part that any thread may use.
-    pub fn shared(&self) -> &Arc<SharedChannel> {
+    pub(crate) fn shared(&self) -> &Arc<SharedChannel> {
         &self.shared
     }
 
     /// The number of the last command.
-    pub fn posted(&self) -> u32 {
+    pub(crate) fn posted(&self) -> u32 {
         self.posted
     }
 
     /// Whether the last command is done.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         interleave();
         self.shared.done.load(Ordering::Relaxed) == self.posted
     }
@@ -462,7 +466,7 @@ impl Port {
     ///
     /// # Panics
     /// If the outcome of the one before was not taken.
-    pub fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
+    pub(crate) fn post(&mut self, event_count: u32, drops: &[DropRun], moves: &[MoveRun]) {
         assert!(!self.outstanding, "one command at a time");
         *lock_model(&self.shared.command) = Command {
             event_count,
@@ -477,7 +481,7 @@ impl Port {
     }
 
     /// What became of the last command; `None` while it is not done.
-    pub fn outcome(&mut self, _drops: usize, _moves: usize) -> Option<Outcome> {
+    pub(crate) fn outcome(&mut self, _drops: usize, _moves: usize) -> Option<Outcome> {
         if !self.outstanding || !self.is_done() {
             return None;
         }
@@ -488,11 +492,11 @@ impl Port {
 
 /// Makes channels.
 #[derive(Default)]
-pub struct Ports;
+pub(crate) struct Ports;
 
 impl Ports {
     /// A channel for a new address space.
-    pub fn new_port(&self) -> io::Result<(Port, ChannelFile)> {
+    pub(crate) fn new_port(&self) -> io::Result<(Port, ChannelFile)> {
         Ok((Port::default(), ()))
     }
 }

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A process.
-pub type ProcessHandle = Arc<Memory>;
+pub(crate) type ProcessHandle = Arc<Memory>;
 
 /// Notes which programs it would kill, and counts them.
 #[derive(Debug, Default)]
-pub struct Guardian(AtomicU32);
+pub(crate) struct Guardian(AtomicU32);
 
 /// A guarded program.
-pub struct Guarded;
+pub(crate) struct Guarded;
 
 impl Guardian {
     /// Guards a program whose helper may wait for a page when the supervisor dies.
-    pub fn guard_helped(&self, process: ProcessHandle) -> io::Result<Guarded> {
+    pub(crate) fn guard_helped(&self, process: ProcessHandle) -> io::Result<Guarded> {
         self.0.fetch_add(1, Ordering::Relaxed);
         process.guarded.store(true, Ordering::Relaxed);
         Ok(Guarded)

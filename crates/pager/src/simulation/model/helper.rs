@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 const FORGOTTEN: usize = 4;
 
 /// A helper.
-pub struct Helper {
+pub(crate) struct Helper {
     memory: Arc<Memory>,
     userfaultfd: Userfaultfd,
     channel: Arc<SharedChannel>,
@@ -31,7 +31,12 @@ pub struct Helper {
 
 impl Helper {
     /// The helper of a program. `seed` decides what the kernel forgets to tell.
-    pub fn new(memory: Arc<Memory>, channel: Arc<SharedChannel>, thread: u32, seed: u64) -> Helper {
+    pub(crate) fn new(
+        memory: Arc<Memory>,
+        channel: Arc<SharedChannel>,
+        thread: u32,
+        seed: u64,
+    ) -> Helper {
         Helper {
             userfaultfd: Userfaultfd(memory.clone()),
             memory,
@@ -42,7 +47,7 @@ impl Helper {
     }
 
     /// Executes commands until the channel is closed.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut done = 0;
         let (channel, memory) = (self.channel.clone(), self.memory.clone());
         let withhold = |range| memory.withhold(range).map_err(|_| Errno::ENOMEM);
@@ -137,7 +142,7 @@ impl Helper {
 }
 
 /// Moves pages until one is refused.
-pub fn move_pages(userfaultfd: &Userfaultfd, run: &mut MoveRun) {
+pub(crate) fn move_pages(userfaultfd: &Userfaultfd, run: &mut MoveRun) {
     (run.moved, run.errno) = (0, 0);
     let changing = match userfaultfd.begin() {
         Ok(changing) => changing,

@@ -472,7 +472,7 @@ impl MemoryState {
 }
 
 /// A page as the core sees it.
-pub fn spread(tag: u64, page: &mut [u8]) {
+pub(crate) fn spread(tag: u64, page: &mut [u8]) {
     page.fill(0);
     if tag != 0 {
         let last = page.len() - 8;
@@ -486,7 +486,7 @@ pub fn spread(tag: u64, page: &mut [u8]) {
 ///
 /// # Panics
 /// If it is no page that [`spread`] made.
-pub fn gather(page: &[u8]) -> u64 {
+pub(crate) fn gather(page: &[u8]) -> u64 {
     let tag = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
     let mut whole: Page = [0; memfold_sys::PAGE_SIZE];
     spread(tag, &mut whole);
@@ -498,4 +498,4 @@ pub fn gather(page: &[u8]) -> u64 {
 }
 
 /// Marks what is no page of a program.
-pub const BEACON: u64 = 1 << 63;
+pub(crate) const BEACON: u64 = 1 << 63;

@@ -15,22 +15,22 @@
 //! the lock of a userfaultfd's queues; where the kernel releases them, another thread may run
 //! (`interleave`).
 
-pub mod changes;
-pub mod channel;
-pub mod guardian;
-pub mod helper;
-pub mod memory;
-pub mod process;
-pub mod queues;
-pub mod userfaultfd;
+pub(crate) mod changes;
+pub(crate) mod channel;
+pub(crate) mod guardian;
+pub(crate) mod helper;
+pub(crate) mod memory;
+pub(crate) mod process;
+pub(crate) mod queues;
+pub(crate) mod userfaultfd;
 
 /// Tokens of prepared forks: no program of the model forges one.
-pub fn next_token() -> u64 {
+pub(crate) fn next_token() -> u64 {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-pub use channel::{ChannelFile, Port, Ports, SharedChannel};
-pub use guardian::{Guarded, Guardian};
-pub use process::Inspector;
-pub use userfaultfd::Userfaultfd;
+pub(crate) use channel::{ChannelFile, Port, Ports, SharedChannel};
+pub(crate) use guardian::{Guarded, Guardian};
+pub(crate) use process::Inspector;
+pub(crate) use userfaultfd::Userfaultfd;

@@ -15,10 +15,10 @@ use std::io;
 use std::sync::Arc;
 
 /// A look at a process.
-pub struct Inspector(pub Arc<Memory>);
+pub(crate) struct Inspector(pub Arc<Memory>);
 
 /// The process of a forked child: its userfaultfd knows it.
-pub fn find_process(
+pub(crate) fn find_process(
     space: &AddressSpace,
     _: &Group,
     _: u32,
@@ -33,45 +33,45 @@ const SCANNED_AT_ONCE: u64 = 4;
 
 impl Inspector {
     /// Its PID.
-    pub fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.0.pid
     }
 
     /// Whether all threads are stopped.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.0.state().stopped
     }
 
     /// Whether its helper does nothing until a signal comes.
-    pub fn stands_still(&self) -> bool {
+    pub(crate) fn stands_still(&self) -> bool {
         self.is_stopped()
     }
 
     /// No program is traced.
-    pub fn tracer(&self) -> Option<i32> {
+    pub(crate) fn tracer(&self) -> Option<i32> {
         None
     }
 
     /// The stage is.
-    pub fn has_sealed(&self, _: &[(u64, u64)]) -> io::Result<bool> {
+    pub(crate) fn has_sealed(&self, _: &[(u64, u64)]) -> io::Result<bool> {
         Ok(true)
     }
 
     /// No program filters its system calls.
-    pub fn filters(&self) -> io::Result<u32> {
+    pub(crate) fn filters(&self) -> io::Result<u32> {
         Ok(0)
     }
 
     /// Programs of the model keep nothing from their children.
-    pub fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
+    pub(crate) fn kept_from_children(&self) -> io::Result<Vec<(u64, u64)>> {
         Ok(Vec::new())
     }
 
     /// Nothing to close.
-    pub fn close_flags(&self) {}
+    pub(crate) fn close_flags(&self) {}
 
     /// The process.
-    pub fn handle(&self) -> io::Result<ProcessHandle> {
+    pub(crate) fn handle(&self) -> io::Result<ProcessHandle> {
         Ok(self.0.clone())
     }
 
@@ -80,7 +80,7 @@ impl Inspector {
     ///
     /// # Panics
     /// If no program was killed before.
-    pub fn kill(&self, _: i32) -> io::Result<()> {
+    pub(crate) fn kill(&self, _: i32) -> io::Result<()> {
         assert!(has_killed(), "process {} is killed", self.pid());
         self.0.exit();
         Ok(())

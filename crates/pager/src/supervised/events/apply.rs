@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 impl AddressSpace {
     /// Prepares for applying the events of one read.
-    pub fn begin_events(&self, gate: &Exclusive<'_>) {
+    pub(crate) fn begin_events(&self, gate: &Exclusive<'_>) {
         debug_assert!(gate.is_of(self));
         // A batch executed before the event is settled; one not executed yet becomes stale.
         if !Bug::SettledTooLate.is_back() {
@@ -27,7 +27,7 @@ impl AddressSpace {
     }
 
     /// Applies munmap, a mapping over the range, or a shrinking heap.
-    pub fn apply_unmap(&self, gate: &Exclusive<'_>, range: PageRange) {
+    pub(crate) fn apply_unmap(&self, gate: &Exclusive<'_>, range: PageRange) {
         lock(&self.managed).remove(range);
         self.forget(gate, range, PageState::Hole);
     }
@@ -37,7 +37,7 @@ impl AddressSpace {
     /// The kernel drops them after this event was read. Zeros filled in before, by readahead for
     /// another thread, would count as resident and be dropped. So the first page becomes `Removed` even
     /// if it was a hole: a readahead window ends at the first page that is not a hole.
-    pub fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
+    pub(crate) fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
         let count = self.removed.count.fetch_add(1, Ordering::Relaxed);
         let removal = Removal::new(self.resources.seconds(), count);
         let removed = PageState::Removed(removal);
@@ -91,7 +91,13 @@ impl AddressSpace {
 
     /// Applies an mremap. If the mapping `stays` behind (`MREMAP_DONTUNMAP`), it is empty, registered,
     /// and as managed as before.
-    pub fn apply_remap(&self, gate: &Exclusive<'_>, from: PageRange, to: VirtualPage, stays: bool) {
+    pub(crate) fn apply_remap(
+        &self,
+        gate: &Exclusive<'_>,
+        from: PageRange,
+        to: VirtualPage,
+        stays: bool,
+    ) {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
         let mut moved = Vec::new();
@@ -135,12 +141,12 @@ impl AddressSpace {
     }
 
     /// Applies `MADV_WIPEONFORK`: no page of the range was inherited, but the range is managed.
-    pub fn apply_wipe(&self, gate: &Exclusive<'_>, range: PageRange) {
+    pub(crate) fn apply_wipe(&self, gate: &Exclusive<'_>, range: PageRange) {
         self.forget(gate, range, PageState::Hole);
     }
 
     /// Takes another reference of a slot that has one.
-    pub fn must_duplicate(&self, slot: Slot) {
+    pub(crate) fn must_duplicate(&self, slot: Slot) {
         self.resources
             .swap
             .duplicate(slot)

@@ -1,6 +1,6 @@
 //! Userfaultfd events of munmap, mremap and madvise.
 
-pub mod apply;
-pub mod read;
-pub mod recent_remove;
-pub mod reorder;
+pub(crate) mod apply;
+pub(crate) mod read;
+pub(crate) mod recent_remove;
+pub(crate) mod reorder;

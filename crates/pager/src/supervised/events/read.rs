@@ -33,7 +33,7 @@ const QUIET_NAP_LONGEST: Duration = Duration::from_micros(80);
 
 /// Faults and forked children of one read of messages, to be served outside the gate.
 #[derive(Default)]
-pub struct Messages {
+pub(crate) struct Messages {
     /// Faults, each with the TID of its thread in the program's PID namespace.
     pub faults: Vec<(Fault, u32)>,
     /// Children whose fork was applied.
@@ -44,31 +44,35 @@ pub struct Messages {
 
 impl Messages {
     /// Adds those of a later read.
-    pub fn append(&mut self, later: Messages) {
+    pub(crate) fn append(&mut self, later: Messages) {
         self.faults.extend(later.faults);
         self.children.extend(later.children);
     }
 }
 
 /// Reads the messages of a group's programs. Any thread uses it; it has no mutable state.
-pub struct Reader {
+pub(crate) struct Reader {
     group: Arc<Group>,
     ports: Arc<Ports>,
 }
 
 impl Reader {
     /// A reader for the programs of a group. Channels of forked children are made by `ports`.
-    pub fn new(group: Arc<Group>, ports: Arc<Ports>) -> Reader {
+    pub(crate) fn new(group: Arc<Group>, ports: Arc<Ports>) -> Reader {
         Reader { group, ports }
     }
 
     /// The group.
-    pub fn group(&self) -> &Arc<Group> {
+    pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
     /// Reads messages and applies their events. The caller serves the faults after leaving the gate.
-    pub fn read_messages(&self, space: &Arc<AddressSpace>, gate: &mut Exclusive<'_>) -> Messages {
+    pub(crate) fn read_messages(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+    ) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
         let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {

@@ -16,14 +16,14 @@ const MOST_RANGES: usize = 256;
 /// Ranges dropped by `madvise` recently. Guarded by a mutex of the address space; events add to it, the
 /// governor reads it.
 #[derive(Default)]
-pub struct RecentRemovals {
+pub(crate) struct RecentRemovals {
     ranges: RangeSet,
     last: Option<Removal>,
 }
 
 impl RecentRemovals {
     /// Adds the ranges of an event.
-    pub fn note(&mut self, ranges: &[PageRange], removal: Removal) {
+    pub(crate) fn note(&mut self, ranges: &[PageRange], removal: Removal) {
         self.expire(removal.seconds);
         if ranges.is_empty() {
             return;
@@ -43,7 +43,7 @@ impl RecentRemovals {
 
     /// The ranges whose pages the kernel may still drop at `now` (seconds since the supervisor's
     /// start), with the last removal.
-    pub fn pending(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
+    pub(crate) fn pending(&mut self, now: u32) -> Option<(&RangeSet, Removal)> {
         self.expire(now);
         Some((&self.ranges, self.last?))
     }

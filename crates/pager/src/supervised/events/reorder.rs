@@ -18,7 +18,7 @@ use crate::range_set::RangeSet;
 
 /// A change of mappings, as an event reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub(crate) enum Change {
     /// munmap and everything else that unmaps.
     Unmap(PageRange),
     /// `madvise` drops the pages of the range.
@@ -39,14 +39,14 @@ pub enum Change {
 
 impl Change {
     /// Whether the order in which it is applied matters.
-    pub fn needs_order(self) -> bool {
+    pub(crate) fn needs_order(self) -> bool {
         !matches!(self, Change::Remove(_))
     }
 }
 
 /// Changes that were read and wait to be applied. Part of `Changes`, used inside the exclusive gate.
 #[derive(Debug, Default)]
-pub struct Order {
+pub(crate) struct Order {
     /// In the order in which they were read.
     pending: Vec<Change>,
     /// Source ranges of moves whose echo was not read yet.
@@ -56,7 +56,7 @@ pub struct Order {
 impl Order {
     /// Adds a change that was read. The events of one thread arrive in order, so an echo follows its
     /// move.
-    pub fn push(&mut self, change: Change) {
+    pub(crate) fn push(&mut self, change: Change) {
         match change {
             Change::Unmap(_) if Bug::EchoesApplied.is_back() => {}
             Change::Unmap(range) => {
@@ -118,18 +118,18 @@ impl Order {
     }
 
     /// Whether changes wait to be applied.
-    pub fn is_waiting(&self) -> bool {
+    pub(crate) fn is_waiting(&self) -> bool {
         !self.pending.is_empty()
     }
 
     /// Whether a fork waits to be applied.
-    pub fn has_fork(&self) -> bool {
+    pub(crate) fn has_fork(&self) -> bool {
         self.has_fork_before(self.pending.len())
     }
 
     /// The next change to apply, given the managed ranges. If `quiet`, no more events will come, so
     /// missing echoes never will.
-    pub fn next(&mut self, regions: &RangeSet, quiet: bool) -> Option<Change> {
+    pub(crate) fn next(&mut self, regions: &RangeSet, quiet: bool) -> Option<Change> {
         if !self.pending.is_empty() {
             let index = self.next_index(regions);
             return Some(self.pending.remove(index));
@@ -181,7 +181,7 @@ impl Order {
 
 /// Fuzz target: arbitrary sequences of events.
 #[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing {
+pub(crate) mod fuzzing {
     use super::{Change, Order};
     use crate::page::{PageRange, VirtualPage};
     use crate::range_set::RangeSet;

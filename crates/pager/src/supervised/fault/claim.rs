@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 
 /// Maximum number of pages swapped in by one fault. Larger windows save faults and delay the faulting
 /// thread.
-pub const SWAP_IN_WINDOW: u32 = 16;
+pub(crate) const SWAP_IN_WINDOW: u32 = 16;
 
 /// A page that a fault has claimed, with what its state said before.
 #[derive(Debug, Clone, Copy)]
-pub struct Claimed {
+pub(crate) struct Claimed {
     /// The page.
     pub page: VirtualPage,
     /// Its slot; the claim owns the reference.
@@ -30,7 +30,7 @@ pub struct Claimed {
 
 /// Pages in state `Filling` that one fault has claimed, in order. The claim owns one reference of each
 /// slot, and belongs to the thread that made it.
-pub struct Claim {
+pub(crate) struct Claim {
     pages: Vec<Claimed>,
     /// Index of the faulting page.
     faulting: usize,
@@ -39,7 +39,11 @@ pub struct Claim {
 
 impl Claim {
     /// Claims the page and its readahead window. `None` if the page is no longer swapped out.
-    pub fn make(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Option<Claim> {
+    pub(crate) fn make(
+        gate: &Shared<'_>,
+        space: &AddressSpace,
+        page: VirtualPage,
+    ) -> Option<Claim> {
         debug_assert!(gate.is_of(space));
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let take = |page: VirtualPage| {
@@ -78,7 +82,11 @@ impl Claim {
     }
 
     /// Claims up to [`SWAP_IN_WINDOW`] swapped-out pages of a range, without a fault.
-    pub fn of_range(space: &AddressSpace, gate: &impl Inside, range: PageRange) -> Option<Claim> {
+    pub(crate) fn of_range(
+        space: &AddressSpace,
+        gate: &impl Inside,
+        range: PageRange,
+    ) -> Option<Claim> {
         let number = ClaimNumber::new(space.claims.fetch_add(1, Ordering::Relaxed));
         let mut pages = Vec::new();
         gate.table().visit(range, |page, entry| {
@@ -97,28 +105,28 @@ impl Claim {
     }
 
     /// Index of the faulting page.
-    pub fn faulting(&self) -> usize {
+    pub(crate) fn faulting(&self) -> usize {
         self.faulting
     }
 
     /// The slots of the pages.
-    pub fn slots(&self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.pages.iter().map(|claimed| claimed.slot)
     }
 
     /// Number of claimed pages.
-    pub fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         self.pages.len()
     }
 
     /// The page whose fault made the claim.
-    pub fn faulting_page(&self) -> VirtualPage {
+    pub(crate) fn faulting_page(&self) -> VirtualPage {
         self.pages[self.faulting].page
     }
 
     /// Leaves the slots to the end of the address space, as its gate cannot be entered any more: the thread
     /// that holds it may be changing the table.
-    pub fn abandon(&self, space: &AddressSpace) {
+    pub(crate) fn abandon(&self, space: &AddressSpace) {
         let pages = self.pages.iter();
         space.abandon_claims(
             pages.map(|claimed| (claimed.page, claimed.slot)),
@@ -127,22 +135,22 @@ impl Claim {
     }
 
     /// The page at an index.
-    pub fn page(&self, index: usize) -> VirtualPage {
+    pub(crate) fn page(&self, index: usize) -> VirtualPage {
         self.pages[index].page
     }
 
     /// Its slot.
-    pub fn slot(&self, index: usize) -> Slot {
+    pub(crate) fn slot(&self, index: usize) -> Slot {
         self.pages[index].slot
     }
 
     /// When the page at an index was evicted.
-    pub fn shadow(&self, index: usize) -> Shadow {
+    pub(crate) fn shadow(&self, index: usize) -> Shadow {
         self.pages[index].shadow
     }
 
     /// The state that a page has while it is claimed.
-    pub fn state(&self, index: usize) -> PageState {
+    pub(crate) fn state(&self, index: usize) -> PageState {
         PageState::Filling(self.slot(index), self.number)
     }
 }

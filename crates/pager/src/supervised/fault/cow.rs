@@ -40,7 +40,7 @@ const UNSHARED_WINDOW: u64 = 512;
 impl AddressSpace {
     /// Calls [`AddressSpace::protect_if_near`] if the pages are not protected since the last fork, and
     /// a relative lives that may share them.
-    pub fn protect_shared(&self) {
+    pub(crate) fn protect_shared(&self) {
         if !self.cow.write_protected.load(Ordering::Relaxed)
             && self.fork.forked.load(Ordering::Relaxed)
             && !self.is_dead()
@@ -52,7 +52,7 @@ impl AddressSpace {
 
     /// Write-protects the managed ranges if copying all resident pages would take the group over its
     /// limit.
-    pub fn protect_if_near(&self) {
+    pub(crate) fn protect_if_near(&self) {
         let copies = bytes(self.resident_pages().max(0) as u64);
         let resources = &self.resources;
         if resources.resident_bytes() + copies <= resources.resident_limit_bytes() {
@@ -70,7 +70,7 @@ impl AddressSpace {
     }
 
     /// Protects a range that becomes managed, if the others are protected.
-    pub fn protect_new(&self, range: PageRange) {
+    pub(crate) fn protect_new(&self, range: PageRange) {
         if self.cow.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
             self.cow.write_protected.store(false, Ordering::Relaxed);
         }
@@ -91,7 +91,7 @@ impl AddressSpace {
 
     /// Unprotects the pages whose COW the next command breaks, so that the helper's writes raise no
     /// faults.
-    pub fn unprotect_for_cow_break(&self, moves: &[Run]) {
+    pub(crate) fn unprotect_for_cow_break(&self, moves: &[Run]) {
         let mut breaks = moves.iter().filter(|run| run.place.is_none()).peekable();
         if breaks.peek().is_some() && !Bug::HelperUnguarded.is_back() {
             self.guard_helper();
@@ -107,7 +107,7 @@ impl AddressSpace {
     }
 
     /// The admission of faults of a thread.
-    pub fn admission_of(&self, thread: u32) -> Admission {
+    pub(crate) fn admission_of(&self, thread: u32) -> Admission {
         if thread != 0 && self.helper.load(Ordering::Relaxed) == thread {
             Admission::OfHelper
         } else {
@@ -163,7 +163,7 @@ impl AddressSpace {
 }
 
 /// Serves a write to a protected page: unprotects it if there is room for the copy.
-pub fn admit_write(
+pub(crate) fn admit_write(
     group: &Group,
     gate: &Shared<'_>,
     space: &Arc<AddressSpace>,

@@ -26,7 +26,7 @@ const MAX_REPORTS: u32 = 256;
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// A fault that waits for room.
-pub struct DeferredFault<S> {
+pub(crate) struct DeferredFault<S> {
     /// The address space of the fault.
     pub space: Arc<S>,
     /// The fault.
@@ -37,7 +37,7 @@ pub struct DeferredFault<S> {
 
 impl<S> DeferredFault<S> {
     /// Whether the other is a report of the same fault.
-    pub fn is_same(&self, other: &DeferredFault<S>) -> bool {
+    pub(crate) fn is_same(&self, other: &DeferredFault<S>) -> bool {
         let key = |fault: &Fault| (fault.page, fault.protected);
         Arc::ptr_eq(&self.space, &other.space) && key(&self.fault) == key(&other.fault)
     }
@@ -45,7 +45,7 @@ impl<S> DeferredFault<S> {
 
 /// The deferred faults of a group. Handlers add faults, the reclaimer takes and serves them; the list
 /// has its own lock.
-pub struct Deferred<S>(Mutex<Waiting<S>>);
+pub(crate) struct Deferred<S>(Mutex<Waiting<S>>);
 
 struct Waiting<S> {
     /// In order of arrival.
@@ -78,7 +78,7 @@ impl<S> Default for Deferred<S> {
 
 impl<S> Deferred<S> {
     /// Lists a fault. `false` if it was reported too often, and must be served now.
-    pub fn add(&self, space: &Arc<S>, fault: Fault) -> bool {
+    pub(crate) fn add(&self, space: &Arc<S>, fault: Fault) -> bool {
         let mut waiting = lock(&self.0);
         let waiting = &mut *waiting;
         let key = (Arc::as_ptr(space) as usize, fault.page, fault.protected);
@@ -105,18 +105,18 @@ impl<S> Deferred<S> {
     }
 
     /// Whether no fault waits.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         lock(&self.0).faults.is_empty()
     }
 
     /// Whether the first fault has waited for [`PATIENCE`].
-    pub fn is_overdue(&self) -> bool {
+    pub(crate) fn is_overdue(&self) -> bool {
         let since = lock(&self.0).since;
         since.is_some_and(|since| since.elapsed() >= PATIENCE)
     }
 
     /// Takes all faults off the list.
-    pub fn take(&self) -> Vec<DeferredFault<S>> {
+    pub(crate) fn take(&self) -> Vec<DeferredFault<S>> {
         let mut waiting = lock(&self.0);
         let taken = waiting.taken + waiting.faults.len() as u64;
         let next = Waiting {

@@ -15,7 +15,7 @@ use std::time::Duration;
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The thread that serves a program, as far as it listens for messages.
-pub trait Listener {
+pub(crate) trait Listener {
     /// Listens to a forked child.
     fn listen(&mut self, child: &AddressSpace);
 
@@ -27,7 +27,7 @@ pub trait Listener {
 }
 
 /// Reads messages and serves faults until no fault needs another try.
-pub fn serve_space(
+pub(crate) fn serve_space(
     space: &Arc<AddressSpace>,
     service: &mut FaultService,
     reader: &Reader,

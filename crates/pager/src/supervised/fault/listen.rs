@@ -42,7 +42,7 @@ const MOST_REPLACED: u32 = 64;
 const STOP: u64 = u64::MAX;
 
 /// The handlers of a group. Shared by the handler threads, the acceptor and the governor.
-pub struct Handlers {
+pub(crate) struct Handlers {
     group: Arc<Group>,
     cpus: Vec<CpuHandler>,
     /// Number of replaced threads that still run. Relaxed: only a bound.
@@ -119,7 +119,11 @@ impl CpuHandler {
 impl Handlers {
     /// The group's handlers. To stop them, set `stopping` of the group and drop the other end of
     /// `stop`.
-    pub fn new(group: Arc<Group>, ports: Arc<Ports>, stop: PipeReader) -> io::Result<Handlers> {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        ports: Arc<Ports>,
+        stop: PipeReader,
+    ) -> io::Result<Handlers> {
         let cpus = thread::allowed_cpus().into_iter();
         let cpus: Vec<CpuHandler> = cpus.map(CpuHandler::new).collect::<io::Result<_>>()?;
         for handler in &cpus {
@@ -135,7 +139,7 @@ impl Handlers {
     }
 
     /// Starts the threads.
-    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         (0..self.cpus.len()).try_for_each(|number| {
             let turns = self.start_thread(number, 0)?;
             // Received by the thread that was just started.
@@ -167,7 +171,7 @@ impl Handlers {
 
     /// Replaces the handlers that have been busy for too long. Called by the governor. Where no thread can
     /// be started, the old one goes on, and a later tick tries again.
-    pub fn replace_busy(self: &Arc<Self>) {
+    pub(crate) fn replace_busy(self: &Arc<Self>) {
         let now = self.now();
         for (number, handler) in self.cpus.iter().enumerate() {
             let before = handler.turn();
@@ -190,7 +194,7 @@ impl Handlers {
 
     /// Listens to an address space, first on the CPU on which its main thread ran last. A failure is logged once; the
     /// governor retries if the address space belongs to the group.
-    pub fn listen(&self, space: &AddressSpace) -> io::Result<()> {
+    pub(crate) fn listen(&self, space: &AddressSpace) -> io::Result<()> {
         let cpu = space
             .attached()
             .and_then(|attached| attached.inspector.last_cpu(attached.inspector.pid() as u32));
@@ -213,7 +217,7 @@ impl Handlers {
     /// Re-arms the edge-triggered epoll, so that unread messages are reported again. A fork event that
     /// cannot be read (EMFILE) stays unread, and the kernel does not report when a read of several
     /// messages stopped there.
-    pub fn remind(&self, space: &AddressSpace) {
+    pub(crate) fn remind(&self, space: &AddressSpace) {
         for (number, _) in &lock(&space.listeners).listening {
             // Fails only if the address space is gone.
             let _ = self.cpus[*number]
@@ -231,7 +235,7 @@ impl Handlers {
     }
 
     /// Stops listening.
-    pub fn forget(&self, space: &AddressSpace) {
+    pub(crate) fn forget(&self, space: &AddressSpace) {
         for (number, _) in lock(&space.listeners).listening.drain(..) {
             // Fails only if it is not registered.
             let _ = self.cpus[number].epoll.remove(space.uffd().as_fd());

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 /// A fault as reported by a userfaultfd message.
 #[derive(Debug, Clone, Copy)]
-pub struct Fault {
+pub(crate) struct Fault {
     /// The faulting page.
     pub page: VirtualPage,
     /// The access was a write.
@@ -21,14 +21,14 @@ impl Fault {
     /// Whether memory, possibly the faulting page, was unregistered since the message was read.
     /// Unregistering woke the thread, so a page that is still missing may belong to another
     /// userfaultfd, and must not be filled here. The gate is held shared.
-    pub fn is_outdated(&self, space: &AddressSpace) -> bool {
+    pub(crate) fn is_outdated(&self, space: &AddressSpace) -> bool {
         self.unregistered != space.unregistered.load(Ordering::Relaxed)
     }
 }
 
 /// Result of serving a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resolution {
+pub(crate) enum Resolution {
     /// The thread was woken, or is woken by the thread that claimed the page or by the reclaimer.
     Done,
     /// It waits for another machine, in the queue of a thread that may, which records it.
@@ -41,7 +41,7 @@ pub enum Resolution {
 
 /// Whether a fault may wait for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// Waits if the group is at its limit.
     MayDefer,
     /// Is served at once.

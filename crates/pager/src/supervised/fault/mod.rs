@@ -1,20 +1,20 @@
 //! Fault service, from the userfaultfd message to the page: one file for each kind of fault.
 
-pub mod claim;
-pub mod cow;
-pub mod deferred;
-pub mod handler;
+pub(crate) mod claim;
+pub(crate) mod cow;
+pub(crate) mod deferred;
+pub(crate) mod handler;
 #[cfg(not(simulated))]
-pub mod listen;
-pub mod message;
-pub mod primitives;
-pub mod readahead;
-pub mod remote;
+pub(crate) mod listen;
+pub(crate) mod message;
+pub(crate) mod primitives;
+pub(crate) mod readahead;
+pub(crate) mod remote;
 #[cfg(not(simulated))]
-pub mod remote_thread;
-pub mod room;
-pub mod serve;
-pub mod service;
-pub mod stage_return;
-pub mod swap_in;
-pub mod zero_fill;
+pub(crate) mod remote_thread;
+pub(crate) mod room;
+pub(crate) mod serve;
+pub(crate) mod service;
+pub(crate) mod stage_return;
+pub(crate) mod swap_in;
+pub(crate) mod zero_fill;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Copies pages in (`UFFDIO_COPY`), which wakes the threads that wait for them.
-pub fn copy(
+pub(crate) fn copy(
     space: &AddressSpace,
     page: VirtualPage,
     source: &[u8],
@@ -20,7 +20,7 @@ pub fn copy(
 }
 
 /// Wakes the threads that wait for the pages; they run on or fault again.
-pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
+pub(crate) fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
     // Fails only if the address space, and so every waiting thread, is gone.
     let _ = space.uffd().wake(PageRange {
         start: page,
@@ -30,7 +30,7 @@ pub fn wake(space: &AddressSpace, page: VirtualPage, pages: u64) {
 
 /// Handles an error of an ioctl that was to resolve a fault on `page`: the fault is served again, or
 /// its thread is woken to fault again.
-pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Resolution {
+pub(crate) fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> Resolution {
     match errno {
         Errno::EAGAIN => Resolution::Retry,
         Errno::ESRCH => {
@@ -53,7 +53,7 @@ pub fn after_failure(space: &AddressSpace, page: VirtualPage, errno: Errno) -> R
 }
 
 /// Kills a program whose stored page cannot be read back, as it must not run with other data.
-pub fn kill_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
+pub(crate) fn kill_program(space: &AddressSpace, page: VirtualPage, error: &dyn std::fmt::Display) {
     space.kill_program(&format!(
         "its swapped-out page at {:#x} cannot be read back ({error}), and must not be replaced by wrong data",
         page.address()

@@ -14,12 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Threads that serve such faults, each one fault at a time. More let faults on reachable servers pass
 /// by more that wait for one that is not, and take more memory.
-pub const THREADS: usize = 32;
+pub(crate) const THREADS: usize = 32;
 /// Recalled pages that may wait in the queue. More recalls faster, and delays faults by more.
 const RECALLS: usize = 256;
 
 /// A fault, or a page to be recalled.
-pub struct RemoteFault {
+pub(crate) struct RemoteFault {
     /// Whose page it is.
     pub space: Arc<AddressSpace>,
     /// The fault.
@@ -30,7 +30,7 @@ pub struct RemoteFault {
 
 /// The queue of such faults. Its lock is a leaf.
 #[derive(Default)]
-pub struct RemoteFaults {
+pub(crate) struct RemoteFaults {
     queue: Mutex<VecDeque<RemoteFault>>,
     arrived: Condvar,
 }
@@ -41,7 +41,7 @@ impl RemoteFaults {
     }
 
     /// Queues a fault.
-    pub fn push(&self, space: &Arc<AddressSpace>, fault: Fault) {
+    pub(crate) fn push(&self, space: &Arc<AddressSpace>, fault: Fault) {
         self.queue().push_back(RemoteFault {
             space: space.clone(),
             fault,
@@ -51,7 +51,7 @@ impl RemoteFaults {
     }
 
     /// Queues a page that is to come back without a fault, unless many are queued.
-    pub fn recall(&self, space: &Arc<AddressSpace>, page: VirtualPage) {
+    pub(crate) fn recall(&self, space: &Arc<AddressSpace>, page: VirtualPage) {
         let mut queue = self.queue();
         if queue.len() >= RECALLS {
             return;
@@ -72,7 +72,7 @@ impl RemoteFaults {
 
     /// Takes a fault, waiting for one; `None` once `is_over`, which [`RemoteFaults::stop`] has looked
     /// at again.
-    pub fn pop(&self, is_over: impl Fn() -> bool) -> Option<RemoteFault> {
+    pub(crate) fn pop(&self, is_over: impl Fn() -> bool) -> Option<RemoteFault> {
         let mut queue = self.queue();
         loop {
             if is_over() {
@@ -89,7 +89,7 @@ impl RemoteFaults {
     }
 
     /// Wakes all threads, to find that it is over, and drops what is queued: its programs are killed.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.queue().clear();
         self.arrived.notify_all();
     }

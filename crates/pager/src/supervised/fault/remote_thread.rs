@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Starts the threads, if the group has a remote tier.
-pub fn start(group: &Arc<Group>) -> io::Result<()> {
+pub(crate) fn start(group: &Arc<Group>) -> io::Result<()> {
     if group.remote.is_none() {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 const LOW_ROOM_PAGES: u64 = 64;
 
 /// Pages that may become resident before the group is at its limit.
-pub fn room_pages(space: &AddressSpace) -> u64 {
+pub(crate) fn room_pages(space: &AddressSpace) -> u64 {
     let resources = &space.resources;
     resources
         .resident_limit_bytes()
@@ -29,7 +29,7 @@ fn is_full(space: &AddressSpace) -> bool {
 }
 
 /// Whether a fault must wait for room. If so, it is deferred, and the reclaimer serves it later.
-pub fn must_wait(
+pub(crate) fn must_wait(
     group: &Group,
     space: &Arc<AddressSpace>,
     fault: Fault,

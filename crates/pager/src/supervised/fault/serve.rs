@@ -39,7 +39,7 @@ const BATCH_PATIENCE: Duration = Duration::from_micros(300);
 
 impl FaultService {
     /// Serves one fault.
-    pub fn serve(
+    pub(crate) fn serve(
         &mut self,
         space: &Arc<AddressSpace>,
         fault: Fault,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Buffers of one thread that serves faults: a handler, the governor or the reclaimer.
-pub struct FaultService {
+pub(crate) struct FaultService {
     /// The group whose faults the thread serves.
     pub group: Arc<Group>,
     /// Decompressed pages before they are copied in.
@@ -33,10 +33,10 @@ pub struct FaultService {
 
 /// What a thread has loaded and not copied in yet. Abandoned when the thread ends.
 #[derive(Default)]
-pub struct UnfinishedLoads(pub Vec<UnfinishedLoad>);
+pub(crate) struct UnfinishedLoads(pub Vec<UnfinishedLoad>);
 
 /// Claimed pages that are loaded and not copied in yet.
-pub struct UnfinishedLoad {
+pub(crate) struct UnfinishedLoad {
     /// The address space.
     pub space: Arc<AddressSpace>,
     /// The claimed pages.
@@ -49,7 +49,7 @@ pub struct UnfinishedLoad {
 
 impl FaultService {
     /// Buffers for one thread.
-    pub fn new(group: Arc<Group>) -> FaultService {
+    pub(crate) fn new(group: Arc<Group>) -> FaultService {
         FaultService {
             group,
             buffer: vec![[0; PAGE_SIZE]; SWAP_IN_WINDOW as usize],
@@ -63,7 +63,7 @@ impl FaultService {
 
     /// The same for a thread that all programs need, which waits for the gate of none for longer than
     /// `patience`.
-    pub fn with_patience(group: Arc<Group>, patience: Duration) -> FaultService {
+    pub(crate) fn with_patience(group: Arc<Group>, patience: Duration) -> FaultService {
         FaultService {
             patience: Some(patience),
             ..FaultService::new(group)
@@ -71,7 +71,7 @@ impl FaultService {
     }
 
     /// The same for a thread that may wait for other machines.
-    pub fn that_waits(group: Arc<Group>) -> FaultService {
+    pub(crate) fn that_waits(group: Arc<Group>) -> FaultService {
         FaultService {
             waits: true,
             ..FaultService::new(group)
@@ -79,13 +79,13 @@ impl FaultService {
     }
 
     /// Whether this thread must leave a page to one that may wait for other machines.
-    pub fn must_leave(&self, slot: Slot) -> bool {
+    pub(crate) fn must_leave(&self, slot: Slot) -> bool {
         !self.waits && self.group.remote.is_some() && self.group.resources.swap.may_wait(slot)
     }
 
     /// Enters the shared gate to serve a fault. Otherwise returns how the service ends: `Done` if the
     /// address space is gone, or `GateMissed`.
-    pub fn enter<'a>(&self, space: &'a AddressSpace) -> Result<Shared<'a>, Resolution> {
+    pub(crate) fn enter<'a>(&self, space: &'a AddressSpace) -> Result<Shared<'a>, Resolution> {
         let Some(patience) = self.patience else {
             return space.shared().map_err(|_| Resolution::Done);
         };
@@ -110,7 +110,7 @@ impl FaultService {
     }
 
     /// Whether loaded pages wait for a gate.
-    pub fn has_unfinished(&self) -> bool {
+    pub(crate) fn has_unfinished(&self) -> bool {
         !self.unfinished.0.is_empty()
     }
 }

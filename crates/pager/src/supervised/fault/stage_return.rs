@@ -15,7 +15,7 @@ use std::time::Duration;
 
 impl FaultService {
     /// Puts a staged page back into the program's memory. It stays staged if the gate is missed.
-    pub fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
+    pub(crate) fn putback(&mut self, space: &AddressSpace, page: VirtualPage, place: StageIndex) {
         let Ok(gate) = self.enter(space) else {
             return;
         };
@@ -30,7 +30,7 @@ impl FaultService {
 
     /// Copies a staged page, which is `Returning`, back. `UFFDIO_MOVE` would need a switch to the
     /// helper's thread, which costs more than copying a page.
-    pub fn return_from_stage(
+    pub(crate) fn return_from_stage(
         &mut self,
         gate: &Shared<'_>,
         space: &AddressSpace,

@@ -21,7 +21,7 @@ impl FaultService {
     /// Loads claimed pages and copies them in. Pages on other machines, for which this thread may not
     /// wait, stay swapped out. If the gate is missed, the pages are copied in by
     /// [`FaultService::finish_loads`].
-    pub fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: Claim) -> Resolution {
+    pub(crate) fn swap_in(&mut self, space: &Arc<AddressSpace>, claim: Claim) -> Resolution {
         let loaded = self.load(space, &claim);
         match self.enter(space) {
             Ok(gate) => self.copy_in(space, gate, &claim, loaded),
@@ -43,7 +43,7 @@ impl FaultService {
 
     /// Copies in the pages that were loaded when the gate was missed, of programs whose gate is available
     /// again.
-    pub fn finish_loads(&mut self) {
+    pub(crate) fn finish_loads(&mut self) {
         for load in std::mem::take(&mut self.unfinished.0) {
             let space = load.space.clone();
             match self.enter(&space) {

@@ -17,11 +17,11 @@ use std::sync::atomic::Ordering;
 
 /// Maximum number of zero-filled pages per fault. Larger windows save faults of sequential writers and
 /// waste more memory of others.
-pub const ZERO_WINDOW: u32 = 512;
+pub(crate) const ZERO_WINDOW: u32 = 512;
 const _: () = assert!(ZERO_WINDOW as usize <= ZERO_PAGES);
 
 /// Fills the faulting page and its window with zeros. `None` if the page's state has changed.
-pub fn fill_zeros(
+pub(crate) fn fill_zeros(
     gate: &Shared<'_>,
     space: &AddressSpace,
     fault: Fault,
@@ -100,7 +100,7 @@ pub fn fill_zeros(
 
 /// Fills places of the stage with zeros: `mlockall` faults in the stage with all other memory, and must
 /// not block. The next command drops these pages.
-pub fn fill_stage(
+pub(crate) fn fill_stage(
     gate: &Shared<'_>,
     space: &AddressSpace,
     page: VirtualPage,

@@ -32,7 +32,7 @@ const SHARED: PageState = PageState::Resident {
 
 /// Changes applied from the same read as a fork. The thread that applies the events owns it.
 #[derive(Default)]
-pub struct ConcurrentChanges {
+pub(crate) struct ConcurrentChanges {
     before: Vec<AppliedBefore>,
     /// The children so far, each with the length of `after` at its fork.
     children: Vec<(Arc<AddressSpace>, usize)>,
@@ -43,7 +43,7 @@ pub struct ConcurrentChanges {
 
 impl ConcurrentChanges {
     /// Records a change that is about to be applied, before a fork or after one.
-    pub fn note(
+    pub(crate) fn note(
         &mut self,
         space: &AddressSpace,
         gate: &Exclusive<'_>,
@@ -109,7 +109,7 @@ impl ConcurrentChanges {
     }
 
     /// Adds a new child.
-    pub fn add_child(&mut self, child: &Arc<AddressSpace>) {
+    pub(crate) fn add_child(&mut self, child: &Arc<AddressSpace>) {
         let copies = self.before.iter().map(|applied| AppliedBefore {
             recorded: applied.recorded.clone(),
             states: copied(applied, child),
@@ -123,7 +123,7 @@ impl ConcurrentChanges {
     }
 
     /// Hands each child the changes applied after its fork.
-    pub fn finish(self, space: &AddressSpace) {
+    pub(crate) fn finish(self, space: &AddressSpace) {
         for (child, from) in self.children {
             if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
                 inheritance.after = self.after[from..].to_vec();
@@ -173,7 +173,7 @@ impl AddressSpace {
     /// Creates the address space of a child. The kernel refused page changes since the fork, and the
     /// gate is held, so the parent's states are those of the child. If staged pages are lost, because
     /// the parent is gone, the child is killed at its first fault.
-    pub fn apply_fork(
+    pub(crate) fn apply_fork(
         self: &Arc<Self>,
         group: &Group,
         gate: &Exclusive<'_>,

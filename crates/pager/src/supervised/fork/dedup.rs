@@ -19,14 +19,17 @@ const CANDIDATES: usize = 3;
 const PATIENCE: Duration = Duration::from_micros(500);
 
 /// Slots of relatives at the same addresses, with one reference each. The reclaimer owns it.
-pub struct DedupCandidates {
+pub(crate) struct DedupCandidates {
     /// For each page.
     candidates: Vec<Vec<Slot>>,
 }
 
 impl DedupCandidates {
     /// Finds the slots at the same addresses in the relatives of `space`. The caller holds no gate.
-    pub fn find(space: &AddressSpace, pages: impl Iterator<Item = VirtualPage>) -> DedupCandidates {
+    pub(crate) fn find(
+        space: &AddressSpace,
+        pages: impl Iterator<Item = VirtualPage>,
+    ) -> DedupCandidates {
         let pages: Vec<VirtualPage> = pages.collect();
         let mut candidates = vec![Vec::new(); pages.len()];
         if !space.fork.forked.load(Ordering::Relaxed) {
@@ -58,7 +61,7 @@ impl DedupCandidates {
     }
 
     /// A slot with the same contents for the page at `index`. The caller owns its reference.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         index: usize,
         contents: &Page,
@@ -80,7 +83,7 @@ impl DedupCandidates {
     }
 
     /// Releases the references that were not taken.
-    pub fn release(self, group: &Group) {
+    pub(crate) fn release(self, group: &Group) {
         let unused: Vec<Slot> = self.candidates.into_iter().flatten().collect();
         group.resources.swap.release_bulk(&unused);
     }

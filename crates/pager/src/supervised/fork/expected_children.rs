@@ -13,15 +13,16 @@ use std::time::Duration;
 
 /// Longest wait for a child after the answer. Its parent's page states stand still meanwhile. Shorter ends more
 /// children on a busy host. (The simulation lets a thread wait for as long as others have something to do.)
-pub const CHILD_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 10 });
+pub(crate) const CHILD_PATIENCE: Duration =
+    Duration::from_secs(if cfg!(simulated) { 10_000 } else { 10 });
 /// Longest wait for the parent's page states. Other programs that connect wait as long; shorter ends the children of
 /// parents whose other threads change mappings without a pause, or whose page tables are very large.
 const STATES_PATIENCE: Duration = Duration::from_secs(if cfg!(simulated) { 10_000 } else { 3 });
 /// Between two looks for the child. Longer delays each fork.
-pub const LOOK: Duration = Duration::from_micros(20);
+pub(crate) const LOOK: Duration = Duration::from_micros(20);
 
 /// Children that are expected, by the tokens of their forks. One per group.
-pub struct ExpectedChildren<S>(Mutex<HashMap<u64, Arrival<S>>>);
+pub(crate) struct ExpectedChildren<S>(Mutex<HashMap<u64, Arrival<S>>>);
 
 enum Arrival<S> {
     Expected,
@@ -39,19 +40,19 @@ impl<S> Default for ExpectedChildren<S> {
 
 impl<S> ExpectedChildren<S> {
     /// A new token.
-    pub fn expect(&self) -> u64 {
+    pub(crate) fn expect(&self) -> u64 {
         let token = new_token();
         lock(&self.0).insert(token, Arrival::Expected);
         token
     }
 
     /// No child is expected any more.
-    pub fn forget(&self, token: u64) {
+    pub(crate) fn forget(&self, token: u64) {
         lock(&self.0).remove(&token);
     }
 
     /// The userfaultfd of a child that has said hello, once.
-    pub fn take_here(&self, token: u64) -> Option<Userfaultfd> {
+    pub(crate) fn take_here(&self, token: u64) -> Option<Userfaultfd> {
         let mut arrivals = lock(&self.0);
         let arrival = arrivals.get_mut(&token)?;
         match std::mem::replace(arrival, Arrival::Expected) {
@@ -64,7 +65,7 @@ impl<S> ExpectedChildren<S> {
     }
 
     /// A child has its page states. `false` if the thread that admits it has given up.
-    pub fn set_forked(&self, token: u64, child: Arc<S>) -> bool {
+    pub(crate) fn set_forked(&self, token: u64, child: Arc<S>) -> bool {
         let mut arrivals = lock(&self.0);
         let arrival = arrivals.get_mut(&token);
         arrival.is_some_and(|arrival| {
@@ -76,7 +77,7 @@ impl<S> ExpectedChildren<S> {
     /// For the thread that admits helpers: the address space of the child that shows a token, whose userfaultfd
     /// becomes that address space's. Waits until the parent's page states are copied, for
     /// milliseconds.
-    pub fn claim(&self, token: u64, uffd: Userfaultfd) -> Option<Arc<S>> {
+    pub(crate) fn claim(&self, token: u64, uffd: Userfaultfd) -> Option<Arc<S>> {
         {
             let mut arrivals = lock(&self.0);
             let arrival = arrivals.get_mut(&token)?;

@@ -4,7 +4,7 @@ use crate::sync::{Mutex, lock};
 use std::sync::{Arc, Weak};
 
 /// A member of a family.
-pub trait Member {
+pub(crate) trait Member {
     /// The ID of the address space.
     fn id(&self) -> u64;
     /// Whether the program exited or executed another one.
@@ -15,7 +15,7 @@ pub trait Member {
 
 /// Address spaces that descend from one by fork, and so may share pages. The members share it; it has
 /// its own lock.
-pub struct Family<M> {
+pub(crate) struct Family<M> {
     members: Mutex<Vec<Weak<M>>>,
 }
 
@@ -29,7 +29,7 @@ impl<M> Default for Family<M> {
 
 impl<M: Member> Family<M> {
     /// Adds an address space, once.
-    pub fn join(&self, space: &Arc<M>) {
+    pub(crate) fn join(&self, space: &Arc<M>) {
         let mut members = lock(&self.members);
         members.retain(|member| member.strong_count() > 0);
         if !members
@@ -41,14 +41,14 @@ impl<M: Member> Family<M> {
     }
 
     /// Whether another member's program runs.
-    pub fn has_others(&self, than: &M) -> bool {
+    pub(crate) fn has_others(&self, than: &M) -> bool {
         let members = lock(&self.members);
         let mut living = members.iter().filter_map(Weak::upgrade);
         living.any(|member| member.id() != than.id() && !member.has_left())
     }
 
     /// The other members that are not dead, the youngest first: mostly the closest relatives.
-    pub fn others(&self, than: &M) -> Vec<Arc<M>> {
+    pub(crate) fn others(&self, than: &M) -> Vec<Arc<M>> {
         let members = lock(&self.members);
         let living = members.iter().rev().filter_map(Weak::upgrade);
         living

@@ -24,14 +24,14 @@ const BEACON_PATIENCE: Duration = Duration::from_millis(50);
 impl AddressSpace {
     /// Whether the beacon of a process has the contents of this address space's beacon, which shows that it is the
     /// same process. The process has proved nothing yet, so the read must not wait for what it maps there.
-    pub fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
+    pub(crate) fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
         let found = inspector.read_page_within(beacon.address(), BEACON_PATIENCE);
         found.is_some_and(|found| *found == self.beacon_page())
     }
 }
 
 /// The process of a forked child with a thread of this TID.
-pub fn find_process(
+pub(crate) fn find_process(
     space: &AddressSpace,
     group: &Group,
     thread: u32,

@@ -20,7 +20,7 @@ impl AddressSpace {
     /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
     /// reconciles its page states with its mappings. `false` if only its beacon may be served, because
     /// some of its pages are lost and its process was not found to be killed.
-    pub fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
+    pub(crate) fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
         if lock(&self.fork.inheritance).is_none() {
             return true;
         }
@@ -45,7 +45,7 @@ impl AddressSpace {
     }
 
     /// The contents of a child's beacon: its ID, or [`LOST`], and the secret.
-    pub fn beacon_page(&self) -> [u8; PAGE_SIZE] {
+    pub(crate) fn beacon_page(&self) -> [u8; PAGE_SIZE] {
         let number = if self.fork.lost.load(Ordering::Relaxed) {
             LOST
         } else {

@@ -6,7 +6,7 @@ use crate::supervised::fork::snapshot::RecordedChange;
 use memfold_swap::Slot;
 
 /// A change applied before a fork, with the page states that it discarded.
-pub struct AppliedBefore {
+pub(crate) struct AppliedBefore {
     /// The change.
     pub recorded: RecordedChange,
     /// The discarded page states. The list owns one reference of each slot.
@@ -17,7 +17,7 @@ pub struct AppliedBefore {
 
 impl AppliedBefore {
     /// The slots in the page states.
-    pub fn slots(&self) -> impl Iterator<Item = Slot> {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.states.iter().filter_map(|(_, state)| match state {
             PageState::Swapped(slot, _) => Some(*slot),
             _ => None,
@@ -28,7 +28,7 @@ impl AppliedBefore {
 /// Changes that the child may contain or not, to be decided by its mappings. Guarded by a mutex of the
 /// child's address space.
 #[derive(Default)]
-pub struct Inheritance {
+pub(crate) struct Inheritance {
     /// Changes applied before the fork.
     pub before: Vec<AppliedBefore>,
     /// Changes applied after the fork.
@@ -37,7 +37,7 @@ pub struct Inheritance {
 
 impl Inheritance {
     /// The slots to release if the child exits before it is reconciled.
-    pub fn into_slots(self) -> Vec<Slot> {
+    pub(crate) fn into_slots(self) -> Vec<Slot> {
         self.before.iter().flat_map(AppliedBefore::slots).collect()
     }
 }

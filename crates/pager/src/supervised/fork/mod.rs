@@ -1,18 +1,18 @@
 //! Forks: the child's page states, its PID, and pages that both sides share.
 
-pub mod apply;
-pub mod dedup;
-pub mod expected_children;
-pub mod family;
+pub(crate) mod apply;
+pub(crate) mod dedup;
+pub(crate) mod expected_children;
+pub(crate) mod family;
 #[cfg(not(simulated))]
-pub mod find_child;
-pub mod identify;
-pub mod inheritance;
-pub mod prepared;
-pub mod reconcile;
+pub(crate) mod find_child;
+pub(crate) mod identify;
+pub(crate) mod inheritance;
+pub(crate) mod prepared;
+pub(crate) mod reconcile;
 #[cfg(not(simulated))]
-pub mod shared_counter;
-pub mod shared_estimate;
-pub mod snapshot;
-pub mod stash;
-pub mod withheld;
+pub(crate) mod shared_counter;
+pub(crate) mod shared_estimate;
+pub(crate) mod snapshot;
+pub(crate) mod stash;
+pub(crate) mod withheld;

@@ -68,7 +68,7 @@ enum Listed {
 impl Reader {
     /// Answers a forking thread that reads the beacon. The messages that were read meanwhile are to be
     /// served by the caller.
-    pub fn prepare_fork(&self, space: &Arc<AddressSpace>, beacon: VirtualPage) -> Messages {
+    pub(crate) fn prepare_fork(&self, space: &Arc<AddressSpace>, beacon: VirtualPage) -> Messages {
         let mut messages = Messages::default();
         let outcome = match space.channel.fork_asked() {
             ASK_FORK if space.prepared.expired.load(Ordering::Relaxed) < MOST_EXPIRED => {
@@ -281,7 +281,11 @@ impl Granted<'_> {
 ///
 /// # Errors
 /// While mappings change, and if the program is gone.
-pub fn answer_with(space: &AddressSpace, beacon: VirtualPage, answer: u64) -> Result<(), Errno> {
+pub(crate) fn answer_with(
+    space: &AddressSpace,
+    beacon: VirtualPage,
+    answer: u64,
+) -> Result<(), Errno> {
     let mut page = [0; PAGE_SIZE];
     page[..8].copy_from_slice(&answer.to_le_bytes());
     copy(space, beacon, &page, 1).map_err(|partial| partial.errno)

@@ -32,7 +32,7 @@ impl AddressSpace {
     }
 
     /// Reconciles the page states of a child with its mappings, once, while the child waits.
-    pub fn reconcile(&self) {
+    pub(crate) fn reconcile(&self) {
         let mut inheritance = lock(&self.fork.inheritance);
         let Some(inspector) = self.inspector() else {
             return;
@@ -218,7 +218,7 @@ fn apply_contained(
 }
 
 /// The pages of a range that are resident according to the page states.
-pub fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
+pub(crate) fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
     let mut resident = RangeSet::default();
     gate.table().visit(range, |page, entry| {
         if matches!(

@@ -58,14 +58,14 @@ fn most_shared(sharers: &[Arc<AddressSpace>]) -> u64 {
 
 /// Lowers the estimate between counts. The governor owns it.
 #[derive(Default)]
-pub struct SharingWatch {
+pub(crate) struct SharingWatch {
     /// Minor faults of each address space at the last sample.
     faults: HashMap<u64, u64>,
 }
 
 impl SharingWatch {
     /// Lowers the group's estimate by possible COW breaks, and requests a count if any program faulted.
-    pub fn update(&mut self, group: &Group) {
+    pub(crate) fn update(&mut self, group: &Group) {
         let begun = group.resources.shared.begin_count();
         let sharers = sharers(group);
         if sharers.len() < 2 {
@@ -110,7 +110,7 @@ impl SharingWatch {
 }
 
 /// The thread that counts shared pages.
-pub struct SharingCount {
+pub(crate) struct SharingCount {
     group: Arc<Group>,
     /// End of the last count.
     counted: Instant,
@@ -119,7 +119,7 @@ pub struct SharingCount {
 
 impl SharingCount {
     /// The counter of a group.
-    pub fn new(group: Arc<Group>) -> SharingCount {
+    pub(crate) fn new(group: Arc<Group>) -> SharingCount {
         SharingCount {
             group,
             counted: Instant::now(),
@@ -128,7 +128,7 @@ impl SharingCount {
     }
 
     /// Runs until the group stops.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let mut due = false;
         while !self.group.stopping.load(Ordering::Relaxed) {
             due = due || self.group.wait_for_sharing(IDLE);

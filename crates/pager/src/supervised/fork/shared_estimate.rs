@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The estimate. Any thread uses it. All atomics are Relaxed: `members` orders counts against forks and
 /// exits.
 #[derive(Default)]
-pub struct SharedPages {
+pub(crate) struct SharedPages {
     /// The estimate, read at every fault. Counts set it under the lock; COW breaks lower it without.
     pages: AtomicU64,
     /// Number of pages by which the estimate may be too low.
@@ -33,13 +33,13 @@ struct Members {
 
 /// The state at the start of a count.
 #[derive(Debug, Clone, Copy)]
-pub struct CountStart {
+pub(crate) struct CountStart {
     members: Members,
     lowered: u64,
 }
 
 /// A fork event that was read and is not applied yet. Counts are invalid until it is dropped.
-pub struct PendingFork(Arc<SharedPages>);
+pub(crate) struct PendingFork(Arc<SharedPages>);
 
 impl Drop for PendingFork {
     fn drop(&mut self) {
@@ -51,18 +51,18 @@ impl Drop for PendingFork {
 
 impl SharedPages {
     /// The estimate in pages.
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
 
     /// Notes that a fork event was read.
-    pub fn begin_fork(self: &Arc<Self>) -> PendingFork {
+    pub(crate) fn begin_fork(self: &Arc<Self>) -> PendingFork {
         lock(&self.members).forking += 1;
         PendingFork(self.clone())
     }
 
     /// Notes a child that shares all its `pages` with its parent.
-    pub fn add_space(&self, pages: u64) {
+    pub(crate) fn add_space(&self, pages: u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
         self.pages.fetch_add(pages, Ordering::Relaxed);
@@ -70,30 +70,30 @@ impl SharedPages {
 
     /// Notes an exit or exec. `uncharge` removes the address space's charge and returns the most pages
     /// that it shared. The lock makes both one step for counts.
-    pub fn remove_space(&self, uncharge: impl FnOnce() -> u64) {
+    pub(crate) fn remove_space(&self, uncharge: impl FnOnce() -> u64) {
         let mut members = lock(&self.members);
         members.changes += 1;
         self.lower_at_most(uncharge());
     }
 
     /// Lowers the estimate by `pages`, the most that may have stopped being shared.
-    pub fn lower_at_most(&self, pages: u64) {
+    pub(crate) fn lower_at_most(&self, pages: u64) {
         self.uncertainty.fetch_add(pages, Ordering::Relaxed);
         self.lower(pages);
     }
 
     /// The most pages that may be shared.
-    pub fn most(&self) -> u64 {
+    pub(crate) fn most(&self) -> u64 {
         self.pages().saturating_add(self.uncertainty())
     }
 
     /// Number of pages by which the estimate may be too low.
-    pub fn uncertainty(&self) -> u64 {
+    pub(crate) fn uncertainty(&self) -> u64 {
         self.uncertainty.load(Ordering::Relaxed)
     }
 
     /// Lowers the estimate by `pages` that stopped being shared.
-    pub fn lower(&self, pages: u64) {
+    pub(crate) fn lower(&self, pages: u64) {
         self.lowered.fetch_add(pages, Ordering::Relaxed);
         let lower = |shared: u64| Some(shared.saturating_sub(pages));
         // The closure always returns `Some`, so the update succeeds.
@@ -104,7 +104,7 @@ impl SharedPages {
 
     /// Lowers the estimate, and the most that may be shared, to an upper bound computed since `start`, if
     /// that is still valid.
-    pub fn bound(&self, pages: u64, start: CountStart) {
+    pub(crate) fn bound(&self, pages: u64, start: CountStart) {
         let members = lock(&self.members);
         if *members == start.members {
             let before = self.pages.fetch_min(pages, Ordering::Relaxed);
@@ -114,14 +114,14 @@ impl SharedPages {
     }
 
     /// Starts a count. `None` while a fork is pending.
-    pub fn begin_count(&self) -> Option<CountStart> {
+    pub(crate) fn begin_count(&self) -> Option<CountStart> {
         let members = *lock(&self.members);
         let lowered = self.lowered.load(Ordering::Relaxed);
         (members.forking == 0).then_some(CountStart { members, lowered })
     }
 
     /// Sets the estimate to a count begun at `start`. `false` if the count is not valid any more.
-    pub fn set(&self, pages: u64, start: CountStart) -> bool {
+    pub(crate) fn set(&self, pages: u64, start: CountStart) -> bool {
         let members = lock(&self.members);
         let is_valid = *members == start.members;
         if is_valid {

@@ -21,7 +21,7 @@ use crate::supervised::events::reorder::Change;
 
 /// A change applied concurrently with a fork.
 #[derive(Clone)]
-pub struct RecordedChange {
+pub(crate) struct RecordedChange {
     /// The change.
     pub change: Change,
     /// Pages of its range that were resident before, as far as was known.
@@ -30,7 +30,7 @@ pub struct RecordedChange {
 
 /// The parent's mappings at one point of the history, as far as they are known.
 #[derive(Clone, Default)]
-pub struct Mapped {
+pub(crate) struct Mapped {
     /// Registered ranges.
     pub registered: RangeSet,
     /// Resident pages.
@@ -39,7 +39,7 @@ pub struct Mapped {
 
 /// The child's mappings.
 #[derive(Default)]
-pub struct ChildMappings {
+pub(crate) struct ChildMappings {
     /// Registered ranges.
     pub registered: RangeSet,
     /// Registered ranges that are readable and writable.
@@ -52,7 +52,7 @@ pub struct ChildMappings {
 
 impl RecordedChange {
     /// The ranges that the change affects.
-    pub fn ranges(&self) -> Vec<PageRange> {
+    pub(crate) fn ranges(&self) -> Vec<PageRange> {
         match self.change {
             Change::Unmap(range) => vec![range],
             Change::Remap { from, to, .. } => vec![from, from.moved(from.start, to)],
@@ -64,7 +64,7 @@ impl RecordedChange {
 /// Whether the child contains each change of a history, of which the first `forked_at` were applied
 /// before the fork. `at_fork` are the parent's mappings at the fork, `child` those of the child; both
 /// cover at least the ranges of all changes.
-pub fn contained(
+pub(crate) fn contained(
     history: &[RecordedChange],
     forked_at: usize,
     at_fork: &Mapped,

@@ -15,12 +15,12 @@ use std::sync::atomic::Ordering;
 
 /// Contents of the stage, copied before a fork event is read: reading it lets the parent run, and the
 /// parent may be gone before its memory can be read.
-pub type Stash = HashMap<StageIndex, Page>;
+pub(crate) type Stash = HashMap<StageIndex, Page>;
 
 impl AddressSpace {
     /// Copies the stage, before events are read that may include a fork. The gate is held exclusively,
     /// so no page is staged or returned until the events are applied.
-    pub fn stash(&self, gate: &Exclusive<'_>) -> Stash {
+    pub(crate) fn stash(&self, gate: &Exclusive<'_>) -> Stash {
         let Some(attached) = self.attached() else {
             return Stash::new();
         };
@@ -60,7 +60,7 @@ impl AddressSpace {
 
     /// Stores every staged page in the swap space, so that its slot can have two owners. Pages that the
     /// stash lacks are read now.
-    pub fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
+    pub(crate) fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
         let mut contents = stash.unwrap_or_default();
         let staged = self.staged_pages(gate);
         if staged
@@ -78,7 +78,7 @@ impl AddressSpace {
     }
 
     /// Whether pages are staged. When a fork is applied, these could not be stored.
-    pub fn has_staged(&self, gate: &Exclusive<'_>) -> bool {
+    pub(crate) fn has_staged(&self, gate: &Exclusive<'_>) -> bool {
         !self.staged_pages(gate).is_empty()
     }
 

@@ -32,7 +32,7 @@ const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether a page of a range is in the swap space.
-pub fn is_any_swapped(gate: &Exclusive<'_>, range: PageRange) -> bool {
+pub(crate) fn is_any_swapped(gate: &Exclusive<'_>, range: PageRange) -> bool {
     let mut any = false;
     gate.table().visit(range, |_, entry| {
         any = matches!(entry.load(), PageState::Swapped(..));
@@ -46,7 +46,7 @@ static OWN_FILTERS: LazyLock<u32> = LazyLock::new(own_filters);
 
 impl AddressSpace {
     /// Whether a fault is a request of a forking thread.
-    pub fn is_fork_request(&self, page: VirtualPage) -> bool {
+    pub(crate) fn is_fork_request(&self, page: VirtualPage) -> bool {
         let is_beacon = self
             .attached()
             .is_some_and(|attached| attached.arena.beacon == page);
@@ -55,7 +55,7 @@ impl AddressSpace {
 
     /// Whether the forking thread's restartable sequence (rseq) is out: the kernel writes there when the thread goes on,
     /// which must need no fault then. Wherever the thread says that it is, this only looks.
-    pub fn is_fork_thread_out(&self, gate: &Exclusive<'_>) -> bool {
+    pub(crate) fn is_fork_thread_out(&self, gate: &Exclusive<'_>) -> bool {
         let range = PageRange::around(VirtualPage::containing(self.channel.fork_thread()), 1);
         if range.intersection(PageTable::everything()) != range {
             return false;
@@ -65,7 +65,7 @@ impl AddressSpace {
 
     /// Whether the program has no seccomp filters but those that this process has: then its children may make the
     /// system calls that a helper needs.
-    pub fn has_our_filters(&self) -> bool {
+    pub(crate) fn has_our_filters(&self) -> bool {
         let theirs = self.inspector().map(|inspector| inspector.filters());
         theirs.is_some_and(|theirs| theirs.is_ok_and(|theirs| theirs <= *OWN_FILTERS))
     }
@@ -74,19 +74,19 @@ impl AddressSpace {
     ///
     /// # Errors
     /// If the beacon cannot be registered.
-    pub fn prepare_forks(&self, beacon: VirtualPage) -> Result<(), Errno> {
+    pub(crate) fn prepare_forks(&self, beacon: VirtualPage) -> Result<(), Errno> {
         self.channel.set_prepared();
         self.uffd().register(PageRange::around(beacon, 1))
     }
 
     /// Whether more can be withheld and still be listed for a fork, with what mprotect splits.
-    pub fn may_withhold_more(&self) -> bool {
+    pub(crate) fn may_withhold_more(&self) -> bool {
         lock(&self.prepared.withheld).ranges().len() < WITHHELD_MOST / 2
     }
 
     /// Has memory that is about to be managed withheld, and leaves out what is not. Returns whether the rest is to be
     /// tried again.
-    pub fn withhold_unmanaged(&self, unmanaged: &mut Vec<PageRange>) -> bool {
+    pub(crate) fn withhold_unmanaged(&self, unmanaged: &mut Vec<PageRange>) -> bool {
         let kept = self.kept_by_program(unmanaged);
         unmanaged.retain(|range| !kept.contains(range));
         let failed = self.withhold(unmanaged);
@@ -153,7 +153,7 @@ impl AddressSpace {
 
     /// The same for what was moved while it was given to a child. What cannot be withheld now is tried again at the
     /// next call.
-    pub fn withhold_moved(&self) {
+    pub(crate) fn withhold_moved(&self) {
         let moved = std::mem::take(&mut *lock(&self.prepared.moved));
         let failed = self.withhold(moved.ranges());
         let mut moved = lock(&self.prepared.moved);
@@ -164,7 +164,7 @@ impl AddressSpace {
     ///
     /// # Errors
     /// If the program is gone.
-    pub fn withheld_spans(&self) -> io::Result<Vec<(u64, u64)>> {
+    pub(crate) fn withheld_spans(&self) -> io::Result<Vec<(u64, u64)>> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
         let mut withheld = lock(&self.prepared.withheld);
         let (mut known, mut spans) = (RangeSet::default(), Vec::<(u64, u64)>::new());
@@ -191,7 +191,7 @@ impl AddressSpace {
 
     /// Registers what the child of a prepared fork inherited. It stands still until it is welcomed. `false` if a range
     /// cannot be registered: the child must not run, as it would read zeros there.
-    pub fn adopt(&self, range: PageRange) -> bool {
+    pub(crate) fn adopt(&self, range: PageRange) -> bool {
         lock(&self.prepared.withheld).add(range);
         lock(&self.prepared.marked).add(range);
         for _ in 0..TRIES {
@@ -206,7 +206,7 @@ impl AddressSpace {
     }
 
     /// Lists what a child must withhold itself before it runs on. `false` if that is too much.
-    pub fn list_adopted(&self) -> bool {
+    pub(crate) fn list_adopted(&self) -> bool {
         let withheld = lock(&self.prepared.withheld).ranges().to_vec();
         let spans = withheld.iter();
         let spans = spans.map(|range| (range.start.address(), range.end.address()));

@@ -47,7 +47,7 @@ const MOST_BANNED: usize = 8;
 const MOST_WARNINGS: u32 = 10;
 
 /// The acceptor's thread.
-pub struct Acceptor {
+pub(crate) struct Acceptor {
     pub(crate) group: Arc<Group>,
     pub(crate) handlers: Arc<Handlers>,
     pub(crate) ports: Arc<Ports>,
@@ -70,7 +70,7 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
-    pub fn new(
+    pub(crate) fn new(
         group: Arc<Group>,
         handlers: Arc<Handlers>,
         ports: Arc<Ports>,
@@ -101,7 +101,7 @@ impl Acceptor {
 
     /// Runs until the group stops. Known peers come first, then connections to the path, which only the
     /// supervisor's own user can make, then those to the abstract name, which any user can; a few at a time.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let mut ready = Vec::new();
         let mut swept = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
@@ -342,7 +342,7 @@ impl Acceptor {
 /// Whether the parent of a process is managed already, and so descends from here. A PID is not given again
 /// before its process is reaped. So one that was the parent's after a process of that PID was found, and
 /// before that is found not to be reaped, is that process's.
-pub fn is_known_child(group: &Group, process: &Process) -> bool {
+pub(crate) fn is_known_child(group: &Group, process: &Process) -> bool {
     let Some(parent) = process.parent() else {
         return false;
     };

@@ -68,7 +68,7 @@ fn arena_of(layout: &Layout) -> Arena {
 
 impl Acceptor {
     /// Admits a program. Returns its number, and the connection by which its end is noticed.
-    pub fn admit(
+    pub(crate) fn admit(
         &mut self,
         peer: Peer,
         user: u32,

@@ -10,14 +10,14 @@ const MOST_THREADS: usize = 4;
 
 /// Closes descriptors that peers sent, by threads of its own.
 #[derive(Debug, Default)]
-pub struct Discard {
+pub(crate) struct Discard {
     threads: Arc<AtomicUsize>,
 }
 
 impl Discard {
     /// Closes descriptors some time. `false` if that is not to be had: they stay open, and nothing more is
     /// to be taken from their sender.
-    pub fn close(&self, descriptors: Vec<OwnedFd>) -> bool {
+    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) -> bool {
         if descriptors.is_empty() {
             return true;
         }

@@ -1,13 +1,13 @@
 //! The helper thread of a program: its admission, its take-over, its end.
 
 #[cfg(not(simulated))]
-pub mod accept;
+pub(crate) mod accept;
 #[cfg(not(simulated))]
-pub mod admission;
+pub(crate) mod admission;
 #[cfg(not(simulated))]
-pub mod discard;
+pub(crate) mod discard;
 #[cfg(not(simulated))]
-pub mod peer;
+pub(crate) mod peer;
 #[cfg(not(simulated))]
-pub mod pending;
-pub mod takeover;
+pub(crate) mod pending;
+pub(crate) mod takeover;

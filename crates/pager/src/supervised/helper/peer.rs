@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A process that connected.
 #[derive(Debug)]
-pub struct Peer {
+pub(crate) struct Peer {
     pub connection: OwnedFd,
     pub process: Arc<Process>,
 }
@@ -19,7 +19,7 @@ pub struct Peer {
 impl Peer {
     /// Lends `/dev/userfaultfd`, once, to a program of this run that changed its user: it may do what this
     /// process may, and says hello again.
-    pub fn lend(&self, refused: u64, is_lent: bool) -> io::Result<()> {
+    pub(crate) fn lend(&self, refused: u64, is_lent: bool) -> io::Result<()> {
         let why = io::Error::from_raw_os_error(i32::try_from(refused).unwrap_or(0));
         if why.kind() == io::ErrorKind::PermissionDenied
             && !is_lent
@@ -41,7 +41,11 @@ impl Peer {
     /// A file capability of this process is used for forked children that the kernel reported, and for
     /// processes of this process's user, never for others. The peer must prove itself before anything is
     /// read through these files.
-    pub fn inspect(&self, thread: i32, claimed: Option<&AddressSpace>) -> io::Result<Inspector> {
+    pub(crate) fn inspect(
+        &self,
+        thread: i32,
+        claimed: Option<&AddressSpace>,
+    ) -> io::Result<Inspector> {
         let is_child = claimed.is_some();
         let is_compared = claimed.is_none_or(|space| lock(&space.fork.inheritance).is_none());
         let open = || {

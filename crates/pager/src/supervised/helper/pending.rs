@@ -8,18 +8,18 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// How many there can be. Each takes three descriptors.
-pub const MOST: usize = 128;
+pub(crate) const MOST: usize = 128;
 
 /// How long one may take to say hello. It is one message after the connection, but a program may be
 /// stopped just then.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The first token; those of address spaces count from 1 and never come near.
-pub const FIRST_TOKEN: u64 = 1 << 63;
+pub(crate) const FIRST_TOKEN: u64 = 1 << 63;
 
 /// A peer that has not sent a hello yet.
 #[derive(Debug)]
-pub struct PendingPeer<T> {
+pub(crate) struct PendingPeer<T> {
     /// Its user, when it connected.
     pub user: u32,
     /// It was lent what it needs to say hello again.
@@ -31,13 +31,13 @@ pub struct PendingPeer<T> {
 
 /// The table of pending peers.
 #[derive(Debug)]
-pub struct PendingPeers<T> {
+pub(crate) struct PendingPeers<T> {
     waiting: HashMap<u64, PendingPeer<T>>,
     next: u64,
 }
 
 impl<T> PendingPeer<T> {
-    pub fn new(user: u32, identity: T) -> PendingPeer<T> {
+    pub(crate) fn new(user: u32, identity: T) -> PendingPeer<T> {
         PendingPeer {
             user,
             is_lent: false,
@@ -47,13 +47,13 @@ impl<T> PendingPeer<T> {
     }
 
     /// Whether it has had its time.
-    pub fn is_late(&self, now: Instant) -> bool {
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) >= DEADLINE
     }
 }
 
 impl<T> PendingPeers<T> {
-    pub fn new() -> PendingPeers<T> {
+    pub(crate) fn new() -> PendingPeers<T> {
         PendingPeers {
             waiting: HashMap::new(),
             next: FIRST_TOKEN,
@@ -61,12 +61,12 @@ impl<T> PendingPeers<T> {
     }
 
     /// The token of the one that comes next.
-    pub fn next_token(&self) -> u64 {
+    pub(crate) fn next_token(&self) -> u64 {
         self.next
     }
 
     /// Adds one with [`PendingPeers::next_token`]. Returns the peer that was removed for it.
-    pub fn add(&mut self, peer: PendingPeer<T>) -> Option<PendingPeer<T>> {
+    pub(crate) fn add(&mut self, peer: PendingPeer<T>) -> Option<PendingPeer<T>> {
         let gone = (self.waiting.len() >= MOST)
             .then(|| self.oldest_of_most())
             .flatten();
@@ -77,17 +77,17 @@ impl<T> PendingPeers<T> {
     }
 
     /// How many wait.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
     /// Takes one out.
-    pub fn take(&mut self, token: u64) -> Option<PendingPeer<T>> {
+    pub(crate) fn take(&mut self, token: u64) -> Option<PendingPeer<T>> {
         self.waiting.remove(&token)
     }
 
     /// Takes out those that have had their time.
-    pub fn take_late(&mut self, now: Instant) -> Vec<PendingPeer<T>> {
+    pub(crate) fn take_late(&mut self, now: Instant) -> Vec<PendingPeer<T>> {
         let late = self.waiting.iter();
         let late = late.filter(|(_, peer)| peer.is_late(now));
         let tokens: Vec<u64> = late.map(|(token, _)| *token).collect();

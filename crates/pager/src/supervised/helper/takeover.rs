@@ -28,7 +28,7 @@ use memfold_sys::port::Outcome;
 use std::time::Duration;
 
 /// Pages behind the stage, where a helper proves which address space it is of (`helper/admission.rs`).
-pub const PROOF_PAGES: u64 = 1;
+pub(crate) const PROOF_PAGES: u64 = 1;
 
 /// Longest wait for the gate. Longer delays other programs of the thread that takes over.
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
@@ -43,7 +43,7 @@ fn with_proof(stage: PageRange) -> PageRange {
 
 impl AddressSpace {
     /// Takes the gate from a helper that is stopped in it, or ended there. `false` if it is not.
-    pub fn take_over_gate(&self) -> bool {
+    pub(crate) fn take_over_gate(&self) -> bool {
         let Some(attached) = self
             .attached()
             .filter(|attached| attached.inspector.stands_still())
@@ -82,12 +82,12 @@ impl AddressSpace {
     }
 
     /// Registers the stage, with the page behind it: nothing can be moved there before.
-    pub fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
+    pub(crate) fn open_stage(&self, stage: PageRange) -> Result<(), Errno> {
         self.uffd().register(with_proof(stage))
     }
 
     /// The same after a relief; where the system has no memory for it, it is tried again.
-    pub fn reopen_stage(&self, port: &mut HelperPort) {
+    pub(crate) fn reopen_stage(&self, port: &mut HelperPort) {
         if let Some(attached) = self.attached() {
             port.stage_closed = self.open_stage(attached.arena.stage).is_err();
         }

@@ -12,20 +12,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 #[cfg(not(simulated))]
-pub use crate::supervised::kernel::sentinel::Sentinel as Ports;
+pub(crate) use crate::supervised::kernel::sentinel::Sentinel as Ports;
 #[cfg(not(simulated))]
-pub use memfold_sys::guardian::{Guarded, Guardian};
+pub(crate) use memfold_sys::guardian::{Guarded, Guardian};
 #[cfg(not(simulated))]
-pub use memfold_sys::port::{Port, SharedChannel};
-pub use memfold_sys::process::Inspector;
+pub(crate) use memfold_sys::port::{Port, SharedChannel};
+pub(crate) use memfold_sys::process::Inspector;
 /// A channel's descriptor, which is handed to the program.
-pub type ChannelFile = OwnedFd;
+pub(crate) type ChannelFile = OwnedFd;
 
 /// What is asked of the program's userfaultfd.
-pub const FEATURES: u64 = FEATURES_WITHOUT_FORKS | uffd::FEATURE_EVENT_FORK;
+pub(crate) const FEATURES: u64 = FEATURES_WITHOUT_FORKS | uffd::FEATURE_EVENT_FORK;
 
 /// The same where forks are prepared: it takes no capability.
-pub const FEATURES_WITHOUT_FORKS: u64 = uffd::FEATURE_WRITE_PROTECT
+pub(crate) const FEATURES_WITHOUT_FORKS: u64 = uffd::FEATURE_WRITE_PROTECT
     | uffd::FEATURE_EVENT_REMAP
     | uffd::FEATURE_EVENT_REMOVE
     | uffd::FEATURE_EVENT_UNMAP

@@ -15,16 +15,16 @@
 //! The simulation compiles `linux`, too: its `conformance` compares the model with these very
 //! implementations.
 
-pub mod linux;
+pub(crate) mod linux;
 #[cfg(not(simulated))]
-pub mod sentinel;
+pub(crate) mod sentinel;
 
 #[cfg(simulated)]
-pub use crate::simulation::model::{
+pub(crate) use crate::simulation::model::{
     ChannelFile, Guarded, Guardian, Inspector, Port, Ports, SharedChannel, Userfaultfd,
 };
 #[cfg(not(simulated))]
-pub use linux::{
+pub(crate) use linux::{
     ChannelFile, Guarded, Guardian, Inspector, Port, Ports, SharedChannel, Userfaultfd,
 };
 
@@ -67,7 +67,7 @@ pub enum Message<U = Userfaultfd> {
 
 /// Requests on a program's userfaultfd. All calls may be made from any thread, and none waits for the
 /// program.
-pub trait Memory: Sized {
+pub(crate) trait Memory: Sized {
     /// Copies `pages` pages in and wakes the threads that wait for them (`UFFDIO_COPY`).
     fn copy_in(&self, page: VirtualPage, source: &[u8], pages: u64) -> Result<(), Partial>;
 
@@ -112,10 +112,10 @@ pub trait Memory: Sized {
 
 /// Most messages of one [`Memory::read`]. More saves system calls, and reads more of what must wait until
 /// events are applied.
-pub const MESSAGES: usize = 8;
+pub(crate) const MESSAGES: usize = 8;
 
 /// What `/proc` shows of a program's process.
-pub trait Process {
+pub(crate) trait Process {
     /// The pages of a range that are resident (pagemap).
     fn resident(&self, range: PageRange) -> io::Result<RangeSet>;
 

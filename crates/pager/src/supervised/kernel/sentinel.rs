@@ -10,13 +10,13 @@ use std::sync::{Arc, mpsc};
 
 /// Makes channels that are watched.
 #[derive(Default)]
-pub struct Sentinel {
+pub(crate) struct Sentinel {
     lists: Mutex<Vec<Arc<RobustList>>>,
 }
 
 impl Sentinel {
     /// A channel for a new address space.
-    pub fn new_port(&self) -> io::Result<(Port, OwnedFd)> {
+    pub(crate) fn new_port(&self) -> io::Result<(Port, OwnedFd)> {
         let mut lists = lock(&self.lists);
         for list in lists.iter() {
             match Port::create(list.clone()) {

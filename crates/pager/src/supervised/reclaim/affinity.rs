@@ -16,7 +16,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// The affinity of one thread, which owns it.
 #[derive(Debug)]
-pub struct AffinityFollower {
+pub(crate) struct AffinityFollower {
     /// All allowed CPUs, in the order of the handlers.
     allowed: Vec<usize>,
     /// The current affinity.
@@ -27,7 +27,7 @@ pub struct AffinityFollower {
 
 impl AffinityFollower {
     /// The affinity of the calling thread.
-    pub fn new() -> AffinityFollower {
+    pub(crate) fn new() -> AffinityFollower {
         let allowed = thread::allowed_cpus();
         AffinityFollower {
             chosen: allowed.clone(),
@@ -39,7 +39,7 @@ impl AffinityFollower {
     /// Moves the calling thread, for which this was created, to CPUs without a listening handler, if
     /// there are any. While faults wait for room, programs wait for this thread, and it may run on any
     /// CPU.
-    pub fn follow(&mut self, group: &Group) {
+    pub(crate) fn follow(&mut self, group: &Group) {
         if self.updated.elapsed() < INTERVAL {
             return;
         }

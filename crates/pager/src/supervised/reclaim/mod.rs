@@ -1,8 +1,8 @@
 //! Page-out: victims, batches through the stage, and the reclaimer thread.
 
 #[cfg(not(simulated))]
-pub mod affinity;
-pub mod batch;
-pub mod priority;
-pub mod reclaimer;
-pub mod stage;
+pub(crate) mod affinity;
+pub(crate) mod batch;
+pub(crate) mod priority;
+pub(crate) mod reclaimer;
+pub(crate) mod stage;

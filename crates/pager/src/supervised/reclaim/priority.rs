@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// then read the other, and at least one of them must see the other's write. `thread` is Relaxed, as it
 /// is set once.
 #[derive(Debug, Default)]
-pub struct ReclaimerPriority {
+pub(crate) struct ReclaimerPriority {
     /// TID of the reclaimer; 0 before it runs, and if it may not raise its priority.
     thread: AtomicU32,
     /// Room is short.
@@ -26,7 +26,7 @@ pub struct ReclaimerPriority {
 
 impl ReclaimerPriority {
     /// Makes the calling thread the reclaimer and raises its priority.
-    pub fn begin(&self) {
+    pub(crate) fn begin(&self) {
         let thread = thread::current_id();
         if thread::set_standing(thread, Standing::Before) {
             self.thread.store(thread, Ordering::Relaxed);
@@ -43,7 +43,7 @@ impl ReclaimerPriority {
     /// Notes that room is short: a yielding reclaimer gets the priority of programs. If it stops
     /// yielding at the same moment, it may keep that priority, instead of a higher one, until it yields
     /// again.
-    pub fn note_pressure(&self) {
+    pub(crate) fn note_pressure(&self) {
         if let Some(thread) = self.thread()
             && !self.pressed.swap(true, Ordering::SeqCst)
             && self.yielding.load(Ordering::SeqCst)
@@ -53,13 +53,13 @@ impl ReclaimerPriority {
     }
 
     /// Notes that there is room. Called by the reclaimer.
-    pub fn note_room(&self) {
+    pub(crate) fn note_room(&self) {
         self.pressed.store(false, Ordering::SeqCst);
     }
 
     /// Yields to programs until the guard is dropped. Called by the reclaimer, which holds no lock that
     /// a fault needs.
-    pub fn yield_to_programs(&self) -> Yielding<'_> {
+    pub(crate) fn yield_to_programs(&self) -> Yielding<'_> {
         if let Some(thread) = self.thread() {
             self.yielding.store(true, Ordering::SeqCst);
             self.apply(thread);
@@ -87,7 +87,7 @@ impl ReclaimerPriority {
 
 /// Guard of [`ReclaimerPriority::yield_to_programs`]; raises the reclaimer's priority again on drop.
 #[must_use = "the thread yields until this is dropped"]
-pub struct Yielding<'a>(&'a ReclaimerPriority);
+pub(crate) struct Yielding<'a>(&'a ReclaimerPriority);
 
 impl Drop for Yielding<'_> {
     fn drop(&mut self) {

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 /// Maximum number of pages moved and compressed in one round. More makes fewer commands and delays
 /// deferred faults.
-pub const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// Minimum number of pages of a program that stay staged. More keeps more pages as swap cache and fewer
 /// resident.
 const STAGED_AT_LEAST: u64 = 16;
@@ -70,7 +70,7 @@ const HELPER_PATIENCE: Duration = Duration::from_millis(5);
 const GATE_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The reclaimer thread.
-pub struct Reclaimer {
+pub(crate) struct Reclaimer {
     group: Arc<Group>,
     scratch: Scratch,
     buffer: Vec<Page>,
@@ -121,7 +121,7 @@ impl Progress {
 
 impl Reclaimer {
     /// The reclaimer of a group.
-    pub fn new(group: Arc<Group>) -> Reclaimer {
+    pub(crate) fn new(group: Arc<Group>) -> Reclaimer {
         Reclaimer {
             service: FaultService::with_patience(group.clone(), GATE_PATIENCE),
             group,
@@ -138,7 +138,7 @@ impl Reclaimer {
 
     /// Runs until the group stops.
     #[cfg(not(simulated))]
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         self.group.resources.priority.begin();
         let mut affinity = AffinityFollower::new();
         while !self.group.stopping.load(Ordering::Relaxed) {
@@ -149,7 +149,7 @@ impl Reclaimer {
     }
 
     /// Waits for a wake-up, not for long.
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let waits_for_gate = !self.missed.is_empty() || self.service.has_unfinished();
         let longest = if waits_for_gate { GATE_PATIENCE } else { IDLE };
         self.group.resources.wait_for_wake(longest);
@@ -167,7 +167,7 @@ impl Reclaimer {
 
     /// Brings the group below its lower watermark if it is above the upper one, and frees slots that
     /// handlers left.
-    pub fn reclaim(&mut self) {
+    pub(crate) fn reclaim(&mut self) {
         self.service.finish_loads();
         let missed = std::mem::take(&mut self.missed);
         self.serve(missed);

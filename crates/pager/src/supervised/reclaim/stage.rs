@@ -21,7 +21,7 @@ enum Place {
 
 /// The places of one stage, guarded by a mutex of the address space.
 #[derive(Debug)]
-pub struct Stage {
+pub(crate) struct Stage {
     places: Vec<Place>,
     /// Where the search for an empty place starts.
     next: usize,
@@ -35,7 +35,7 @@ pub struct Stage {
 
 impl Stage {
     /// An empty stage of `places` pages.
-    pub fn new(places: usize) -> Stage {
+    pub(crate) fn new(places: usize) -> Stage {
         Stage {
             places: vec![Place::Empty; places],
             next: 0,
@@ -48,7 +48,7 @@ impl Stage {
     /// Reserves the next empty place of the ring for a victim that may be a sample of a list; `None` if
     /// there is none. Skips places that cannot be
     /// freed for a while, for example because they are pinned.
-    pub fn reserve(&mut self, sample: Option<List>) -> Option<StageIndex> {
+    pub(crate) fn reserve(&mut self, sample: Option<List>) -> Option<StageIndex> {
         let ring = (self.next..self.places.len()).chain(0..self.next);
         let index = ring
             .into_iter()
@@ -63,7 +63,7 @@ impl Stage {
     }
 
     /// The page of `owner` arrived at a reserved place.
-    pub fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
+    pub(crate) fn arrived(&mut self, index: StageIndex, owner: VirtualPage) {
         let place = self.place(index);
         let sample = match *place {
             Place::Reserved(sample) => sample,
@@ -95,24 +95,24 @@ impl Stage {
     }
 
     /// No page arrived at a reserved place.
-    pub fn unused(&mut self, index: StageIndex) {
+    pub(crate) fn unused(&mut self, index: StageIndex) {
         *self.place(index) = Place::Empty;
     }
 
     /// A page that is not needed any more arrived at a reserved place.
-    pub fn arrived_dead(&mut self, index: StageIndex) {
+    pub(crate) fn arrived_dead(&mut self, index: StageIndex) {
         *self.place(index) = Place::Dead;
         self.dead.push(index);
     }
 
     /// The number of consecutive empty places from `index` on, at most `most`.
-    pub fn empty_from(&self, index: StageIndex, most: u32) -> u32 {
+    pub(crate) fn empty_from(&self, index: StageIndex, most: u32) -> u32 {
         let places = self.places[index.0 as usize..].iter().take(most as usize);
         places.take_while(|place| **place == Place::Empty).count() as u32
     }
 
     /// Pages were faulted in at empty places (`mlockall`): they are to be freed.
-    pub fn filled(&mut self, first: StageIndex, pages: u32) {
+    pub(crate) fn filled(&mut self, first: StageIndex, pages: u32) {
         for index in first.0..first.0 + pages {
             if *self.place(StageIndex(index)) == Place::Empty {
                 self.arrived_dead(StageIndex(index));
@@ -121,7 +121,7 @@ impl Stage {
     }
 
     /// The page of a live place is not needed any more.
-    pub fn retire(&mut self, index: StageIndex) {
+    pub(crate) fn retire(&mut self, index: StageIndex) {
         let place = self.place(index);
         if matches!(place, Place::Live(..)) {
             *place = Place::Dead;
@@ -131,7 +131,7 @@ impl Stage {
     }
 
     /// The owner of a live page moved to another address.
-    pub fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
+    pub(crate) fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
         let place = self.place(index);
         if let Place::Live(_, sample) = *place {
             *place = Place::Live(owner, sample);
@@ -139,7 +139,7 @@ impl Stage {
     }
 
     /// The list of which the page at a live place is a sample.
-    pub fn sample(&self, index: StageIndex) -> Option<List> {
+    pub(crate) fn sample(&self, index: StageIndex) -> Option<List> {
         match self.places[index.0 as usize] {
             Place::Live(_, sample) => sample,
             _ => None,
@@ -147,12 +147,12 @@ impl Stage {
     }
 
     /// Number of live places.
-    pub fn live(&self) -> usize {
+    pub(crate) fn live(&self) -> usize {
         self.live
     }
 
     /// Collects up to `count` of the oldest live pages into `out`. They stay live.
-    pub fn oldest(&mut self, count: usize, out: &mut Vec<(StageIndex, VirtualPage)>) {
+    pub(crate) fn oldest(&mut self, count: usize, out: &mut Vec<(StageIndex, VirtualPage)>) {
         out.clear();
         while out.len() < count {
             let Some(index) = self.arrivals.pop_front() else {
@@ -169,7 +169,7 @@ impl Stage {
     }
 
     /// Takes up to `runs` runs of dead places to be freed, as (first, pages).
-    pub fn take_dead(&mut self, runs: usize) -> Vec<(StageIndex, u32)> {
+    pub(crate) fn take_dead(&mut self, runs: usize) -> Vec<(StageIndex, u32)> {
         self.dead.sort_unstable();
         let mut taken: Vec<(StageIndex, u32)> = Vec::new();
         let mut used = 0;
@@ -187,14 +187,14 @@ impl Stage {
     }
 
     /// A run taken by [`Stage::take_dead`] was freed.
-    pub fn dropped(&mut self, first: StageIndex, pages: u32) {
+    pub(crate) fn dropped(&mut self, first: StageIndex, pages: u32) {
         for index in first.0..first.0 + pages {
             self.places[index as usize] = Place::Empty;
         }
     }
 
     /// A run taken by [`Stage::take_dead`] was not freed completely, and waits again.
-    pub fn not_dropped(&mut self, first: StageIndex, pages: u32) {
+    pub(crate) fn not_dropped(&mut self, first: StageIndex, pages: u32) {
         self.dead.extend((first.0..first.0 + pages).map(StageIndex));
     }
 }

@@ -58,7 +58,7 @@ const GROWTH_TO_SCAN_PAGES: i64 = 256;
 const GATE_PATIENCE: Duration = Duration::from_millis(5);
 
 /// The governor thread.
-pub struct Governor {
+pub(crate) struct Governor {
     group: Arc<Group>,
     handlers: Arc<Handlers>,
     /// Reads events and serves the faults among them; its buffers are also used by recalls.
@@ -77,7 +77,7 @@ pub struct Governor {
 
 impl Governor {
     /// The governor of a group.
-    pub fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
+    pub(crate) fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
         Governor {
             messages: MessageService::new(
                 handlers.clone(),
@@ -97,7 +97,7 @@ impl Governor {
     }
 
     /// Runs until the group stops.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         thread::set_timer_slack(50_000);
         // A late sample lets programs outgrow the limit before they are managed.
         thread::set_standing(thread::current_id(), Standing::Before);

@@ -2,7 +2,7 @@
 //! that.
 
 #[cfg(not(simulated))]
-pub mod governor;
-pub mod refused;
-pub mod register;
-pub mod vma_scan;
+pub(crate) mod governor;
+pub(crate) mod refused;
+pub(crate) mod register;
+pub(crate) mod vma_scan;

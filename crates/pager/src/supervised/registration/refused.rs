@@ -15,7 +15,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// Refused ranges of one program. The governor uses it; guarded by a mutex of the address space.
 #[derive(Debug, Default)]
-pub struct Refused {
+pub(crate) struct Refused {
     /// Refused in the current interval.
     current: RangeSet,
     /// Refused in the previous interval.
@@ -26,18 +26,18 @@ pub struct Refused {
 
 impl Refused {
     /// Notes a range that the kernel refused to register.
-    pub fn note(&mut self, range: PageRange) {
+    pub(crate) fn note(&mut self, range: PageRange) {
         self.since.get_or_insert_with(Instant::now);
         self.current.add(range);
     }
 
     /// The ranges refused in the current interval.
-    pub fn ranges(&self) -> &[PageRange] {
+    pub(crate) fn ranges(&self) -> &[PageRange] {
         self.current.ranges()
     }
 
     /// Starts a new interval, in which all ranges are retried, if it is due.
-    pub fn age(&mut self) {
+    pub(crate) fn age(&mut self) {
         if self.since.is_some_and(|since| since.elapsed() >= AGAIN) {
             self.previous = std::mem::take(&mut self.current);
             self.since = None;
@@ -45,12 +45,12 @@ impl Refused {
     }
 
     /// Whether all of a range was refused in the current interval.
-    pub fn covers(&self, range: PageRange) -> bool {
+    pub(crate) fn covers(&self, range: PageRange) -> bool {
         self.current.uncovered(range).is_empty()
     }
 
     /// Whether any part of `ranges` was not refused in the previous interval.
-    pub fn is_any_new(&self, ranges: &[PageRange]) -> bool {
+    pub(crate) fn is_any_new(&self, ranges: &[PageRange]) -> bool {
         let is_new = |range: &PageRange| !self.previous.uncovered(*range).is_empty();
         ranges.iter().any(is_new)
     }

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering;
 ///
 /// Ranges that were registered and do not count stay registered, because other memory may have
 /// moved there. Unmanaged memory is never paged out, and its faults are served.
-pub fn register(
+pub(crate) fn register(
     space: &AddressSpace,
     gate: &Exclusive<'_>,
     attached: &Attached,

@@ -38,7 +38,7 @@ const FEW_MAPPINGS: usize = 1 << 12;
 
 /// Result of one scan of a program's VMAs. The governor owns it.
 #[derive(Debug, Default)]
-pub struct VmaScan {
+pub(crate) struct VmaScan {
     /// Mappings to manage, of which some part is not managed yet.
     pub unmanaged: Vec<PageRange>,
     /// Guard regions in them, which are never managed.
@@ -51,7 +51,7 @@ pub struct VmaScan {
 
 impl VmaScan {
     /// Scans the VMAs of a program.
-    pub fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
+    pub(crate) fn of(space: &AddressSpace, attached: &Attached) -> io::Result<VmaScan> {
         let areas = attached.inspector.vmas()?;
         let mut scan = VmaScan::default();
         lock(&space.refused).age();

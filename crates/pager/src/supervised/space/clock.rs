@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 /// The clock hand of an address space, and ranges that are paged out ahead of it. The reclaimer moves
 /// the hand; other threads read it as a hint (Relaxed).
 #[derive(Debug, Default)]
-pub struct Clock {
+pub(crate) struct Clock {
     /// The page under the hand.
     pub hand: AtomicU64,
     /// Distance behind the hand, in pages, within which a page counts as evicted recently.
@@ -34,7 +34,7 @@ pub struct Clock {
 impl Clock {
     /// Whether the hand passed a page recently: if the page faults now, it refaults early. No eviction
     /// time is stored; the distance from the hand approximates the refault distance.
-    pub fn refaults_early(&self, page: VirtualPage) -> bool {
+    pub(crate) fn refaults_early(&self, page: VirtualPage) -> bool {
         let hand = self.hand.load(Ordering::Relaxed);
         hand.wrapping_sub(page.0) <= self.recent.load(Ordering::Relaxed)
     }

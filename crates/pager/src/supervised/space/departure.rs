@@ -7,7 +7,7 @@ impl AddressSpace {
     /// Makes the helper exit if it is the only thread left of a program whose threads exited one by one
     /// (`exit`, not `exit_group`). The last thread's status becomes that of the process, so the helper
     /// exits with the main thread's status, the only one that is known.
-    pub fn end_helper_after_threads(&self) {
+    pub(crate) fn end_helper_after_threads(&self) {
         if !self.has_left()
             && let Some(attached) = self.attached()
             && let Some(status) = attached.inspector.left_to_one()
@@ -18,7 +18,7 @@ impl AddressSpace {
 
     /// Makes a privileged helper exit once its program gave up privileges: an attacker in the program
     /// could use the helper's.
-    pub fn follow_privileges(&self) {
+    pub(crate) fn follow_privileges(&self) {
         let Some(attached) = self.attached().filter(|_| !self.has_left()) else {
             return;
         };

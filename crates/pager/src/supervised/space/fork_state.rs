@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
 /// Relaxed: the gate, or creation of the child, publishes what they announce.
-pub struct ForkState<M: Member> {
+pub(crate) struct ForkState<M: Member> {
     /// Changes concurrent with the fork that created this child, until it is compared with its
     /// mappings. Locked before the gate.
     pub inheritance: Mutex<Option<Inheritance>>,
@@ -52,7 +52,7 @@ impl<M: Member> ForkState<M> {
     /// # Panics
     ///
     /// If getrandom fails.
-    pub fn of_child(family: Arc<Family<M>>, beacon: Option<VirtualPage>) -> ForkState<M> {
+    pub(crate) fn of_child(family: Arc<Family<M>>, beacon: Option<VirtualPage>) -> ForkState<M> {
         let mut secret = [0; 16];
         if beacon.is_some() {
             getrandom::fill(&mut secret).expect("the kernel has random numbers");
@@ -67,7 +67,7 @@ impl<M: Member> ForkState<M> {
     }
 
     /// The page in which a child reads its ID; `None` in an executed program.
-    pub fn beacon(&self) -> Option<VirtualPage> {
+    pub(crate) fn beacon(&self) -> Option<VirtualPage> {
         self.beacon
     }
 }

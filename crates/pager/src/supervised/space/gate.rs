@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Data that is accessible through a guard of the gate only.
 #[derive(Default)]
-pub struct Gated<T>(UnsafeCell<T>);
+pub(crate) struct Gated<T>(UnsafeCell<T>);
 
 // SAFETY: shared references come from guards of both kinds, and a mutable one from a mutably borrowed
 // `Exclusive`, during which no other guard exists.
@@ -23,13 +23,13 @@ unsafe impl<T: Send + Sync> Sync for Gated<T> {}
 
 impl<T> Gated<T> {
     /// The data, for the owner of a unique reference.
-    pub fn get_mut(&mut self) -> &mut T {
+    pub(crate) fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 }
 
 /// A guard of the gate, of either kind.
-pub trait Inside {
+pub(crate) trait Inside {
     /// The page table.
     fn table(&self) -> &PageTable;
 
@@ -39,7 +39,7 @@ pub trait Inside {
 }
 
 /// Guard of the shared gate, under which page states change by compare-and-swap. Leaves on drop.
-pub struct Shared<'a>(&'a AddressSpace);
+pub(crate) struct Shared<'a>(&'a AddressSpace);
 
 impl Inside for Shared<'_> {
     fn table(&self) -> &PageTable {
@@ -59,7 +59,7 @@ impl Drop for Shared<'_> {
 }
 
 /// Guard of the exclusive gate, under which messages are read and events applied. Leaves on drop.
-pub struct Exclusive<'a>(&'a AddressSpace);
+pub(crate) struct Exclusive<'a>(&'a AddressSpace);
 
 impl Inside for Exclusive<'_> {
     fn table(&self) -> &PageTable {
@@ -74,7 +74,7 @@ impl Inside for Exclusive<'_> {
 
 impl Exclusive<'_> {
     /// The page table, to free nodes.
-    pub fn table_mut(&mut self) -> &mut PageTable {
+    pub(crate) fn table_mut(&mut self) -> &mut PageTable {
         // SAFETY: this is the only guard, and it is borrowed mutably.
         unsafe { &mut *self.0.table.0.get() }
     }
@@ -90,7 +90,7 @@ impl Drop for Exclusive<'_> {
 impl AddressSpace {
     /// Enters the shared gate. Waits for threads of the supervisor only. `Err` if the address space is
     /// gone.
-    pub fn shared(&self) -> Result<Shared<'_>, Abandoned> {
+    pub(crate) fn shared(&self) -> Result<Shared<'_>, Abandoned> {
         let give_up = || self.is_dead_or_gone();
         self.channel.gate().enter_shared(NAP_NS, give_up)?;
         Ok(Shared(self))
@@ -98,7 +98,7 @@ impl AddressSpace {
 
     /// Enters the shared gate, waiting at most `patience`: a thread that reads the messages of a program
     /// holds it for as long as the program's changes take. For threads that other programs need.
-    pub fn shared_within(&self, patience: Duration) -> Result<Shared<'_>, Abandoned> {
+    pub(crate) fn shared_within(&self, patience: Duration) -> Result<Shared<'_>, Abandoned> {
         if let Some(gate) = self.try_shared() {
             return Ok(gate);
         }
@@ -110,7 +110,7 @@ impl AddressSpace {
     }
 
     /// Enters the shared gate, unless it is held exclusively at the moment.
-    pub fn try_shared(&self) -> Option<Shared<'_>> {
+    pub(crate) fn try_shared(&self) -> Option<Shared<'_>> {
         let entered = self.channel.gate().try_enter_shared();
         // `then_some` would construct, and drop, a guard even if the gate was not entered.
         if Bug::GateLeftUnentered.is_back() && !entered {
@@ -121,7 +121,7 @@ impl AddressSpace {
 
     /// Enters the exclusive gate, waiting at most `patience`: a program that is stopped while its
     /// helper is inside holds the gate until it continues or the gate is taken over.
-    pub fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
+    pub(crate) fn exclusive_within(&self, patience: Duration) -> Result<Exclusive<'_>, Abandoned> {
         // The gate is free nearly always; then the clock is not read.
         let began = LazyCell::new(Instant::now);
         let nap = (patience.as_nanos() as u64).min(NAP_NS);

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// A state of [`Life`], in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// No helper is connected: none connected yet, or its socket closed. The governor probes whether
     /// the kernel has released the address space.
     Detached,
@@ -31,7 +31,7 @@ pub enum Phase {
 /// Whether the program was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kill {
+pub(crate) enum Kill {
     /// No kill was attempted.
     None,
     /// A kill was attempted, but the PID is not known.
@@ -42,7 +42,7 @@ pub enum Kill {
 
 /// The phase of an address space, and whether its program was killed.
 #[derive(Debug)]
-pub struct Life {
+pub(crate) struct Life {
     phase: AtomicU8,
     kill: AtomicU8,
 }
@@ -58,7 +58,7 @@ impl Default for Life {
 
 impl Life {
     /// The current phase.
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Relaxed) {
             0 => Phase::Detached,
             1 => Phase::Attached,
@@ -75,28 +75,28 @@ impl Life {
     }
 
     /// The helper's socket is open.
-    pub fn attach(&self) {
+    pub(crate) fn attach(&self) {
         self.change(Phase::Detached, Phase::Attached);
     }
 
     /// The helper's socket closed, or the address space was found gone.
-    pub fn detach(&self) {
+    pub(crate) fn detach(&self) {
         self.change(Phase::Attached, Phase::Detached);
     }
 
     /// The program exited or executed another one.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.phase.fetch_max(Phase::Left as u8, Ordering::Relaxed);
     }
 
     /// The kernel has released the address space.
-    pub fn die(&self) {
+    pub(crate) fn die(&self) {
         self.phase.fetch_max(Phase::Dead as u8, Ordering::Relaxed);
     }
 
     /// Notes a kill or a failed attempt. `true` if it is the first of its kind and no kill was sent
     /// before.
-    pub fn note_kill(&self, kill: Kill) -> bool {
+    pub(crate) fn note_kill(&self, kill: Kill) -> bool {
         self.kill.fetch_max(kill as u8, Ordering::Relaxed) < kill as u8
     }
 }

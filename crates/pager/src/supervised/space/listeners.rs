@@ -3,7 +3,7 @@
 /// The handlers that listen to an address space, and the sampling that chooses them. Guarded by a mutex
 /// of the address space.
 #[derive(Debug, Default)]
-pub struct Listeners {
+pub(crate) struct Listeners {
     /// Handler numbers, each with the number of consecutive samples from other CPUs.
     pub listening: Vec<(usize, u32)>,
     /// Faults until the next sample of a faulting thread's CPU.
@@ -14,7 +14,7 @@ pub struct Listeners {
 
 impl Listeners {
     /// The numbers of the listening handlers. Handlers are numbered in the order of the allowed CPUs.
-    pub fn listeners(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn listeners(&self) -> impl Iterator<Item = usize> + '_ {
         self.listening.iter().map(|(number, _)| *number)
     }
 }

@@ -2,23 +2,23 @@
 //!
 //! The lock order is in section 5 of `docs/design.md`.
 
-pub mod clock;
-pub mod cow;
+pub(crate) mod clock;
+pub(crate) mod cow;
 #[cfg(not(simulated))]
-pub mod departure;
-pub mod fork_state;
-pub mod gate;
-pub mod life;
-pub mod listeners;
-pub mod orphan;
-pub mod prepared;
-pub mod removals;
-pub mod sampling;
-pub mod sealed;
-pub mod staging;
-pub mod stopped;
-pub mod table_sweep;
-pub mod unevictable;
+pub(crate) mod departure;
+pub(crate) mod fork_state;
+pub(crate) mod gate;
+pub(crate) mod life;
+pub(crate) mod listeners;
+pub(crate) mod orphan;
+pub(crate) mod prepared;
+pub(crate) mod removals;
+pub(crate) mod sampling;
+pub(crate) mod sealed;
+pub(crate) mod staging;
+pub(crate) mod stopped;
+pub(crate) mod table_sweep;
+pub(crate) mod unevictable;
 
 use self::clock::Clock;
 use self::cow::CowProtection;
@@ -57,7 +57,7 @@ use std::sync::{Arc, OnceLock};
 
 /// Where the helper's memory lies in the program. Never managed.
 #[derive(Debug, Clone, Copy)]
-pub struct Arena {
+pub(crate) struct Arena {
     /// The whole arena.
     pub whole: PageRange,
     /// The stage.
@@ -67,7 +67,7 @@ pub struct Arena {
 }
 
 /// What the helper's hello announced. Set once, by the acceptor; immutable afterwards.
-pub struct Attached {
+pub(crate) struct Attached {
     /// Access to the program's `/proc` files and memory.
     pub inspector: Arc<Inspector>,
     /// The helper's memory.
@@ -79,7 +79,7 @@ pub struct Attached {
 
 /// Events that were read and not applied yet. Used only inside the exclusive gate.
 #[derive(Default)]
-pub struct Changes {
+pub(crate) struct Changes {
     /// The events, in an order in which each was possible.
     pub order: Order,
     /// Userfaultfds of forked children, by the number in
@@ -96,7 +96,7 @@ pub struct Changes {
 ///
 /// Atomics of all parts are hints, with Relaxed accesses unless stated otherwise: the data that they
 /// announce is published by the gate or a mutex.
-pub struct AddressSpace {
+pub(crate) struct AddressSpace {
     /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
     uffd: Userfaultfd,
@@ -172,7 +172,7 @@ pub struct AddressSpace {
 
 impl AddressSpace {
     /// The address space of an executed program, or of a forked child with its `fork` state.
-    pub fn new(
+    pub(crate) fn new(
         resources: Arc<Resources>,
         id: u64,
         (uffd, helper_port): (Userfaultfd, HelperPort),
@@ -220,18 +220,18 @@ impl AddressSpace {
     }
 
     /// Whether a fault on `page` is a forked child's read of its ID.
-    pub fn is_id_request(&self, page: VirtualPage) -> bool {
+    pub(crate) fn is_id_request(&self, page: VirtualPage) -> bool {
         self.fork.beacon() == Some(page) && self.attached().is_none()
     }
 
     /// The userfaultfd that the stage and managed ranges are registered with.
-    pub fn uffd(&self) -> &Userfaultfd {
+    pub(crate) fn uffd(&self) -> &Userfaultfd {
         &self.uffd
     }
 
     /// Notes the helper's hello: from now on pages can be moved out. `false` if a helper attached
     /// before.
-    pub fn attach(&self, attached: Attached) -> bool {
+    pub(crate) fn attach(&self, attached: Attached) -> bool {
         *lock(&self.stage) = Stage::new(attached.arena.stage.pages() as usize);
         let is_first = self.attached.set(attached).is_ok();
         // Drop its descriptors.
@@ -240,35 +240,35 @@ impl AddressSpace {
     }
 
     /// What the helper's hello announced, if a helper ever attached.
-    pub fn attached(&self) -> Option<&Attached> {
+    pub(crate) fn attached(&self) -> Option<&Attached> {
         self.attached.get()
     }
 
     /// Access to the program's process, if it is known.
-    pub fn inspector(&self) -> Option<Arc<Inspector>> {
+    pub(crate) fn inspector(&self) -> Option<Arc<Inspector>> {
         let attached = self.attached().map(|attached| attached.inspector.clone());
         attached.or_else(|| lock(&self.child_process).clone())
     }
 
     /// The pages of a range that are resident (pagemap).
-    pub fn present(&self, range: PageRange) -> io::Result<RangeSet> {
+    pub(crate) fn present(&self, range: PageRange) -> io::Result<RangeSet> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;
         inspector.resident(range)
     }
 
     /// Notes the process of a child without a helper.
-    pub fn set_child_process(&self, inspector: Inspector) {
+    pub(crate) fn set_child_process(&self, inspector: Inspector) {
         // Any later inspector is of the same process.
         lock(&self.child_process).get_or_insert_with(|| Arc::new(inspector));
     }
 
     /// Whether the program exited or executed another one.
-    pub fn has_left(&self) -> bool {
+    pub(crate) fn has_left(&self) -> bool {
         self.life.phase() >= Phase::Left
     }
 
     /// The program exited or executed another one: nothing of it is resident.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.life.leave();
         self.resources.shared.remove_space(|| {
             let resident = self.resident_pages() as u64;
@@ -283,17 +283,17 @@ impl AddressSpace {
     }
 
     /// Whether the kernel has released the address space.
-    pub fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.life.phase() == Phase::Dead
     }
 
     /// Whether no helper's socket is open.
-    pub fn is_detached(&self) -> bool {
+    pub(crate) fn is_detached(&self) -> bool {
         self.life.phase() != Phase::Attached
     }
 
     /// Whether a wait for the gate is futile: a helper that was killed inside the gate never leaves it.
-    pub fn is_dead_or_gone(&self) -> bool {
+    pub(crate) fn is_dead_or_gone(&self) -> bool {
         if !self.is_dead() && self.is_gone() {
             self.life.die();
         }
@@ -301,18 +301,18 @@ impl AddressSpace {
     }
 
     /// Whether the kernel answers ESRCH: the address space is released.
-    pub fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.uffd().is_gone()
     }
 
     /// Whether a mapping change is in progress or its event is unread (the kernel's `mmap_changing`).
-    pub fn is_changing(&self) -> bool {
+    pub(crate) fn is_changing(&self) -> bool {
         self.uffd.is_changing()
     }
 
     /// Kills the program, which cannot be served any more, and logs why. `false` if its PID is unknown;
     /// its next fault may reveal it.
-    pub fn kill_program(&self, why: &str) -> bool {
+    pub(crate) fn kill_program(&self, why: &str) -> bool {
         let Some(inspector) = self.inspector() else {
             if self.life.note_kill(Kill::NotFound) {
                 log::error!("cannot kill a program, because its PID is not known yet: {why}");
@@ -328,35 +328,35 @@ impl AddressSpace {
     }
 
     /// Resident pages charged to the program.
-    pub fn resident_pages(&self) -> i64 {
+    pub(crate) fn resident_pages(&self) -> i64 {
         (self.charges.charged(Charge::Resident) / PAGE_SIZE as u64) as i64
     }
 
     /// The program's charges.
-    pub fn charges(&self) -> &memfold_swap::Group {
+    pub(crate) fn charges(&self) -> &memfold_swap::Group {
         &self.charges
     }
 
     /// Updates the charge for staged pages.
-    pub fn note_staged(&self) {
+    pub(crate) fn note_staged(&self) {
         let stage = lock(&self.stage);
         self.charges.set(Charge::Staged, bytes(stage.live() as u64));
     }
 
     /// Stores a page, charged to the program.
-    pub fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
+    pub(crate) fn store(&self, page: &Page, scratch: &mut Scratch) -> Result<Slot, StoreError> {
         self.resources.swap.store_for(&self.charges, page, scratch)
     }
 
     /// Sets the resident pages to the kernel's count. Changes since the sample are lost until the next
     /// one.
-    pub fn set_resident_pages(&self, pages: u64) {
+    pub(crate) fn set_resident_pages(&self, pages: u64) {
         self.charges.set(Charge::Resident, bytes(pages));
     }
 
     /// Sets the resident pages to the governor's sample, and attributes the difference to faults that
     /// the kernel served itself.
-    pub fn note_resident_pages(&self, pages: u64) {
+    pub(crate) fn note_resident_pages(&self, pages: u64) {
         let unknown = pages as i64 - self.resident_pages();
         // Only the governor calls this, so load and store need not be one operation.
         let grown = self.sampling.grown_by_itself.load(Ordering::Relaxed) + unknown;
@@ -377,7 +377,7 @@ impl AddressSpace {
     }
 
     /// Adjusts the resident pages by pages that were brought in or dropped.
-    pub fn add_resident_pages(&self, pages: i64) {
+    pub(crate) fn add_resident_pages(&self, pages: i64) {
         let changed = bytes(pages.unsigned_abs());
         if pages > 0 {
             self.charges.charge(Charge::Resident, changed);
@@ -387,12 +387,12 @@ impl AddressSpace {
     }
 
     /// Bytes of the page table.
-    pub fn metadata_bytes(&self) -> u64 {
+    pub(crate) fn metadata_bytes(&self) -> u64 {
         self.table_use.bytes()
     }
 
     /// Whether a page is in a managed range. If not, requests a scan of the mappings.
-    pub fn is_managed(&self, page: VirtualPage) -> bool {
+    pub(crate) fn is_managed(&self, page: VirtualPage) -> bool {
         let managed = lock(&self.managed).containing(page).is_some();
         if !managed {
             self.sampling.rescan.store(true, Ordering::Relaxed);
@@ -402,7 +402,7 @@ impl AddressSpace {
 
     /// The part of `window` in the managed range of `page`, or `page` alone if it is not managed. So no
     /// window crosses the end of a mapping.
-    pub fn clip(&self, page: VirtualPage, window: PageRange) -> PageRange {
+    pub(crate) fn clip(&self, page: VirtualPage, window: PageRange) -> PageRange {
         match lock(&self.managed).containing(page) {
             Some(region) => window.intersection(region),
             None => {
@@ -417,7 +417,7 @@ impl AddressSpace {
 
     /// Leaves claims to be released by Drop. For a fault that cannot enter the gate any more, because
     /// the address space is gone, and so must not change entries that an event may be changing.
-    pub fn abandon_claims(
+    pub(crate) fn abandon_claims(
         &self,
         pages: impl Iterator<Item = (VirtualPage, Slot)>,
         number: ClaimNumber,

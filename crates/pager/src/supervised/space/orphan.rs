@@ -9,7 +9,7 @@ use crate::time::Instant;
 use std::sync::OnceLock;
 
 /// What guards a program that its helper cannot kill.
-pub struct Orphan {
+pub(crate) struct Orphan {
     /// Creation time of the address space.
     pub born: Instant,
     /// Time at which the governor first found it detached.
@@ -38,7 +38,7 @@ impl AddressSpace {
     /// Guards a program that has no helper, or lost it. The governor retries while descriptors are
     /// short.
     #[cfg(not(simulated))]
-    pub fn guard(&self) {
+    pub(crate) fn guard(&self) {
         let guardian = &self.resources.guardian;
         // If a helper exited, the survivor is another process that shares the memory (CLONE_VM).
         let known = self.inspector().filter(|_| self.attached().is_none());
@@ -72,7 +72,7 @@ impl AddressSpace {
 
     /// Guards a program whose helper is about to touch pages to break COW. A helper that waits for a missing
     /// page does not see the supervisor die. Where descriptors are short, the next batch tries again.
-    pub fn guard_helper(&self) {
+    pub(crate) fn guard_helper(&self) {
         if self.orphan.helped.get().is_none()
             && let Some(attached) = self.attached()
             && let Ok(handle) = attached.inspector.handle()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Unused where the kernel reports forks.
 #[derive(Default)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// What the helper was asked to withhold from children, and where it moved since. Every VMA that is withheld
     /// intersects it.
     pub withheld: Mutex<RangeSet>,
@@ -31,13 +31,13 @@ pub struct Prepared {
 impl Prepared {
     /// Whether what was withheld at `changes` is where it was: else something else may be mapped there. The gate is
     /// held exclusively.
-    pub fn is_still_withheld(&self, changes: u32) -> bool {
+    pub(crate) fn is_still_withheld(&self, changes: u32) -> bool {
         Bug::ManagedUnwithheld.is_back() || self.changes.load(Ordering::Relaxed) == changes
     }
 
     /// The helper has marked what was in a range at `changes`. If mappings changed since, it may be elsewhere, and is
     /// marked again.
-    pub fn note_marked(&self, range: PageRange, changes: u32) {
+    pub(crate) fn note_marked(&self, range: PageRange, changes: u32) {
         // Changes are counted before they are noted here.
         let mut marked = lock(&self.marked);
         if self.is_still_withheld(changes) {
@@ -46,12 +46,18 @@ impl Prepared {
     }
 
     /// Memory was unmapped.
-    pub fn note_unmap(&self, range: PageRange) {
+    pub(crate) fn note_unmap(&self, range: PageRange) {
         lock(&self.marked).remove(range);
     }
 
     /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
-    pub fn note_move(&self, from: PageRange, to: VirtualPage, stays: bool, beside_a_fork: bool) {
+    pub(crate) fn note_move(
+        &self,
+        from: PageRange,
+        to: VirtualPage,
+        stays: bool,
+        beside_a_fork: bool,
+    ) {
         let mut marked = lock(&self.marked);
         let parts = marked.covered(from);
         marked.remove(from.moved(from.start, to));

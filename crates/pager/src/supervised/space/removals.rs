@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 /// `madvise` events (`MADV_DONTNEED`, `MADV_FREE`, `MADV_REMOVE`) of one program.
 #[derive(Default)]
-pub struct Removals {
+pub(crate) struct Removals {
     /// Number of events.
     pub count: AtomicU32,
     /// Recent events on ranges that were not managed.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 /// Samples of one program's sizes. Hints: all accesses are Relaxed.
 #[derive(Debug, Default)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// Mapped pages at the last sample.
     pub mapped: AtomicU64,
     /// Resident file-backed and shared pages at the last sample.

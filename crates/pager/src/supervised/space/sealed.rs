@@ -12,7 +12,7 @@ const CONFIRMED_AFTER: Duration = Duration::from_millis(100);
 
 /// Whether memory is sealed, as far as it is known. The reclaimer looks; nothing blocks.
 #[derive(Debug, Default)]
-pub struct Seal {
+pub(crate) struct Seal {
     known: OnceLock<bool>,
     /// Time of the look that did not show it.
     missed: OnceLock<Instant>,
@@ -42,7 +42,7 @@ impl AddressSpace {
     /// Whether the stage is sealed anonymous memory, so that reading it never waits for a file that the
     /// program maps over it; always where the kernel does not seal. Read once, before the first command,
     /// and a second time where the seal did not show: the kernel takes some time for each VMA.
-    pub fn is_sealed(&self) -> bool {
+    pub(crate) fn is_sealed(&self) -> bool {
         let Some(attached) = self.attached() else {
             return false;
         };

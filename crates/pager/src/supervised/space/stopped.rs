@@ -35,7 +35,7 @@ const GATE_MISSED: u64 = 10;
 
 /// What is known of a program's stops. Hints for all threads: all accesses are Relaxed.
 #[derive(Debug, Default)]
-pub struct StopState {
+pub(crate) struct StopState {
     /// The program was found stopped, and not found running since.
     found_stopped: AtomicBool,
     /// A tracer holds the program and may read its memory: nothing of it is paged out.
@@ -53,12 +53,12 @@ pub struct StopState {
 
 impl AddressSpace {
     /// Whether the program was found stopped, and still is. Reads `/proc` only if it was.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stop.found_stopped.load(Ordering::Relaxed) && self.check_stopped()
     }
 
     /// Reads from `/proc` whether the helper is stopped, and spares the tracer at a new stop.
-    pub fn check_stopped(&self) -> bool {
+    pub(crate) fn check_stopped(&self) -> bool {
         let stopped = self
             .attached()
             .is_some_and(|attached| attached.inspector.is_stopped());
@@ -70,18 +70,18 @@ impl AddressSpace {
     }
 
     /// Whether a tracer has held the program stopped for some time (`registration/governor/traced.rs`).
-    pub fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.stop.held.load(Ordering::Relaxed)
     }
 
     /// Notes the time of a command.
-    pub fn note_posted(&self) {
+    pub(crate) fn note_posted(&self) {
         let now = self.resources.milliseconds();
         self.stop.posted.store(now, Ordering::Relaxed);
     }
 
     /// Whether the helper has ignored a command for [`SILENT`] ms.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         let posted = self.stop.posted.load(Ordering::Relaxed);
         let waits = self.resources.milliseconds().saturating_sub(posted) > SILENT;
         waits && lock(&self.helper_port).waits_for_helper()
@@ -89,7 +89,7 @@ impl AddressSpace {
 
     /// Whether handlers should retry the gate of a program that they stopped listening to; less often
     /// each time. Called by the governor.
-    pub fn may_retry_listening(&self) -> bool {
+    pub(crate) fn may_retry_listening(&self) -> bool {
         let now = self.resources.milliseconds();
         if now < self.stop.pause_ends.load(Ordering::Relaxed) {
             return false;
@@ -103,7 +103,7 @@ impl AddressSpace {
     }
 
     /// Resets the retry interval, as handlers listen to the program. Called by the governor.
-    pub fn note_listening(&self) {
+    pub(crate) fn note_listening(&self) {
         if self.stop.pause.load(Ordering::Relaxed) != 0
             && self.resources.milliseconds() >= self.stop.pause_ends.load(Ordering::Relaxed)
         {
@@ -112,13 +112,13 @@ impl AddressSpace {
     }
 
     /// Notes that reclaim did not get the gate: its holder waits for the program.
-    pub fn note_gate_missed(&self) {
+    pub(crate) fn note_gate_missed(&self) {
         let until = self.resources.milliseconds() + GATE_MISSED;
         self.stop.gate_missed_until.store(until, Ordering::Relaxed);
     }
 
     /// Whether reclaim did not get the gate a short time ago.
-    pub fn was_gate_missed(&self) -> bool {
+    pub(crate) fn was_gate_missed(&self) -> bool {
         let until = self.stop.gate_missed_until.load(Ordering::Relaxed);
         until != 0 && self.resources.milliseconds() < until
     }
@@ -134,7 +134,7 @@ impl AddressSpace {
     }
 
     /// Whether the program is a tracer that reclaim spares.
-    pub fn is_spared(&self) -> bool {
+    pub(crate) fn is_spared(&self) -> bool {
         let now = self.resources.milliseconds();
         self.resources.tracers.spares_any(now)
             && self

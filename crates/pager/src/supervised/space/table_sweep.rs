@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// Progress of the sweep of one table. Only the governor uses it, except for `holes`; all accesses are
 /// Relaxed.
 #[derive(Debug, Default)]
-pub struct Sweep {
+pub(crate) struct Sweep {
     /// Earliest start of the next sweep, in milliseconds since the supervisor's start.
     next: AtomicU64,
     /// The page to continue from; 0 between sweeps.
@@ -30,7 +30,7 @@ pub struct Sweep {
 
 impl AddressSpace {
     /// Sweeps a part of the table if a sweep is due.
-    pub fn sweep_table(&self) {
+    pub(crate) fn sweep_table(&self) {
         let sweep = &self.sweep;
         let from = sweep.from.load(Ordering::Relaxed);
         let now = self.resources.milliseconds();

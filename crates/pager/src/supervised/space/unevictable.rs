@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// What is known of a program's unevictable memory. The reclaimer looks for it; threads that settle a
 /// batch note refusals.
 #[derive(Debug, Default)]
-pub struct Unevictable {
+pub(crate) struct Unevictable {
     found: Mutex<Found>,
     /// Resident pages of the program beside the evictable ones, if it has unevictable mappings.
     /// Relaxed: a hint.
@@ -48,25 +48,25 @@ struct Found {
 
 impl Unevictable {
     /// Notes that the kernel refused to move a page.
-    pub fn note_move(&self, page: VirtualPage) {
+    pub(crate) fn note_move(&self, page: VirtualPage) {
         let mut found = lock(&self.found);
         found.is_refused = true;
         found.refused.push(page);
     }
 
     /// Notes that the kernel refused to break COW.
-    pub fn note_cow_break(&self) {
+    pub(crate) fn note_cow_break(&self) {
         lock(&self.found).is_refused = true;
     }
 
     /// Resident pages that are not evictable, if some mappings are unevictable: theirs and what is too
     /// small to be managed.
-    pub fn pages(&self) -> u64 {
+    pub(crate) fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
 
     /// The parts of `ranges` that are evictable, as far as is known.
-    pub fn evictable(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+    pub(crate) fn evictable(&self, ranges: &[PageRange]) -> Vec<PageRange> {
         let found = lock(&self.found);
         let parts = ranges.iter().map(|range| found.ranges.uncovered(*range));
         parts.flatten().collect()
@@ -90,7 +90,7 @@ impl Found {
 impl AddressSpace {
     /// Looks up the unevictable mappings if the kernel refused a page since the last look. Returns
     /// whether it did. Reads all mappings, so the caller holds no gate.
-    pub fn look_for_unevictable(&self) -> bool {
+    pub(crate) fn look_for_unevictable(&self) -> bool {
         let refused = {
             let mut found = lock(&self.unevictable.found);
             if found.age() {
@@ -114,7 +114,7 @@ impl AddressSpace {
     }
 
     /// Counts the resident pages that are not evictable, if some mappings are unevictable.
-    pub fn count_unevictable(&self, gate: &Shared<'_>) {
+    pub(crate) fn count_unevictable(&self, gate: &Shared<'_>) {
         debug_assert!(gate.is_of(self));
         let managed = lock(&self.managed).clone();
         let ranges = self.unevictable.evictable(managed.ranges());
@@ -131,7 +131,7 @@ impl AddressSpace {
 }
 
 /// Number of resident pages in evictable ranges, counted up to `enough`.
-pub fn evictable_pages(gate: &Shared<'_>, ranges: &[PageRange], enough: u64) -> u64 {
+pub(crate) fn evictable_pages(gate: &Shared<'_>, ranges: &[PageRange], enough: u64) -> u64 {
     let mut pages = 0;
     for range in ranges {
         gate.table().visit(*range, |_, entry| {

@@ -1,4 +1,4 @@
 //! Tiers of the supervised engine's swap space: background migration and the swap file.
 
-pub mod swap_file;
-pub mod tiers;
+pub(crate) mod swap_file;
+pub(crate) mod tiers;

@@ -25,7 +25,7 @@ const BUFFERS: usize = 8;
 
 /// An unlinked swap file. Any thread reads and writes it; `buffers` has its own lock.
 #[derive(Debug)]
-pub struct SwapFile {
+pub(crate) struct SwapFile {
     file: File,
     buffers: Mutex<Vec<AlignedBuffer>>,
 }
@@ -35,7 +35,7 @@ impl SwapFile {
     ///
     /// # Errors
     /// If the file system refuses such a file, or refuses to read and write it.
-    pub fn create(directory: &Path, bytes: u64) -> io::Result<SwapFile> {
+    pub(crate) fn create(directory: &Path, bytes: u64) -> io::Result<SwapFile> {
         if let Ok(file) = Self::with_flags(directory, bytes, libc::O_DIRECT)
             && is_direct(&file.file)
         {

@@ -100,7 +100,7 @@ pub fn open_swap_file(options: &SwapFileOptions) -> Result<FileTier, SwapFileErr
 
 /// Watermarks of the pool in bytes, above which pages are written back to the swap file.
 #[derive(Debug, Clone, Copy)]
-pub struct PoolShare {
+pub(crate) struct PoolShare {
     /// The background thread writes back above this.
     start: u64,
     /// The background thread stops below this.
@@ -111,7 +111,7 @@ pub struct PoolShare {
 
 impl PoolShare {
     /// The watermarks for half of the limit.
-    pub fn of(limit: u64) -> PoolShare {
+    pub(crate) fn of(limit: u64) -> PoolShare {
         let share = limit / 2;
         let distance = (share / 32).min(32 << 20);
         PoolShare {
@@ -137,7 +137,7 @@ impl Group {
     }
 
     /// Keeps the pool within its share. Called by the reclaimer before it stores pages.
-    pub fn hold_pool_limit(&self, scratch: &mut Scratch) {
+    pub(crate) fn hold_pool_limit(&self, scratch: &mut Scratch) {
         let share = self.pool_share();
         self.compression.note_outlet(share.is_some());
         let Some(share) = share else {
@@ -197,7 +197,7 @@ impl Group {
     /// Moves all pages from the store on other machines and from the swap file to the pool, and stops
     /// using them. Returns their number. If they do not fit under the limit, the error has the number
     /// of pages left, and what they are in stays in use.
-    pub fn swap_off(&self) -> Result<u64, SwapOffError> {
+    pub(crate) fn swap_off(&self) -> Result<u64, SwapOffError> {
         if self.file.is_none() && self.remote.is_none() {
             return Err(SwapOffError::NoFile);
         }
@@ -274,7 +274,7 @@ pub enum SwapOffError {
 }
 
 /// The background thread: writes back, scans for cold pages, compacts the pool.
-pub struct Background {
+pub(crate) struct Background {
     group: Arc<Group>,
     scratch: Scratch,
     plan: ScanPlan,
@@ -288,7 +288,7 @@ pub struct Background {
 
 impl Background {
     /// The background thread of a group.
-    pub fn new(group: Arc<Group>, options: &Options) -> Background {
+    pub(crate) fn new(group: Arc<Group>, options: &Options) -> Background {
         let write_back = options
             .writeback_after
             .filter(|_| options.swap_file.is_some() || options.remote.is_some());
@@ -303,7 +303,7 @@ impl Background {
     }
 
     /// Runs until the group stops.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         // Programs and their faults have priority.
         memfold_sys::thread::set_nice(10);
         while !self.group.stopping.load(Ordering::Relaxed) {

@@ -8,18 +8,18 @@ use std::time::Duration;
 
 /// Time for which an operation is retried. Longer survives longer shortages and blocks the thread for
 /// longer.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two tries.
-pub const PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether the error is EMFILE or ENFILE.
-pub fn is_shortage(error: &io::Error) -> bool {
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::ENFILE, Errno::EMFILE].map(|errno| Some(errno.0));
     shortages.contains(&error.raw_os_error())
 }
 
 /// Runs `operation`, and again while it fails for want of a descriptor.
-pub fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let began = Instant::now();
     loop {
         match operation() {

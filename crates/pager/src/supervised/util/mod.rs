@@ -1,5 +1,5 @@
 //! Small types that several threads use.
 
-pub mod fd_pressure;
-pub mod run_time;
-pub mod tracers;
+pub(crate) mod fd_pressure;
+pub(crate) mod run_time;
+pub(crate) mod tracers;

@@ -11,14 +11,14 @@ const STEP: Duration = Duration::from_millis(50);
 /// Elapsed time, in which other processes could make progress, less time in which this process was
 /// stopped. One thread owns it and reads it more often than every 50 ms.
 #[derive(Debug)]
-pub struct RunTime {
+pub(crate) struct RunTime {
     last: Cell<Instant>,
     total: Cell<Duration>,
 }
 
 impl RunTime {
     /// Starts at zero now.
-    pub fn begin() -> RunTime {
+    pub(crate) fn begin() -> RunTime {
         RunTime {
             last: Cell::new(Instant::now()),
             total: Cell::new(Duration::ZERO),
@@ -26,7 +26,7 @@ impl RunTime {
     }
 
     /// The time since `begin`, of which at most [`STEP`] counts since the last reading.
-    pub fn so_far(&self) -> Duration {
+    pub(crate) fn so_far(&self) -> Duration {
         let now = Instant::now();
         let step = now.duration_since(self.last.replace(now));
         self.total.set(self.total.get() + step.min(STEP));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// PIDs of spared tracers, each with an end time in milliseconds since the supervisor's start. Any
 /// thread uses it. A reused PID spares the wrong program until the end time, which costs only room.
 #[derive(Debug, Default)]
-pub struct SparedTracers {
+pub(crate) struct SparedTracers {
     spared: Mutex<Vec<(i32, u64)>>,
     /// The latest end time, Relaxed: lets faults skip the lock where no tracer is spared.
     latest: AtomicU64,
@@ -14,7 +14,7 @@ pub struct SparedTracers {
 
 impl SparedTracers {
     /// Spares a tracer until the time `until`.
-    pub fn spare(&self, pid: i32, until: u64) {
+    pub(crate) fn spare(&self, pid: i32, until: u64) {
         let mut spared = lock(&self.spared);
         spared.retain(|(other, end)| *other != pid && *end + 1000 > until);
         spared.push((pid, until));
@@ -22,12 +22,12 @@ impl SparedTracers {
     }
 
     /// Whether any tracer is spared now.
-    pub fn spares_any(&self, now: u64) -> bool {
+    pub(crate) fn spares_any(&self, now: u64) -> bool {
         now < self.latest.load(Ordering::Relaxed)
     }
 
     /// Whether the process `pid` is spared now.
-    pub fn spares(&self, pid: i32, now: u64) -> bool {
+    pub(crate) fn spares(&self, pid: i32, now: u64) -> bool {
         let spared = lock(&self.spared);
         spared
             .iter()

@@ -63,7 +63,7 @@ impl Share {
 
 /// The fault-around statistics of one address space, part of its readahead state.
 #[derive(Debug)]
-pub struct FaultAround {
+pub(crate) struct FaultAround {
     probes: [Probe; PROBES],
     shares: [Share; RINGS],
     /// Faults so far.
@@ -91,7 +91,7 @@ impl Default for FaultAround {
 impl FaultAround {
     /// The range to bring in at a fault on `page`, which it contains. `swapped` returns a bitmap of the
     /// swapped-out pages of a block.
-    pub fn advise(
+    pub(crate) fn advise(
         &mut self,
         page: VirtualPage,
         swapped: impl FnOnce(PageRange) -> u16,

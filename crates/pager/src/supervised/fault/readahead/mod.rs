@@ -1,4 +1,4 @@
 //! Readahead: which neighbours of a faulting page are brought in with it.
 
-pub mod fault_around;
-pub mod sequential;
+pub(crate) mod fault_around;
+pub(crate) mod sequential;

@@ -54,7 +54,7 @@ impl Streams {
 /// Readahead state of one address space, guarded by a mutex of it; used by the threads that serve its
 /// faults.
 #[derive(Debug, Default)]
-pub struct Windows {
+pub(crate) struct Windows {
     /// Separate streams for first touches, so that scattered swap-ins do not evict them.
     first_touches: Streams,
     swap_ins: Streams,
@@ -63,13 +63,13 @@ pub struct Windows {
 
 impl Windows {
     /// The number of zero-filled pages to bring in from `page` on, at most `largest`.
-    pub fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
+    pub(crate) fn first_touch(&mut self, page: VirtualPage, largest: u32) -> u32 {
         self.first_touches.advise(page, largest)
     }
 
     /// The window of a swap-in of `page`, which it contains: at most `largest` pages. `swapped` returns
     /// a bitmap of the swapped-out pages of a block of 16 pages.
-    pub fn swap_in(
+    pub(crate) fn swap_in(
         &mut self,
         page: VirtualPage,
         largest: u32,

@@ -3,9 +3,9 @@
 //! At most one batch per address space is in flight. The thread that needs its outcome first settles
 //! it.
 
-pub mod plan;
-pub mod post;
-pub mod settle;
+pub(crate) mod plan;
+pub(crate) mod post;
+pub(crate) mod settle;
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::StageIndex;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// A run of contiguous pages of a batch.
 #[derive(Debug, Clone, Copy)]
-pub struct Run {
+pub(crate) struct Run {
     /// The first page.
     pub page: VirtualPage,
     /// Number of pages.
@@ -29,7 +29,7 @@ pub struct Run {
 
 impl Run {
     /// The pages.
-    pub fn range(&self) -> PageRange {
+    pub(crate) fn range(&self) -> PageRange {
         PageRange {
             start: self.page,
             end: self.page.plus(u64::from(self.pages)),
@@ -68,7 +68,7 @@ impl Run {
 /// | `Batch::settle` | `settle` | the thread that needs the outcome first: the reclaimer, a fault on a page of the batch, an event or a fork |
 /// | `Batch::settle_with` | `settle` | the handler that takes the gate over from a stopped helper |
 #[derive(Debug, Default)]
-pub struct Batch {
+pub(crate) struct Batch {
     /// Pages to move, or to break COW of.
     pub moves: Vec<Run>,
     /// Runs of dead places to free, as (first, pages).
@@ -77,14 +77,14 @@ pub struct Batch {
 
 impl Batch {
     /// Whether the batch has no work.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.moves.is_empty() && self.drops.is_empty()
     }
 }
 
 /// The supervisor's end of a helper's channel, with the batch in flight. Guarded by a mutex of the
 /// address space.
-pub struct HelperPort {
+pub(crate) struct HelperPort {
     /// Posts commands and reads outcomes.
     pub port: Port,
     /// The channel's descriptor, until it is handed to the program.
@@ -100,7 +100,7 @@ pub struct HelperPort {
 
 /// Number of pages of a settled batch, by their new state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Settled {
+pub(crate) struct Settled {
     /// Pages moved to the stage.
     pub staged: usize,
     /// Pages freed from the stage.
@@ -111,7 +111,7 @@ pub struct Settled {
 
 impl HelperPort {
     /// The port of a new channel.
-    pub fn new(port: Port, file: ChannelFile) -> HelperPort {
+    pub(crate) fn new(port: Port, file: ChannelFile) -> HelperPort {
         HelperPort {
             port,
             file: Some(file),
@@ -122,34 +122,34 @@ impl HelperPort {
     }
 
     /// Takes the channel's descriptor, to hand it to the program.
-    pub fn take_file(&mut self) -> Option<ChannelFile> {
+    pub(crate) fn take_file(&mut self) -> Option<ChannelFile> {
         self.file.take()
     }
 
     /// The memory shared with the helper.
-    pub fn channel(&self) -> &Arc<SharedChannel> {
+    pub(crate) fn channel(&self) -> &Arc<SharedChannel> {
         self.port.shared()
     }
 
     /// Whether no command may be posted now.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.batch.is_some() || self.taken_over || self.stage_closed
     }
 
     /// Whether a command is in flight and the helper is not done with it.
-    pub fn waits_for_helper(&self) -> bool {
+    pub(crate) fn waits_for_helper(&self) -> bool {
         (self.batch.is_some() || self.taken_over) && !self.port.is_done()
     }
 
     /// The sequence number of the last command, to wait for.
-    pub fn posted(&self) -> u32 {
+    pub(crate) fn posted(&self) -> u32 {
         self.port.posted()
     }
 }
 
 /// Fuzz target: arbitrary results of a helper.
 #[cfg(any(test, feature = "fuzzing"))]
-pub mod fuzzing {
+pub(crate) mod fuzzing {
     use super::Run;
     use crate::page::VirtualPage;
     use crate::page_state::StageIndex;

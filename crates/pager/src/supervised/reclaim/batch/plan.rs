@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 /// Maximum number of page states that the hand visits per batch. More finds more victims and holds the
 /// gate for longer.
-pub const LOOKED_AT: usize = 1 << 15;
+pub(crate) const LOOKED_AT: usize = 1 << 15;
 /// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds
 /// the gate for longer.
 const REMOVED_RUNS: usize = 64;
@@ -30,7 +30,7 @@ impl Batch {
     /// Chooses up to `wanted` victims, marks them `Moving` and reserves places for them, and takes dead
     /// places to free. The hand leaves `kept` evictable pages. `now` is in seconds since the
     /// supervisor's start. Also returns whether the program is exhausted.
-    pub fn plan(
+    pub(crate) fn plan(
         space: &AddressSpace,
         gate: &Shared<'_>,
         (wanted, kept): (usize, usize),

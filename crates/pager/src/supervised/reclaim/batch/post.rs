@@ -13,7 +13,7 @@ impl Batch {
     /// # Panics
     ///
     /// If the previous batch is not settled.
-    pub fn post(self, space: &AddressSpace, gate: &Shared<'_>) {
+    pub(crate) fn post(self, space: &AddressSpace, gate: &Shared<'_>) {
         debug_assert!(gate.is_of(space));
         let Batch { moves, drops } = self;
         assert!(

@@ -19,7 +19,7 @@ const SIBLING_RANGES_MAX: usize = 256;
 
 impl Batch {
     /// Settles the batch in flight, if the helper is done with it.
-    pub fn settle(space: &AddressSpace, gate: &impl Inside) -> Option<Settled> {
+    pub(crate) fn settle(space: &AddressSpace, gate: &impl Inside) -> Option<Settled> {
         debug_assert!(gate.is_of(space));
         let mut port = lock(&space.helper_port);
         if port.taken_over && port.port.outcome(0, 0).is_some() {
@@ -38,7 +38,7 @@ impl Batch {
     }
 
     /// Applies an outcome of this batch.
-    pub fn settle_with(
+    pub(crate) fn settle_with(
         &self,
         space: &AddressSpace,
         gate: &impl Inside,

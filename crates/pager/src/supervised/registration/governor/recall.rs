@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// Time after which a recall pauses for the governor's next sample. Longer recalls faster and delays
 /// samples.
-pub const SLICE: Duration = Duration::from_millis(4);
+pub(super) const SLICE: Duration = Duration::from_millis(4);
 /// Number of tries for a page whose mapping changes, before it is left to a later pass.
 const TRIES: u32 = 4;
 /// Page states visited between two checks of the deadline. More holds the gate for longer.
@@ -20,7 +20,7 @@ const LOOKED_AT: usize = 1 << 15;
 
 /// Progress of a recall.
 #[derive(Debug, Default)]
-pub struct Recalled {
+pub(super) struct Recalled {
     /// Where to continue; `None` at the end.
     pub next: Option<VirtualPage>,
     /// Some pages were skipped: other threads have claimed them, or their mapping changes.

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 
 /// Ranges on their way back, by ID of the address space. The governor owns it.
 #[derive(Default)]
-pub struct Releasing(HashMap<u64, Request>);
+pub(super) struct Releasing(HashMap<u64, Request>);
 
 impl Governor {
     /// Goes on with all programs that are to be managed no more. Returns whether one waits.

@@ -28,7 +28,7 @@ const HELD_AFTER: Duration = Duration::from_millis(15);
 const HELD_AFTER_BY_MANAGED_TRACER: Duration = Duration::from_millis(500);
 
 /// The stops of traced programs. The governor owns it.
-pub struct Tracing {
+pub(super) struct Tracing {
     /// By ID of the address space.
     stops: HashMap<u64, Stop>,
     /// Time of the last check.

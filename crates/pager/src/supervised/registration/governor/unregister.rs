@@ -40,7 +40,7 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Requests in progress. The governor owns it.
 #[derive(Default)]
-pub struct Unregistering {
+pub(super) struct Unregistering {
     /// By ID of the address space.
     requests: HashMap<u64, Request>,
     /// Time of the last count of refused pages.
@@ -49,7 +49,7 @@ pub struct Unregistering {
 
 impl Unregistering {
     /// Whether mappings of this program must not be registered for the moment.
-    pub fn is_pending(&self, space: &AddressSpace) -> bool {
+    pub(super) fn is_pending(&self, space: &AddressSpace) -> bool {
         self.requests.get(&space.id).is_some_and(|request| {
             let is_over = |at: Instant| at.elapsed() > ANSWERED;
             !request.answered.is_some_and(is_over)
