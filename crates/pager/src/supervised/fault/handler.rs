@@ -33,7 +33,6 @@ pub(crate) fn serve_space(
     reader: &Reader,
     listener: &mut impl Listener,
 ) {
-    let group = service.group.clone();
     let mut retries: Vec<(Fault, u32)> = Vec::new();
     let mut rounds = 0;
     loop {
@@ -57,53 +56,8 @@ pub(crate) fn serve_space(
         if messages.faults.is_empty() && retries.is_empty() {
             return;
         }
-        let read = Instant::now();
-        let second = group.resources.seconds_at(read);
-        space.clock.faulted.store(second, Ordering::Relaxed);
-        // One fault's end is the next one's beginning: the clock is read once a fault.
-        let mut began = read;
         let again = std::mem::take(&mut retries);
-        let news = messages.faults.len();
-        let faults = messages.faults.into_iter().chain(again);
-        for (index, (fault, thread)) in faults.enumerate() {
-            if space.is_fork_request(fault.page) {
-                let meanwhile = reader.prepare_fork(space, fault.page);
-                for child in &meanwhile.children {
-                    listener.listen(child);
-                }
-                retries.extend(meanwhile.faults);
-                continue;
-            }
-            if !space.identify_child(&group, Some(thread)) && !space.is_id_request(fault.page) {
-                // The child is lost and could not be killed: its fault stays unserved, except on
-                // the beacon.
-                continue;
-            }
-            let admission = space.admission_of(thread);
-            let served = service.serve(space, fault, admission);
-            let ended = Instant::now();
-            let resources = &space.resources;
-            let elapsed = ended.duration_since(std::mem::replace(&mut began, ended));
-            if served != Resolution::Queued {
-                resources.note_wait(service.first_touch, ended.duration_since(read));
-            }
-            match served {
-                Resolution::Queued => {}
-                Resolution::Retry | Resolution::GateMissed => retries.push((fault, thread)),
-                Resolution::Done => {
-                    resources.latency.record(elapsed.as_nanos() as u64);
-                    if !fault.protected {
-                        space
-                            .sampling
-                            .counted_faults
-                            .fetch_add(1, Ordering::Relaxed);
-                    }
-                }
-            }
-            if index < news {
-                listener.note_fault(space, thread);
-            }
-        }
+        retries = serve_faults(space, service, reader, listener, messages.faults, again);
         rounds += 1;
         if retries.is_empty() {
             // Epoll reports messages that came meanwhile.
@@ -117,4 +71,61 @@ pub(crate) fn serve_space(
             crate::time::yield_now();
         }
     }
+}
+
+/// Serves faults that were just read, and `again` those of earlier reads. Returns those that need another try.
+fn serve_faults(
+    space: &Arc<AddressSpace>,
+    service: &mut FaultService,
+    reader: &Reader,
+    listener: &mut impl Listener,
+    news: Vec<(Fault, u32)>,
+    again: Vec<(Fault, u32)>,
+) -> Vec<(Fault, u32)> {
+    let group = service.group.clone();
+    let resources = &space.resources;
+    let mut retries = Vec::new();
+    let read = Instant::now();
+    let second = resources.seconds_at(read);
+    space.clock.faulted.store(second, Ordering::Relaxed);
+    // One fault's end is the next one's beginning: the clock is read once a fault.
+    let mut began = read;
+    let new_faults = news.len();
+    for (index, (fault, thread)) in news.into_iter().chain(again).enumerate() {
+        if space.is_fork_request(fault.page) {
+            let meanwhile = reader.prepare_fork(space, fault.page);
+            for child in &meanwhile.children {
+                listener.listen(child);
+            }
+            retries.extend(meanwhile.faults);
+            continue;
+        }
+        if !space.identify_child(&group, Some(thread)) && !space.is_id_request(fault.page) {
+            // The child is lost and could not be killed: its fault stays unserved, except on
+            // the beacon.
+            continue;
+        }
+        let admission = space.admission_of(thread);
+        let served = service.serve(space, fault, admission);
+        let ended = Instant::now();
+        let elapsed = ended.duration_since(std::mem::replace(&mut began, ended));
+        if served != Resolution::Queued {
+            resources.note_wait(service.first_touch, ended.duration_since(read));
+        }
+        match served {
+            Resolution::Queued => {}
+            Resolution::Retry | Resolution::GateMissed => retries.push((fault, thread)),
+            Resolution::Done => {
+                resources.latency.record(elapsed.as_nanos() as u64);
+                if !fault.protected {
+                    let counted = &space.sampling.counted_faults;
+                    counted.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        if index < new_faults {
+            listener.note_fault(space, thread);
+        }
+    }
+    retries
 }

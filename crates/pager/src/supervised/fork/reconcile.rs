@@ -15,7 +15,7 @@ use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
 use memfold_swap::Slot;
-use memfold_sys::process::InheritedBy;
+use memfold_sys::process::{InheritedBy, InheritedRange};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -41,8 +41,7 @@ impl AddressSpace {
             return;
         };
         if Bug::ForkNotCompared.is_back() {
-            let slots = inheritance.into_slots();
-            self.resources.swap.release_bulk(&slots);
+            self.release_inherited(inheritance);
             return;
         }
         let is_prepared = self.resources.prepares_forks();
@@ -68,8 +67,7 @@ impl AddressSpace {
             self.exclusive_within(PATIENCE),
             patiently(|| inspector.inherited(by)),
         ) else {
-            let slots = inheritance.into_slots();
-            self.resources.swap.release_bulk(&slots);
+            self.release_inherited(inheritance);
             // The mappings of an exiting child cannot be read; a child that lives must not run without
             // them.
             if !self.is_gone() {
@@ -82,14 +80,37 @@ impl AddressSpace {
             inspector.close_flags();
         }
         let marked = std::mem::take(&mut *lock(&self.prepared.marked));
+        let Some(mappings) = self.child_mappings(&ranges, is_prepared) else {
+            self.kill_program("its memory cannot be registered after a fork");
+            self.release_inherited(inheritance);
+            return;
+        };
+        let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
+        let usable = mappings.usable.clone();
+        apply_contained(inheritance, self, &gate, (mappings, marked));
+        self.kill_if_unknown(&gate, &registered, &usable);
+        for gone in registered.uncovered(PageTable::everything()) {
+            self.apply_unmap(&gate, gone);
+        }
+        for range in wiped.ranges() {
+            self.apply_wipe(&gate, *range);
+        }
+        gate.table_mut().prune(PageTable::everything());
+    }
+
+    /// Releases what the child inherited.
+    fn release_inherited(&self, inheritance: Inheritance) {
+        let slots = inheritance.into_slots();
+        self.resources.swap.release_bulk(&slots);
+    }
+
+    /// The child's mappings, which are registered if its fork was prepared. `None` if that fails.
+    fn child_mappings(&self, areas: &[InheritedRange], is_prepared: bool) -> Option<ChildMappings> {
         let mut mappings = ChildMappings::default();
-        for area in &ranges {
+        for area in areas {
             let range = PageRange::of_addresses(area.start, area.end);
             if is_prepared && !self.adopt(range) {
-                self.kill_program("its memory cannot be registered after a fork");
-                let slots = inheritance.into_slots();
-                self.resources.swap.release_bulk(&slots);
-                return;
+                return None;
             }
             mappings.registered.add(range);
             if area.movable {
@@ -99,28 +120,23 @@ impl AddressSpace {
                 mappings.wiped.add(range);
             }
         }
-        let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
-        let usable = mappings.usable.clone();
-        apply_contained(inheritance, self, &gate, (mappings, marked));
-        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(&gate, &registered, &usable) {
+        Some(mappings)
+    }
+
+    /// Kills the child if it may have paged-out pages elsewhere than its page states say.
+    fn kill_if_unknown(&self, gate: &Exclusive<'_>, registered: &RangeSet, usable: &RangeSet) {
+        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(gate, registered, usable) {
             self.kill_program(
                 "its parent was killed while one of its threads moved memory and another forked, so memfold \
                  does not know where the child has its paged-out pages",
             );
         }
-        if is_prepared && self.has_lost_marks(&gate, &registered) {
+        if self.resources.prepares_forks() && self.has_lost_marks(gate, registered) {
             self.kill_program(
                 "its parent took back advice of memfold's on its memory (madvise), so memfold does not know which of it \
                  is paged out",
             );
         }
-        for gone in registered.uncovered(PageTable::everything()) {
-            self.apply_unmap(&gate, gone);
-        }
-        for range in wiped.ranges() {
-            self.apply_wipe(&gate, *range);
-        }
-        gate.table_mut().prune(PageTable::everything());
     }
 }
 
