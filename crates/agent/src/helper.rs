@@ -362,7 +362,7 @@ fn withhold(channel: &Channel) {
 /// A child whose helper was lost while the supervisor may count on it must not run on: it would not
 /// notice the supervisor's end.
 pub fn fail_stranded() -> ! {
-    die(b"memfold: a forked program lost the supervisor while it was let in; it is stopped, as part of its memory is there\n")
+    die(b"memfold: a forked program lost the supervisor while it was admitted; it is stopped, as part of its memory is there\n")
 }
 
 /// As above: a child of a prepared fork that found no way to the supervisor.

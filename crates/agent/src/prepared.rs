@@ -38,7 +38,7 @@ const SIGSYS_BIT: u64 = 1 << (SIGSYS - 1);
 const CLONE_VM: usize = 0x100;
 const CLONE_PARENT_SETTID: usize = 0x10_0000;
 const CLONE_CHILD_SETTID: usize = 0x100_0000;
-/// `SIGCHLD`: what `fork`, the system call, has the parent told by.
+/// `SIGCHLD`: the signal by which the parent of a child made by the `fork` system call learns of its end.
 const SIGCHLD: usize = 17;
 
 /// Bits of [`STATE`].

@@ -1,7 +1,7 @@
-//! Bugs of this repository's past. Each is a small switch in the code that mended it: the simulation puts
+//! Bugs of this repository's past. Each is a small switch in the code that fixed it: the simulation puts
 //! it back, to show that it would be found. Elsewhere the switches are constants.
 
-/// A bug, named after what went wrong, with the commit that mended it.
+/// A bug, named after what went wrong, with the commit that fixed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bug {
     /// e8ada87: a fault took another fault's claim of the same page and slot for its own.

@@ -323,7 +323,7 @@ mod tests {
         let pages = HugePages::new();
         // SAFETY: the range is this test's own.
         unsafe {
-            forbid_huge(start, 2 * HUGE_PAGE_SIZE).expect("the system knows huge pages");
+            forbid_huge(start, 2 * HUGE_PAGE_SIZE).expect("the kernel has huge pages");
             if pages.populate_now(start, size).is_none() {
                 assert_eq!(smaps(start, "Rss:"), 0);
                 memfold_testing::skip("huge pages to give");

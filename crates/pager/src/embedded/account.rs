@@ -16,7 +16,7 @@ pub(super) struct Account {
     resident: AtomicU64,
     /// Pages that pool and records leave of the limit.
     left: AtomicU64,
-    /// Pages that may be resident now: those of `left`, or what was conceded.
+    /// Pages that may be resident now: those of `left`, or what the relaxed limit allows.
     allowed: AtomicU64,
     relief: LimitRelief,
     pinned: AtomicU64,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_conceded_is_room_and_counts_as_excess() {
+    fn a_relaxed_limit_is_room_and_counts_as_excess() {
         let account = account(10_000);
         assert!(account.reserve(10_000) && !account.reserve(1));
         account.relax_limit();

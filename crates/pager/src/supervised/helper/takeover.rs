@@ -86,7 +86,7 @@ impl AddressSpace {
         self.uffd().register(with_proof(stage))
     }
 
-    /// The same after a relief; where the system has no memory for it, it is tried again.
+    /// The same after a relief; where the kernel has no memory for it, it is tried again.
     pub(crate) fn reopen_stage(&self, port: &mut HelperPort) {
         if let Some(attached) = self.attached() {
             port.stage_closed = self.open_stage(attached.arena.stage).is_err();
