@@ -19,7 +19,7 @@ pub enum AllowanceSource {
 pub struct Allowance {
     /// Bytes.
     pub bytes: u64,
-    /// Where the figure is from.
+    /// Where the limit is from.
     pub source: AllowanceSource,
 }
 
@@ -114,9 +114,9 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
         // In a container the mount's root is the container's own cgroup, and the process's path
         // may be told from the host's root or from there.
         let below = Path::new(path)
-            .strip_prefix(root)
+            .strip_prefix(unescaped(root))
             .unwrap_or_else(|_| Path::new(path).strip_prefix("/").unwrap_or(Path::new("")));
-        let mount_point = PathBuf::from(mount_point);
+        let mount_point = PathBuf::from(unescaped(mount_point));
         let folder = mount_point.join(below);
         found.push(Hierarchy {
             mount_point,
@@ -125,6 +125,27 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
         });
     }
     found
+}
+
+/// A path of `/proc/self/mountinfo`, in which the kernel writes spaces, tabs, newlines and backslashes as a
+/// backslash and three octal digits.
+fn unescaped(path: &str) -> String {
+    let mut parts = path.split('\\');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part.get(..3);
+        match code.and_then(|code| u8::from_str_radix(code, 8).ok()) {
+            Some(code) => {
+                plain.push(char::from(code));
+                plain.push_str(&part[3..]);
+            }
+            None => {
+                plain.push('\\');
+                plain.push_str(part);
+            }
+        }
+    }
+    plain
 }
 
 /// The path of the line of `/proc/self/cgroup` whose controllers are the wanted ones.
@@ -166,6 +187,15 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].folders(), [PathBuf::from("/sys/fs/cgroup/memory")]);
         assert_eq!(found[0].limit_file, "memory.limit_in_bytes");
+    }
+
+    #[test]
+    fn spaces_in_paths_are_decoded() {
+        let mounts = "30 23 0:26 /my\\040pods /mnt/a\\134b\\011c rw - cgroup2 cgroup2 rw\n";
+        let found = hierarchies(mounts, "0::/my pods/one\n");
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].folder, PathBuf::from("/mnt/a\\b\tc/one"));
+        assert_eq!(unescaped("/no\\9 escape\\"), "/no\\9 escape\\");
     }
 
     #[test]
