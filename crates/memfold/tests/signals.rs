@@ -7,7 +7,6 @@ use allocator_api2::alloc::{Allocator, Layout};
 use common::{MIB, PAGE, builder, fill_page, verify_page};
 use memfold::{Memfold, Mode, Region};
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::time::Duration;
 
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 static REGION: AtomicPtr<u8> = AtomicPtr::new(std::ptr::null_mut());
@@ -274,8 +273,6 @@ fn closed_descriptors_cost_no_byte(mode: Mode) {
     let status = forked(|| {
         let (_own, mut region) = own_region(mode);
         paged_out(&mut region, 0xa5);
-        // The thread that keeps the descriptor has begun by then.
-        std::thread::sleep(Duration::from_millis(50));
         // SAFETY: numbers only; what is closed is the test harness's, and memfold's. The child ends
         // before anything is closed once more.
         unsafe {
@@ -339,8 +336,8 @@ fn a_page_that_cannot_be_accessed_ends_the_program() {
                 && libc::ioctl(fd, UFFDIO_WRITEPROTECT, &raw mut protect) == 0
         });
         if !protected {
-            eprintln!("not tested: this kernel has no write protection for userfaultfd");
-            std::process::abort();
+            // Every kernel that memfold runs on has write protection for userfaultfd.
+            return 5;
         }
         // SAFETY: numbers only.
         unsafe {

@@ -23,7 +23,7 @@ use memfold_sys::thread;
 use memfold_sys::uffd::{self};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Barrier, Mutex, RwLock};
 use std::thread::JoinHandle;
 
 /// An engine: a limit, and regions under it. All methods may be called from any thread.
@@ -147,6 +147,7 @@ impl Engine {
             counters: Counters::default(),
             mapped_bytes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
+            keeps: Barrier::new(2),
         });
         state.refresh_account();
         let signal = match mode {
@@ -165,6 +166,7 @@ impl Engine {
         engine.start("memfold-reclaim", EngineState::reclaim_thread)?;
         if engine.state.uffd.is_some() {
             engine.start("memfold-keeper", keep_descriptor)?;
+            engine.state.keeps.wait();
         }
         if mode == Mode::Thread {
             engine.start("memfold-fault", listener::run)?;
@@ -260,6 +262,8 @@ fn keep_descriptor(state: &EngineState) {
         // If unshare is refused, only programs that close foreign descriptors are affected.
         let _ = thread::keep_only(uffd.as_fd());
     }
+    // The program may close the descriptor from now on.
+    state.keeps.wait();
     while !state.stopping.load(Ordering::SeqCst) {
         std::thread::park();
     }

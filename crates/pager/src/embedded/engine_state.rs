@@ -24,7 +24,7 @@ use memfold_sys::signal::block_all;
 use memfold_sys::uffd::Uffd;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Barrier, Mutex, PoisonError, RwLock};
 
 /// The state of an engine that faults, reclaim and advice share.
 pub(crate) struct EngineState {
@@ -54,6 +54,8 @@ pub(crate) struct EngineState {
     pub(super) counters: Counters,
     pub(super) mapped_bytes: AtomicU64,
     pub(super) stopping: AtomicBool,
+    /// Met by the thread that keeps the userfaultfd open, once it does, and by the one that makes the engine.
+    pub(super) keeps: Barrier,
 }
 
 impl EngineState {
