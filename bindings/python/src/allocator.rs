@@ -5,7 +5,8 @@
 //! `free`, and none to `realloc`, so the handler keeps its own records. Small allocations are the C
 //! library's; whether an address is a region's is asked without a lock.
 
-use memfold::{Memfold, Region, is_region};
+use crate::mapped::Mapped;
+use memfold::{Memfold, is_region};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -20,14 +21,14 @@ const CAPSULE: &CStr = c"mem_handler";
 const SET_HANDLER: usize = 304;
 
 /// Regions that are arrays' memory, by address.
-static REGIONS: LazyLock<Mutex<HashMap<usize, Arc<Region>>>> = LazyLock::new(Mutex::default);
+static REGIONS: LazyLock<Mutex<HashMap<usize, Arc<Mapped>>>> = LazyLock::new(Mutex::default);
 
-fn regions() -> MutexGuard<'static, HashMap<usize, Arc<Region>>> {
+fn regions() -> MutexGuard<'static, HashMap<usize, Arc<Mapped>>> {
     REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The memory of the array that NumPy allocated at an address, if it is a region.
-pub fn region_at(address: usize) -> Option<Arc<Region>> {
+pub fn region_at(address: usize) -> Option<Arc<Mapped>> {
     is_region(address)
         .then(|| regions().get(&address).cloned())
         .flatten()
@@ -62,7 +63,7 @@ struct Limit {
 impl Limit {
     /// A region of at least `length` bytes, which reads as zeros. Null if the kernel refuses.
     fn map(&self, length: usize) -> *mut c_void {
-        let Ok(region) = self.memfold.map(length) else {
+        let Ok(region) = Mapped::new(&self.memfold, length) else {
             return ptr::null_mut();
         };
         let start = region.base().as_ptr();

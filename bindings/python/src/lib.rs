@@ -2,8 +2,10 @@
 //! `python/memfold/__init__.py`.
 
 mod allocator;
+mod mapped;
 
-use memfold::{Algorithm, Error, Mode, PinnedDetached, Region, Size, SizeError, Stats};
+use mapped::Mapped;
+use memfold::{Algorithm, Error, Mode, PinnedDetached, Size, SizeError, Stats};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -95,8 +97,8 @@ impl Memfold {
 
     /// Maps memory of `length` bytes.
     fn map(&self, length: usize) -> PyResult<Memory> {
-        let region = self.0.map(length).map_err(exception)?;
-        Ok(Memory(Arc::new(region)))
+        let mapped = Mapped::new(&self.0, length).map_err(exception)?;
+        Ok(Memory(Arc::new(mapped)))
     }
 
     /// A handler for NumPy's allocations of at least `smallest` bytes, for `set_handler`.
@@ -123,7 +125,7 @@ impl Memfold {
 
 /// Memory of an array, unmapped when the last array over it is gone.
 #[pyclass(frozen, module = "memfold._memfold")]
-struct Memory(Arc<Region>);
+struct Memory(Arc<Mapped>);
 
 #[pymethods]
 impl Memory {
@@ -176,7 +178,14 @@ fn memory_at(address: usize) -> Option<Memory> {
 /// In a forked child: has an access to the parent's arrays end the process with a message.
 #[pyfunction]
 fn guard_inherited() -> PyResult<()> {
+    mapped::forget_inherited();
     Ok(memfold::guard_inherited()?)
+}
+
+/// Whether this process has arrays, not counting those of the one that it was forked from.
+#[pyfunction]
+fn has_arrays() -> bool {
+    mapped::any()
 }
 
 /// A size as the command line takes it, in bytes.
@@ -204,6 +213,7 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_handler, module)?)?;
     module.add_function(wrap_pyfunction!(memory_at, module)?)?;
     module.add_function(wrap_pyfunction!(guard_inherited, module)?)?;
+    module.add_function(wrap_pyfunction!(has_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_class::<Memfold>()?;
     module.add_class::<Memory>()?;

@@ -7,7 +7,9 @@ import sys
 import textwrap
 import unittest
 
-PRELUDE = "import memfold, numpy, os, sys, mmap, multiprocessing, concurrent.futures\n"
+PRELUDE = (
+    "import memfold, numpy, os, sys, mmap, multiprocessing, multiprocessing.pool, concurrent.futures\n"
+)
 #: Seconds after which a program hangs.
 PATIENCE = 60
 
@@ -96,6 +98,21 @@ class Forks(unittest.TestCase):
         )
         self.assertEqual(found.returncode, 0, found)
 
+    def test_arrays_that_outlive_their_limit_are_warned_of(self):
+        for make in ("memfold.zeros(1000, limit='16M')", "under()"):
+            found = run(
+                f"""
+                def under():
+                    with memfold.Limit("16M").allocating():
+                        return numpy.ones(1 << 20)
+                a = {make}
+                if (child := os.fork()) == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
+                """
+            )
+            self.assertEqual((found.returncode, "ForkWarning" in found.stderr), (0, True), found)
+
     def test_a_fork_without_arrays_is_silent(self):
         found = run(
             """
@@ -126,6 +143,53 @@ class Forks(unittest.TestCase):
         self.assertEqual((found.returncode, found.stdout), (9, ""), found)
         self.assertIn("was forked from one that has memfold", found.stderr)
         self.assertIn("spawn", found.stderr)
+
+    def test_a_pool_that_would_wait_for_ever_is_refused(self):
+        found = run(
+            """
+            def work(index):
+                return float(a[index])
+            a = memfold.full(1 << 20, 3.0, limit="16M")
+            context = multiprocessing.get_context("fork")
+            try:
+                with context.Pool(2) as pool:
+                    print(pool.map(work, range(4)))
+            except memfold.ForkError as error:
+                assert "get_context('spawn')" in str(error), error
+                sys.exit(9)
+            """
+        )
+        self.assertEqual((found.returncode, found.stdout), (9, ""), found)
+
+    def test_a_pool_is_forked_where_there_are_no_arrays_and_where_that_is_wanted(self):
+        found = run(
+            """
+            def work(index):
+                return index * index
+            squares = [0, 1, 4, 9]
+            context = multiprocessing.get_context("fork")
+            limit = memfold.Limit("16M")
+            with context.Pool(2) as before:
+                a = limit.full(1 << 20, 3.0)
+                assert before.map(work, range(4)) == squares
+                with multiprocessing.pool.ThreadPool(2) as threads:
+                    assert threads.map(work, range(4)) == squares
+                process = context.Process(target=work, args=(5,))
+                process.start()
+                process.join()
+                assert process.exitcode == 0, process
+            del a
+            with context.Pool(2) as pool:
+                assert pool.map(work, range(4)) == squares
+            b = limit.full(1 << 20, 3.0)
+            memfold.allow_forked_pools()
+            with context.Pool(2) as pool:
+                assert pool.map(work, range(4)) == squares
+            assert b.sum() == 3 << 20
+            print("right")
+            """
+        )
+        self.assertEqual((found.returncode, found.stdout.strip()), (0, "right"), found)
 
     def test_spawned_workers_have_limits_of_their_own(self):
         path = os.path.join(os.path.dirname(__file__), "spawned.py")

@@ -18,3 +18,4 @@ with memfold.Limit("2GiB").allocating(smallest="1M") as under:
 like: NDArray[Any] = memfold.ones_like(table, order="F", shape=(3, 4))
 other: NDArray[Any] = limit.full(5, 1.5, "f4", order="C")
 shown: str = repr(limit)
+memfold.allow_forked_pools()

@@ -13,7 +13,8 @@ Arrays are ordinary ``numpy.ndarray``. System calls work on them (``file.readint
 wrap such calls in ``with memfold.pin(a):``.
 
 A forked child does not inherit arrays: with ``multiprocessing``, use the ``spawn`` or
-``forkserver`` start method and pass what a child needs.
+``forkserver`` start method and pass what a child needs. A ``Pool`` with ``fork`` raises
+:class:`ForkError` while there are arrays.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 from . import _fork
-from ._fork import ForkWarning
+from ._fork import ForkError, ForkWarning, allow_forked_pools
 from ._limit import Limit, Shape, SignalModeWarning, memory_under as _memory_under
 from ._memfold import STATS, ModeUnavailableError, __version__
 from ._sizes import Size
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from ._memfold import Stats
 
 __all__ = [
-    "Limit", "Memfold", "ModeUnavailableError", "ForkWarning", "SignalModeWarning", "STATS", "Size",
-    "Shape", "limit", "zeros", "ones", "empty", "full", "array", "zeros_like", "ones_like",
-    "empty_like", "full_like", "pin", "page_out", "prefetch", "mark_cold", "stats", "__version__",
+    "Limit", "Memfold", "ModeUnavailableError", "ForkError", "ForkWarning", "SignalModeWarning",
+    "STATS", "Size", "Shape", "allow_forked_pools", "limit", "zeros", "ones", "empty", "full", "array",
+    "zeros_like", "ones_like", "empty_like", "full_like", "pin", "page_out", "prefetch", "mark_cold",
+    "stats", "__version__",
 ]
 
 _Array = TypeVar("_Array", bound="NDArray[Any]")

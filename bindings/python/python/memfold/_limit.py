@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, SupportsIndex, TypeVar, Union
 
 import numpy as _numpy
 
-from . import _fork, _memfold, _sizes
+from . import _memfold, _sizes
 from ._memfold import ModeUnavailableError
 from ._sizes import Size
 
@@ -128,15 +128,11 @@ class Limit:
             # The library chooses among the other modes.
             self._native = _memfold.Memfold(*sizes, None, algorithm)
             _warn_of_mode(self.mode, error)
-        _fork.limits.add(self)
 
     @property
     def mode(self) -> str:
         """How faults are served: ``"thread"``, ``"signal"`` or ``"protection"``."""
         return self.stats()["mode"]
-
-    def _has_arrays(self) -> bool:
-        return not self._native.is_inherited() and self.stats()["mapped_bytes"] > 0
 
     def __repr__(self) -> str:
         if self._native.is_inherited():
