@@ -54,6 +54,14 @@ fn programs(folder: &Path) -> Vec<(&'static str, Program)> {
     std::fs::write(&lines, text).expect("a file");
     let hot = Program::new(compiled("hot", &["hot.c"], &[]))
         .args(["120", "50", "400000", "1000", "1500"]);
+    // Comfortable far below its need: the rest is never touched again.
+    let far = Program::new(compiled("hot", &["hot.c"], &[])).args([
+        "120",
+        "50",
+        "800000",
+        "1000000000",
+        "2000",
+    ]);
     let sort = Program::new("sort")
         .args(["-rn", "-S", "1G", "--parallel=1", "-o", "/dev/null"])
         .arg(lines);
@@ -62,6 +70,7 @@ fn programs(folder: &Path) -> Vec<(&'static str, Program)> {
         ("sort", sort),
         ("sweep", Program::new(python()).args(["-c", SWEEP])),
         ("hot", hot),
+        ("far below its need", far),
         ("node", Program::new("node").args(["-e", NODE])),
         ("awk", Program::new("awk").arg(AWK)),
     ];
