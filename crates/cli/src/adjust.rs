@@ -29,7 +29,8 @@ pub fn limit(arguments: &LimitArguments) -> Result<ExitCode, Failure> {
     }
 }
 
-fn limit_text(
+/// What changing a limit did, as one line.
+pub fn limit_text(
     what: &str,
     run: u32,
     old: Option<u64>,

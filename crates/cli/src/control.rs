@@ -1,4 +1,5 @@
-//! Commands to a run that goes on (`swapoff`, `limit`, `reclaim`) and to a disk (`swapoff`).
+//! Commands to a run that goes on (`swapoff`, `limit`, `reclaim`, and `top`'s question for a program's
+//! mappings) and to a disk (`swapoff`).
 //!
 //! It listens at a second socket in its private folder, for its own user and root. A connection
 //! carries one command as JSON and gets one answer. Each command has a thread of its own, so that signals
@@ -8,7 +9,7 @@ use crate::failure::Failure;
 use crate::format::{bytes, printable};
 use crate::instance::Instance;
 use crate::live::{self, RunFolder, Server, nothing_runs};
-use memfold_pager::{Change, Control, Limit, Now, Size};
+use memfold_pager::{Change, Control, Limit, MappingUsage, Now, Size};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -43,6 +44,11 @@ pub enum Command {
         /// As users write it; a percentage is of what is resident. All that can be without one.
         size: Option<String>,
     },
+    /// Tell what each mapping of a program has in memory and outside.
+    Mappings {
+        /// The program's PID, as the run reports it.
+        pid: i32,
+    },
 }
 
 /// The answer to a command.
@@ -62,6 +68,8 @@ pub enum Answer {
     },
     /// Memory was paged out.
     Reclaimed(Usage),
+    /// The mappings of a program, those with the most pages first.
+    Mappings(Vec<MappingUsage>),
     /// Why nothing was done.
     Refused(String),
 }
@@ -128,7 +136,7 @@ pub fn run_of(pid: u32) -> Result<(RunFolder, u32), Failure> {
 
 /// Has a run or disk execute a command, however long that takes.
 pub fn command(folder: &RunFolder, pid: u32, command: &Command) -> Result<Answer, Failure> {
-    match ask(folder, command) {
+    match ask(folder, command, None) {
         Ok(Answer::Refused(reason)) => Err(Failure::with_status(1, printable(&reason))),
         Ok(answer) => Ok(answer),
         Err(error) => Err(Failure::with_status(
@@ -138,12 +146,30 @@ pub fn command(folder: &RunFolder, pid: u32, command: &Command) -> Result<Answer
     }
 }
 
-fn ask(folder: &RunFolder, command: &Command) -> io::Result<Answer> {
-    let (mut stream, _) = folder.connect(SOCKET, Instant::now() + live::PATIENCE)?;
+/// The mappings of a program of a run, or why there are none.
+#[cfg(feature = "top")]
+pub fn mappings(
+    folder: &RunFolder,
+    pid: i32,
+    patience: std::time::Duration,
+) -> Result<Vec<MappingUsage>, String> {
+    let deadline = Instant::now() + patience;
+    match ask(folder, &Command::Mappings { pid }, Some(deadline)) {
+        Ok(Answer::Mappings(found)) => Ok(found),
+        Ok(Answer::Refused(reason)) => Err(printable(&reason)),
+        Ok(_) => Err("it gave another answer than expected".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Without a deadline the answer is waited for until the run ends.
+fn ask(folder: &RunFolder, command: &Command, deadline: Option<Instant>) -> io::Result<Answer> {
+    let connected_by = deadline.unwrap_or_else(|| Instant::now() + live::PATIENCE);
+    let (mut stream, _) = folder.connect(SOCKET, connected_by)?;
     stream.write_all(&serde_json::to_vec(command)?)?;
     stream.shutdown(Shutdown::Write)?;
     // The answer comes when all is done, and the end of the file if the run ends.
-    let answer = live::read_all(stream, None)?;
+    let answer = live::read_all(stream, deadline)?;
     if answer.is_empty() {
         return Err(ErrorKind::UnexpectedEof.into());
     }
@@ -225,6 +251,10 @@ fn perform(command: &Command, control: &Control) -> Result<Answer, String> {
             let bytes = size.as_deref().map(|size| reclaim_bytes(size, control));
             let change = control.reclaim(bytes.transpose()?);
             Ok(Answer::Reclaimed(change.into()))
+        }
+        Command::Mappings { pid } => {
+            let found = control.mappings(*pid).map_err(|error| error.to_string())?;
+            Ok(Answer::Mappings(found))
         }
     }
 }

@@ -50,12 +50,20 @@ pub fn duration(nanoseconds: u64) -> String {
     }
 }
 
-/// How many times smaller `stored` is than `original`, to follow a size; nothing while nothing is stored.
+/// How many times smaller `stored` is than `original`: `2.2:1`, or `>999:1`.
+pub fn ratio(original: u64, stored: u64) -> String {
+    match original as f64 / stored as f64 {
+        ratio if ratio > 999.0 => ">999:1".to_owned(),
+        ratio => format!("{ratio:.1}:1"),
+    }
+}
+
+/// The same, to follow a size; nothing while nothing is stored.
 pub fn at_ratio(original: u64, stored: u64) -> String {
     if original == 0 || stored == 0 {
         return String::new();
     }
-    format!(" at {:.1}:1", original as f64 / stored as f64)
+    format!(" at {}", ratio(original, stored))
 }
 
 /// Text without control characters and bidirectional overrides, which could steer a terminal.
@@ -110,5 +118,7 @@ mod tests {
         assert_eq!(at_ratio(0, 0), "");
         assert_eq!(at_ratio(4096, 0), "");
         assert_eq!(at_ratio(2200, 1000), " at 2.2:1");
+        assert_eq!(at_ratio(1 << 40, 850_000), " at >999:1");
+        assert_eq!(ratio(4096, 0), ">999:1");
     }
 }

@@ -64,6 +64,8 @@ pub use statistics::StatsField;
 pub use supervised::comfort::COMFORTABLE_SHARE;
 pub use supervised::latency::LatencyCounts;
 pub use supervised::limit_state::tolerance;
+#[cfg(not(simulated))]
+pub use supervised::mappings::MappingUsage;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]
 pub use supervised::supervisor::{Change, Control, StartError, Supervisor};

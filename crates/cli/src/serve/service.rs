@@ -131,7 +131,7 @@ fn on_disk(disk: Arc<Disk<MappedSource>>) -> Executor {
             Ok(blocks) => Ok(Answer::Pages(blocks)),
             Err(error) => Err(error.to_string()),
         },
-        Command::Limit { .. } | Command::Reclaim { .. } => {
+        Command::Limit { .. } | Command::Reclaim { .. } | Command::Mappings { .. } => {
             Err("the limit of a disk is set when it starts, by memfold serve --limit".to_owned())
         }
     })

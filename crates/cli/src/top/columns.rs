@@ -79,6 +79,21 @@ pub fn flowed(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
+/// A text in lines of at most `width`, where its words allow that.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if characters(line) + 1 + characters(word) <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// The first text that fits; nothing if none does.
 pub fn first_that_fits(texts: &[String], width: usize) -> &str {
     let fits = texts.iter().find(|text| characters(text) <= width);
@@ -148,5 +163,6 @@ mod tests {
         assert_eq!(flowed(&parts, 13), ["pool 2 MiB"]);
         assert_eq!(first_that_fits(&parts, 12), "pool 2 MiB");
         assert_eq!(first_that_fits(&parts, 9), "");
+        assert_eq!(wrapped("in use: 64.0 MiB", 10), ["in use:", "64.0 MiB"]);
     }
 }

@@ -1,63 +1,31 @@
 //! Drawing a view at any size.
 
-use super::columns::{Column, constraints, first_that_fits, fitting, flowed};
-use super::details::{name_of, parts};
+use super::columns::{first_that_fits, flowed, wrapped};
+use super::details::parts;
+use super::limit_dialog::LimitDialog;
+use super::tables::{INSTANCES, draw_mappings, draw_programs, draw_table};
 use super::view::{Detail, Traffic, View, short_title};
 use crate::format::{bytes, grouped, nanoseconds};
 use crate::instance::Instance;
-use crate::report::Snapshot;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Clear, Gauge, Paragraph, Row, Sparkline, Table, TableState, Wrap};
+use ratatui::widgets::{Block, Clear, Gauge, Paragraph, Sparkline, Wrap};
 
-const fn number(title: &'static str, rank: u8) -> Column {
-    Column {
-        title,
-        rank,
-        is_text: false,
-    }
-}
-
-const COMMAND: Column = Column {
-    title: "COMMAND",
-    rank: 0,
-    is_text: true,
-};
-
-/// The columns of the list of runs and disks.
-const INSTANCES: [Column; 8] = [
-    number("PID", 1),
-    number("HELD", 0),
-    number("LIMIT", 3),
-    number("OUT/s", 4),
-    number("IN/s", 5),
-    number("P99", 6),
-    number("PROGRAMS", 7),
-    COMMAND,
-];
-
-/// The columns of the list of programs.
-const PROGRAMS: [Column; 7] = [
-    number("PID", 1),
-    number("RESIDENT", 0),
-    number("STAGED", 4),
-    number("POOL", 2),
-    number("FILE", 3),
-    number("REMOTE", 5),
-    COMMAND,
-];
-
-const HELP: [&str; 9] = [
-    "up, down, j, k  choose a run or disk",
+const HELP: [&str; 13] = [
+    "up, down, j, k  choose one",
     "s  sort by the next column",
     "r  sort the other way round",
-    "p, Enter  programs of a run, and back",
+    "p  programs of a run, and back",
+    "m  mappings of a program",
+    "Enter  the next of these",
+    "l  change the limit",
+    "+, -  by a tenth",
     "?, h  this help",
     "q, Esc  quit",
     "HELD counts towards LIMIT",
-    "OUT, IN: pages (blocks of a disk) a second",
+    "OUT, IN: pages or blocks a second",
     "P99: 99 % of faults were faster",
 ];
 
@@ -65,16 +33,18 @@ impl View {
     /// Draws it.
     pub fn draw(&self, frame: &mut Frame<'_>) {
         let rows = self.instances.len().min(100) as u16;
+        let (words, is_urgent) = self.words(frame.area().width.into());
         let [list, detail, keys] = Layout::vertical([
             Constraint::Length((rows + 1).clamp(2, 12)),
             Constraint::Min(0),
-            Constraint::Length(1),
+            Constraint::Length(words.len() as u16),
         ])
         .areas(frame.area());
         if let Some(chosen) = self.place().map(|row| &self.instances[row]) {
             self.draw_list(frame, list);
             match (self.detail, chosen) {
-                (Detail::Programs, Instance::Run(run)) => draw_programs(frame, detail, run),
+                (Detail::Programs, Instance::Run(run)) => draw_programs(frame, detail, self, run),
+                (Detail::Mappings, Instance::Run(_)) => draw_mappings(frame, detail, self),
                 _ => {
                     let none = Traffic::default();
                     let traffic = self.traffic.get(&chosen.pid()).unwrap_or(&none);
@@ -94,17 +64,34 @@ impl View {
                 },
             );
         }
-        let style = Style::new().add_modifier(Modifier::DIM);
-        let texts = [
-            "q quits   ? help   ↑ ↓ choose   s sort   p programs".to_owned(),
-            "q quits   ? help".to_owned(),
-            "q  ?".to_owned(),
-        ];
-        let text = first_that_fits(&texts, keys.width.into());
-        frame.render_widget(Paragraph::new(text).style(style), keys);
+        let modifier = if is_urgent {
+            Modifier::BOLD
+        } else {
+            Modifier::DIM
+        };
+        let lines: Vec<Line<'_>> = words.into_iter().map(Line::from).collect();
+        let style = Style::new().add_modifier(modifier);
+        frame.render_widget(Paragraph::new(lines).style(style), keys);
         if self.helps {
             draw_help(frame);
         }
+    }
+
+    /// The last lines: what is asked, what came of that, or the keys; and whether that is important.
+    fn words(&self, width: usize) -> (Vec<String>, bool) {
+        let asked = self.dialog.as_ref().map(LimitDialog::text);
+        let texts: Vec<String> = self.notice.iter().cloned().chain(asked).collect();
+        if !texts.is_empty() {
+            let lines = texts.iter().flat_map(|text| wrapped(text, width));
+            return (lines.collect(), true);
+        }
+        let texts = [
+            "q quits   ? help   ↑ ↓ choose   s sort   p programs   m mappings   l limit".to_owned(),
+            "q quits   ? help".to_owned(),
+            "q  ?".to_owned(),
+        ];
+        let keys = first_that_fits(&texts, width).to_owned();
+        (vec![keys], false)
     }
 
     fn draw_list(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -143,45 +130,6 @@ impl View {
             short_title(instance),
         ]
     }
-}
-
-fn draw_table(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    columns: &[Column],
-    rows: &[Vec<String>],
-    sorted: Option<(&str, bool)>,
-    chosen: Option<usize>,
-) {
-    let shown = fitting(columns, rows, area.width.into());
-    let title = |index: usize| {
-        let title = columns[index].title;
-        match sorted {
-            Some((by, false)) if by == title => format!("{title}▾"),
-            Some((by, true)) if by == title => format!("{title}▴"),
-            _ => title.to_owned(),
-        }
-    };
-    let aligned = |index: usize, text: String, width: usize| {
-        if columns[index].is_text {
-            text
-        } else {
-            format!("{text:>width$}")
-        }
-    };
-    let header: Vec<String> = shown
-        .iter()
-        .map(|(index, width)| aligned(*index, title(*index), *width))
-        .collect();
-    let rows = rows.iter().map(|row| {
-        let cells = shown.iter();
-        Row::new(cells.map(|(index, width)| aligned(*index, row[*index].clone(), *width)))
-    });
-    let table = Table::new(rows, constraints(&shown))
-        .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut state = TableState::default().with_selected(chosen);
-    frame.render_stateful_widget(table, area, &mut state);
 }
 
 fn draw_help(frame: &mut Frame<'_>) {
@@ -242,31 +190,6 @@ fn draw_statistics(frame: &mut Frame<'_>, area: Rect, instance: &Instance, traff
     sparkline(frame, back, returning, &traffic.back, Color::Cyan);
 }
 
-fn draw_programs(frame: &mut Frame<'_>, area: Rect, run: &Snapshot) {
-    let mut programs = run.programs.clone();
-    programs.sort_by_key(|usage| std::cmp::Reverse(usage.resident_bytes));
-    let rows: Vec<Vec<String>> = programs
-        .iter()
-        .map(|usage| {
-            vec![
-                usage.pid.to_string(),
-                bytes(usage.resident_bytes),
-                bytes(usage.staged_bytes),
-                bytes(usage.pool_bytes),
-                bytes(usage.file_bytes),
-                bytes(usage.remote_bytes),
-                name_of(usage.pid),
-            ]
-        })
-        .collect();
-    let below = Rect {
-        y: area.y + 1.min(area.height),
-        height: area.height.saturating_sub(1),
-        ..area
-    };
-    draw_table(frame, below, &PROGRAMS, &rows, None, None);
-}
-
 fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], color: Color) {
     let latest = grouped(history.last().copied().unwrap_or(0));
     let shown = &history[history.len().saturating_sub(usize::from(area.width))..];
@@ -288,9 +211,10 @@ fn sparkline(frame: &mut Frame<'_>, area: Rect, what: &str, history: &[u64], col
 mod tests {
     use super::*;
     use crate::disk_report::{DiskSnapshot, DiskStatistics};
-    use crate::report::Statistics;
+    use crate::report::{Snapshot, Statistics};
+    use crate::top::mappings::Mapping;
     use memfold_disk::DiskUsage;
-    use memfold_pager::{Now, ProgramUsage, Stats, Totals};
+    use memfold_pager::{MappingUsage, Now, ProgramUsage, Stats, Totals};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
     use ratatui::crossterm::event::KeyCode;
@@ -375,7 +299,21 @@ mod tests {
         for instance in &mut view.instances {
             instance.map_text(|_| "program".to_owned());
         }
-        for page in 0..2 {
+        let usage = MappingUsage {
+            start: 0x7f2c_4000_0000,
+            end: 0x7f2c_8000_0000,
+            resident_bytes: 256 << 20,
+            out_bytes: 345 << 20,
+            stored_bytes: 123 << 20,
+        };
+        let name = "anonymous".to_owned();
+        let mappings = vec![Mapping { usage, name }];
+        for page in 0..3 {
+            if page == 2 {
+                view.mappings = Some(Ok(mappings.clone()));
+                assert!(screen(&view, 100).contains("2.8:1"));
+                assert!(screen(&view, 30).contains("345 MiB"));
+            }
             let whole = numbers(&screen(&view, 250));
             for width in (1..60).chain((60..220).step_by(9)) {
                 let text = screen(&view, width);
@@ -421,6 +359,9 @@ mod tests {
         view.refresh(vec![run(100, 0), disk(0)]);
         view.refresh(vec![run(100, 0), disk(4096 * 777)]);
         view.press(KeyCode::Down);
+        view.press(KeyCode::Char('+'));
+        assert!(screen(&view, 120).contains("a disk's limit is set when it starts"));
+        view.press(KeyCode::Home);
         let text = screen(&view, 120);
         assert!(
             text.contains("disk nbd+unix:///?socket=/run/d.sock"),
@@ -456,6 +397,72 @@ mod tests {
         assert!(view.press(KeyCode::Esc));
         assert!(!view.press(KeyCode::Esc));
         assert!(!view.press(KeyCode::Char('q')));
+    }
+
+    fn typed(view: &mut View, keys: &str) {
+        for key in keys.chars() {
+            let key = match key {
+                '\n' => KeyCode::Enter,
+                '<' => KeyCode::Backspace,
+                key => KeyCode::Char(key),
+            };
+            assert!(view.press(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_limit_changes_only_once_that_is_confirmed() {
+        let mut view = view();
+        typed(&mut view, "l51<2q");
+        let text = screen(&view, 60);
+        assert!(text.contains("new limit of run 100 instead of"), "{text}");
+        assert!(text.contains("52q_"), "{text}");
+        typed(&mut view, "\n");
+        assert!(screen(&view, 100).contains("a size is a number with K, M"));
+        typed(&mut view, "<M\n");
+        assert!(screen(&view, 100).contains("from 1.0 GiB to 52.0 MiB? y/n"));
+        assert_eq!(view.confirmed, None);
+        typed(&mut view, "n");
+        assert_eq!(view.confirmed, None);
+        assert!(screen(&view, 30).contains("no limit is changed"));
+        typed(&mut view, "l50%\ny");
+        let change = view.confirmed.take().expect("a change");
+        assert_eq!(
+            (change.pid, change.size.as_str(), change.resident),
+            (100, "50%", false)
+        );
+        typed(&mut view, "-");
+        assert!(screen(&view, 30).contains("y/n"));
+        assert!(screen(&view, 100).contains("from 1.0 GiB to 922 MiB? y/n"));
+        typed(&mut view, "y");
+        assert_eq!(view.confirmed.take().expect("a change").size, "922M");
+        assert!(view.press(KeyCode::Char('l')) && view.press(KeyCode::Esc));
+        assert!(view.dialog.is_none() && view.confirmed.is_none());
+    }
+
+    #[test]
+    fn mappings_are_those_of_the_chosen_program() {
+        let mut view = view();
+        for instance in &mut view.instances {
+            if let Instance::Run(run) = instance {
+                let mut smaller = run.programs[0];
+                (smaller.pid, smaller.resident_bytes) = (7, 5 << 20);
+                run.programs.push(smaller);
+            }
+        }
+        assert_eq!(view.chosen_program(), Some((0, 4_194_303)));
+        typed(&mut view, "pj");
+        assert_eq!(view.chosen_program(), Some((1, 7)));
+        assert_eq!(view.chosen, Some(100), "the run stays chosen");
+        typed(&mut view, "\n");
+        assert_eq!(view.detail, Detail::Mappings);
+        assert!(screen(&view, 60).contains("PID 7"));
+        view.mappings = Some(Err("it is ending".to_owned()));
+        assert!(screen(&view, 60).contains("They are not known: it is ending"));
+        view.press(KeyCode::Char('m'));
+        assert!(view.mappings.is_none(), "asked for anew");
+        view.press(KeyCode::Down);
+        assert_eq!((view.chosen, view.program), (Some(200), None));
     }
 
     #[test]

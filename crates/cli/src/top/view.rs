@@ -1,6 +1,10 @@
 //! What is on the screen: the runs and disks, their order, the one that is chosen, and their history.
 
+use super::limit_dialog::{LimitChange, LimitDialog, Proposal, Step};
+use super::mappings::Mapping;
 use crate::instance::Instance;
+use crate::report::Snapshot;
+use memfold_pager::ProgramUsage;
 use ratatui::crossterm::event::KeyCode;
 use std::collections::HashMap;
 
@@ -71,6 +75,8 @@ pub enum Detail {
     Statistics,
     /// The programs of a run.
     Programs,
+    /// The mappings of one of them.
+    Mappings,
 }
 
 /// What is on the screen.
@@ -88,8 +94,25 @@ pub struct View {
     pub is_reversed: bool,
     /// What is shown of the chosen one.
     pub detail: Detail,
+    /// PID of the chosen program of the chosen run; without one, the one with the most memory is meant.
+    pub program: Option<i32>,
+    /// Its mappings, once they are known, or why they are not.
+    pub mappings: Option<Result<Vec<Mapping>, String>>,
     /// Whether the help is shown.
     pub helps: bool,
+    /// What is asked about a limit.
+    pub dialog: Option<LimitDialog>,
+    /// What came of the last command.
+    pub notice: Option<String>,
+    /// A limit that is to be changed.
+    pub confirmed: Option<LimitChange>,
+}
+
+/// The programs of a run, those with the most resident memory first.
+pub fn programs_of(run: &Snapshot) -> Vec<ProgramUsage> {
+    let mut programs = run.programs.clone();
+    programs.sort_by_key(|usage| std::cmp::Reverse(usage.resident_bytes));
+    programs
 }
 
 /// The base name of a program and its arguments.
@@ -150,36 +173,101 @@ impl View {
             .position(|instance| Some(instance.pid()) == self.chosen)
     }
 
+    /// The chosen one.
+    pub fn instance(&self) -> Option<&Instance> {
+        self.place().map(|place| &self.instances[place])
+    }
+
+    /// The chosen program, and its row.
+    pub fn chosen_program(&self) -> Option<(usize, i32)> {
+        let Some(Instance::Run(run)) = self.instance() else {
+            return None;
+        };
+        let programs = programs_of(run);
+        let place = |pid| programs.iter().position(|usage| usage.pid == pid);
+        let row = self.program.and_then(place).unwrap_or(0);
+        programs.get(row).map(|usage| (row, usage.pid))
+    }
+
     /// Takes a key. Returns `false` if it ends the view.
     pub fn press(&mut self, key: KeyCode) -> bool {
         if self.helps {
             self.helps = false;
             return true;
         }
+        self.notice = None;
+        if let Some(dialog) = self.dialog.take() {
+            match dialog.press(key) {
+                Step::Open(dialog) => self.dialog = Some(dialog),
+                Step::Closed => self.notice = Some("no limit is changed".to_owned()),
+                Step::Confirmed(change) => self.confirmed = Some(change),
+                Step::Refused(dialog, why) => {
+                    (self.dialog, self.notice) = (Some(dialog), Some(why));
+                }
+            }
+            return true;
+        }
         match key {
             KeyCode::Char('q') => return false,
             KeyCode::Esc if self.detail == Detail::Statistics => return false,
-            KeyCode::Esc => self.detail = Detail::Statistics,
+            KeyCode::Esc => self.show(Detail::Statistics),
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.helps = true,
             KeyCode::Up | KeyCode::Char('k') => self.step(|place, _| place.saturating_sub(1)),
             KeyCode::Down | KeyCode::Char('j') => self.step(|place, last| (place + 1).min(last)),
             KeyCode::Char('s') => self.order = self.order.next(),
             KeyCode::Char('r') => self.is_reversed = !self.is_reversed,
-            KeyCode::Enter | KeyCode::Char('p') => {
-                self.detail = match self.detail {
-                    Detail::Statistics => Detail::Programs,
-                    Detail::Programs => Detail::Statistics,
-                }
-            }
+            KeyCode::Enter => self.show(match self.detail {
+                Detail::Statistics => Detail::Programs,
+                Detail::Programs => Detail::Mappings,
+                Detail::Mappings => Detail::Statistics,
+            }),
+            KeyCode::Char('p') => self.show(match self.detail {
+                Detail::Programs => Detail::Statistics,
+                Detail::Statistics | Detail::Mappings => Detail::Programs,
+            }),
+            KeyCode::Char('m') => self.show(match self.detail {
+                Detail::Mappings => Detail::Statistics,
+                Detail::Statistics | Detail::Programs => Detail::Mappings,
+            }),
+            KeyCode::Char('l') => self.ask(Proposal::Typed),
+            KeyCode::Char('+') => self.ask(Proposal::More),
+            KeyCode::Char('-') => self.ask(Proposal::Less),
             _ => {}
         }
         self.sort();
         true
     }
 
+    fn show(&mut self, detail: Detail) {
+        self.detail = detail;
+        self.mappings = None;
+    }
+
+    fn ask(&mut self, proposal: Proposal) {
+        let Some(instance) = self.instance() else {
+            return;
+        };
+        match LimitDialog::open(instance, proposal) {
+            Ok(dialog) => self.dialog = Some(dialog),
+            Err(why) => self.notice = Some(why),
+        }
+    }
+
+    /// Chooses another row: of the programs where they are shown, else of the runs and disks.
     fn step(&mut self, to: impl Fn(usize, usize) -> usize) {
+        if self.detail == Detail::Programs
+            && let Some(Instance::Run(run)) = self.instance()
+            && let Some((row, _)) = self.chosen_program()
+        {
+            let programs = programs_of(run);
+            self.program = Some(programs[to(row, programs.len() - 1)].pid);
+            return;
+        }
         if let (Some(place), Some(last)) = (self.place(), self.instances.len().checked_sub(1)) {
-            self.chosen = Some(self.instances[to(place, last)].pid());
+            let next = self.instances[to(place, last)].pid();
+            if self.chosen.replace(next) != Some(next) {
+                (self.program, self.mappings) = (None, None);
+            }
         }
     }
 }

@@ -13,6 +13,7 @@
 //! | [`space`] | one program: its page states, its gate, its lifecycle |
 //! | [`group`] | the programs under one limit |
 //! | [`limit_state`] | the limit in force, and whether it is kept |
+//! | [`mappings`] | what each mapping of a program has in memory and outside |
 //! | [`refaults`], [`comfort`] | refault distances, and the limit that they suggest |
 //! | [`resources`] | shared by all address spaces: swap space, counters, the resident limit |
 //! | [`stats`], [`latency`] | statistics, the histogram of fault latency |
@@ -27,6 +28,8 @@ pub(crate) mod helper;
 pub(crate) mod kernel;
 pub(crate) mod latency;
 pub(crate) mod limit_state;
+#[cfg(not(simulated))]
+pub(crate) mod mappings;
 pub(crate) mod reclaim;
 pub(crate) mod refaults;
 pub(crate) mod registration;

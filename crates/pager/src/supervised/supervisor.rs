@@ -9,8 +9,10 @@ use crate::supervised::group::{Group, Outlets};
 use crate::supervised::helper::accept::Acceptor;
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
+use crate::supervised::mappings::MappingUsage;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
+use crate::supervised::space::AddressSpace;
 use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
@@ -281,6 +283,23 @@ impl Control {
     /// What each program uses now.
     pub fn programs(&self) -> Vec<ProgramUsage> {
         self.0.programs()
+    }
+
+    /// The mappings of the program with this PID that may be paged out, those with the most pages first.
+    ///
+    /// # Errors
+    /// If there is no such program under the limit, or it is ending, or changes its mappings all the time.
+    pub fn mappings(&self, pid: i32) -> io::Result<Vec<MappingUsage>> {
+        let mut spaces = self.0.spaces();
+        // A program that executed another one has left, and its successor has the same PID.
+        spaces.retain(|space| !space.has_left());
+        let is_it = |space: &Arc<AddressSpace>| {
+            space
+                .inspector()
+                .is_some_and(|inspector| inspector.pid() == pid)
+        };
+        let space = spaces.into_iter().find(is_it);
+        space.ok_or(io::ErrorKind::NotFound)?.mapping_usage()
     }
 
     /// How long the faults took that were served so far.

@@ -1,62 +1,9 @@
 //! `memfold top` in a real terminal, of several widths.
 
-use crate::support::memfold;
+use crate::support::{MIB, Terminal, memfold, python};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// A terminal of its own server, which goes with this.
-struct Terminal {
-    server: String,
-}
-
-impl Terminal {
-    fn start(width: u32, command: &str) -> Terminal {
-        let server = format!("memfold-{}-{width}", std::process::id());
-        let terminal = Terminal { server };
-        let width = width.to_string();
-        let size = ["-x", width.as_str(), "-y", "30"];
-        terminal.tmux(
-            &[
-                &["-f", "/dev/null", "new-session", "-d"],
-                &size[..],
-                &[command],
-            ]
-            .concat(),
-        );
-        terminal
-    }
-
-    fn tmux(&self, arguments: &[&str]) -> String {
-        let output = Command::new("tmux")
-            .args(["-u", "-L", &self.server])
-            .args(arguments)
-            .output()
-            .expect("tmux runs");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Waits until the screen is as expected.
-    fn shows(&self, what: &str, expected: impl Fn(&str) -> bool) -> String {
-        let began = Instant::now();
-        loop {
-            let screen = self.tmux(&["capture-pane", "-p"]);
-            if expected(&screen) {
-                return screen;
-            }
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "{what}:\n{screen}"
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        self.tmux(&["kill-server"]);
-    }
-}
+use std::time::Duration;
 
 #[test]
 fn it_fits_every_terminal_and_its_keys_work() {
@@ -85,16 +32,107 @@ fn it_fits_every_terminal_and_its_keys_work() {
         );
         assert!(!lines[1].contains("/bin"), "{screen}");
         assert_eq!(lines[0].contains("PROGRAMS"), width >= 100, "{screen}");
-        terminal.tmux(&["send-keys", "?"]);
+        terminal.press(&["?"]);
         terminal.shows("the help", |screen| screen.contains("q, Esc  quit"));
-        terminal.tmux(&["send-keys", "x"]);
+        terminal.press(&["x"]);
         terminal.shows("no help", |screen| !screen.contains("q, Esc  quit"));
-        terminal.tmux(&["send-keys", "p"]);
+        terminal.press(&["p"]);
         terminal.shows("the programs", |screen| screen.contains("RESIDENT"));
-        terminal.tmux(&["send-keys", "p", "s"]);
+        terminal.press(&["p", "s"]);
         terminal.shows("the order", |screen| screen.contains("HELD▾"));
-        terminal.tmux(&["send-keys", "q"]);
+        terminal.press(&["q"]);
         terminal.shows("the end", |screen| !screen.contains("quits"));
+    }
+    drop(run.stdin.take());
+    assert!(run.wait().expect("it ends").success());
+}
+
+/// 90 MiB that compress, touched twice.
+const TOUCHED: &str = "\
+import sys
+b = bytearray(90 << 20)
+for round in range(2):
+    for at in range(0, len(b), 4096):
+        b[at:at + 8] = at.to_bytes(8, 'little')
+print('touched', flush=True)
+sys.stdin.read()
+";
+
+/// Counts of MiB in a line, in order.
+fn mebibytes(line: &str) -> Vec<f64> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let pairs = words.windows(2).filter(|pair| pair[1] == "MiB");
+    pairs.filter_map(|pair| pair[0].parse().ok()).collect()
+}
+
+#[test]
+fn it_shows_a_programs_mappings_and_changes_limits_at_every_width() {
+    beside!(&["tmux", "python3"]);
+    let mut run = Command::new(memfold())
+        .args(["run", "--limit", "64M", "--summary", "never", "--"])
+        .arg(python())
+        .args(["-c", TOUCHED])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("memfold starts");
+    let mut line = String::new();
+    let output = run.stdout.as_mut().expect("a pipe");
+    BufReader::new(output).read_line(&mut line).expect("a line");
+    assert_eq!(line, "touched\n");
+    let pid = run.id().to_string();
+    let limit = || {
+        let output = Command::new(memfold())
+            .args(["stat", "--json", &pid])
+            .output();
+        let text = output.expect("memfold starts").stdout;
+        let stats: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+        stats["limit_bytes"].as_u64().expect("a number") / MIB
+    };
+    let mut before = 64;
+    for (width, new) in [(30, 70), (60, 48), (100, 96), (200, 64)] {
+        let terminal = Terminal::start(
+            width,
+            &format!("{} top {pid}; sleep 60", memfold().display()),
+        );
+        terminal.shows("the run", |screen| screen.contains("MiB"));
+        terminal.press(&["m"]);
+        let screen = terminal.shows("the mappings", |screen| {
+            screen.contains("RATIO") && screen.contains(":1")
+        });
+        assert!(screen.contains("PID"), "{screen}");
+        assert_eq!(screen.contains("MAPPING"), width >= 60, "{screen}");
+        assert_eq!(screen.contains("ADDRESS"), width >= 60, "{screen}");
+        let row = screen
+            .lines()
+            .skip_while(|line| !line.contains("RATIO"))
+            .nth(1);
+        let sizes = mebibytes(row.expect("a mapping"));
+        // With the size in front where there is room: all of the array is in memory or out.
+        let (resident, out) = (sizes[sizes.len() - 2], sizes[sizes.len() - 1]);
+        assert!((85.0..110.0).contains(&(resident + out)), "{screen}");
+        assert!(out > 5.0, "{screen}");
+        terminal.press(&["m"]);
+        terminal.shows("the statistics", |screen| !screen.contains("RATIO"));
+        terminal.press(&["l"]);
+        terminal.types(&format!("{new}M"));
+        terminal.press(&["Enter"]);
+        terminal.shows("the question", |screen| screen.contains("y/n"));
+        terminal.press(&["n"]);
+        terminal.shows("that it is as before", |screen| {
+            screen.contains("no limit is changed")
+        });
+        assert_eq!(limit(), before);
+        terminal.press(&["l"]);
+        terminal.types(&format!("{new}M"));
+        terminal.press(&["Enter", "y"]);
+        let words = |screen: &str| screen.split_whitespace().collect::<Vec<_>>().join(" ");
+        let done = format!("limit of run {pid}: {before}.0 MiB -> {new}.0 MiB; in use: ");
+        terminal.shows("what that did", |screen| words(screen).contains(&done));
+        assert_eq!(limit(), new);
+        before = new;
+        terminal.press(&["q"]);
+        terminal.shows("the end", |screen| !screen.contains("q quits"));
     }
     drop(run.stdin.take());
     assert!(run.wait().expect("it ends").success());
@@ -119,6 +157,6 @@ fn without_a_run_it_waits_for_one() {
     });
     std::thread::sleep(Duration::from_millis(1500));
     terminal.shows("that it still waits", |screen| screen.contains("Waiting"));
-    terminal.tmux(&["send-keys", "q"]);
+    terminal.press(&["q"]);
     terminal.shows("the end", |screen| !screen.contains("quits"));
 }

@@ -9,6 +9,7 @@ mod judge;
 mod redis_client;
 mod run;
 mod stranger;
+mod terminal;
 mod tree;
 
 pub use heartbeat::Heartbeat;
@@ -17,6 +18,7 @@ pub use memfold_testing::skip;
 pub use redis_client::RedisClient;
 pub use run::{Limits, Outcome, Program, Running};
 pub use stranger::{OTHER, STRANGER, Stage, as_user};
+pub use terminal::Terminal;
 pub use tree::{Sample, descendants, is_alive, wait_until_stopped};
 pub use turn::{Share, turn};
 
