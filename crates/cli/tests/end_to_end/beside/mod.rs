@@ -3,11 +3,13 @@
 mod admission;
 mod asked_twice;
 mod capability;
+mod completions;
 mod containers;
 pub mod crash;
 mod debuggers;
 pub mod departures;
 mod few_descriptors;
+mod first_hour;
 mod growth;
 mod harness;
 mod helper;

@@ -1,0 +1,86 @@
+//! Completions in the shells themselves; those of bash are in `words`.
+
+use crate::support::{Limits, MIB, Program, Terminal, memfold};
+use std::process::Command;
+
+/// A folder that has memfold under its name, for `PATH`.
+fn path() -> String {
+    let folder = memfold().parent().expect("a folder").display();
+    format!("{folder}:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+#[test]
+fn fish_completes_options_commands_and_runs() {
+    beside!(&["fish", "sleep"]);
+    let complete = |line: &str| {
+        let script = format!("memfold completions fish | source; complete -C'{line}'");
+        let output = Command::new("fish")
+            .args(["--no-config", "-c", &script])
+            .env("PATH", path())
+            .output()
+            .expect("fish runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    for (line, expected) in [
+        ("memfold li", "limit"),
+        ("memfold run --lim", "--limit"),
+        ("memfold run --summary ", "always"),
+        ("memfold run -- slee", "sleep"),
+        ("memfold run slee", "sleep"),
+        ("memfold completions ", "fish"),
+    ] {
+        let found = complete(line);
+        let is_it = |one: &str| one.split('\t').next() == Some(expected);
+        assert!(found.lines().any(is_it), "{line}: {found}");
+    }
+    let run = Program::new("sleep")
+        .arg("3")
+        .start(Limits::Total(64 * MIB));
+    run.statistics();
+    let pid = run.root().to_string();
+    for line in ["memfold limit ", "memfold stat ", "memfold top "] {
+        let found = complete(line);
+        let is_it = |one: &str| one.split_once('\t') == Some((&pid, "sleep 3"));
+        assert!(found.lines().any(is_it), "{line}: {found}");
+    }
+    run.wait().assert_success();
+}
+
+#[test]
+fn zsh_completes_options_commands_and_runs() {
+    beside!(&["zsh", "tmux", "env", "sleep"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let script =
+        "autoload -Uz compinit; compinit -u -D; source <(memfold completions zsh); PS1='zsh> '\n";
+    std::fs::write(folder.path().join(".zshrc"), script).expect("a file");
+    let command = format!(
+        "env ZDOTDIR={} PATH={} zsh -d -i",
+        folder.path().display(),
+        path()
+    );
+    let terminal = Terminal::start(100, &command);
+    let complete = |line: &str, expected: &str| {
+        terminal.shows("the prompt", |screen| screen.trim_end().ends_with("zsh>"));
+        terminal.types(line);
+        terminal.press(&["Tab"]);
+        terminal.shows(line, |screen| screen.contains(expected));
+        // What is listed goes with the line.
+        terminal.press(&["C-c"]);
+        terminal.shows("a new prompt", |screen| screen.trim_end().ends_with("zsh>"));
+        terminal.press(&["C-l"]);
+        terminal.shows("an empty screen", |screen| screen.trim() == "zsh>");
+    };
+    complete("memfold li", "memfold limit");
+    complete("memfold run --summ", "memfold run --summary");
+    complete("memfold run --summary ", "always");
+    complete("memfold run -- slee", "memfold run -- sleep");
+    complete("memfold completions zs", "memfold completions zsh");
+    let run = Program::new("sleep")
+        .arg("4")
+        .start(Limits::Total(64 * MIB));
+    run.statistics();
+    let pid = run.root().to_string();
+    complete("memfold limit ", &pid);
+    complete("memfold stat ", &pid);
+    run.wait().assert_success();
+}
