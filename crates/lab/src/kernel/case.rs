@@ -161,11 +161,16 @@ pub fn cases(names: &[&str], scale: f64) -> Result<Vec<Case>> {
             .iter()
             .any(|(group, case)| group == name || case.is_called(name));
         if !known {
-            let mut known: Vec<&str> = all.iter().map(|(_, case)| case.workload.as_str()).collect();
-            known.extend([
+            let mut known: Vec<&str> = Vec::new();
+            let workloads = all.iter().map(|(_, case)| case.workload.as_str());
+            for name in workloads.chain([
                 "munmap", "swap", "embedded", "overhead", "summary", "programs",
-            ]);
-            known.dedup();
+            ]) {
+                // Two groups may have a workload of the same name.
+                if !known.contains(&name) {
+                    known.push(name);
+                }
+            }
             bail!(
                 "unknown workload {name:?}; use one of: {}",
                 known.join(", ")
@@ -403,6 +408,12 @@ mod tests {
             error.contains("zipf") && error.contains("munmap-512"),
             "{error}"
         );
+        let (_, listed) = error.split_once(": ").unwrap();
+        let mut names: Vec<&str> = listed.split(", ").collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "{error}");
         let three = cases(&["munmap-256:3"], 1.0).unwrap();
         assert_eq!((three.len(), three[0].processes), (1, 3));
         let recorded = cases(&["page-out:recorded"], 1.0).unwrap();
