@@ -152,7 +152,12 @@ impl Group {
 
     /// Shrinks the pool to `target` bytes, as far as the swap file or the store takes pages.
     fn shrink_pool(&self, target: u64, scratch: &mut Scratch) {
-        while self.resources.swap.pool_bytes() > target {
+        loop {
+            // Read once: pages are freed meanwhile.
+            let excess = self.resources.swap.pool_bytes().saturating_sub(target);
+            if excess == 0 {
+                break;
+            }
             if self.resources.gather.help(HELP_SLOTS) > 0 {
                 continue;
             }
@@ -160,7 +165,6 @@ impl Group {
             if now < self.file_paused_until.load(Ordering::Relaxed) {
                 break;
             }
-            let excess = self.resources.swap.pool_bytes() - target;
             let report = self
                 .resources
                 .swap
