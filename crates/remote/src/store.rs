@@ -98,6 +98,11 @@ impl Store {
     }
 
     /// Looks which server has which slots, unless that was just done or another thread does.
+    ///
+    /// A primary that is cut off from the others, and not from here, answers as before, and knows nothing
+    /// of its successor. So a server that has lost the majority is believed only if it knows of a later
+    /// election than this does, and none that knows of fewer. (A cluster that is set up anew meanwhile is
+    /// not found: the pages are gone with the old one.)
     fn look(&self) {
         let Ok(mut looked) = self.looked.try_lock() else {
             return;
@@ -111,20 +116,30 @@ impl Store {
             servers.splice(0..0, topology.primaries.iter().cloned());
         }
         servers.extend(self.nodes().keys().cloned());
+        let known = self.known_topology();
         let mut asked = Vec::new();
+        let mut found: Option<Topology> = None;
         for server in servers {
             if asked.contains(&server) {
                 continue;
             }
-            if let Some(topology) = self.ask(&server) {
-                let mut place = self
-                    .topology
-                    .write()
-                    .unwrap_or_else(PoisonError::into_inner);
-                *place = Some(Arc::new(topology));
-                break;
+            if let Some(topology) = self.ask(&server)
+                && topology.replaces(found.as_ref().or(known.as_deref()))
+            {
+                let is_whole = topology.is_whole;
+                found = Some(topology);
+                if is_whole {
+                    break;
+                }
             }
             asked.push(server);
+        }
+        if let Some(topology) = found {
+            let mut place = self
+                .topology
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            *place = Some(Arc::new(topology));
         }
         *looked = Some(Instant::now());
     }
@@ -135,17 +150,18 @@ impl Store {
         let mut commands = Commands::default();
         commands.push(cmd("CLUSTER").arg("SLOTS"));
         commands.push(&cmd("ROLE"));
+        commands.push(cmd("CLUSTER").arg("INFO"));
         let deadline = Instant::now() + CALL / 4;
         let answers = node
             .send(&commands, deadline)
             .ok()?
             .answers(deadline)
             .ok()?;
-        let [slots, role] = &answers[..] else {
+        let [slots, role, info] = &answers[..] else {
             return None;
         };
         if let Some(topology) = Topology::of_slots(slots, server) {
-            return Some(topology);
+            return Some(topology.with_state(info));
         }
         let Value::Array(role) = role else {
             return None;

@@ -19,6 +19,10 @@ pub(crate) struct Topology {
     pub(crate) primaries: Vec<Server>,
     /// First and last slot, and the index of the primary; in order.
     ranges: Vec<(u16, u16, usize)>,
+    /// Whether the server that says so reaches most of its cluster.
+    pub(crate) is_whole: bool,
+    /// The latest election that it knows of.
+    epoch: u64,
 }
 
 impl Topology {
@@ -27,6 +31,8 @@ impl Topology {
         Self {
             primaries: vec![server],
             ranges: vec![(0, SLOTS - 1, 0)],
+            is_whole: true,
+            epoch: 0,
         }
     }
 
@@ -45,6 +51,8 @@ impl Topology {
         let mut found = Self {
             primaries: Vec::new(),
             ranges: Vec::new(),
+            is_whole: true,
+            epoch: 0,
         };
         for entry in entries {
             let Value::Array(fields) = entry else {
@@ -67,6 +75,33 @@ impl Topology {
         let is_wrong = found.ranges.iter().any(|range| range.0 > range.1)
             || found.ranges.windows(2).any(overlaps);
         (!is_wrong && !found.ranges.is_empty()).then_some(found)
+    }
+}
+
+impl Topology {
+    /// The same with what the server's `CLUSTER INFO` says. Where it may not be asked for that, it is
+    /// believed.
+    pub(crate) fn with_state(mut self, info: &Value) -> Self {
+        let text = match info {
+            Value::BulkString(bytes) => String::from_utf8_lossy(bytes),
+            Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.into(),
+            _ => return self,
+        };
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.map(str::trim)
+        };
+        self.is_whole = field("cluster_state:") != Some("fail");
+        let epoch = field("cluster_current_epoch:").and_then(|epoch| epoch.parse().ok());
+        self.epoch = epoch.unwrap_or(0);
+        self
+    }
+
+    /// Whether this is newer than what is known.
+    pub(crate) fn replaces(&self, known: Option<&Self>) -> bool {
+        known.is_none_or(|known| {
+            self.epoch > known.epoch || self.is_whole && self.epoch == known.epoch
+        })
     }
 }
 
@@ -152,6 +187,32 @@ mod tests {
         assert_eq!(name(5461).as_deref(), Some("b:2"));
         assert_eq!(name(16_000).as_deref(), Some("b:2"));
         assert_eq!(name(16_001), None);
+    }
+
+    #[test]
+    fn who_was_replaced_is_not_believed() {
+        let slots = Value::Array(vec![range(0, 16_383, vec![node("a", 1)])]);
+        let says = |state: &str, epoch: u64| {
+            let info = format!(
+                "cluster_state:{state}\r\ncluster_known_nodes:6\r\ncluster_current_epoch:{epoch}\r\n"
+            );
+            let topology = Topology::of_slots(&slots, &asked()).unwrap();
+            topology.with_state(&Value::BulkString(info.into_bytes()))
+        };
+        let known = says("ok", 6);
+        assert!(says("ok", 6).replaces(Some(&known)) && says("ok", 7).replaces(Some(&known)));
+        assert!(
+            !says("ok", 5).replaces(Some(&known)),
+            "a restored connection"
+        );
+        assert!(!says("fail", 6).replaces(Some(&known)), "cut off");
+        assert!(says("fail", 7).replaces(Some(&known)));
+        assert!(says("fail", 0).replaces(None), "better than nothing");
+        // Without the right to ask, as before.
+        let error = Value::Nil;
+        let plain = Topology::of_slots(&slots, &asked()).unwrap();
+        let unknown = plain.clone().with_state(&error);
+        assert!(unknown == plain && unknown.replaces(Some(&plain)));
     }
 
     #[test]

@@ -8,13 +8,15 @@ use memfold_remote::{OpenError, Options, Password, RemoteStore};
 use memfold_swap::{
     Corruption, LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
 };
-use memfold_testing::store::{Passing, Proxy, StoreCluster, StoreServer, has_store};
+use memfold_testing::store::{
+    Network, Passing, Proxy, StoreCluster, StoreServer, has_store, store_programs,
+};
 use memfold_testing::{Random, skip};
 use zsmalloc::HeapSource;
 
 fn folder() -> Option<tempfile::TempDir> {
     if !has_store() {
-        skip("redis-server and redis-cli");
+        skip(&store_programs().join(" and "));
         return None;
     }
     Some(tempfile::tempdir().expect("a folder"))
@@ -332,14 +334,14 @@ fn slots_move_to_another_server_while_pages_are_read() {
         panic!("three primaries");
     };
     let id = |index: usize| cluster.servers[index].ask(&["CLUSTER", "MYID"]);
-    let mut reshard = std::process::Command::new("redis-cli")
+    let mut reshard = std::process::Command::new(store_programs()[1])
         .args(["--cluster", "reshard"])
         .arg(format!("127.0.0.1:{}", cluster.servers[from].port))
         .args(["--cluster-from", &id(from), "--cluster-to", &id(to)])
         .args(["--cluster-slots", "500", "--cluster-yes"])
         .stdout(std::process::Stdio::null())
         .spawn()
-        .expect("redis-cli runs");
+        .expect("the client runs");
     let mut rounds = 0;
     while reshard.try_wait().expect("it runs").is_none() {
         world.assert_all_right();
@@ -370,6 +372,48 @@ fn slots_move_to_another_server_while_pages_are_read() {
     world.space.release_bulk(&slots);
     assert!(world.store.tier().maintain());
     assert_eq!(cluster.keys(), 0);
+}
+
+/// Where servers are that can be cut off from each other.
+const HOSTS: [&str; 6] = [
+    "127.0.0.11",
+    "127.0.0.12",
+    "127.0.0.13",
+    "127.0.0.14",
+    "127.0.0.15",
+    "127.0.0.16",
+];
+
+#[test]
+fn a_primary_that_the_others_have_replaced_is_not_believed() {
+    let Some(folder) = folder() else { return };
+    if !memfold_testing::is_root() {
+        skip("root, to split a network");
+        return;
+    }
+    let network = Network::enter();
+    let cluster = StoreCluster::start_at(&HOSTS, folder.path(), &[]);
+    let address = format!("valkey://{}:{}", HOSTS[0], cluster.servers[0].port);
+    let mut options = Options::new(address.parse().unwrap());
+    options.replicas = 1;
+    options.patience = Duration::from_secs(15);
+    let mut world = World::new(&options, 2000);
+    world.send_all();
+    // Each in turn, so that the one that is asked first is among them.
+    for cut in cluster.primaries() {
+        let others: Vec<_> = HOSTS.into_iter().filter(|one| *one != HOSTS[cut]).collect();
+        network.split(&[HOSTS[cut]], &others);
+        cluster.wait_for_primaries(3, cut);
+        // It still answers, and knows nothing of its successor.
+        world.assert_all_right();
+        world.store_more(300);
+        world.send_all();
+        world.assert_all_right();
+        network.join();
+        world.assert_all_right();
+        cluster.wait_until_whole();
+        world.assert_all_right();
+    }
 }
 
 #[test]

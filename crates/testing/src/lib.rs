@@ -25,6 +25,12 @@ pub fn skip(missing: &str) {
         .expect("stderr");
 }
 
+/// Whether this process is root's.
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
 /// Pseudo-random numbers (xorshift64*) that are the same in every run.
 #[derive(Debug, Clone)]
 pub struct Random(u64);

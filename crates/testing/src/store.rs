@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,10 +11,19 @@ use std::time::{Duration, Instant};
 /// How long a server may take to answer, or a cluster to agree.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The server and its command line client: those of Valkey with `MEMFOLD_TEST_STORE=valkey`.
+#[must_use]
+pub fn store_programs() -> [&'static str; 2] {
+    match std::env::var("MEMFOLD_TEST_STORE").as_deref() {
+        Ok("valkey") => ["valkey-server", "valkey-cli"],
+        _ => ["redis-server", "redis-cli"],
+    }
+}
+
 /// Whether the host has the server and its command line client.
 #[must_use]
 pub fn has_store() -> bool {
-    ["redis-server", "redis-cli"].iter().all(|name| {
+    store_programs().iter().all(|name| {
         let found = Command::new(name)
             .arg("--version")
             .stdout(Stdio::null())
@@ -28,7 +38,9 @@ pub struct StoreServer {
     child: Child,
     folder: PathBuf,
     options: Vec<String>,
-    /// Its port on 127.0.0.1.
+    /// The address of this host that it listens on, and connects from.
+    pub host: String,
+    /// Its port there.
     pub port: u16,
 }
 
@@ -46,22 +58,40 @@ impl StoreServer {
     /// If it cannot be started.
     #[must_use]
     pub fn start(folder: &Path, options: &[&str]) -> Self {
+        Self::start_at("127.0.0.1", folder, options)
+    }
+
+    /// The same at one of this host's addresses.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start_at(host: &str, folder: &Path, options: &[&str]) -> Self {
         let port = free_port();
         let folder = folder.join(port.to_string());
         std::fs::create_dir_all(&folder).expect("a folder for the server");
-        let mut all = ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
-            .map(str::to_owned)
-            .to_vec();
-        all.extend(options.iter().map(|option| (*option).to_owned()));
+        let own = [
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--bind",
+            host,
+            "--bind-source-addr",
+            host,
+        ];
+        let all = own.iter().chain(options);
+        let all: Vec<String> = all.map(|option| (*option).to_owned()).collect();
         Self {
-            child: Self::spawn(&folder, port, &all),
+            child: Self::spawn(&folder, host, port, &all),
             folder,
             options: all,
+            host: host.to_owned(),
             port,
         }
     }
 
-    fn spawn(folder: &Path, port: u16, options: &[String]) -> Child {
+    fn spawn(folder: &Path, host: &str, port: u16, options: &[String]) -> Child {
         let log = File::options()
             .create(true)
             .append(true)
@@ -75,7 +105,8 @@ impl StoreServer {
         let options = options
             .iter()
             .map(|option| option.replace("{port}", &port.to_string()));
-        let child = Command::new("redis-server")
+        let [program, _] = store_programs();
+        let child = Command::new(program)
             .args(["--port", &plain.to_string()])
             .args(options)
             .arg("--dir")
@@ -84,10 +115,10 @@ impl StoreServer {
             .stdout(log.try_clone().expect("the log"))
             .stderr(log)
             .spawn()
-            .expect("redis-server starts");
+            .expect("the server starts");
         let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < deadline, "redis-server does not listen");
+        while TcpStream::connect((host, port)).is_err() {
+            assert!(Instant::now() < deadline, "{program} does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
         child
@@ -110,7 +141,7 @@ impl StoreServer {
 
     /// Starts it again after [`kill`](Self::kill), empty but for what it knows of its cluster.
     pub fn restart(&mut self) {
-        self.child = Self::spawn(&self.folder, self.port, &self.options);
+        self.child = Self::spawn(&self.folder, &self.host, self.port, &self.options);
     }
 
     /// Stops or continues it: a server that hangs.
@@ -133,11 +164,13 @@ impl StoreServer {
     pub fn ask(&self, command: &[&str]) -> String {
         // A server that hangs answers nothing.
         let mut client = Command::new("timeout");
-        client.args(["5", "redis-cli", "-p", &self.port.to_string()]);
+        let [_, program] = store_programs();
+        client.args(["5", program, "-h", &self.host]);
+        client.args(["-p", &self.port.to_string()]);
         if let Some(at) = self.options.iter().position(|one| one == "--requirepass") {
             client.env("REDISCLI_AUTH", &self.options[at + 1]);
         }
-        let output = client.args(command).output().expect("redis-cli runs");
+        let output = client.args(command).output().expect("the client runs");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 }
@@ -164,6 +197,15 @@ impl StoreCluster {
     /// If it cannot be started.
     #[must_use]
     pub fn start(folder: &Path, options: &[&str]) -> Self {
+        Self::start_at(&["127.0.0.1"; 6], folder, options)
+    }
+
+    /// The same with servers at these addresses of this host.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    #[must_use]
+    pub fn start_at(hosts: &[&str; 6], folder: &Path, options: &[&str]) -> Self {
         let mut all = vec![
             "--cluster-enabled",
             "yes",
@@ -171,22 +213,28 @@ impl StoreCluster {
             "1000",
             "--cluster-replica-validity-factor",
             "0",
+            // It takes connections from 127.0.0.1 alone otherwise.
+            "--protected-mode",
+            "no",
             "--repl-diskless-sync-delay",
             "0",
         ];
         all.extend(options);
-        let start = |_| {
+        let start = |host: &&str| {
             let bus = free_port().to_string();
             let mut all = all.clone();
             all.extend(["--cluster-port", &bus]);
-            StoreServer::start(folder, &all)
+            StoreServer::start_at(host, folder, &all)
         };
-        let servers: Vec<_> = (0..6).map(start).collect();
-        let mut create = Command::new("redis-cli");
+        let servers: Vec<_> = hosts.iter().map(start).collect();
+        let mut create = Command::new(store_programs()[1]);
         create.args(["--cluster", "create"]);
-        create.args(servers.iter().map(|one| format!("127.0.0.1:{}", one.port)));
+        let addresses = servers
+            .iter()
+            .map(|one| format!("{}:{}", one.host, one.port));
+        create.args(addresses);
         create.args(["--cluster-replicas", "1", "--cluster-yes"]);
-        let output = create.output().expect("redis-cli runs");
+        let output = create.output().expect("the client runs");
         assert!(output.status.success(), "{output:?}");
         let cluster = Self { servers };
         cluster.wait_until_whole();
@@ -250,6 +298,70 @@ impl StoreCluster {
             .collect::<Vec<u64>>()
             .iter()
             .sum()
+    }
+}
+
+/// A network of this thread's own, and of the processes that it starts, which can be split.
+#[derive(Debug)]
+pub struct Network(());
+
+impl Network {
+    /// Moves this thread into a network namespace in which it has the loopback device alone. Needs root,
+    /// `ip` and `iptables`.
+    ///
+    /// # Panics
+    /// If that is refused.
+    #[must_use]
+    pub fn enter() -> Self {
+        // A new one, in which a shell waits until this thread is there too.
+        let mut holder = Command::new("unshare")
+            .args(["--net", "sh", "-c"])
+            .arg("ip link set lo up && echo ready && read end")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        let mut ready = [0; 6];
+        let output = holder.stdout.as_mut().expect("a pipe");
+        output.read_exact(&mut ready).expect("a network");
+        let file = File::open(format!("/proc/{}/ns/net", holder.id())).expect("the network");
+        let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(file.as_fd(), kind).expect("this thread enters");
+        drop(holder.stdin.take());
+        holder.wait().expect("the shell ends");
+        Self(())
+    }
+
+    /// Has the network drop what these addresses send to those, and what those send to these. Packets are
+    /// lost without a word, as between machines.
+    ///
+    /// # Panics
+    /// If `iptables` fails.
+    pub fn split(&self, these: &[&str], those: &[&str]) {
+        for this in these {
+            for that in those {
+                for (from, to) in [(this, that), (that, this)] {
+                    Self::iptables(&["-A", "OUTPUT", "-s", from, "-d", to, "-j", "DROP"]);
+                }
+            }
+        }
+    }
+
+    /// Joins what was split.
+    ///
+    /// # Panics
+    /// If `iptables` fails.
+    pub fn join(&self) {
+        Self::iptables(&["-F", "OUTPUT"]);
+    }
+
+    fn iptables(arguments: &[&str]) {
+        let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
+        let status = Command::new("iptables")
+            .args(arguments)
+            .env("PATH", path)
+            .status();
+        assert!(status.expect("iptables runs").success(), "{arguments:?}");
     }
 }
 

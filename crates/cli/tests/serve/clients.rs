@@ -1,7 +1,7 @@
 //! The clients that people use.
 
 use crate::support::{MEMFOLD, MIB, Served, has, run};
-use memfold_testing::store::StoreServer;
+use memfold_testing::store::{StoreServer, store_programs};
 use std::path::Path;
 use std::process::Command;
 
@@ -147,7 +147,7 @@ fn what_does_not_fit_goes_to_the_file_or_is_refused() {
 
 #[test]
 fn what_does_not_fit_goes_to_a_store_on_other_machines() {
-    if !has(&["redis-server", "redis-cli", "nbdcopy"]) {
+    if !has(&[store_programs()[0], store_programs()[1], "nbdcopy"]) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -6,14 +6,18 @@ use crate::beside::tiers::{assert_empty, with_file};
 use crate::support::{
     Limits, MIB, Outcome, Program, Running, compiled, memfold, rounds, short_or_long,
 };
-use memfold_testing::store::{Passing, Proxy, StoreCluster, StoreServer};
+use memfold_testing::store::{Network, Passing, Proxy, StoreCluster, StoreServer, store_programs};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const TOOLS: [&str; 3] = ["cc", "redis-server", "redis-cli"];
+/// What these tests need.
+fn tools() -> [&'static str; 3] {
+    let [server, client] = store_programs();
+    ["cc", server, client]
+}
 
 /// A program that verifies 64 MiB, under a limit far below.
 const LIMIT: Limits = Limits::Total(24 * MIB);
@@ -60,13 +64,14 @@ fn assert_right(result: &Path) {
 
 #[test]
 fn remote_pages_survive_a_cluster_whose_servers_are_killed_paused_and_failed_over() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let mut cluster = StoreCluster::start(folder.path(), &[]);
     let result = folder.path().join("result");
     // Any of its servers leads to all.
     let program = with_store(verifier(&result), &[cluster.servers[5].port])
-        .memfold_options(["--remote-replicas", "1"]);
+        .memfold_options(["--remote-replicas", "1"])
+        .timeout(patience());
     let mut run = program.start(LIMIT);
     go_on(&mut run, 2);
     assert!(number(&run, "remote_bytes") > MIB);
@@ -113,9 +118,73 @@ fn remote_pages_survive_a_cluster_whose_servers_are_killed_paused_and_failed_ove
     assert_eq!(cluster.keys(), 0, "a clean end leaves nothing");
 }
 
+/// How long a run of so many rounds may take.
+fn patience() -> Duration {
+    Duration::from_secs(180) + Duration::from_secs(120) * rounds()
+}
+
+/// Where memfold connects from, and where the servers of a split cluster are.
+const CLIENT: &str = "127.0.0.1";
+const HOSTS: [&str; 6] = [
+    "127.0.0.11",
+    "127.0.0.12",
+    "127.0.0.13",
+    "127.0.0.14",
+    "127.0.0.15",
+    "127.0.0.16",
+];
+
+#[test]
+fn remote_pages_survive_a_network_that_splits() {
+    let [cc, server, client] = tools();
+    beside!(&[cc, server, client, "unshare", "ip", "iptables"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let network = Network::enter();
+    let cluster = StoreCluster::start_at(&HOSTS, folder.path(), &[]);
+    let result = folder.path().join("result");
+    let address = format!("valkey://{}:{}", HOSTS[0], cluster.servers[0].port);
+    let program =
+        verifier(&result).memfold_options(["--remote", &address, "--remote-replicas", "1"]);
+    let mut run = program.start(LIMIT);
+    go_on(&mut run, 2);
+    assert!(number(&run, "remote_bytes") > MIB);
+    for round in 0..short_or_long(1, rounds()) as usize {
+        // memfold alone does not reach a primary.
+        let cut = HOSTS[cluster.primaries()[round % 3]];
+        network.split(&[CLIENT], &[cut]);
+        std::thread::sleep(Duration::from_secs(4));
+        network.join();
+        go_on(&mut run, 2);
+
+        // A primary reaches memfold, and no other server: its replica takes over while it still answers.
+        let cut = cluster.primaries()[(round + 1) % 3];
+        let others: Vec<_> = HOSTS.into_iter().filter(|one| *one != HOSTS[cut]).collect();
+        network.split(&[HOSTS[cut]], &others);
+        cluster.wait_for_primaries(3, cut);
+        go_on(&mut run, 2);
+        network.join();
+        cluster.wait_until_whole();
+        go_on(&mut run, 1);
+
+        // memfold is on the side of one primary, without the rest.
+        let cut = cluster.primaries()[(round + 2) % 3];
+        let others: Vec<_> = HOSTS.into_iter().filter(|one| *one != HOSTS[cut]).collect();
+        network.split(&[CLIENT, HOSTS[cut]], &others);
+        std::thread::sleep(Duration::from_secs(5));
+        network.join();
+        cluster.wait_until_whole();
+        go_on(&mut run, 2);
+        eprintln!("round {round}: {:#}", run.statistics()["remote_retries"]);
+    }
+    let outcome = end(run, &result);
+    assert!(outcome.number("remote_pages_in") > 10_000.0);
+    assert!(outcome.number("remote_retries") > 0.0);
+    assert_eq!(outcome.number("remote_lost_pages"), 0.0);
+}
+
 #[test]
 fn a_store_that_is_slow_cut_off_or_full_delays_and_loses_nothing() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &[]);
     let proxy = Proxy::to(server.port);
@@ -174,7 +243,7 @@ fn must_be_stopped(program: &Program, result: &Path, happens: impl FnOnce()) -> 
 
 #[test]
 fn a_program_is_stopped_where_the_store_lost_changed_or_never_returns_its_pages() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &[]);
     let result = folder.path().join("result");
@@ -211,7 +280,7 @@ fn a_program_is_stopped_where_the_store_lost_changed_or_never_returns_its_pages(
 
 #[test]
 fn copies_in_the_swap_file_outlive_the_store() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let (files, result) = (folder.path().join("swap"), folder.path().join("result"));
     fs::create_dir(&files).expect("a folder");
@@ -230,7 +299,7 @@ fn copies_in_the_swap_file_outlive_the_store() {
 
 #[test]
 fn a_killed_run_leaves_nothing_in_the_store_for_long() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &[]);
     let result = folder.path().join("result");
@@ -255,7 +324,7 @@ fn a_killed_run_leaves_nothing_in_the_store_for_long() {
 
 #[test]
 fn a_swapoff_brings_remote_pages_back() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &[]);
     let program = Program::new(compiled("patient", &["patient.c"], &[]))
@@ -290,7 +359,7 @@ fn a_swapoff_brings_remote_pages_back() {
 
 #[test]
 fn secrets_come_from_files_or_the_environment_and_reach_no_program() {
-    beside!(&TOOLS);
+    beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &["--requirepass", "open-sesame"]);
     let show = with_store(Program::new("env"), &[server.port]);
