@@ -31,6 +31,10 @@
 mod address;
 mod connect;
 mod failure;
+/// Entry points of the fuzz targets, which tests also run on `fuzz/corpus`.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod keeper;
 mod node;
 mod options;

@@ -46,10 +46,10 @@ pub(crate) struct Store {
 
 /// What is sent to one server: commands, and which parts of the call they answer.
 #[derive(Default)]
-struct Part {
+pub(crate) struct Part {
     commands: Commands,
     /// Index of a part of the call, and the number of its answers, in order.
-    of: Vec<(usize, usize)>,
+    pub(crate) of: Vec<(usize, usize)>,
 }
 
 impl Store {
@@ -270,7 +270,7 @@ impl Store {
 }
 
 /// Gives each part of a call its answers, or the first error among them.
-fn spread(
+pub(crate) fn spread(
     answers: Result<Vec<Value>, Failure>,
     part: &Part,
     replicas: u32,
@@ -311,6 +311,46 @@ fn spread(
 
 const UNEXPECTED: RemoteError = RemoteError::Unavailable("the server's answer is not understood");
 
+/// Whether the answers to a batch say that as many records were added, with a time to live.
+pub(crate) fn was_stored(
+    outcome: Result<Vec<Value>, Failure>,
+    records: usize,
+) -> Result<(), RemoteError> {
+    let answers = outcome.map_err(Failure::error)?;
+    let added = Value::Int(records as i64);
+    match answers.last() {
+        Some(Value::Array(done)) if done[..] == [added, Value::Int(1)] => Ok(()),
+        _ => Err(UNEXPECTED),
+    }
+}
+
+/// The records that the last answer has, as many as were asked for.
+pub(crate) fn records(
+    outcome: Result<Vec<Value>, Failure>,
+    wanted: usize,
+) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
+    let record = |value| match value {
+        Value::BulkString(record) => Ok(Some(record)),
+        Value::Nil => Ok(None),
+        _ => Err(UNEXPECTED),
+    };
+    match outcome.map(|mut answers| answers.pop()) {
+        Ok(Some(Value::Array(records))) if records.len() == wanted => {
+            records.into_iter().map(record).collect()
+        }
+        Ok(_) => vec![Err(UNEXPECTED); wanted],
+        Err(failure) => vec![Err(failure.error()); wanted],
+    }
+}
+
+/// Whether the server still had what was to be renewed.
+pub(crate) fn was_renewed(outcome: Result<Vec<Value>, Failure>) -> Result<bool, RemoteError> {
+    match outcome.map_err(Failure::error)?.first() {
+        Some(Value::Int(count)) => Ok(*count == 1),
+        _ => Err(UNEXPECTED),
+    }
+}
+
 impl RemoteBackend for Store {
     fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
         // In one transaction: no key is ever without a time to live.
@@ -326,16 +366,7 @@ impl RemoteBackend for Store {
             (key, vec![cmd("MULTI"), set, expire, cmd("EXEC")])
         };
         let outcomes = self.call(batches.iter().map(commands).collect(), self.replicas);
-        let stored = |(batch, outcome): (&Batch, Result<Vec<Value>, Failure>)| {
-            let answers = outcome.map_err(Failure::error)?;
-            let added = batch.records.len() as i64;
-            match answers.last() {
-                Some(Value::Array(done)) if done[..] == [Value::Int(added), Value::Int(1)] => {
-                    Ok(())
-                }
-                _ => Err(UNEXPECTED),
-            }
-        };
+        let stored = |(batch, outcome): (&Batch, _)| was_stored(outcome, batch.records.len());
         batches.iter().zip(outcomes).map(stored).collect()
     }
 
@@ -356,22 +387,8 @@ impl RemoteBackend for Store {
         let outcomes = self.call(by_batch.iter().map(commands).collect(), 0);
         let mut got = vec![Err(UNEXPECTED); places.len()];
         for (indices, outcome) in by_batch.values().zip(outcomes) {
-            let records = match outcome.map(|mut answers| answers.pop()) {
-                Ok(Some(Value::Array(records))) if records.len() == indices.len() => records,
-                Ok(_) => continue,
-                Err(failure) => {
-                    for index in indices {
-                        got[*index] = Err(failure.error());
-                    }
-                    continue;
-                }
-            };
-            for (index, record) in indices.iter().zip(records) {
-                got[*index] = match record {
-                    Value::BulkString(record) => Ok(Some(record)),
-                    Value::Nil => Ok(None),
-                    _ => Err(UNEXPECTED),
-                };
+            for (index, record) in indices.iter().zip(records(outcome, indices.len())) {
+                got[*index] = record;
             }
         }
         got
@@ -406,12 +423,7 @@ impl RemoteBackend for Store {
             (key, vec![expire])
         };
         let outcomes = self.call(batches.iter().map(commands).collect(), 0);
-        let renewed =
-            |outcome: Result<Vec<Value>, Failure>| match outcome.map_err(Failure::error)?.first() {
-                Some(Value::Int(count)) => Ok(*count == 1),
-                _ => Err(UNEXPECTED),
-            };
-        outcomes.into_iter().map(renewed).collect()
+        outcomes.into_iter().map(was_renewed).collect()
     }
 
     fn now(&self) -> Duration {
