@@ -38,17 +38,25 @@ pub struct Memfold(Arc<Engine>);
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a builder makes nothing until `build` is called"]
-pub struct MemfoldBuilder(Config);
+pub struct MemfoldBuilder(
+    Config,
+    #[cfg(feature = "remote")] Option<memfold_remote::Options>,
+);
 
 impl Default for MemfoldBuilder {
     fn default() -> Self {
-        MemfoldBuilder(Config {
+        let config = Config {
             limit: Limit::default(),
             algorithm: Algorithm::default(),
             checksum: true,
             mode: None,
             readahead: true,
-        })
+            remote: None,
+        };
+        #[cfg(feature = "remote")]
+        return MemfoldBuilder(config, None);
+        #[cfg(not(feature = "remote"))]
+        MemfoldBuilder(config)
     }
 }
 
@@ -99,15 +107,49 @@ impl MemfoldBuilder {
         self
     }
 
+    /// Where pages go once the compressed ones take half of the [`limit`](Self::limit): to Valkey or
+    /// Redis, one server or a cluster, encrypted. Default: nowhere. Such a page leaves this process only
+    /// when the store has acknowledged it; a clean end removes all of them, and the store forgets those
+    /// of a process that crashed. `docs/remote.md` says what is lost when.
+    ///
+    /// A thread that touches a page that is there waits for the store, up to
+    /// [`RemoteOptions::patience`](crate::RemoteOptions::patience). **If the page is not returned by
+    /// then, or another one is, the program is aborted**, before it reads wrong data. Where the store
+    /// takes no pages, they stay in memory, and the limit may be exceeded.
+    ///
+    /// Needs a [`limit`](Self::limit), and userfaultfd: there is no protection mode with it.
+    ///
+    /// ```no_run
+    /// use memfold::{Memfold, RemoteOptions};
+    ///
+    /// let store = RemoteOptions::new("valkey://10.0.0.7".parse()?);
+    /// let memfold = Memfold::builder().limit(4 << 30).remote(store).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "remote")]
+    pub fn remote(mut self, store: memfold_remote::Options) -> Self {
+        self.1 = Some(store);
+        self
+    }
+
     /// Starts the threads of a new limit.
     ///
     /// # Errors
-    /// If the limit is too small, the host does not allow the mode, or the kernel refuses memory,
-    /// descriptors or threads.
+    /// If the limit is too small, the host does not allow the mode, the kernel refuses memory,
+    /// descriptors or threads, or a store cannot be used.
     pub fn build(mut self) -> Result<Memfold, Error> {
         let limit = &mut self.0.limit;
         if limit.total_bytes.is_none() && limit.resident_bytes.is_none() {
             limit.total_bytes = Some(memfold_pager::embedded::memory_allowance()? / 2);
+        }
+        #[cfg(feature = "remote")]
+        if let Some(options) = &self.1 {
+            let store = memfold_remote::RemoteStore::open(options)
+                .map_err(|error| Error::Remote(Box::new(error)))?;
+            self.0.remote = Some(memfold_pager::embedded::Remote {
+                tier: store.tier(),
+                owner: Arc::new(store),
+            });
         }
         Ok(Memfold(Arc::new(Engine::new(&self.0)?)))
     }
@@ -154,6 +196,12 @@ impl Memfold {
     /// ```
     pub fn stats(&self) -> Stats {
         self.0.stats()
+    }
+
+    /// Statistics of the [store](MemfoldBuilder::remote) on other machines, if there is one.
+    #[cfg(feature = "remote")]
+    pub fn remote_usage(&self) -> Option<crate::RemoteUsage> {
+        self.0.remote_usage()
     }
 
     /// How faults are served.

@@ -12,6 +12,13 @@ pub use memfold_pager::embedded::{
     Error, Mode, Stats, guard_inherited, handle_fault as handle_signal, is_region, memory_allowance,
 };
 pub use memfold_pager::{Algorithm, ParseAlgorithmError, Size, SizeError, StatsField};
+#[cfg(feature = "remote")]
+pub use memfold_remote::{
+    OpenError as RemoteOpenError, Options as RemoteOptions, Password, StoreAddress,
+    StoreAddressError,
+};
+#[cfg(feature = "remote")]
+pub use memfold_swap::RemoteUsage;
 pub use region::{Pinned, PinnedDetached, PinnedMut, Region};
 
 /// The version of this crate.

@@ -191,8 +191,22 @@ impl<S: PageSource + 'static> SwapSpace<S> {
 /// Whether a read may wait for other machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
+    /// For one try.
     None,
+    /// As long as the tier does.
     Some,
+    /// Not at all: pages on other machines are refused.
+    Near,
+}
+
+impl Patience {
+    /// The same for a caller that holds what others wait for.
+    fn without_waiting(self) -> Patience {
+        match self {
+            Patience::Some | Patience::None => Patience::None,
+            Patience::Near => Patience::Near,
+        }
+    }
 }
 
 impl<S: PageSource> SwapSpace<S> {
@@ -265,15 +279,44 @@ impl<S: PageSource> SwapSpace<S> {
     ///
     /// If the slot holds no page.
     pub fn load(&self, slot: Slot, out: &mut Page, scratch: &mut Scratch) -> Result<(), LoadError> {
-        let mut found = self.read(slot, out, scratch, Patience::Some);
+        self.load_with(slot, out, scratch, Patience::Some)
+    }
+
+    /// The same, unless the page is on other machines, where a thread must not wait for a network: that
+    /// is a [`LoadError::Tier`] of the remote tier.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    ///
+    /// # Panics
+    ///
+    /// If the slot holds no page.
+    pub fn load_near(
+        &self,
+        slot: Slot,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        self.load_with(slot, out, scratch, Patience::Near)
+    }
+
+    fn load_with(
+        &self,
+        slot: Slot,
+        out: &mut Page,
+        scratch: &mut Scratch,
+        patience: Patience,
+    ) -> Result<(), LoadError> {
+        let mut found = self.read(slot, out, scratch, patience);
         if let Err(LoadError::Corrupt { .. }) = found {
             // The page may be moving between two tiers that both use its annex word. No page moves
             // while the lock is held, so this read is reliable.
             let migrator = lock(&self.migrator);
-            found = self.read(slot, out, scratch, Patience::None);
+            found = self.read(slot, out, scratch, patience.without_waiting());
             drop(migrator);
             if let Err(LoadError::Tier { .. }) = found {
-                found = self.read(slot, out, scratch, Patience::Some);
+                found = self.read(slot, out, scratch, patience);
             }
         }
         match found {
@@ -306,10 +349,17 @@ impl<S: PageSource> SwapSpace<S> {
             };
             let stored = Stored::new(slot, position.location, self.table.annex(slot));
             let tier = self.tier(position.tier);
+            if patience == Patience::Near && tier.may_wait() {
+                return Err(LoadError::Tier {
+                    slot,
+                    tier: position.tier,
+                    reason: "it is on other machines",
+                });
+            }
             // What is freed meanwhile is not mistaken for other data: see `Tier::may_wait`.
             let reading = (!tier.may_wait()).then_some(reading);
             let loaded = match patience {
-                Patience::Some => tier.load(stored, out, scratch),
+                Patience::Some | Patience::Near => tier.load(stored, out, scratch),
                 Patience::None => tier.load_now(stored, out, scratch),
             };
             drop(reading);

@@ -26,7 +26,20 @@ pub(super) trait FaultServer: Send + Sync {
     /// Makes the page at an address of the area resident, with those that are likely to be touched
     /// next, on behalf of `thread`. The access can be repeated then; it faults again if the page was
     /// moved out in between.
-    fn serve(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker);
+    fn serve(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker)
+    -> Served;
+}
+
+/// What became of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Served {
+    /// The page was resident.
+    Done,
+    /// Another thread brings it in from other machines, and wakes who waits for it.
+    Asked,
+    /// It is on its way, or too many wait: the access is to be repeated after a pause.
+    Busy,
 }
 
 /// A region as the engine knows it; it may outlive the region's mapping for a moment.

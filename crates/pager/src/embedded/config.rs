@@ -1,5 +1,6 @@
 //! How an engine is set up.
 
+use super::remote_queue::Remote;
 use crate::options::Limit;
 use memfold_swap::Algorithm;
 
@@ -57,4 +58,6 @@ pub struct Config {
     /// by a thread, and around dense random accesses while there is ample room. Not in
     /// [`Mode::Protection`].
     pub readahead: bool,
+    /// Where pages go that do not fit into half of the limit. Not in [`Mode::Protection`].
+    pub remote: Option<Remote>,
 }

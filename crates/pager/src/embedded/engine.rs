@@ -7,13 +7,14 @@ use super::error::Error;
 use super::event::Event;
 use super::ledger::Ledger;
 use super::limits::{BATCH, DEFERRED_FREES, LEAST_PAGES, WORKERS};
+use super::remote_queue::{RemoteFaults, THREADS};
 use super::span_queue::Readahead;
 use super::stats::{Counters, Stats};
 use super::streams::Streams;
 use super::{listener, signals, worker};
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
-use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_swap::{RemoteUsage, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
 use memfold_sys::owned_uffd::{self, borrow};
@@ -115,6 +116,16 @@ impl Engine {
             return Err(Error::LimitTooSmall { bytes, least });
         }
         let (mode, uffd) = choose(config.mode)?;
+        if config.remote.is_some() {
+            let why = match (mode, config.limit.total_bytes) {
+                (Mode::Protection, _) => "it needs userfaultfd (signal or thread mode)",
+                (_, None) => "it needs a limit for everything, half of which the pool takes",
+                _ => "",
+            };
+            if !why.is_empty() {
+                return Err(Error::Remote(why.into()));
+            }
+        }
         worker::prepare().map_err(Error::system("allocate buffers"))?;
         // One page more, whose fault stops the listener.
         let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
@@ -126,13 +137,19 @@ impl Engine {
                 .register(range.0, range.1)
                 .map_err(|errno| Error::system("register the stage")(errno.into()))?;
         }
+        let mut space = SwapSpace::new(MappedSource::default(), swap_config(config))
+            .map_err(|error| Error::Pool(Box::new(error)))?;
+        if let Some(remote) = &config.remote {
+            space
+                .add_tier(Box::new(remote.tier.clone()))
+                .map_err(|error| Error::Pool(Box::new(error)))?;
+        }
         let state = Arc::new(EngineState {
             mode,
             ledger: Arc::new(Ledger::new()),
             uffd,
             stage,
-            space: SwapSpace::new(MappedSource::default(), swap_config(config))
-                .map_err(|error| Error::Pool(Box::new(error)))?,
+            space,
             account: Account::new(config.limit),
             compression: CompressionPolicy::new(config.limit),
             areas: RwLock::default(),
@@ -144,6 +161,7 @@ impl Engine {
             reclaim_event: Event::default(),
             readahead: Readahead::new(config.readahead && mode != Mode::Protection),
             streams: Streams::default(),
+            remote: config.remote.clone().map(RemoteFaults::new),
             counters: Counters::default(),
             mapped_bytes: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
@@ -172,6 +190,12 @@ impl Engine {
             engine.start("memfold-fault", listener::run)?;
             engine.listens = true;
         }
+        if engine.state.remote.is_some() {
+            for _ in 0..THREADS {
+                engine.start("memfold-remote", EngineState::remote_thread)?;
+            }
+            engine.start("memfold-send", EngineState::send_thread)?;
+        }
         if engine.state.readahead.is_enabled() {
             engine.start("memfold-readahead", EngineState::readahead_thread)?;
         }
@@ -197,6 +221,12 @@ impl Engine {
     /// How faults are served.
     pub fn mode(&self) -> Mode {
         self.state.mode
+    }
+
+    /// Statistics of the store on other machines, if there is one.
+    pub fn remote_usage(&self) -> Option<RemoteUsage> {
+        let _blocked = block_all();
+        self.state.remote.as_ref().map(RemoteFaults::usage)
     }
 
     /// Whether this process is a forked child of the engine's.
@@ -282,6 +312,9 @@ impl Drop for Engine {
         self.state.stopping.store(true, Ordering::SeqCst);
         self.state.reclaim_event.set();
         self.state.readahead.event.set();
+        if let Some(remote) = &self.state.remote {
+            remote.stop();
+        }
         if self.listens {
             listener::stop(&self.state);
         }

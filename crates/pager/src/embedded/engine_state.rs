@@ -10,6 +10,7 @@ use super::hand::Hand;
 use super::ledger::Ledger;
 use super::limits::GRANULE;
 use super::registry;
+use super::remote_queue::RemoteFaults;
 use super::span_queue::Readahead;
 use super::stats::{Counters, Gauges, Stats};
 use super::streams::Streams;
@@ -51,6 +52,8 @@ pub(crate) struct EngineState {
     pub(super) reclaim_event: Event,
     pub(super) readahead: Readahead,
     pub(super) streams: Streams,
+    /// Pages on other machines, if they may go there.
+    pub(super) remote: Option<RemoteFaults>,
     pub(super) counters: Counters,
     pub(super) mapped_bytes: AtomicU64,
     pub(super) stopping: AtomicBool,

@@ -37,6 +37,9 @@ pub enum Error {
     /// The compressed pool or its swap table could not be set up.
     #[error("cannot set up the compressed pool")]
     Pool(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A store on other machines cannot be used.
+    #[error("cannot use the remote store")]
+    Remote(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The length of a region is zero, or larger than the address space.
     #[error("cannot map a region of {0} bytes: the length must be from 1 to 2^46")]
     Length(usize),

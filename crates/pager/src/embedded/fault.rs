@@ -1,6 +1,6 @@
 //! Fault service, in the faulting thread or in the listener.
 
-use super::area::{Area, FaultServer};
+use super::area::{Area, FaultServer, Served};
 use super::backoff::pause;
 use super::engine_state::EngineState;
 use super::limits::{DEFERRED_FREES, WINDOW};
@@ -13,7 +13,7 @@ use crate::page_state::{ClaimNumber, PageState};
 use crate::replacement::Shadow;
 use crate::sync::lock;
 use crate::zeros::{ZERO_PAGES, ZEROS};
-use memfold_swap::{LoadError, PAGE_SIZE, Slot};
+use memfold_swap::{LoadError, PAGE_SIZE, Slot, TierKind};
 use memfold_sys::Errno;
 use memfold_sys::signal::die;
 use memfold_sys::thread::nap;
@@ -41,6 +41,10 @@ const LONGEST_NAP_LOG2_MS: u32 = 6;
 /// before another thread brought the page in count too, so this must exceed the number of threads.
 const MOST_FUTILE: u64 = 20_000;
 
+/// Looks at a page that another thread brings in before the access is repeated instead, where that thread
+/// may wait for a network. More spares accesses, and holds a worker for longer.
+const MOST_PAUSES: u32 = 8;
+
 /// Why pages are brought in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -48,6 +52,8 @@ pub(super) enum Cause {
     Fault,
     /// Prefetch or readahead: they may be left out.
     Advice,
+    /// A thread faulted on the first of them, which may be on other machines; it does not wait here.
+    Remote,
 }
 
 /// The state of a claimed page. Claims need no numbers here: pages keep their addresses, and only the
@@ -57,18 +63,35 @@ fn filling(slot: Slot) -> PageState {
 }
 
 impl FaultServer for EngineState {
-    fn serve(&self, area: &Arc<Area>, address: usize, thread: usize, worker: &mut Worker) {
+    fn serve(
+        &self,
+        area: &Arc<Area>,
+        address: usize,
+        thread: usize,
+        worker: &mut Worker,
+    ) -> Served {
         let Some(page) = area.page_at(address) else {
-            return;
+            return Served::Done;
         };
         if let Some(blocks) = &area.blocks {
-            return self.serve_block(area, blocks, page, worker);
+            self.serve_block(area, blocks, page, worker);
+            return Served::Done;
         }
         let entry = &area.entries()[page];
         for attempt in 0.. {
             let state = entry.load();
             match state {
-                PageState::Swapped(..) => {
+                PageState::Swapped(slot, _) => {
+                    if self.is_remote(slot)
+                        && let Some(remote) = &self.remote
+                    {
+                        let start = area.address(page);
+                        return remote.ask(area, start, || {
+                            let mut span = self.streams.advise(thread, address, SWAP_IN_WINDOW);
+                            span.address = start as i64;
+                            span
+                        });
+                    }
                     let advice = self.streams.advise(thread, address, SWAP_IN_WINDOW);
                     if let Some(span) = advice.ahead() {
                         self.readahead.ask(area, span);
@@ -78,32 +101,39 @@ impl FaultServer for EngineState {
                         if advice.count == 1 {
                             self.look_around(area, page, worker);
                         }
-                        return;
+                        return Served::Done;
                     }
                 }
                 // Another thread made the page resident since the fault.
-                PageState::Resident { .. } if attempt > 0 => return,
+                PageState::Resident { .. } if attempt > 0 => return Served::Done,
                 PageState::Hole | PageState::Removed(_) | PageState::Resident { .. } => {
                     let advice = self.streams.advise(thread, address, ZERO_WINDOW);
                     if self.fill_zeros(area, page, state, advice, worker) {
                         count(&self.counters.faults_zero_fill, 1);
-                        return;
+                        return Served::Done;
                     }
                 }
                 PageState::Staged(place) => {
                     if entry.replace(state, PageState::Returning(place)) {
                         self.return_from_stage(area, page, place, PageState::FRESH);
                         count(&self.counters.faults_cache, 1);
-                        return;
+                        return Served::Done;
                     }
                 }
-                PageState::Filling(..) if attempt == 0 => self.help(area, address, thread, worker),
+                // It may take as long as a network does: not with a worker held.
+                PageState::Filling(..) if self.remote.is_some() && attempt > MOST_PAUSES => {
+                    return Served::Busy;
+                }
+                PageState::Filling(..) if attempt == 0 && self.remote.is_none() => {
+                    self.help(area, address, thread, worker);
+                }
                 PageState::Moving(_)
                 | PageState::Filling(..)
                 | PageState::Returning(_)
                 | PageState::Clearing => pause(attempt),
             }
         }
+        unreachable!("attempts have no end")
     }
 }
 
@@ -186,7 +216,7 @@ impl EngineState {
         worker: &mut Worker,
     ) -> usize {
         let room = self.make_room(u64::from(advice.count), cause, worker);
-        Self::claim(area, advice, room as usize, cause, worker);
+        self.claim(area, advice, room as usize, cause, worker);
         let claimed = worker.claims.len() as u64;
         self.account.release(room - claimed);
         if claimed == 0 {
@@ -200,8 +230,8 @@ impl EngineState {
     }
 
     /// Claims the pages of an advice that are in the pool, up to `room`; none for a fault whose first page
-    /// is not.
-    fn claim(area: &Area, advice: Advice, room: usize, cause: Cause, worker: &mut Worker) {
+    /// is not. Those on other machines are left to the threads that may wait for them.
+    fn claim(&self, area: &Area, advice: Advice, room: usize, cause: Cause, worker: &mut Worker) {
         worker.claims.clear();
         let entries = area.entries();
         let mut last = usize::MAX;
@@ -222,10 +252,13 @@ impl EngineState {
             let entry = &entries[page];
             let state = entry.load();
             match state {
-                PageState::Swapped(slot, _) if entry.replace(state, filling(slot)) => {
+                PageState::Swapped(slot, _)
+                    if (cause == Cause::Remote || !self.is_remote(slot))
+                        && entry.replace(state, filling(slot)) =>
+                {
                     worker.claims.push(Claim { page, slot });
                 }
-                _ if cause == Cause::Fault && worker.claims.is_empty() => return,
+                _ if cause != Cause::Advice && worker.claims.is_empty() => return,
                 _ => {}
             }
         }
@@ -234,16 +267,35 @@ impl EngineState {
     /// Loads claimed pages into the worker's buffer. A claim whose page cannot be read is given up. If it
     /// is the first of a fault, the program is aborted.
     fn load_claims(&self, area: &Area, cause: Cause, worker: &mut Worker) {
+        if cause == Cause::Remote {
+            self.space
+                .prefetch(worker.claims.iter().map(|claim| claim.slot));
+        }
         let mut loaded = 0;
         for index in 0..worker.claims.len() {
             let claim = worker.claims[index];
             let (buffer, scratch) = worker.buffer_and_scratch();
-            match self.space.load(claim.slot, &mut buffer[loaded], scratch) {
+            let out = &mut buffer[loaded];
+            let found = match cause {
+                Cause::Remote => self.space.load(claim.slot, out, scratch),
+                Cause::Fault | Cause::Advice => self.space.load_near(claim.slot, out, scratch),
+            };
+            // The page may have been sent since it was claimed.
+            let is_far = matches!(
+                found,
+                Err(LoadError::Tier {
+                    tier: TierKind::Remote,
+                    ..
+                })
+            ) && cause != Cause::Remote;
+            match found {
                 Ok(()) => {
                     worker.claims[loaded] = claim;
                     loaded += 1;
                 }
-                Err(error) if cause == Cause::Fault && index == 0 => unreadable(&error),
+                Err(error) if cause != Cause::Advice && index == 0 && !is_far => {
+                    unreadable(&error);
+                }
                 Err(_) => {
                     area.entries()[claim.page].replace(
                         filling(claim.slot),

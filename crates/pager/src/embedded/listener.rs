@@ -3,8 +3,9 @@
 //! Waking a thread on another CPU costs more than the rest of a fault, so the listener follows the
 //! faulting CPU. It samples the CPU of a fault: often after each change, rarely while it stays the same.
 
-use super::area::FaultServer;
+use super::area::{FaultServer, Served};
 use super::engine_state::EngineState;
+use super::remote_queue::PAUSE;
 use super::worker;
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
@@ -92,14 +93,20 @@ pub(super) fn run(engine: &EngineState) {
                 stopped = true;
                 continue;
             }
-            let thread = message.fault_thread();
+            let faulting = message.fault_thread();
             let listening = lock(&engine.listening);
             // The message may be older than an unmap: nothing, or an area of another engine, may be there.
+            let mut served = Served::Done;
             if let Some(area) = engine.area_at(address) {
-                engine.serve(&area, address, thread as usize, &mut worker);
-                follower.follow(thread);
+                served = engine.serve(&area, address, faulting as usize, &mut worker);
+                follower.follow(faulting);
             }
             drop(listening);
+            match served {
+                Served::Done => {}
+                Served::Asked => continue,
+                Served::Busy => thread::nap(PAUSE),
+            }
             // The copy woke threads that waited for this page; a thread that faulted later may not be.
             let page = address as u64 & !(PAGE_SIZE as u64 - 1);
             let _ = uffd.wake(page, PAGE_SIZE as u64);

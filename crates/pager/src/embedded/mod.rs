@@ -28,6 +28,7 @@
 //! | `worker`, `event`, `backoff` | buffers and stacks for faults; waiting |
 //! | `engine`, `region` | what the library exports |
 //! | `signals`, `listener` | how a fault arrives |
+//! | `remote`, `remote_queue` | pages on other machines |
 //! | `inherited` | what a forked child does with its parent's regions |
 //! | `fault`, `protected`, `streams`, `readahead` | swap-in |
 //! | `reclaim` | page-out |
@@ -68,6 +69,8 @@ mod readahead;
 mod reclaim;
 mod region;
 mod registry;
+mod remote;
+mod remote_queue;
 mod signals;
 mod span_queue;
 mod stats;
@@ -79,5 +82,6 @@ pub use engine::{Engine, memory_allowance};
 pub use error::Error;
 pub use inherited::{guard_inherited, is_region};
 pub use region::{PinnedPages, Region};
+pub use remote_queue::Remote;
 pub use signals::handle_fault;
 pub use stats::Stats;

@@ -1,6 +1,6 @@
 //! Regions: what the library exports of an area.
 
-use super::area::{Area, FaultServer, Pins};
+use super::area::{Area, FaultServer, Pins, Served};
 use super::backoff::pause;
 use super::config::Mode;
 use super::engine::Engine;
@@ -8,12 +8,14 @@ use super::engine_state::EngineState;
 use super::error::Error;
 use super::fault::Cause;
 use super::limits::WINDOW;
+use super::remote_queue::PAUSE;
 use super::stats::Stats;
 use super::streams::Advice;
 use super::worker::{self, Worker};
 use crate::page_state::PageState;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::signal::block_all;
+use memfold_sys::thread::nap;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -302,7 +304,10 @@ impl EngineState {
             match area.entries()[page].load() {
                 PageState::Resident { .. } => return,
                 // No thread has this number: the access does not disturb the streams of faults.
-                _ => self.serve(area, area.address(page), usize::MAX, worker),
+                _ => match self.serve(area, area.address(page), usize::MAX, worker) {
+                    Served::Done => {}
+                    Served::Asked | Served::Busy => nap(PAUSE),
+                },
             }
         }
     }

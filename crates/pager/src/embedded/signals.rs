@@ -3,8 +3,9 @@
 //! Other faults go to the handler that the program had installed before. A handler that is installed
 //! later passes faults on by [`handle_fault`].
 
-use super::area::Area;
+use super::area::{Area, Served};
 use super::registry;
+use super::remote_queue::PAUSE;
 use super::worker::{self, Worker};
 use memfold_sys::signal::{self, Info, Previous};
 use memfold_sys::thread;
@@ -77,6 +78,7 @@ struct Fault<'a> {
     area: &'a Arc<Area>,
     address: usize,
     worker: &'a mut Worker,
+    served: Served,
 }
 
 /// Serves a fault from a SIGBUS or SIGSEGV handler that the program installed after it made its first
@@ -129,10 +131,17 @@ unsafe fn serve_fault(info: *const Info) -> bool {
         area: &area,
         address,
         worker: &mut worker,
+        served: Served::Done,
     };
     // SAFETY: the stack is that of the worker, which this thread holds until the end of this function;
     // `serve` aborts rather than unwinds.
     unsafe { signal::call_on_stack(top, serve, (&raw mut fault).cast()) };
+    let served = fault.served;
+    drop(worker);
+    if served != Served::Done {
+        // The access is repeated.
+        thread::nap(PAUSE);
+    }
     true
 }
 
@@ -140,7 +149,7 @@ extern "C" fn serve(argument: *mut libc::c_void) {
     // SAFETY: `serve_fault` passes its own fault, and does not use it meanwhile.
     let fault = unsafe { &mut *argument.cast::<Fault<'_>>() };
     let thread = thread::fast_number();
-    fault
+    fault.served = fault
         .area
         .server
         .serve(fault.area, fault.address, thread, fault.worker);

@@ -1,0 +1,223 @@
+//! Regions whose pages are in a store on other machines.
+#![cfg(feature = "remote")]
+#![allow(missing_docs, reason = "tests")]
+
+use memfold::{Memfold, Mode, Password, Region, RemoteOptions};
+use memfold_testing::store::{StoreServer, has_store, store_programs};
+use memfold_testing::{Random, skip};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+fn folder() -> Option<tempfile::TempDir> {
+    if !has_store() {
+        skip(&store_programs().join(" and "));
+        return None;
+    }
+    Some(tempfile::tempdir().unwrap())
+}
+
+fn options(server: &StoreServer) -> RemoteOptions {
+    let address = format!("valkey://127.0.0.1:{}", server.port);
+    let mut options = RemoteOptions::new(address.parse().unwrap());
+    options.patience = Duration::from_secs(20);
+    options
+}
+
+/// Of a page: half of it compresses.
+fn word(page: usize, index: usize) -> u64 {
+    let seed = (page * 512 + index) as u64;
+    if index < 256 {
+        Random::new(seed).next_word()
+    } else {
+        page as u64
+    }
+}
+
+fn fill(region: &mut Region) {
+    for (page, bytes) in region.chunks_exact_mut(PAGE).enumerate() {
+        for (index, place) in bytes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            *place = word(page, index).to_le_bytes();
+        }
+    }
+}
+
+#[track_caller]
+fn assert_page(region: &[u8], page: usize) {
+    let bytes = &region[page * PAGE..(page + 1) * PAGE];
+    for (index, found) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        assert_eq!(u64::from_le_bytes(*found), word(page, index), "page {page}");
+    }
+}
+
+/// The modes that this host allows.
+fn modes() -> Vec<Mode> {
+    let is_allowed = |mode: &Mode| {
+        let built = Memfold::builder().limit(16 << 20).mode(*mode).build();
+        if let Err(error) = &built {
+            skip(&format!("{mode} mode: {error}"));
+        }
+        built.is_ok()
+    };
+    [Mode::Signal, Mode::Thread]
+        .into_iter()
+        .filter(is_allowed)
+        .collect()
+}
+
+#[test]
+fn pages_go_to_a_store_and_come_back_in_every_thread() {
+    let Some(folder) = folder() else { return };
+    for mode in modes() {
+        let server = StoreServer::start(folder.path(), &["--requirepass", "x"]);
+        let mut options = options(&server);
+        options.password = Some(Password::new("x".to_owned()));
+        let memfold = Memfold::builder()
+            .limit(24 << 20)
+            .mode(mode)
+            .remote(options)
+            .build()
+            .unwrap();
+        let mut region = memfold.map(64 * MIB).unwrap();
+        fill(&mut region);
+        let pages = region.len() / PAGE;
+        let shared = &region[..];
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let mut random = Random::new(thread);
+                    for round in 0..pages / 2 {
+                        // At random, and all in order.
+                        assert_page(shared, random.below(pages));
+                        assert_page(shared, (round + thread as usize * pages / 4) % pages);
+                    }
+                });
+            }
+        });
+        for page in 0..pages {
+            assert_page(&region, page);
+        }
+        let usage = memfold.remote_usage().unwrap();
+        assert!(
+            usage.pages_out > 2000 && usage.pages_in > 2000,
+            "{mode}: {usage:?}"
+        );
+        assert_eq!(
+            (usage.load_failures, usage.lost_pages),
+            (0, 0),
+            "{mode}: {usage:?}"
+        );
+        // To pin pages brings them back, too.
+        let pinned = region.pin(0..16 * PAGE).unwrap();
+        assert_page(&pinned, 15);
+        drop(pinned);
+        assert_ne!(server.ask(&["DBSIZE"]), "0");
+        drop(memfold);
+        assert_page(&region, 5);
+        drop(region);
+        assert_eq!(server.ask(&["DBSIZE"]), "0", "a clean end leaves nothing");
+    }
+}
+
+#[test]
+fn a_store_that_hangs_delays_and_one_that_is_full_keeps_pages_here() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    for mode in modes() {
+        let memfold = Memfold::builder()
+            .limit(24 << 20)
+            .mode(mode)
+            .remote(options(&server))
+            .build();
+        let memfold = memfold.unwrap();
+        let mut region = memfold.map(64 * MIB).unwrap();
+        fill(&mut region);
+        let pages = region.len() / PAGE;
+        server.pause(true);
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..pages).for_each(|page| assert_page(&region, page)));
+            std::thread::sleep(Duration::from_secs(3));
+            server.pause(false);
+        });
+        assert!(
+            began.elapsed() > Duration::from_secs(3),
+            "pages were not there"
+        );
+        assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "2mb"]), "OK");
+        let mut more = memfold.map(16 * MIB).unwrap();
+        fill(&mut more);
+        (0..more.len() / PAGE).for_each(|page| assert_page(&more, page));
+        assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "0"]), "OK");
+        (0..pages).for_each(|page| assert_page(&region, page));
+        assert_eq!(memfold.remote_usage().unwrap().lost_pages, 0);
+    }
+}
+
+#[test]
+fn a_program_whose_pages_are_lost_is_aborted() {
+    const CHILD: &str = "MEMFOLD_TEST_STORE_PORT";
+    let Some(folder) = folder() else { return };
+    if let Ok(port) = std::env::var(CHILD) {
+        let address = format!("valkey://127.0.0.1:{port}");
+        let options = RemoteOptions::new(address.parse().unwrap());
+        let memfold = Memfold::builder()
+            .limit(24 << 20)
+            .remote(options)
+            .build()
+            .unwrap();
+        let mut region = memfold.map(64 * MIB).unwrap();
+        fill(&mut region);
+        let address = ["-p", &port, "FLUSHALL"];
+        let flushed = std::process::Command::new(store_programs()[1])
+            .args(address)
+            .status();
+        assert!(flushed.unwrap().success());
+        (0..region.len() / PAGE).for_each(|page| assert_page(&region, page));
+        return;
+    }
+    if modes().is_empty() {
+        return;
+    }
+    let server = StoreServer::start(folder.path(), &[]);
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "a_program_whose_pages_are_lost_is_aborted",
+            "--nocapture",
+        ])
+        .env(CHILD, server.port.to_string())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(output.status.signal(), Some(6), "{errors}");
+    assert!(
+        errors.contains("cannot swap in a page of a region"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn what_cannot_work_with_a_store_is_refused() {
+    let Some(folder) = folder() else { return };
+    let server = StoreServer::start(folder.path(), &[]);
+    let refused = [
+        Memfold::builder()
+            .limit(24 << 20)
+            .mode(Mode::Protection)
+            .remote(options(&server)),
+        Memfold::builder()
+            .resident_limit(24 << 20)
+            .remote(options(&server)),
+        Memfold::builder()
+            .limit(24 << 20)
+            .remote(RemoteOptions::new("valkey://127.0.0.1:1".parse().unwrap())),
+    ];
+    for builder in refused {
+        let error = builder.build().unwrap_err();
+        assert!(matches!(error, memfold::Error::Remote(_)), "{error}");
+    }
+    assert_eq!(server.ask(&["DBSIZE"]), "0");
+}
