@@ -10,7 +10,12 @@ limit=$((mebibytes / 8))
 folder="$(mktemp -d /var/tmp/remote-bench.XXXXXX)"
 memfold="$PWD/target/release/memfold"
 servers=()
-group=/sys/fs/cgroup/remote-bench
+# Of a cgroup v2, or the memory controller of v1.
+if [[ -e /sys/fs/cgroup/cgroup.controllers ]]; then
+    group=/sys/fs/cgroup/remote-bench most=memory.max
+else
+    group=/sys/fs/cgroup/memory/remote-bench most=memory.limit_in_bytes
+fi
 end() {
     for server in "${servers[@]}"; do kill "$server" 2> /dev/null || true; done
     swapoff "$folder/kernel" 2> /dev/null || true
@@ -39,7 +44,7 @@ kernel() {
     mkswap -q "$folder/kernel"
     swapon "$folder/kernel"
     mkdir -p "$group"
-    echo "${limit}M" > "$group/memory.max"
+    echo "${limit}M" > "$group/$most"
     bash -c "echo \$\$ > $group/cgroup.procs; exec $folder/touch $mebibytes $reads"
     swapoff "$folder/kernel"
     rmdir "$group"
@@ -50,7 +55,7 @@ for ((round = 0; round < runs; round++)); do
     echo "one server: $(run --remote valkey://127.0.0.1:17100)"
     echo "three servers: $(run --remote valkey://127.0.0.1:17101)"
     echo "file: $(run --swap-file "$folder" --swap-size "$((2 * mebibytes))M")"
-    if [[ -e /sys/fs/cgroup/cgroup.controllers ]]; then
+    if [[ -d "$(dirname "$group")" ]]; then
         echo "kernel swap file: $(kernel)"
     fi
 done
