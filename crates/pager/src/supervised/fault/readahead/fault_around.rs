@@ -23,7 +23,7 @@ const INTERVAL: u32 = 16;
 const ENOUGH: u32 = 32;
 /// Percentage of faulting pages from which a ring of neighbours is brought in. A higher value brings in
 /// fewer pages that are never touched, and saves fewer faults.
-const WORTH_PERCENT: u32 = 40;
+const WORTH_PERCENT: u32 = 55;
 /// The sums decay by 1/`DECAY` per probe. A larger value averages over more probes and adapts later.
 const DECAY: u32 = 16;
 /// Rings around a page: up to 4, 8, and 16 pages.
