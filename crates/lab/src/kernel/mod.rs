@@ -47,7 +47,7 @@ const AGAINST: &str = "native,zram:lz4,zram:lzo-rle,zswap,memfold,memfold-embedd
 /// Consecutive OOM kills after which a backend is given up, before its first completed run. (The
 /// OOM killer occasionally kills a program in a small cgroup although swap is free. Such a run is
 /// counted and repeated.) A larger value retries longer.
-const KILLS_ALLOWED: usize = 5;
+const KILLS_ALLOWED: usize = 15;
 /// The same after the first completed run. Larger, as runs of the same round are compared, and only
 /// the last rounds may lack a backend.
 const KILLS_ALLOWED_LATER: usize = 20;
