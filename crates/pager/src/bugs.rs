@@ -53,6 +53,9 @@ pub enum Bug {
     ManagedUnwithheld,
     /// What moved after the withheld mappings were listed for a fork was not given to the child.
     GivenUnchecked,
+    /// What the helper marked was not checked to be what was registered: where a program had moved unregistered memory
+    /// there meanwhile, that was withheld, moved without an event, and was not given to children.
+    StrayUnnoticed,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
@@ -87,7 +90,7 @@ impl Bug {
 
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
-    pub const RARE: [Bug; 1] = [Bug::ClaimsWithoutNumbers];
+    pub const RARE: [Bug; 2] = [Bug::ClaimsWithoutNumbers, Bug::StrayUnnoticed];
 
     /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).
     #[cfg(simulated)]

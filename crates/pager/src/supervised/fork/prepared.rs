@@ -197,6 +197,7 @@ impl Reader {
             }
             space.begin_events(gate);
             space.store_staged(gate, None);
+            space.find_stray();
             let Ok(spans) = space.withheld_spans() else {
                 return Listed::Never;
             };
@@ -239,6 +240,7 @@ impl Reader {
                     let now = space.prepared.changes.load(Ordering::Relaxed);
                     let has_changed = now != known || space.is_changing();
                     is_outdated |= has_changed && !Bug::GivenUnchecked.is_back();
+                    is_outdated |= space.find_stray();
                     let step = if is_outdated {
                         match self.list(space, gate, fork) {
                             Listed::Yes(_) => LISTED,

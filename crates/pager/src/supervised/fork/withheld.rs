@@ -15,7 +15,7 @@ use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::channel::WITHHELD_MOST;
-use memfold_sys::process::own_filters;
+use memfold_sys::process::{InheritedBy, own_filters};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
 use std::sync::LazyLock;
@@ -142,13 +142,61 @@ impl AddressSpace {
             // Before it is asked: a fork that begins meanwhile must list it.
             lock(&self.prepared.withheld).add(*range);
             let (start, bytes) = (range.start.address(), range.pages() * PAGE_SIZE as u64);
-            if self.channel.withhold(start, bytes, PATIENCE).is_err() {
-                failed.push(*range);
-            } else {
-                self.prepared.note_marked(*range, changes);
+            match self.channel.withhold(start, bytes, PATIENCE) {
+                Ok(()) => {
+                    // At once: a fork that begins now has the mark.
+                    self.prepared.note_marked(*range, changes);
+                    if !self.is_unchanged(changes) {
+                        self.prepared.astray.store(true, Ordering::Relaxed);
+                    }
+                }
+                Err(errno) => {
+                    // As a thread forks, the helper has marked nothing. Else it may yet.
+                    if errno != Errno::EAGAIN {
+                        self.prepared.astray.store(true, Ordering::Relaxed);
+                    }
+                    failed.push(*range);
+                }
             }
         }
         failed
+    }
+
+    /// Whether no mapping has changed since `changes`, so that what was registered then is what was marked.
+    fn is_unchanged(&self, changes: u32) -> bool {
+        if Bug::StrayUnnoticed.is_back() {
+            return true;
+        }
+        // A thread that has read an event holds the gate until it is applied.
+        let gate = self.shared_within(PATIENCE);
+        gate.is_ok() && self.prepared.is_still_withheld(changes) && !self.is_changing()
+    }
+
+    /// Looks for marked memory that is not known to be withheld, if there may be any. Returns whether some was found: a
+    /// fork is to give it, too.
+    pub(crate) fn find_stray(&self) -> bool {
+        if !self.prepared.astray.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Some(marked) = self
+            .inspector()
+            .and_then(|inspector| inspector.inherited(InheritedBy::Mark).ok())
+        else {
+            // It is gone.
+            return false;
+        };
+        let (mut found, mut moves_unseen) = (false, false);
+        let mut withheld = lock(&self.prepared.withheld);
+        for area in marked {
+            let range = PageRange::of_addresses(area.start, area.end);
+            if withheld.covered(range).is_empty() {
+                withheld.add(range);
+                found = true;
+            }
+            moves_unseen |= !self.uffd().is_registered(range);
+        }
+        self.prepared.astray.store(moves_unseen, Ordering::Relaxed);
+        found
     }
 
     /// The same for what was moved while it was given to a child. What cannot be withheld now is tried again at the

@@ -17,6 +17,9 @@ pub(crate) struct Prepared {
     pub marked: Mutex<RangeSet>,
     /// What was moved while a thread forked, and may not be withheld where it is now.
     pub moved: Mutex<RangeSet>,
+    /// Memory may be marked that is not registered, and moves without an event: another mapping took the place of one
+    /// that was to be withheld. Forks look for it. Relaxed: set and read by threads that take the gate in between.
+    pub astray: AtomicBool,
     /// Changes of mappings that were applied: what was withheld before one may be elsewhere after it. Changes under the
     /// exclusive gate.
     pub changes: AtomicU32,
