@@ -9,6 +9,7 @@
 
 mod cgroup;
 mod huge;
+mod move_bugs;
 
 use crate::memory::Mapping;
 use crate::owned_uffd::{self, borrow};
@@ -130,6 +131,7 @@ pub fn notes() -> Vec<Check> {
         host_swap(),
         huge::programs(),
         huge::pool(),
+        move_bugs::check(),
     ]
 }
 
