@@ -9,8 +9,8 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, picture, pool, report::Report, report_html, simulate, soak,
-    table, trace, virtual_slots,
+    chain, exit, free, host, kernel, picture, policy, pool, report::Report, report_html, simulate,
+    soak, table, trace, virtual_slots,
 };
 
 const EXAMPLES: &str = "\
@@ -277,7 +277,7 @@ fn designs() -> [Command; 6] {
     ]
 }
 
-fn comparisons() -> [Command; 5] {
+fn comparisons() -> [Command; 6] {
     let out = option("out", "DIR", "Folder for the page, plots and JSON");
     [
         experiment(
@@ -312,6 +312,33 @@ fn comparisons() -> [Command; 5] {
             option("threads", "N", "Threads [default: one for each CPU]"),
             option("bug", "NAME", "Put a bug of the past back"),
             flag("trace", "Print what happens in the executions of one seed"),
+        ]),
+        experiment(
+            "policy",
+            "Replacement policies on page traces of real programs: refaults over the optimum's",
+        )
+        .args([
+            option(
+                "trace",
+                "LIST",
+                "Recorded and generated traces, or files [default: all]",
+            ),
+            option("policy", "LIST", "[default: all]"),
+            option(
+                "share",
+                "LIST",
+                "Memory in per cent of the pages [default: 33,45,50,80]",
+            ),
+            option(
+                "out",
+                "DIR",
+                "Write a plot of refaults over the memory for each trace",
+            ),
+            option(
+                "record",
+                "FILE",
+                "Write a trace of the page numbers from standard input (bench/page-trace)",
+            ),
         ]),
         Command::new("report")
             .about("Run all experiments; one HTML page with plots and the published figures")
@@ -397,6 +424,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
     let print = |report: Report| report.print(options.json);
     match name {
         "chain" => print(chain::run()?),
+        "policy" => policy::run(&options)?.map_or(Ok(()), print),
         "pool" => print(pool::run(&options)?),
         "free" => print(free::run(&options)?),
         "table" => print(table::run(&options)?),

@@ -17,6 +17,7 @@ mod kernel;
 mod mapping;
 mod output;
 mod picture;
+mod policy;
 mod pool;
 mod random;
 mod report;

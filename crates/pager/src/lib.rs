@@ -44,7 +44,9 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
-mod replacement;
+/// For `memfold-lab policy`, which replays page traces on it.
+#[doc(hidden)]
+pub mod replacement;
 #[cfg(simulated)]
 pub mod simulation;
 mod size;
@@ -57,6 +59,8 @@ mod zeros;
 
 pub use memfold_swap::{Algorithm, ParseAlgorithmError};
 pub use options::{Limit, Options, RemoteOptions, SwapFileOptions};
+#[doc(hidden)]
+pub use page::{PageRange, VirtualPage};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

@@ -22,6 +22,7 @@ impl VirtualPage {
     }
 
     /// The page `pages` above this one.
+    #[must_use]
     pub fn plus(self, pages: u64) -> VirtualPage {
         VirtualPage(self.0 + pages)
     }
@@ -70,6 +71,7 @@ impl PageRange {
     }
 
     /// Where the range lies after an mremap from `from` to `to`.
+    #[must_use]
     pub fn moved(self, from: VirtualPage, to: VirtualPage) -> PageRange {
         let place = |page: VirtualPage| to.plus(page.0 - from.0);
         PageRange {
@@ -79,6 +81,7 @@ impl PageRange {
     }
 
     /// The pages that are in both ranges; empty if there are none.
+    #[must_use]
     pub fn intersection(self, other: PageRange) -> PageRange {
         PageRange {
             start: self.start.max(other.start),

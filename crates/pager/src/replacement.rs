@@ -48,7 +48,7 @@ const RANGES_MAX: usize = 1 << 14;
 
 /// One of the two lists of resident pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum List {
+pub enum List {
     /// All pages that are not on the other one.
     Active,
     /// Pages that were brought in lately.
@@ -57,11 +57,11 @@ pub(crate) enum List {
 
 /// Number of evictions so far, which is the clock of refault distances. It wraps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Age(pub u32);
+pub struct Age(pub u32);
 
 /// What is remembered of an evicted page: when it left, and whether as a sample. 24 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Shadow(u32);
+pub struct Shadow(u32);
 
 /// Bits of a shadow.
 pub(crate) const SHADOW_BITS: u32 = 24;
@@ -72,7 +72,7 @@ const AGE_MASK: u32 = (1 << (SHADOW_BITS - SAMPLE_BITS)) - 1;
 
 impl Shadow {
     /// The shadow of a page that is evicted now, perhaps as a sample of a list.
-    pub(crate) fn new(now: Age, sample: Option<List>) -> Shadow {
+    pub fn new(now: Age, sample: Option<List>) -> Shadow {
         let sample = match sample {
             None => 0,
             Some(List::Active) => 1,
@@ -82,17 +82,18 @@ impl Shadow {
     }
 
     /// The shadow of a copy of the page: one sample stays one.
-    pub(crate) fn without_sample(self) -> Shadow {
+    #[must_use]
+    pub fn without_sample(self) -> Shadow {
         Shadow(self.0 & !((1 << SAMPLE_BITS) - 1))
     }
 
     /// The packed bits.
-    pub(crate) fn into_raw(self) -> u32 {
+    pub fn into_raw(self) -> u32 {
         self.0
     }
 
     /// The inverse of [`Shadow::into_raw`].
-    pub(crate) fn from_raw(raw: u32) -> Shadow {
+    pub fn from_raw(raw: u32) -> Shadow {
         Shadow(raw & ((1 << SHADOW_BITS) - 1))
     }
 
@@ -105,7 +106,7 @@ impl Shadow {
     }
 
     /// Refault distance: evictions since this one.
-    pub(crate) fn distance(self, now: Age) -> u32 {
+    pub fn distance(self, now: Age) -> u32 {
         ((now.0 / AGE_UNIT).wrapping_sub(self.0 >> SAMPLE_BITS) & AGE_MASK) * AGE_UNIT
     }
 }
@@ -141,7 +142,7 @@ impl Samples {
 
 /// Of which lists the next victims are to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Quota {
+pub struct Quota {
     /// Victims from the inactive list, if it has as many above its reserve.
     pub inactive: usize,
     /// How many of the victims of each list are samples.
@@ -150,7 +151,7 @@ pub(crate) struct Quota {
 
 /// The replacement state of one address space.
 #[derive(Debug, Default)]
-pub(crate) struct Replacement {
+pub struct Replacement {
     active: Samples,
     inactive: Samples,
     /// When the samples were last weighted.
@@ -170,13 +171,13 @@ pub(crate) struct Replacement {
 
 impl Replacement {
     /// Whether active pages leave first, and the pages that outgrow the inactive list become active.
-    pub(crate) fn is_fifo(&self) -> bool {
+    pub fn is_fifo(&self) -> bool {
         self.is_fifo
     }
 
     /// Shares `wanted` victims among the lists. `own` resident pages are the address space's, `all` those
     /// under the limit.
-    pub(crate) fn quota(&mut self, wanted: usize, own: u64, all: u64) -> Quota {
+    pub fn quota(&mut self, wanted: usize, own: u64, all: u64) -> Quota {
         self.size = u32::try_from(all).unwrap_or(u32::MAX).max(1);
         self.list.reserve = (own / RESERVE_DIVISOR).max(RESERVE_AT_LEAST).min(own / 4);
         self.unsampled += wanted;
@@ -191,7 +192,7 @@ impl Replacement {
     }
 
     /// A page was evicted as a sample of a list.
-    pub(crate) fn evicted(&mut self, now: Age, list: List) {
+    pub fn evicted(&mut self, now: Age, list: List) {
         self.pass(now);
         self.samples(list).evicted += 1.0;
         if list == List::Active && !self.is_fifo {
@@ -200,7 +201,7 @@ impl Replacement {
     }
 
     /// A page refaults, and `pages` are brought in. Returns the list that they belong on.
-    pub(crate) fn refault(&mut self, shadow: Shadow, pages: usize, now: Age) -> List {
+    pub fn refault(&mut self, shadow: Shadow, pages: usize, now: Age) -> List {
         self.leave_samples(shadow, now, true);
         let distance = shadow.distance(now) as f32;
         let pages = pages as u32;
@@ -219,7 +220,7 @@ impl Replacement {
     }
 
     /// A page came back without having been asked for, by readahead.
-    pub(crate) fn read_ahead(&mut self, shadow: Shadow, now: Age) {
+    pub fn read_ahead(&mut self, shadow: Shadow, now: Age) {
         self.leave_samples(shadow, now, false);
     }
 
@@ -273,12 +274,12 @@ impl Replacement {
     }
 
     /// Pages that were brought in go to the end of the inactive list.
-    pub(crate) fn add_inactive(&mut self, range: PageRange) {
+    pub fn add_inactive(&mut self, range: PageRange) {
         self.list.push(range);
     }
 
     /// Takes the oldest range of the inactive list, if the list is above its reserve.
-    pub(crate) fn take_inactive(&mut self) -> Option<PageRange> {
+    pub fn take_inactive(&mut self) -> Option<PageRange> {
         if self.list.pages > self.list.reserve {
             self.list.pop()
         } else {
@@ -287,13 +288,13 @@ impl Replacement {
     }
 
     /// Gives a range back that was not evicted.
-    pub(crate) fn give_back(&mut self, range: PageRange) {
+    pub fn give_back(&mut self, range: PageRange) {
         self.list.pages += range.pages();
         self.list.ranges.push_front(range);
     }
 
     /// Where active pages leave first: what outgrows the inactive list becomes active.
-    pub(crate) fn activate_oldest(&mut self) {
+    pub fn activate_oldest(&mut self) {
         while self.is_fifo && self.take_inactive().is_some() {}
     }
 }
