@@ -7,7 +7,7 @@
 //! pages then stay for the whole way round, where first in, first out would lose each of them just
 //! before its use. The second is right where pages that were used lately are used again soon.
 //!
-//! Which of the two it is follows from a measurement. Of both lists one page in [`SAMPLED`] is evicted
+//! Which of the two it is follows from a measurement. Of both lists one page in `SAMPLED` is evicted
 //! as a sample, whatever the choice, and its *shadow* says so until it refaults. A list's **refault
 //! rate** is the number of its samples that refaulted, divided by the time that its samples spent
 //! evicted (the estimate of the hazard of an exponential distribution, to which evicted pages that were
