@@ -12,6 +12,9 @@
 //! rate** is the number of its samples that refaulted, divided by the time that its samples spent
 //! evicted (the estimate of the hazard of an exponential distribution, to which evicted pages that were
 //! not missed yet contribute). Time is counted in evictions. The list with the lower rate is evicted.
+//! Active samples are taken at random places while the inactive list leaves: the pages from the hand on are neighbours, and
+//! alike. Where many inactive samples refault soon, the list is too short for what is used again, and active pages leave at
+//! once, whatever the rates are: they follow later.
 //!
 //! Each active page that leaves as a sample is replaced by a refaulting one, of those with the shorter
 //! refault distances; so active pages that are not used any more go.
@@ -36,6 +39,13 @@ const FIFO_FACTOR: f32 = 1.3;
 const KEEP_FACTOR: f32 = 1.1;
 /// A difference of rates that is within chance, as refaults per resident size of evictions.
 const NOISE: f32 = 0.02;
+/// A refault is soon within this part (1/n) of the resident size, in evictions.
+const SOON_DIVISOR: f32 = 8.0;
+/// Evictions after which a sample counts for 1/e in what refaults soon, as a part (1/n) of the resident size.
+const SOON_MEMORY_DIVISOR: f32 = 4.0;
+/// Part of the inactive samples that refaults soon where the list is too short. A larger one finds a working set that has
+/// changed later, and takes fewer scans for one.
+const SOON_PART: f32 = 0.25;
 /// Part (1/n) of the resident pages that stay on the inactive list. A larger divisor keeps more active
 /// pages and evicts sooner what was brought in.
 const RESERVE_DIVISOR: u64 = 48;
@@ -120,6 +130,9 @@ struct Samples {
     exposure: f32,
     /// Those that refaulted.
     refaulted: f32,
+    /// Those of late, refaulted or not, and of them what refaulted soon.
+    late: f32,
+    soon: f32,
 }
 
 impl Samples {
@@ -129,6 +142,15 @@ impl Samples {
         self.exposure = self.exposure * left + spent;
         self.refaulted *= left;
         self.evicted *= left;
+        let left = (-evictions / memory * MEMORY * SOON_MEMORY_DIVISOR).exp();
+        self.late *= left;
+        self.soon *= left;
+    }
+
+    /// Whether so many refault soon that the list is too short.
+    fn is_too_short(&self) -> bool {
+        const ENOUGH: f32 = 4.0;
+        self.late > ENOUGH && self.soon > self.late * SOON_PART + 1.0
     }
 
     fn rate(&self) -> f32 {
@@ -167,6 +189,7 @@ pub struct Replacement {
     /// Refault distance up to which a page takes a vacancy.
     near: f32,
     list: InactiveList,
+    random: u64,
 }
 
 impl Replacement {
@@ -194,7 +217,9 @@ impl Replacement {
     /// A page was evicted as a sample of a list.
     pub fn evicted(&mut self, now: Age, list: List) {
         self.pass(now);
-        self.samples(list).evicted += 1.0;
+        let samples = self.samples(list);
+        samples.evicted += 1.0;
+        samples.late += 1.0;
         if list == List::Active && !self.is_fifo {
             self.vacancies = (self.vacancies + 1).min(VACANCIES_MAX);
         }
@@ -243,6 +268,9 @@ impl Replacement {
         samples.evicted = (samples.evicted - weight).max(0.0);
         if is_refault {
             samples.refaulted += weight;
+            if (shadow.distance(now) as f32) < memory / MEMORY / SOON_DIVISOR {
+                samples.soon += 1.0;
+            }
         }
         self.decide();
     }
@@ -264,6 +292,10 @@ impl Replacement {
     }
 
     fn decide(&mut self) {
+        if self.inactive.is_too_short() {
+            self.is_fifo = true;
+            return;
+        }
         let noise = NOISE / self.size.max(1) as f32;
         let (active, inactive) = (self.active.rate(), self.inactive.rate());
         self.is_fifo = if self.is_fifo {
@@ -271,6 +303,15 @@ impl Replacement {
         } else {
             inactive > active * FIFO_FACTOR + noise
         };
+    }
+
+    /// A number below `end`, which is not 0: where the next samples of active pages are taken. (Knuth's MMIX generator.)
+    pub fn random_below(&mut self, end: u64) -> u64 {
+        self.random = self
+            .random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % end
     }
 
     /// Pages that were brought in go to the end of the inactive list.

@@ -187,7 +187,6 @@ fn a_slow_history_ends() {
 fn first_seed(bug: Bug) -> u64 {
     match bug {
         Bug::ZerosBesideMadvise => 210_200,
-        Bug::DropUnknownWhereUnmanaged => 3900,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
         Bug::StageReadAfterFork => 1450,
         Bug::EchoesApplied => 1215,

@@ -73,6 +73,18 @@ impl Lists {
             self.replacement = Some(replacement);
         }
         let mut replacement = self.replacement.take();
+        if let Some(replacement) = replacement.as_mut().filter(|lists| !lists.is_fifo()) {
+            let start = replacement.random_below(self.pages.len() as u64) as usize;
+            for page in start..self.pages.len() {
+                if samples == 0 || wanted == 0 {
+                    break;
+                }
+                if self.evict(page, List::Active, &mut samples, Some(replacement)) {
+                    wanted -= 1;
+                }
+            }
+            samples = 0;
+        }
         while wanted > 0 {
             let page = self.hand;
             self.hand = (self.hand + 1) % self.pages.len();

@@ -84,6 +84,16 @@ impl Memory {
             }
             if let Some(replacement) = &mut self.replacement {
                 replacement.activate_oldest();
+                if !replacement.is_fifo() {
+                    let pages = self.pages.len() as u64;
+                    let start = replacement.random_below(pages) as usize;
+                    for page in start..self.pages.len() {
+                        if samples > 0 && self.evict(page, List::Active, &mut samples) {
+                            wanted -= 1;
+                        }
+                    }
+                    samples = 0;
+                }
             }
         }
         while wanted > 0 {

@@ -23,6 +23,9 @@ pub struct Adversity {
     pub late_events: bool,
     /// Half of the places are above 2^47 bytes (five-level page tables).
     pub high: bool,
+    /// Victims are those that the clock hand meets, as where active pages leave first: in so little memory the other list
+    /// has nearly all of them.
+    pub by_hand: bool,
 }
 
 impl Adversity {
@@ -36,6 +39,7 @@ impl Adversity {
             // Where two threads change mappings and one goes on, the order of their changes is a guess.
             late_events: false,
             high: one_of(8),
+            by_hand: false,
         }
     }
 }
@@ -101,6 +105,11 @@ pub fn is_locked(page: VirtualPage) -> bool {
 /// Whether half of the places are above what four levels of page tables map.
 pub fn is_high() -> bool {
     NOW.get().high
+}
+
+/// Whether victims are those that the clock hand meets.
+pub fn is_by_hand() -> bool {
+    NOW.get().by_hand
 }
 
 /// Whether this request fails.

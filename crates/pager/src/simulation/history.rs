@@ -140,7 +140,10 @@ impl History {
             limit: if forks { 16 } else { 6 } + random.below(8) as u64,
             stage: 4 + random.below(8) as u64,
             handlers: 1 + random.below(2),
-            adversity: Adversity::choose(&mut random),
+            adversity: Adversity {
+                by_hand: seed % 2 == 1,
+                ..Adversity::choose(&mut random)
+            },
             locked: (random.below(4) == 0).then(|| random.below(PLACES)),
             prepared: forks && random.below(PREPARED) == 0,
             seed,

@@ -159,6 +159,10 @@ impl Planner<'_> {
 
     /// Takes the share of victims that come from the inactive list.
     fn take_inactive(&mut self, ranges: &[PageRange]) {
+        #[cfg(simulated)]
+        if crate::simulation::adversity::is_by_hand() {
+            return;
+        }
         let space = self.space;
         let wanted = self.wanted;
         let (own, all) = (space.resident_pages(), space.resources.charged_pages());
@@ -182,8 +186,38 @@ impl Planner<'_> {
                 }
             }
         }
-        lock(&space.clock.replacement).activate_oldest();
+        let is_fifo = {
+            let mut replacement = lock(&space.clock.replacement);
+            replacement.activate_oldest();
+            replacement.is_fifo()
+        };
         (self.list, self.samples, self.wanted) = (List::Active, quota.samples, wanted);
+        if !is_fifo {
+            self.take_samples(ranges);
+        }
+    }
+
+    /// Takes the samples of active pages from a random page on.
+    fn take_samples(&mut self, ranges: &[PageRange]) {
+        let pages: u64 = ranges.iter().map(|range| range.pages()).sum();
+        if pages == 0 || self.samples == 0 {
+            return;
+        }
+        let mut left = lock(&self.space.clock.replacement).random_below(pages);
+        let (wanted, met) = (self.wanted, self.met);
+        self.wanted = wanted.min(self.pages + self.samples);
+        for range in ranges {
+            if left >= range.pages() {
+                left -= range.pages();
+                continue;
+            }
+            let start = range.start.plus(left);
+            left = 0;
+            if self.take(PageRange { start, ..*range }).is_some() {
+                break;
+            }
+        }
+        (self.wanted, self.met, self.samples) = (wanted, met, 0);
     }
 
     /// Takes victims from the clock hand on.
