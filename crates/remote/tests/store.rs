@@ -9,7 +9,7 @@ use memfold_swap::{
     Corruption, LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
 };
 use memfold_testing::store::{
-    Network, Passing, Proxy, StoreCluster, StoreServer, has_store, store_programs,
+    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, has_store, store_programs,
 };
 use memfold_testing::{Random, skip};
 use zsmalloc::HeapSource;
@@ -373,16 +373,6 @@ fn slots_move_to_another_server_while_pages_are_read() {
     assert!(world.store.tier().maintain());
     assert_eq!(cluster.keys(), 0);
 }
-
-/// Where servers are that can be cut off from each other.
-const HOSTS: [&str; 6] = [
-    "127.0.0.11",
-    "127.0.0.12",
-    "127.0.0.13",
-    "127.0.0.14",
-    "127.0.0.15",
-    "127.0.0.16",
-];
 
 #[test]
 fn a_primary_that_the_others_have_replaced_is_not_believed() {

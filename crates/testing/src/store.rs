@@ -8,6 +8,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Addresses of this host for the servers of a cluster that can be cut off from each other ([`Network`]).
+pub const HOSTS: [&str; 6] = [
+    "127.0.0.11",
+    "127.0.0.12",
+    "127.0.0.13",
+    "127.0.0.14",
+    "127.0.0.15",
+    "127.0.0.16",
+];
+
 /// How long a server may take to answer, or a cluster to agree.
 const PATIENCE: Duration = Duration::from_secs(30);
 

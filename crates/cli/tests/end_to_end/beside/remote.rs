@@ -6,7 +6,9 @@ use crate::beside::tiers::{assert_empty, with_file};
 use crate::support::{
     Limits, MIB, Outcome, Program, Running, compiled, memfold, rounds, short_or_long,
 };
-use memfold_testing::store::{Network, Passing, Proxy, StoreCluster, StoreServer, store_programs};
+use memfold_testing::store::{
+    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, store_programs,
+};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::Path;
@@ -118,21 +120,13 @@ fn remote_pages_survive_a_cluster_whose_servers_are_killed_paused_and_failed_ove
     assert_eq!(cluster.keys(), 0, "a clean end leaves nothing");
 }
 
-/// How long a run of so many rounds may take.
+/// Time-out of a run, which grows with its rounds.
 fn patience() -> Duration {
     Duration::from_secs(180) + Duration::from_secs(120) * rounds()
 }
 
-/// Where memfold connects from, and where the servers of a split cluster are.
+/// Where memfold connects from.
 const CLIENT: &str = "127.0.0.1";
-const HOSTS: [&str; 6] = [
-    "127.0.0.11",
-    "127.0.0.12",
-    "127.0.0.13",
-    "127.0.0.14",
-    "127.0.0.15",
-    "127.0.0.16",
-];
 
 #[test]
 fn remote_pages_survive_a_network_that_splits() {
