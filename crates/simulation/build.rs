@@ -5,5 +5,5 @@ fn main() {
     println!("cargo::rustc-cfg=simulated");
     println!("cargo::rustc-check-cfg=cfg(simulated)");
     // Features of the pager that its sources name.
-    println!("cargo::rustc-check-cfg=cfg(feature, values(\"fuzzing\", \"serde\"))");
+    println!("cargo::rustc-check-cfg=cfg(feature, values(\"fuzzing\", \"replay\", \"serde\"))");
 }

@@ -11,6 +11,7 @@
 //! | `page`, `range_set` | page numbers, ranges, sets of ranges |
 //! | `page_state`, `page_table` | the state of one page; the radix tree of states |
 //! | `replacement` | which resident pages leave first |
+//! | `replay` | memory that replays page traces |
 //! | `density` | how much of a block of pages is resident, for readahead |
 //! | `bugs` | switches by which the simulation puts past bugs back |
 //! | `backoff` | relaxing the limit when reclaim makes no progress |
@@ -44,9 +45,10 @@ mod page_state;
 mod page_table;
 mod pool_memory;
 mod range_set;
-/// For `memfold-lab policy`, which replays page traces on it.
+mod replacement;
+#[cfg(all(any(test, feature = "replay"), not(simulated)))]
 #[doc(hidden)]
-pub mod replacement;
+pub mod replay;
 #[cfg(simulated)]
 pub mod simulation;
 mod size;
@@ -59,8 +61,6 @@ mod zeros;
 
 pub use memfold_swap::{Algorithm, ParseAlgorithmError};
 pub use options::{Limit, Options, RemoteOptions, SwapFileOptions};
-#[doc(hidden)]
-pub use page::{PageRange, VirtualPage};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

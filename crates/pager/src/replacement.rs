@@ -58,7 +58,7 @@ const RANGES_MAX: usize = 1 << 14;
 
 /// One of the two lists of resident pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum List {
+pub(crate) enum List {
     /// All pages that are not on the other one.
     Active,
     /// Pages that were brought in lately.
@@ -67,22 +67,23 @@ pub enum List {
 
 /// Number of evictions so far, which is the clock of refault distances. It wraps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Age(pub u32);
+pub(crate) struct Age(pub u32);
 
 /// What is remembered of an evicted page: when it left, and whether as a sample. 24 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Shadow(u32);
+pub(crate) struct Shadow(u32);
 
 /// Bits of a shadow.
 pub(crate) const SHADOW_BITS: u32 = 24;
 const SAMPLE_BITS: u32 = 2;
+const SAMPLE_MASK: u32 = (1 << SAMPLE_BITS) - 1;
 /// Evictions per unit of a shadow's age: it wraps after 64 GiB of 4 KiB pages.
 const AGE_UNIT: u32 = 4;
 const AGE_MASK: u32 = (1 << (SHADOW_BITS - SAMPLE_BITS)) - 1;
 
 impl Shadow {
     /// The shadow of a page that is evicted now, perhaps as a sample of a list.
-    pub fn new(now: Age, sample: Option<List>) -> Shadow {
+    pub(crate) fn new(now: Age, sample: Option<List>) -> Shadow {
         let sample = match sample {
             None => 0,
             Some(List::Active) => 1,
@@ -92,23 +93,22 @@ impl Shadow {
     }
 
     /// The shadow of a copy of the page: one sample stays one.
-    #[must_use]
-    pub fn without_sample(self) -> Shadow {
-        Shadow(self.0 & !((1 << SAMPLE_BITS) - 1))
+    pub(crate) fn without_sample(self) -> Shadow {
+        Shadow(self.0 & !SAMPLE_MASK)
     }
 
     /// The packed bits.
-    pub fn into_raw(self) -> u32 {
+    pub(crate) fn into_raw(self) -> u32 {
         self.0
     }
 
     /// The inverse of [`Shadow::into_raw`].
-    pub fn from_raw(raw: u32) -> Shadow {
+    pub(crate) fn from_raw(raw: u32) -> Shadow {
         Shadow(raw & ((1 << SHADOW_BITS) - 1))
     }
 
     fn sample(self) -> Option<List> {
-        match self.0 & 3 {
+        match self.0 & SAMPLE_MASK {
             1 => Some(List::Active),
             2 => Some(List::Inactive),
             _ => None,
@@ -116,7 +116,7 @@ impl Shadow {
     }
 
     /// Refault distance: evictions since this one.
-    pub fn distance(self, now: Age) -> u32 {
+    pub(crate) fn distance(self, now: Age) -> u32 {
         ((now.0 / AGE_UNIT).wrapping_sub(self.0 >> SAMPLE_BITS) & AGE_MASK) * AGE_UNIT
     }
 }
@@ -164,7 +164,7 @@ impl Samples {
 
 /// Of which lists the next victims are to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
+pub(crate) struct Quota {
     /// Victims from the inactive list, if it has as many above its reserve.
     pub inactive: usize,
     /// How many of the victims of each list are samples.
@@ -173,7 +173,7 @@ pub struct Quota {
 
 /// The replacement state of one address space.
 #[derive(Debug, Default)]
-pub struct Replacement {
+pub(crate) struct Replacement {
     active: Samples,
     inactive: Samples,
     /// When the samples were last weighted.
@@ -194,13 +194,13 @@ pub struct Replacement {
 
 impl Replacement {
     /// Whether active pages leave first, and the pages that outgrow the inactive list become active.
-    pub fn is_fifo(&self) -> bool {
+    pub(crate) fn is_fifo(&self) -> bool {
         self.is_fifo
     }
 
     /// Shares `wanted` victims among the lists. `own` resident pages are the address space's, `all` those
     /// under the limit.
-    pub fn quota(&mut self, wanted: usize, own: u64, all: u64) -> Quota {
+    pub(crate) fn quota(&mut self, wanted: usize, own: u64, all: u64) -> Quota {
         self.size = u32::try_from(all).unwrap_or(u32::MAX).max(1);
         self.list.reserve = (own / RESERVE_DIVISOR).max(RESERVE_AT_LEAST).min(own / 4);
         self.unsampled += wanted;
@@ -215,7 +215,7 @@ impl Replacement {
     }
 
     /// A page was evicted as a sample of a list.
-    pub fn evicted(&mut self, now: Age, list: List) {
+    pub(crate) fn evicted(&mut self, now: Age, list: List) {
         self.pass(now);
         let samples = self.samples(list);
         samples.evicted += 1.0;
@@ -226,7 +226,7 @@ impl Replacement {
     }
 
     /// A page refaults, and `pages` are brought in. Returns the list that they belong on.
-    pub fn refault(&mut self, shadow: Shadow, pages: usize, now: Age) -> List {
+    pub(crate) fn refault(&mut self, shadow: Shadow, pages: usize, now: Age) -> List {
         self.leave_samples(shadow, now, true);
         let distance = shadow.distance(now) as f32;
         let pages = pages as u32;
@@ -245,7 +245,7 @@ impl Replacement {
     }
 
     /// A page came back without having been asked for, by readahead.
-    pub fn read_ahead(&mut self, shadow: Shadow, now: Age) {
+    pub(crate) fn read_ahead(&mut self, shadow: Shadow, now: Age) {
         self.leave_samples(shadow, now, false);
     }
 
@@ -306,7 +306,7 @@ impl Replacement {
     }
 
     /// A number below `end`, which is not 0: where the next samples of active pages are taken. (Knuth's MMIX generator.)
-    pub fn random_below(&mut self, end: u64) -> u64 {
+    pub(crate) fn random_below(&mut self, end: u64) -> u64 {
         self.random = self
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -315,12 +315,12 @@ impl Replacement {
     }
 
     /// Pages that were brought in go to the end of the inactive list.
-    pub fn add_inactive(&mut self, range: PageRange) {
+    pub(crate) fn add_inactive(&mut self, range: PageRange) {
         self.list.push(range);
     }
 
     /// Takes the oldest range of the inactive list, if the list is above its reserve.
-    pub fn take_inactive(&mut self) -> Option<PageRange> {
+    pub(crate) fn take_inactive(&mut self) -> Option<PageRange> {
         if self.list.pages > self.list.reserve {
             self.list.pop()
         } else {
@@ -329,13 +329,13 @@ impl Replacement {
     }
 
     /// Gives a range back that was not evicted.
-    pub fn give_back(&mut self, range: PageRange) {
+    pub(crate) fn give_back(&mut self, range: PageRange) {
         self.list.pages += range.pages();
         self.list.ranges.push_front(range);
     }
 
     /// Where active pages leave first: what outgrows the inactive list becomes active.
-    pub fn activate_oldest(&mut self) {
+    pub(crate) fn activate_oldest(&mut self) {
         while self.is_fifo && self.take_inactive().is_some() {}
     }
 }

@@ -21,7 +21,6 @@ use serde_json::json;
 use self::{
     arc::Arc,
     lirs::Lirs,
-    lists::Lists,
     optimum::Optimum,
     queue::Page,
     replay::{Blind, Policy, faults},
@@ -33,6 +32,7 @@ use crate::{
     Options,
     report::{Report, Row, rounded},
 };
+use memfold_pager::replay::ReplayedMemory;
 
 /// What a policy learns of the accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +79,8 @@ macro_rules! contestants {
 
 contestants! {
     "optimum" Future |pages, room, accesses| Box::new(Optimum::new(pages, room, accesses));
-    "two-lists" Faults |pages, room, _| Box::new(Lists::new(pages, room));
-    "clock-hand" Faults |pages, room, _| Box::new(Lists::hand_alone(pages, room));
+    "two-lists" Faults |pages, room, _| Box::new(ReplayedMemory::new(pages, room));
+    "clock-hand" Faults |pages, room, _| Box::new(ReplayedMemory::with_hand_alone(pages, room));
     "fifo" Faults |pages, room, _| Box::new(Fifo::new(pages, room));
     "bip-blind" Faults |pages, room, _| Box::new(Blind(Lru::bimodal(pages, room)));
     "arc-blind" Faults |pages, room, _| Box::new(Blind(Arc::new(pages, room)));

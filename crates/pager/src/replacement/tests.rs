@@ -2,137 +2,19 @@
 
 use super::*;
 use crate::page::VirtualPage;
+use crate::replay::ReplayedMemory;
 use proptest::prelude::*;
-
-#[derive(Debug, Clone, Copy)]
-enum Where {
-    Nowhere,
-    /// With the number of times the hand still skips it.
-    Resident(u8),
-    Out(Shadow),
-}
-
-/// Memory of `room` pages, reclaimed in batches as the pager does.
-struct Memory {
-    pages: Vec<Where>,
-    room: usize,
-    resident: usize,
-    hand: usize,
-    now: Age,
-    /// `None`: first in, first out.
-    replacement: Option<Replacement>,
-    misses: usize,
-}
-
-const BATCH: usize = 64;
-
-impl Memory {
-    fn new(pages: usize, room: usize, is_adaptive: bool) -> Memory {
-        Memory {
-            pages: vec![Where::Nowhere; pages],
-            room,
-            resident: 0,
-            hand: 0,
-            now: Age(0),
-            replacement: is_adaptive.then(Replacement::default),
-            misses: 0,
-        }
-    }
-
-    fn touch(&mut self, page: usize) {
-        let found = self.pages[page];
-        if matches!(found, Where::Resident(_)) {
-            return;
-        }
-        self.resident += 1;
-        self.pages[page] = Where::Resident(0);
-        if let Where::Out(shadow) = found {
-            self.misses += 1;
-            if let Some(replacement) = &mut self.replacement
-                && replacement.refault(shadow, 1, self.now) == List::Inactive
-            {
-                let start = VirtualPage(page as u64);
-                let end = start.plus(1);
-                replacement.add_inactive(PageRange { start, end });
-            }
-        }
-        if self.resident >= self.room {
-            self.reclaim();
-        }
-    }
-
-    fn reclaim(&mut self) {
-        let mut wanted = BATCH;
-        let mut samples = 0;
-        if let Some(replacement) = &mut self.replacement {
-            let (own, all) = (self.resident as u64, self.resident as u64);
-            let quota = replacement.quota(wanted, own, all);
-            samples = quota.samples;
-            let mut left = quota.inactive;
-            let mut to_sample = samples;
-            while left > 0
-                && let Some(range) = self
-                    .replacement
-                    .as_mut()
-                    .and_then(Replacement::take_inactive)
-            {
-                let page = range.start.0 as usize;
-                if self.evict(page, List::Inactive, &mut to_sample) {
-                    left -= 1;
-                    wanted -= 1;
-                }
-            }
-            if let Some(replacement) = &mut self.replacement {
-                replacement.activate_oldest();
-                if !replacement.is_fifo() {
-                    let pages = self.pages.len() as u64;
-                    let start = replacement.random_below(pages) as usize;
-                    for page in start..self.pages.len() {
-                        if samples > 0 && self.evict(page, List::Active, &mut samples) {
-                            wanted -= 1;
-                        }
-                    }
-                    samples = 0;
-                }
-            }
-        }
-        while wanted > 0 {
-            let page = self.hand;
-            self.hand = (self.hand + 1) % self.pages.len();
-            if self.evict(page, List::Active, &mut samples) {
-                wanted -= 1;
-            }
-        }
-    }
-
-    fn evict(&mut self, page: usize, list: List, samples: &mut usize) -> bool {
-        let Where::Resident(skips) = self.pages[page] else {
-            return false;
-        };
-        if skips > 0 {
-            self.pages[page] = Where::Resident(skips - 1);
-            return false;
-        }
-        let sample = (*samples > 0).then_some(list);
-        *samples = samples.saturating_sub(1);
-        self.now = Age(self.now.0.wrapping_add(1));
-        if let (Some(replacement), Some(list)) = (&mut self.replacement, sample) {
-            replacement.evicted(self.now, list);
-        }
-        self.pages[page] = Where::Out(Shadow::new(self.now, sample));
-        self.resident -= 1;
-        true
-    }
-}
 
 /// Misses of first in, first out, and of the two lists.
 fn misses(pages: usize, room: usize, accesses: &[usize]) -> (usize, usize) {
-    let run = |is_adaptive| {
-        let mut memory = Memory::new(pages, room, is_adaptive);
-        accesses.iter().for_each(|page| memory.touch(*page));
-        memory.misses
+    let run = |mut memory: ReplayedMemory| {
+        let refaults = accesses
+            .iter()
+            .filter(|page| !memory.is_resident(**page) && memory.fault(**page));
+        refaults.count()
     };
-    (run(false), run(true))
+    let fifo = run(ReplayedMemory::with_hand_alone(pages, room));
+    (fifo, run(ReplayedMemory::new(pages, room)))
 }
 
 /// Accesses with a fixed sequence of random numbers.
