@@ -314,7 +314,7 @@ pub fn give_up_privileges(inspects_others: bool) {
         // A process that is no longer root has lost its capabilities by that.
         let keeps_them = || syscall(nr::PRCTL, [PR_GET_SECUREBITS, 0, 0, 0, 0, 0]) != 0;
         if syscall(nr::GETEUID, [0; 6]) == 0
-            && (!(inspects_others && become_nobody_else()) || keeps_them())
+            && (!(inspects_others && become_an_unused_user()) || keeps_them())
         {
             let (header, none) = (header.as_ptr() as usize, none.as_ptr() as usize);
             syscall(nr::CAPSET, [header, none, 0, 0, 0, 0]);
@@ -325,7 +325,7 @@ pub fn give_up_privileges(inspects_others: bool) {
 /// Lets the calling thread take a user and group that no other process has; `false` if it cannot. Whether
 /// the program may be dumped stays as it is: the kernel takes that away from a process of which a thread
 /// changes its user.
-fn become_nobody_else() -> bool {
+fn become_an_unused_user() -> bool {
     const PR_GET_DUMPABLE: usize = 3;
     const PR_SET_DUMPABLE: usize = 4;
     let mut random = 0u32;

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reaped_process_is_nobody_elses() {
+    fn a_reaped_process_is_not_another_one() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let process = Process::open(child.id() as i32).unwrap();
         assert!(process.descends_from_here().unwrap());

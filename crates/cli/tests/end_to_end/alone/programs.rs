@@ -32,7 +32,7 @@ print(total.hexdigest())
 ";
 
 #[test]
-fn what_does_not_compress_stays_and_nobody_waits_for_it() {
+fn incompressible_memory_stays_and_no_fault_waits_for_it() {
     alone!(&["python3"]);
     let program = Program::new(python()).args(["-c", NOISE]);
     let native = program.run(Limits::None);
@@ -73,7 +73,7 @@ print(sum(data[at] for _ in range(20) for at in range(0, len(data), 4096)))
 ";
 
 #[test]
-fn what_cannot_be_moved_stays_and_nobody_waits_for_it() {
+fn immovable_memory_stays_and_no_fault_waits_for_it() {
     alone!(&["python3"]);
     let program = Program::new(python())
         .args(["-c", EXECUTABLE])

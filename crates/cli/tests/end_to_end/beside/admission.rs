@@ -51,7 +51,7 @@ fn public_copy(program: &Path, folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn others_are_hung_up_on_and_keep_nobody_out() {
+fn uninvited_peers_are_hung_up_on_and_delay_no_admission() {
     beside!(&["cc", "setpriv", "sh"]);
     let folder = tempfile::tempdir_in("/tmp").expect("a folder");
     let program = public_copy(&uninvited(), folder.path());
@@ -92,7 +92,7 @@ fn others_are_hung_up_on_and_keep_nobody_out() {
 }
 
 #[test]
-fn a_program_that_says_nothing_keeps_nobody_out() {
+fn a_silent_program_delays_no_admission() {
     beside!(&["cc", "sh"]);
     let script =
         "\"$0\" hold 900 & sleep 1; for i in 1 2 3 4 5; do /bin/true; done; kill $!; echo ended";
@@ -119,7 +119,7 @@ fn is_refused(arguments: &[&str]) {
 }
 
 #[test]
-fn nobody_is_looked_into_by_anothers_userfaultfd() {
+fn anothers_userfaultfd_opens_no_process() {
     is_refused(&["foreign"]);
 }
 

@@ -125,7 +125,7 @@ fn programs_and_their_children_are_managed_by_the_capability() {
 
 /// By a userfaultfd of its own, a program could have another one read than it is, with more rights.
 #[test]
-fn nobody_is_read_by_the_capability_but_who_can_be_written() {
+fn the_capability_reads_only_what_the_user_may_write() {
     beside!(&[&TOOLS[..], &["cc"]].concat());
     let stage = prepared();
     let program = crate::support::compiled("uninvited", &["uninvited.c"], &[]);

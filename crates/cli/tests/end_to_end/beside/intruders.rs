@@ -34,7 +34,7 @@ fn can_make(user: u32, library: &Path) -> bool {
 }
 
 #[test]
-fn what_stays_behind_carries_a_path_that_nobody_else_can_make() {
+fn leftover_programs_carry_a_path_that_no_other_user_can_make() {
     beside!(&TOOLS);
     let stays = compiled("stays", &["stays.c"], &["-static"]);
     // Long enough to be found unmanaged, and then left.
@@ -58,7 +58,7 @@ fn what_stays_behind_carries_a_path_that_nobody_else_can_make() {
 }
 
 #[test]
-fn the_name_of_a_killed_run_is_nobody_elses() {
+fn no_other_user_can_take_the_name_of_a_killed_run() {
     beside!(&TOOLS);
     let mut running = Command::new(memfold())
         .args(["run", "--limit", "64M", "--"])
@@ -102,7 +102,7 @@ fn another_users_run_leaves_its_name_taken() {
 }
 
 #[test]
-fn names_that_others_took_keep_nobody_from_starting() {
+fn names_that_others_took_prevent_no_start() {
     beside!(&TOOLS);
     // The folders and the abstract names of all PIDs that come next.
     let squatter = "import os, socket, sys, time\n\

@@ -136,7 +136,7 @@ fn what_a_program_keeps_from_its_children_stays_kept() {
 }
 
 #[test]
-fn nobody_inherits_by_a_guess() {
+fn a_guessed_token_inherits_nothing() {
     beside!(&["cc"]);
     let outcome = prepared("uninvited", &["token", "32"]).run(Limits::Resident(LEAST_RESIDENT));
     outcome.assert_success();

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_keeps_another_user_out() {
+    fn one_user_cannot_fill_the_list() {
         let mut pending = PendingPeers::new();
         let victim = pending.next_token();
         assert!(pending.add(PendingPeer::new(0, "victim")).is_none());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn one_with_many_users_keeps_nobody_out_either() {
+    fn one_with_many_users_cannot_fill_the_list_either() {
         let mut pending = PendingPeers::new();
         for user in 0..MOST as u32 {
             pending.add(PendingPeer::new(100_000 + user, "flood"));
