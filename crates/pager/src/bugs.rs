@@ -56,6 +56,17 @@ pub enum Bug {
     /// What the helper marked was not checked to be what was registered: where a program had moved unregistered memory
     /// there meanwhile, that was withheld, moved without an event, and was not given to children.
     StrayUnnoticed,
+    /// A `madvise` was taken to be over as soon as its event was read.
+    DropsTakenForOver,
+    /// A `madvise` whose thread ran for long was taken to be over while it still dropped pages.
+    #[cfg_attr(
+        not(simulated),
+        expect(
+            dead_code,
+            reason = "the kernel's lock, of which the model has its own"
+        )
+    )]
+    ZappingNotAwaited,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
@@ -64,7 +75,7 @@ pub enum Bug {
 impl Bug {
     /// Those that the simulation finds within two minutes.
     #[cfg(simulated)]
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 21] = [
         Bug::ZerosBesideMadvise,
         Bug::DroppedPagesMovedOut,
         Bug::ForkTakenByReadOrder,
@@ -85,14 +96,16 @@ impl Bug {
         Bug::WithheldUnregistered,
         Bug::ManagedUnwithheld,
         Bug::GivenUnchecked,
+        Bug::DropsTakenForOver,
     ];
 
     /// Those that it finds in longer searches, or did not find yet.
     #[cfg(simulated)]
-    pub const RARE: [Bug; 3] = [
+    pub const RARE: [Bug; 4] = [
         Bug::ClaimsWithoutNumbers,
         Bug::DropUnknownWhereUnmanaged,
         Bug::StrayUnnoticed,
+        Bug::ZappingNotAwaited,
     ];
 
     /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).

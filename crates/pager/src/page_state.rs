@@ -61,9 +61,17 @@ impl Removal {
         Removal { seconds, number }
     }
 
-    /// Whether the kernel has dropped the pages by `now`, in seconds since the supervisor's start.
-    pub(crate) fn is_over(self, now: u32) -> bool {
+    /// Whether the kernel has dropped the pages by `now`, in seconds since the supervisor's start, as nothing
+    /// takes so long.
+    pub(crate) fn is_old(self, now: u32) -> bool {
         now.saturating_sub(self.seconds) > REMOVED_GRACE
+    }
+
+    /// Whether it is one of the first `count` of the address space. Of more than 2^23 before that, by their
+    /// numbers alone, some seem not to be.
+    pub(crate) fn is_before(self, count: u32) -> bool {
+        let behind = count.wrapping_sub(self.number) & NUMBER_MASK;
+        behind != 0 && behind <= NUMBER_MASK / 2
     }
 }
 
@@ -90,8 +98,8 @@ const PAYLOAD: u32 = 8;
 const NUMBER: u32 = 40;
 const NUMBER_MASK: u32 = u32::MAX >> (NUMBER - 32);
 const _: () = assert!(NUMBER + SHADOW_BITS <= u64::BITS);
-/// Seconds after which the kernel has dropped the pages of a `madvise` whose event was read. A larger
-/// value keeps rewritten pages resident for longer.
+/// Seconds after which the kernel has dropped the pages of a `madvise` whose event was read, where its thread
+/// cannot be seen to be done. A larger value keeps rewritten pages resident for longer.
 const REMOVED_GRACE: u32 = 10;
 /// Number of times the clock hand skips a page that refaulted early. A larger value protects the
 /// working set better and makes the hand search for longer. It must be a mask of low bits.

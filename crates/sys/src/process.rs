@@ -3,12 +3,14 @@
 mod handle;
 mod inspector;
 mod mappings;
+mod threads;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
 pub use mappings::{InheritedBy, InheritedRange, VirtualMemoryArea, kernel_seals};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};
+pub use threads::ThreadSample;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

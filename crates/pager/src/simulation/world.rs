@@ -302,6 +302,7 @@ impl World {
                 }
                 space.note_resident_pages(space.uffd().0.resident_pages());
                 space.withhold_moved();
+                space.watch_removals();
                 self.register(&space, &mut service);
                 space.protect_shared();
             }

@@ -208,6 +208,11 @@ impl Process {
         }
     }
 
+    /// The TIDs of its threads.
+    pub(super) fn threads(&self) -> Vec<i32> {
+        threads_in(self.folder.as_fd())
+    }
+
     /// Its children's PIDs.
     pub fn children(&self) -> Vec<i32> {
         children_in(self.folder.as_fd())

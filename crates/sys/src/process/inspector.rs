@@ -1,6 +1,6 @@
 //! Looking into another process: how large it is, what its threads do, what a page holds.
 
-use super::{Credentials, Process, named_bytes, named_field, stat_field};
+use super::{Credentials, Process, ThreadSample, named_bytes, named_field, stat_field};
 use crate::{PAGE_SIZE, deadline};
 use std::fs::File;
 use std::io;
@@ -248,6 +248,17 @@ impl Inspector {
             memory.read_exact_at(&mut *page, source).ok().map(|()| page)
         })
         .flatten()
+    }
+
+    /// All threads that live from before this call to its end, but for the one by which the process is looked
+    /// at, and some others.
+    ///
+    /// # Errors
+    /// As [`Process::thread_samples`].
+    pub fn other_threads(&self) -> io::Result<Vec<ThreadSample>> {
+        let mut samples = self.process.thread_samples()?;
+        samples.retain(|sample| sample.id != self.thread);
+        Ok(samples)
     }
 
     /// The CPU that a thread of the process last ran on.

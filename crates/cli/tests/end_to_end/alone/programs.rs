@@ -1,6 +1,8 @@
 //! Ordinary programs in a quarter of the memory they use: same output, limit held.
 
-use crate::support::{Limits, MIB, Program, python, same_as_unlimited, short_or_long, source};
+use crate::support::{
+    Limits, MIB, Program, compiled, python, same_as_unlimited, short_or_long, source,
+};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -57,6 +59,19 @@ fn incompressible_memory_stays_and_no_fault_waits_for_it() {
     assert_eq!(limited.errors.matches("the limit is exceeded").count(), 0);
     assert!(limited.number("pages_out") > 50_000.0);
     limited.assert_limit_held();
+}
+
+/// Memory that is given up and written again leaves no later than other memory.
+#[test]
+fn what_is_freed_and_written_again_stays_within_the_limit() {
+    alone!(&["cc"]);
+    for advice in ["free", "dontneed"] {
+        let program = Program::new(compiled("reuse", &["reuse.c"], &[])).args(["96", "2", advice]);
+        let outcome = program.run(Limits::Resident(32 * MIB));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "reuse ok\n");
+        outcome.assert_limit_held();
+    }
 }
 
 /// Memory that may be executed, which is not managed, and some that is.

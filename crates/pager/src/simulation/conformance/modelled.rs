@@ -12,7 +12,9 @@ use crate::simulation::conformance::operation::{
     first_thread_of, page, process_of,
 };
 use crate::simulation::model::helper::move_pages;
-use crate::simulation::model::memory::{Mapped, Memory, MemoryState, Registered, Unmapped};
+use crate::simulation::model::memory::{
+    Dropping, Mapped, Memory, MemoryState, Registered, Unmapped,
+};
 use crate::simulation::model::{Inspector, Userfaultfd};
 use crate::simulation::sync::lock_model;
 use crate::simulation::{sync, time};
@@ -265,7 +267,8 @@ impl Model {
         let mut drops = { self.threads.iter().flatten() }.filter_map(Thread::drops);
         drops.any(|pages| {
             let range = pages.range();
-            let is_behind = |part: &PageRange| range.contains(part.start) && accessed < part.start;
+            let is_behind =
+                |part: &Dropping| range.contains(part.range.start) && accessed < part.range.start;
             range.contains(accessed) && awaited.iter().any(is_behind)
         })
     }

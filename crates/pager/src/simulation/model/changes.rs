@@ -6,7 +6,7 @@
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::model::memory::{
-    Expected, Frame, Mapped, Memory, MemoryState, Registered, Step, Unmapped,
+    Dropping, Expected, Frame, Mapped, Memory, MemoryState, Registered, Step, Unmapped,
 };
 use crate::simulation::model::userfaultfd::Userfaultfd;
 use crate::simulation::sync::dawdle;
@@ -88,24 +88,31 @@ impl Memory {
                 continue;
             }
             state.queues.changing += 1;
-            state.dropping.push(part);
+            let number = state.next_drop;
+            state.next_drop += 1;
+            state.dropping.push(Dropping {
+                number,
+                range: part,
+                is_locked: false,
+            });
             drop(state);
             self.finish_change(Message::Remove(part));
             dawdle();
-            let end = self.drop_after_event(part);
-            let mut state = self.state();
-            if let Some(index) = state.dropping.iter().position(|one| *one == part) {
-                state.dropping.swap_remove(index);
-            }
+            let end = self.drop_after_event(part, number);
+            self.state().dropping.retain(|drop| drop.number != number);
             next = end?;
         }
         result
     }
 
     /// What `madvise` drops once its event was read, of what is mapped there by then: returns where it goes on.
-    fn drop_after_event(&self, part: PageRange) -> Result<VirtualPage, Unmapped> {
+    fn drop_after_event(&self, part: PageRange, number: u32) -> Result<VirtualPage, Unmapped> {
         interleave();
         let mut state = self.state();
+        let mut calls = state.dropping.iter_mut();
+        if let Some(call) = calls.find(|call| call.number == number) {
+            call.is_locked = true;
+        }
         let mapping = state.mapping(part.start).ok_or(Unmapped)?;
         let end = mapping.end.min(part.end);
         // No mapping changes before all pages are dropped, one by one.

@@ -106,6 +106,17 @@ impl Expected {
     }
 }
 
+/// What `madvise` is dropping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropping {
+    /// Tells it from others.
+    pub number: u32,
+    /// The pages.
+    pub range: PageRange,
+    /// Its event was read, and it holds `mmap_lock`.
+    pub is_locked: bool,
+}
+
 /// An address space as the kernel has it.
 #[derive(Default)]
 pub struct MemoryState {
@@ -113,8 +124,10 @@ pub struct MemoryState {
     pub pages: BTreeMap<VirtualPage, Mapped>,
     /// What the program's pages must hold. The stage has none.
     pub expected: BTreeMap<VirtualPage, Expected>,
-    /// Ranges that `madvise` is dropping.
-    pub dropping: Vec<PageRange>,
+    /// Calls of `madvise` in progress that drop pages.
+    pub dropping: Vec<Dropping>,
+    /// Number of the next one.
+    pub next_drop: u32,
     /// The userfaultfd's queues.
     pub queues: Queues,
     /// The last number given to an `mmap`.
@@ -268,7 +281,7 @@ impl Memory {
                         state.prepare(page);
                         continue;
                     }
-                    let dropping = dropping.iter().any(|range| range.contains(page));
+                    let dropping = dropping.iter().any(|drop| drop.range.contains(page));
                     return Ok(then(expected, frame, dropping));
                 }
             };

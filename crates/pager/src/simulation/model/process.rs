@@ -4,13 +4,13 @@ use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use crate::simulation::adversity::has_killed;
 use crate::simulation::model::guardian::ProcessHandle;
-use crate::simulation::model::memory::{Frame, Mapped, Memory, Registered, spread};
+use crate::simulation::model::memory::{Dropping, Frame, Mapped, Memory, Registered, spread};
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{Memory as _, Process};
 use crate::supervised::space::AddressSpace;
 use crate::sync::interleave;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea};
 use std::io;
 use std::sync::Arc;
 
@@ -137,6 +137,27 @@ impl Process for Inspector {
             spread(frame.tag(), &mut target[index * PAGE_SIZE..][..PAGE_SIZE]);
         }
         Ok(addresses.len())
+    }
+
+    /// Each `madvise` in progress is a thread, which is seen to have run for long only once it holds `mmap_lock`.
+    /// What other threads do cannot be told from what ones do that are done with theirs.
+    fn threads(&self) -> io::Result<Vec<ThreadSample>> {
+        interleave();
+        let state = self.0.state();
+        if state.gone {
+            return Err(Self::gone());
+        }
+        let thread = |call: &Dropping| ThreadSample {
+            id: call.number as i32,
+            started: 0,
+            is_interruptible: false,
+            cpu_ticks: if call.is_locked { 100 } else { 0 },
+        };
+        Ok(state.dropping.iter().map(thread).collect())
+    }
+
+    fn shares_memory(&self) -> io::Result<bool> {
+        Ok(false)
     }
 
     fn vmas(&self) -> io::Result<Vec<VirtualMemoryArea>> {

@@ -1,5 +1,6 @@
 //! A program's userfaultfd: its queues of messages, and its ioctls.
 
+use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::simulation::adversity;
 use crate::simulation::model::memory::Memory as Program;
@@ -8,6 +9,7 @@ use crate::simulation::sync::{dawdle, stall};
 use crate::simulation::trace::{short, trace};
 use crate::supervised::kernel::{MESSAGES, Memory, Message};
 use crate::sync::interleave;
+use crate::time;
 use memfold_swap::Page;
 use memfold_sys::uffd::Partial;
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -231,6 +233,21 @@ impl Memory for Userfaultfd {
             state.queues.wake(part);
         }
         Ok(())
+    }
+
+    fn await_mmap_lock(&self, _: VirtualPage) -> Result<(), Errno> {
+        interleave();
+        loop {
+            let state = self.0.state();
+            if state.gone {
+                return Err(Errno::ENOMEM);
+            }
+            if state.zapping == 0 || Bug::ZappingNotAwaited.is_back() {
+                return Ok(());
+            }
+            drop(state);
+            time::yield_now();
+        }
     }
 
     fn is_registered(&self, range: PageRange) -> bool {

@@ -38,7 +38,7 @@ impl AddressSpace {
     /// another thread, would count as resident and be dropped. So the first page becomes `Removed` even
     /// if it was a hole: a readahead window ends at the first page that is not a hole.
     pub(crate) fn apply_remove(&self, gate: &Exclusive<'_>, range: PageRange) {
-        let count = self.removed.count.fetch_add(1, Ordering::Relaxed);
+        let count = self.removed.count.fetch_add(1, Ordering::Release);
         let removal = Removal::new(self.resources.seconds(), count);
         let removed = PageState::Removed(removal);
         self.forget(gate, range, removed);

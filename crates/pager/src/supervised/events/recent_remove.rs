@@ -49,7 +49,7 @@ impl RecentRemovals {
     }
 
     fn expire(&mut self, now: u32) {
-        if self.last.is_some_and(|removal| removal.is_over(now)) {
+        if self.last.is_some_and(|removal| removal.is_old(now)) {
             *self = RecentRemovals::default();
         }
     }

@@ -5,7 +5,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Process};
 use memfold_swap::Page;
 use memfold_sys::owned_uffd::borrow;
-use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea};
 use memfold_sys::uffd::{self, FAULT_PROTECTED, FAULT_WRITE, Partial, Uffd};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::io;
@@ -124,6 +124,11 @@ impl Memory for Userfaultfd {
         self.uffd().unregister(start, length)
     }
 
+    fn await_mmap_lock(&self, unregistered: VirtualPage) -> Result<(), Errno> {
+        // Changes nothing, but takes the lock as what changes mappings does.
+        self.unregister(PageRange::around(unregistered, 1))
+    }
+
     fn is_registered(&self, range: PageRange) -> bool {
         let (start, length) = span(range);
         self.uffd().is_registered(start, length)
@@ -183,6 +188,14 @@ impl Process for Inspector {
 
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize> {
         self.read_pages(addresses, target)
+    }
+
+    fn threads(&self) -> io::Result<Vec<ThreadSample>> {
+        self.other_threads()
+    }
+
+    fn shares_memory(&self) -> io::Result<bool> {
+        self.process().shares_memory_with_child()
     }
 
     fn vmas(&self) -> io::Result<Vec<VirtualMemoryArea>> {

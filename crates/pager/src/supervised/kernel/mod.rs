@@ -32,7 +32,7 @@ use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use memfold_swap::Page;
 use memfold_sys::Errno;
-use memfold_sys::process::{InheritedBy, InheritedRange, VirtualMemoryArea};
+use memfold_sys::process::{InheritedBy, InheritedRange, ThreadSample, VirtualMemoryArea};
 use memfold_sys::uffd::Partial;
 use std::io;
 
@@ -95,6 +95,10 @@ pub(crate) trait Memory: Sized {
     /// Unregisters a range: the kernel fills its holes with zeros again.
     fn unregister(&self, range: PageRange) -> Result<(), Errno>;
 
+    /// Waits until each thread that changes mappings or drops pages now has released the kernel's `mmap_lock`.
+    /// `unregistered` is a mapped page that is not registered, and stays so.
+    fn await_mmap_lock(&self, unregistered: VirtualPage) -> Result<(), Errno>;
+
     /// Whether all of a range lies in one registered mapping, and no change of the mappings is in
     /// progress.
     fn is_registered(&self, range: PageRange) -> bool;
@@ -121,6 +125,12 @@ pub(crate) trait Process {
 
     /// Copies pages out of the program, up to the first that is missing. Returns their number.
     fn copy_out(&self, addresses: &[u64], target: &mut [u8]) -> io::Result<usize>;
+
+    /// The threads but the helper, and what they do.
+    fn threads(&self) -> io::Result<Vec<ThreadSample>>;
+
+    /// Whether a child that is no program of its own yet uses the same memory.
+    fn shares_memory(&self) -> io::Result<bool>;
 
     /// The VMAs.
     fn vmas(&self) -> io::Result<Vec<VirtualMemoryArea>>;

@@ -198,6 +198,7 @@ impl Governor {
             space.guard();
         }
         space.sweep_table();
+        space.watch_removals();
         space.withhold_moved();
         if !space.unlistened.load(Ordering::Relaxed) {
             self.handlers.remind(space);

@@ -288,7 +288,9 @@ impl Planner<'_> {
                 }
                 (PageState::Resident { shared: true, .. }, None) => self.add_cow_break(page),
                 (PageState::Resident { shared: false, .. }, None) => self.add_move(page, entry),
-                (PageState::Removed(removal), None) if removal.is_over(self.now) => {
+                (PageState::Removed(removal), None)
+                    if self.space.removed.is_over(removal, self.now) =>
+                {
                     self.add_removed(page);
                     true
                 }

@@ -1,0 +1,144 @@
+//! What the threads of a process do, as far as `/proc` tells.
+
+use super::{Process, stat_field};
+use std::io::{self, Read};
+
+/// A thread at the moment at which it was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadSample {
+    /// TID.
+    pub id: i32,
+    /// Start, in clock ticks since boot: two threads with one TID differ in it.
+    pub started: u64,
+    /// It sleeps interruptibly, is stopped or has ended. Within a system call that waits for nothing but
+    /// locks, a thread never does: it runs, or sleeps uninterruptibly.
+    pub is_interruptible: bool,
+    /// CPU time in clock ticks of 1/100 s, each of its two parts rounded down.
+    pub cpu_ticks: u64,
+}
+
+/// Most threads that one look lists. The kernel lists more than about a thousand in several steps, between
+/// which threads that live may be passed over.
+const MOST_THREADS: u64 = 512;
+
+impl Process {
+    /// All threads that live from before this call to its end, and some of the others.
+    ///
+    /// # Errors
+    /// If it is gone, threads came and went meanwhile, or it has more than 512.
+    pub fn thread_samples(&self) -> io::Result<Vec<ThreadSample>> {
+        let before: u64 = stat_field(&self.text("stat")?, 20).ok_or(io::ErrorKind::InvalidData)?;
+        if before > MOST_THREADS {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let threads = self.threads();
+        // The list is in the order of their starts, and ends early at a thread that ends meanwhile: if it is as
+        // long as it must be, it lacks none of those that were there.
+        if (threads.len() as u64) < before {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(threads
+            .into_iter()
+            .filter_map(|thread| self.thread_sample(thread))
+            .collect())
+    }
+
+    /// `None` if it has ended.
+    fn thread_sample(&self, thread: i32) -> Option<ThreadSample> {
+        let mut buffer = [0u8; 1024];
+        let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
+        let length = file.read(&mut buffer).ok()?;
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        let state: char = stat_field(&text, 3)?;
+        let ticks = |field| stat_field::<u64>(&text, field);
+        Some(ThreadSample {
+            id: thread,
+            started: ticks(22)?,
+            is_interruptible: matches!(state, 'S' | 'I' | 'T' | 't' | 'Z' | 'X'),
+            cpu_ticks: ticks(14)? + ticks(15)?,
+        })
+    }
+
+    /// Whether one of its children uses the same memory (`CLONE_VM`, as after `vfork`).
+    ///
+    /// # Errors
+    /// If the kernel does not tell: it lacks `kcmp`, or a child may not be inspected.
+    pub fn shares_memory_with_child(&self) -> io::Result<bool> {
+        for child in self.children() {
+            match has_same_memory(self.pid(), child) {
+                Ok(false) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                shares_or_unknown => return shares_or_unknown,
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Whether two processes use one address space, by their PIDs.
+fn has_same_memory(one: i32, other: i32) -> io::Result<bool> {
+    /// `KCMP_VM` of the kernel's `linux/kcmp.h`.
+    const MEMORY: i32 = 1;
+    // SAFETY: numbers only.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, MEMORY, 0, 0) };
+    match order {
+        -1 => Err(io::Error::last_os_error()),
+        order => Ok(order == 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::own_id;
+    use std::sync::mpsc;
+
+    #[test]
+    fn threads_that_wait_differ_from_threads_that_run() {
+        let process = Process::open(own_id()).unwrap();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            // SAFETY: asks for the calling thread's TID.
+            tell.send(unsafe { libc::gettid() }).unwrap();
+            let _ = stopped.recv();
+        });
+        let waiting_id = told.recv().unwrap();
+        // SAFETY: as above.
+        let own = unsafe { libc::gettid() };
+        let find = |id| {
+            let samples = process.thread_samples().ok()?;
+            samples.into_iter().find(|sample| sample.id == id)
+        };
+        // Threads of other tests come and go.
+        let looks = || (0..1000).map(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+        assert!(looks().any(|()| find(waiting_id).is_some_and(|sample| sample.is_interruptible)));
+        let sample = looks().find_map(|()| find(own)).unwrap();
+        assert!(!sample.is_interruptible, "it runs: {sample:?}");
+        drop(stop);
+        waiting.join().unwrap();
+        assert!(looks().any(|()| {
+            let samples = process.thread_samples();
+            samples.is_ok_and(|samples| samples.iter().all(|sample| sample.id != waiting_id))
+        }));
+    }
+
+    #[test]
+    fn children_with_the_same_memory_are_seen() {
+        let process = Process::open(own_id()).unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as i32;
+        assert!(!has_same_memory(own_id(), pid).unwrap());
+        assert!(has_same_memory(pid, pid).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let of_reaped = has_same_memory(own_id(), pid).unwrap_err();
+        assert_eq!(of_reaped.raw_os_error(), Some(libc::ESRCH));
+        // Those of other tests share it until they execute.
+        let shares = || process.shares_memory_with_child().unwrap();
+        assert!((0..1000).any(|_| !shares()));
+    }
+}
