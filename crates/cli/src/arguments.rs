@@ -207,6 +207,9 @@ pub struct RunArguments {
         env = "MEMFOLD_WRITEBACK_AFTER"
     )]
     pub writeback_after: After,
+    /// Compress what stays cold though the limit has room for it, as long as programs hardly wait for memory
+    #[arg(long, env = "MEMFOLD_PROACTIVE", value_parser = FalseyValueParser::new())]
+    pub proactive: bool,
     /// Have the programs' library prepare forks also where the kernel reports them, which takes `CAP_SYS_PTRACE`
     #[arg(long, env = "MEMFOLD_PREPARE_FORKS", value_parser = FalseyValueParser::new())]
     pub prepare_forks: bool,

@@ -50,6 +50,8 @@ pub struct Options {
     /// Write pages to the swap file or the store after this time without an access. `None`: only when the pool
     /// exceeds its share.
     pub writeback_after: Option<Duration>,
+    /// Have what stays cold leave though the limit has room for it, as long as programs do not wait for it.
+    pub proactive: bool,
     /// Have the programs' library prepare forks also where the kernel reports them.
     pub prepare_forks: bool,
     /// The preload library's image (an ELF shared object), written to `runtime_dir`.

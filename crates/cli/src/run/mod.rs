@@ -206,6 +206,7 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
             (None, _) => None,
         },
         writeback_after: arguments.writeback_after.0,
+        proactive: arguments.proactive,
         prepare_forks: arguments.prepare_forks,
         agent_image: AGENT,
         runtime_dir: runtime_dir.to_owned(),

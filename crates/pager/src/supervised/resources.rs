@@ -60,6 +60,8 @@ pub(crate) struct Resources {
     resident_limit: AtomicU64,
     /// Resident bytes to which a command has memory reclaimed; `u64::MAX` without one.
     reclaim_target: AtomicU64,
+    /// The same by proactive reclaim (`reclaim/proactive.rs`).
+    proactive_target: AtomicU64,
     /// Slots of pages that were swapped in. The reclaimer releases them, because the handler runs on
     /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
@@ -105,6 +107,7 @@ impl Resources {
             warned_mappings: AtomicBool::new(false),
             resident_limit: AtomicU64::new(u64::MAX),
             reclaim_target: AtomicU64::new(u64::MAX),
+            proactive_target: AtomicU64::new(u64::MAX),
             pending_frees: Mutex::default(),
             reclaimer: Event::default(),
         }
@@ -175,9 +178,23 @@ impl Resources {
         self.wake_reclaimer();
     }
 
-    /// Resident bytes down to which memory is to be reclaimed by a command.
+    /// Sets the resident bytes down to which what is cold may leave, whatever the limit is; `None`: no longer.
+    #[cfg(not(simulated))]
+    pub(crate) fn set_proactive_target(&self, target: Option<u64>) {
+        self.proactive_target
+            .store(target.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Resident bytes down to which memory is to be reclaimed below the limit, by a command or proactively.
     pub(crate) fn reclaim_target(&self) -> Option<u64> {
-        Some(self.reclaim_target.load(Ordering::Relaxed)).filter(|target| *target != u64::MAX)
+        let proactive = self.proactive_target.load(Ordering::Relaxed);
+        let target = self.reclaim_target.load(Ordering::Relaxed).min(proactive);
+        (target != u64::MAX).then_some(target)
+    }
+
+    /// Whether a command has memory reclaimed: it is waited for.
+    pub(crate) fn is_reclaim_awaited(&self) -> bool {
+        self.reclaim_target.load(Ordering::Relaxed) != u64::MAX
     }
 
     /// Notes how long a fault waited.

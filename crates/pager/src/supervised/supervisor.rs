@@ -142,7 +142,7 @@ impl Supervisor {
         std::fs::set_permissions(&supervisor.preload, readable)
             .map_err(failed(&supervisor.preload))?;
         let background = Background::new(supervisor.group.clone(), &options);
-        supervisor.start_threads(listeners, background, stop)?;
+        supervisor.start_threads(listeners, background, (stop, options.proactive))?;
         Ok(supervisor)
     }
 
@@ -150,7 +150,7 @@ impl Supervisor {
         &self,
         listeners: [OwnedFd; 2],
         mut background: Background,
-        stop: PipeReader,
+        (stop, is_proactive): (PipeReader, bool),
     ) -> io::Result<()> {
         let group = &self.group;
         group.refresh_limit();
@@ -159,7 +159,7 @@ impl Supervisor {
         handlers.start()?;
         remote_thread::start(group)?;
         let mut acceptor = Acceptor::new(group.clone(), handlers.clone(), ports, listeners)?;
-        let mut governor = Governor::new(group.clone(), handlers);
+        let mut governor = Governor::new(group.clone(), handlers, is_proactive);
         let mut reclaimer = Reclaimer::new(group.clone());
         let mut sharing = SharingCount::new(group.clone());
         let spawn = |name: &str| std::thread::Builder::new().name(name.to_owned());

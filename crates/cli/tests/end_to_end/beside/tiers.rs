@@ -35,6 +35,35 @@ fn warnings(outcome: &Outcome) -> usize {
         .count()
 }
 
+/// Much memory that is not used again, and a little that is.
+const MOSTLY_COLD: &str = "
+import hashlib, sys, time
+cold = [bytes([n % 251]) * 4096 for n in range(16384)]
+hot = [bytes([n % 251]) * 4096 for n in range(256)]
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    sum(block[n % 4096] for n, block in enumerate(hot))
+    time.sleep(0.01)
+print(hashlib.sha256(b''.join(cold)).hexdigest())
+";
+
+#[test]
+fn proactively_what_stays_cold_leaves_far_below_the_limit() {
+    beside!(&["python3"]);
+    let program = Program::new(python()).args(["-c", MOSTLY_COLD]);
+    let native = program.clone().args(["0"]).run(Limits::None);
+    native.assert_success();
+    let run = |program: Program| program.args(["8"]).run(Limits::Total(512 * MIB));
+    let proactive = run(program.clone().memfold_options(["--proactive"]));
+    proactive.assert_success();
+    assert_eq!(proactive.text(), native.text());
+    let out = proactive.number("pages_out");
+    assert!(out > 16384.0 / 5.0, "{out} pages went out");
+    let without = run(program);
+    without.assert_success();
+    assert_eq!(without.number("pages_out"), 0.0);
+}
+
 #[test]
 fn a_full_swap_file_loses_nothing_and_is_said_once() {
     beside!(&["cc"]);

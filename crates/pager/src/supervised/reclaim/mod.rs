@@ -4,5 +4,7 @@
 pub(crate) mod affinity;
 pub(crate) mod batch;
 pub(crate) mod priority;
+#[cfg(not(simulated))]
+pub(crate) mod proactive;
 pub(crate) mod reclaimer;
 pub(crate) mod stage;

@@ -234,13 +234,13 @@ impl Reclaimer {
     /// or if no page could be moved for long, raises the limit for a while.
     fn give_up(&mut self, futile: bool, searched: Duration) {
         let resources = &self.group.resources;
-        let is_command = resources.reclaim_target().is_some()
+        let is_below_limit = resources.reclaim_target().is_some()
             && resources.resident_bytes() <= resources.resident_limit_bytes();
-        // Someone waits for a command.
-        let factor = if is_command { 1 } else { REST_FACTOR };
+        let is_awaited = is_below_limit && resources.is_reclaim_awaited();
+        let factor = if is_awaited { 1 } else { REST_FACTOR };
         self.next_search = Instant::now() + searched * factor;
         self.group.note_over_limit();
-        if (self.is_stuck(searched) || futile) && !is_command {
+        if (self.is_stuck(searched) || futile) && !is_below_limit {
             self.group.relax_limit();
         }
         self.serve_deferred();

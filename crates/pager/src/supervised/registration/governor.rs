@@ -7,6 +7,7 @@ use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
 use crate::supervised::reclaim::affinity::AffinityFollower;
+use crate::supervised::reclaim::proactive::Proactive;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::AddressSpace;
@@ -73,11 +74,12 @@ pub(crate) struct Governor {
     waiting: Waiting<Outcome>,
     releasing: Releasing,
     tracing: Tracing,
+    proactive: Option<Proactive>,
 }
 
 impl Governor {
-    /// The governor of a group.
-    pub(crate) fn new(group: Arc<Group>, handlers: Arc<Handlers>) -> Governor {
+    /// The governor of a group, which reclaims proactively or not.
+    pub(crate) fn new(group: Arc<Group>, handlers: Arc<Handlers>, is_proactive: bool) -> Governor {
         Governor {
             messages: MessageService::new(
                 handlers.clone(),
@@ -93,6 +95,7 @@ impl Governor {
             waiting: Waiting::default(),
             releasing: Releasing::default(),
             tracing: Tracing::default(),
+            proactive: is_proactive.then(Proactive::new),
         }
     }
 
@@ -142,6 +145,9 @@ impl Governor {
         self.last_watch = Instant::now();
         let marks = Watermarks::of(self.group.resources.resident_limit_bytes());
         let resident = self.group.resources.resident_bytes();
+        if let Some(proactive) = &mut self.proactive {
+            proactive.update(&self.group);
+        }
         let requested = self.group.resources.reclaim_target();
         let manage_from = match requested {
             Some(_) => 0,
