@@ -109,14 +109,29 @@ unsafe fn unmap(start: NonNull<u8>, length: usize) {
     let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), length) };
 }
 
-/// Gives the memory of a range back to the kernel, also where it is locked; it reads as zero
-/// afterwards.
+/// Gives the memory of a range back to the kernel, also where it is locked and [`kernel_frees_locked`]; it reads as
+/// zero afterwards.
 ///
 /// # Safety
 /// The page-aligned range lies in one [`Mapping`] and its contents are not in use.
 pub unsafe fn discard(start: NonNull<u8>, length: usize) -> io::Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { advise(start, length, libc::MADV_DONTNEED_LOCKED) }
+    unsafe {
+        match advise(start, length, libc::MADV_DONTNEED_LOCKED) {
+            // Before Linux 5.18.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                advise(start, length, libc::MADV_DONTNEED)
+            }
+            done => done,
+        }
+    }
+}
+
+/// Whether this kernel frees memory that stays locked (`MADV_DONTNEED_LOCKED`, Linux 5.18).
+pub fn kernel_frees_locked() -> bool {
+    // SAFETY: an empty range.
+    let asked = unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_DONTNEED_LOCKED) };
+    asked == 0
 }
 
 /// Ranges per `process_madvise`. Few enough for the stack: giving memory back must not allocate.

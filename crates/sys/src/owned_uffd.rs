@@ -4,7 +4,7 @@
 //! on drop, and uses it through [`borrow`].
 
 use crate::Errno;
-use crate::uffd::Uffd;
+use crate::uffd::{Message, Uffd};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// As [`Uffd::create`].
@@ -33,4 +33,13 @@ fn own(created: Uffd) -> OwnedFd {
 /// be another file's by then.
 pub fn borrow(descriptor: &impl AsFd) -> Uffd {
     Uffd(descriptor.as_fd().as_raw_fd())
+}
+
+/// Whether this kernel can be asked to read messages without waiting (Linux 6.10), whatever the descriptor's flag says.
+pub fn kernel_reads_now() -> bool {
+    create_for_user_mode().is_ok_and(|descriptor| {
+        let uffd = borrow(&descriptor);
+        let mut messages = [Message::default()];
+        uffd.api(0).is_ok() && uffd.try_read_now(&mut messages) != Err(Errno::EOPNOTSUPP)
+    })
 }

@@ -7,7 +7,10 @@ mod threads;
 
 pub use handle::{Credentials, Process};
 pub use inspector::{Inspector, Sizes, TraceStop};
-pub use mappings::{InheritedBy, InheritedRange, VirtualMemoryArea, kernel_seals};
+pub use mappings::{
+    InheritedBy, InheritedRange, VirtualMemoryArea, kernel_finds_mappings, kernel_scans,
+    kernel_seals,
+};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use mappings::{inherited_ranges, parse_line};
 pub use threads::ThreadSample;

@@ -7,7 +7,7 @@ use rustix::net::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -112,6 +112,33 @@ pub fn peer_handle(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         socket_option(socket, SO_PEERPIDFD, &mut handle)?;
         Ok(OwnedFd::from_raw_fd(handle))
     }
+}
+
+/// Whether a peer's process can be told from another one of its PID (`SO_PEERPIDFD`, Linux 6.5).
+pub fn kernel_hands_out_peers() -> bool {
+    let pair = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    pair.is_ok_and(|(end, _)| peer_handle(end.as_fd()).is_ok())
+}
+
+/// Whether the other end is still open.
+///
+/// # Errors
+/// What `poll` returns.
+pub fn is_connected(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    const NOT_AT_ALL: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut polled = [PollFd::new(&socket, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&NOT_AT_ALL))?;
+    let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+    Ok(!polled[0].revents().intersects(gone))
 }
 
 /// # Safety

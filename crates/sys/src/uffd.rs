@@ -422,12 +422,23 @@ impl Uffd {
     /// userfaultfd has done to it since: whether reads wait is a flag that its descriptor shares.
     pub fn read_now(self, messages: &mut [Message]) -> Result<usize, Errno> {
         use core::sync::atomic::{AtomicBool, Ordering};
-        const RWF_NOWAIT: usize = 8;
         /// Before Linux 6.10 a userfaultfd knows no reading without waiting but by its flag.
         static UNKNOWN: AtomicBool = AtomicBool::new(false);
         if UNKNOWN.load(Ordering::Relaxed) {
             return self.read(messages);
         }
+        match self.try_read_now(messages) {
+            Err(Errno::EOPNOTSUPP) => {
+                UNKNOWN.store(true, Ordering::Relaxed);
+                self.read(messages)
+            }
+            result => result,
+        }
+    }
+
+    /// [`Uffd::read_now`] where the kernel knows how; else `EOPNOTSUPP`.
+    pub(crate) fn try_read_now(self, messages: &mut [Message]) -> Result<usize, Errno> {
+        const RWF_NOWAIT: usize = 8;
         let vector = [
             messages.as_mut_ptr() as usize,
             core::mem::size_of_val(messages),
@@ -447,13 +458,7 @@ impl Uffd {
                 ],
             )
         };
-        match Errno::result(result) {
-            Err(Errno::EOPNOTSUPP) => {
-                UNKNOWN.store(true, Ordering::Relaxed);
-                self.read(messages)
-            }
-            result => Self::messages_read(result),
-        }
+        Self::messages_read(Errno::result(result))
     }
 
     fn messages_read(result: Result<usize, Errno>) -> Result<usize, Errno> {

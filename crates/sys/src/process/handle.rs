@@ -27,10 +27,29 @@ impl Process {
     /// The process that called `connect` for the other end of `socket`, with its credentials `peer`.
     ///
     /// # Errors
-    /// If it is gone already, is in a PID namespace that is not visible from here, or before Linux 6.5.
+    /// If it is gone already, or is in a PID namespace that is not visible from here.
     pub fn of_peer(socket: BorrowedFd<'_>, peer: Peer) -> io::Result<Process> {
-        // PID and handle are of the same moment and the same process.
-        Process::new(crate::socket::peer_handle(socket)?, peer.pid)
+        match crate::socket::peer_handle(socket) {
+            // PID and handle are of the same moment and the same process.
+            Ok(handle) => Process::new(handle, peer.pid),
+            // Before Linux 6.5.
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                Process::of_connected_peer(socket, peer)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same by the PID alone. It is not given again while its process has the other end open, which
+    /// is looked at last. A process that gave its end to others and ended can have this return
+    /// another one, of that PID: what it claims must be proved by more than that, as the helper's memory is.
+    fn of_connected_peer(socket: BorrowedFd<'_>, peer: Peer) -> io::Result<Process> {
+        let process = Process::open(peer.pid)?;
+        if crate::socket::is_connected(socket)? {
+            Ok(process)
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        }
     }
 
     /// The process that has a PID now. PIDs are reused: the caller must check through the result which
@@ -386,5 +405,9 @@ mod tests {
         let own = crate::process::own_user();
         assert_eq!(peer.owner().unwrap(), own);
         assert!(own != 0 || credentials.are_privileged());
+        let by_number = Process::of_connected_peer(connection.as_fd(), told).unwrap();
+        assert_eq!(by_number.pid(), own_id());
+        drop(own_end);
+        assert!(Process::of_connected_peer(connection.as_fd(), told).is_err());
     }
 }

@@ -173,6 +173,30 @@ fn shows_sealed(smaps: impl BufRead, ranges: &[(u64, u64)]) -> io::Result<bool> 
     Ok(left.is_empty())
 }
 
+/// Whether this kernel answers which pages of a range are in memory (`PAGEMAP_SCAN`, Linux 6.7). Without it, the page map is
+/// read page by page.
+pub fn kernel_scans() -> bool {
+    let mut scan = ScanArgument {
+        size: size_of::<ScanArgument>() as u64,
+        ..ScanArgument::default()
+    };
+    // SAFETY: an empty range, and a live structure that names no other memory.
+    File::open("/proc/self/pagemap").is_ok_and(|pagemap| unsafe {
+        libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) == 0
+    })
+}
+
+/// Whether this kernel finds one mapping (`PROCMAP_QUERY`, Linux 6.11). Without it, all are listed.
+pub fn kernel_finds_mappings() -> bool {
+    let mut query = MappingQuery::of_address(0);
+    // SAFETY: a live structure that names no other memory.
+    File::open("/proc/self/maps").is_ok_and(|maps| unsafe {
+        let found = libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query);
+        // There is no mapping at 0.
+        found == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
+    })
+}
+
 /// Whether this kernel seals mappings (`mseal`, Linux 6.10), and lets this process.
 pub fn kernel_seals() -> bool {
     // SAFETY: an empty range.
@@ -207,11 +231,7 @@ impl Inspector {
     /// # Errors
     /// Before Linux 6.11, and if the process is gone.
     pub fn mapping_at(&self, address: u64) -> io::Result<Option<(u64, u64)>> {
-        let mut query = MappingQuery {
-            size: size_of::<MappingQuery>() as u64,
-            address,
-            ..MappingQuery::default()
-        };
+        let mut query = MappingQuery::of_address(address);
         // SAFETY: the structure is live and of that size; it names no other memory.
         let result = unsafe { libc::ioctl(self.maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) };
         if result == 0 {
@@ -274,14 +294,54 @@ impl Inspector {
     /// The runs `(start, end)` of pages of the range that are in memory (or in the kernel's own
     /// swap).
     pub fn present(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
-        self.scan(start, end, PRESENT_OR_SWAPPED)
+        match self.scan(start, end, PRESENT_OR_SWAPPED) {
+            // Before Linux 6.7.
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                self.present_by_entries(start, end)
+            }
+            present => present,
+        }
+    }
+
+    /// The same by the page map's entries, of eight bytes a page.
+    fn present_by_entries(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
+        /// An entry's bits for a page in memory or in the kernel's own swap.
+        const IN_MEMORY_OR_SWAP: u64 = 0b11 << 62;
+        const ENTRY: usize = size_of::<u64>();
+        let page = crate::PAGE_SIZE as u64;
+        let mut entries = [0; 512 * ENTRY];
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        let mut at = start;
+        while at < end {
+            let wanted = ((end - at).div_ceil(page) as usize * ENTRY).min(entries.len());
+            let offset = at / page * ENTRY as u64;
+            let read = rustix::io::pread(&self.pagemap, &mut entries[..wanted], offset)?;
+            if read < ENTRY {
+                // Behind the last address that a program can have, or it is gone.
+                break;
+            }
+            for entry in entries[..read].chunks_exact(ENTRY) {
+                let next = at + page;
+                let entry = u64::from_ne_bytes(entry.try_into().expect("chunks of that size"));
+                if entry & IN_MEMORY_OR_SWAP != 0 {
+                    match found.last_mut() {
+                        Some((_, last)) if *last == at => *last = next,
+                        _ => found.push((at, next)),
+                    }
+                }
+                at = next;
+            }
+        }
+        Ok(found)
     }
 
     /// The guard regions (`MADV_GUARD_INSTALL`) in a range, as `(start, end)`. None where the kernel
     /// does not report them (before Linux 6.16).
     pub fn guards(&self, start: u64, end: u64) -> io::Result<Vec<(u64, u64)>> {
         match self.scan(start, end, GUARD) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
+                Ok(Vec::new())
+            }
             guards => guards,
         }
     }
@@ -341,6 +401,16 @@ struct MappingQuery {
 }
 
 const _: () = assert!(size_of::<MappingQuery>() == 104);
+
+impl MappingQuery {
+    fn of_address(address: u64) -> MappingQuery {
+        MappingQuery {
+            size: size_of::<MappingQuery>() as u64,
+            address,
+            ..MappingQuery::default()
+        }
+    }
+}
 
 #[repr(C)]
 #[derive(Default)]
@@ -471,6 +541,45 @@ mod tests {
         assert!(inspector.has_sealed(&range).unwrap());
         inspector.close_flags();
         assert!(inspector.has_sealed(&range).is_err());
+    }
+
+    /// Both ways that tell which pages are in memory, of holes, pages of zeros and written ones.
+    #[test]
+    fn present_pages_are_the_same_without_a_scan() {
+        const PAGES: usize = 1200;
+        let process = crate::process::Process::open(own_id()).unwrap();
+        let inspector = Inspector::open(&std::sync::Arc::new(process), own_id()).unwrap();
+        let mapping = crate::memory::Mapping::anonymous(PAGES * crate::PAGE_SIZE).unwrap();
+        let start = mapping.start().as_ptr();
+        let mut expected = 0;
+        for page in (0..PAGES).filter(|page| page % 7 < 3 && page % 640 < 500) {
+            // SAFETY: within a live mapping that nothing else uses.
+            unsafe {
+                let word = start.add(page * crate::PAGE_SIZE);
+                match page % 7 {
+                    0 => _ = word.read_volatile(),
+                    _ => word.write_volatile(1),
+                }
+            }
+            expected += 1;
+        }
+        let start = start as u64;
+        let end = start + (PAGES * crate::PAGE_SIZE) as u64;
+        let present = inspector.present_by_entries(start, end).unwrap();
+        let bytes: u64 = present.iter().map(|(start, end)| end - start).sum();
+        if crate::huge::Setting::global() != Some(crate::huge::Setting::Always) {
+            assert_eq!(bytes, expected * crate::PAGE_SIZE as u64);
+        }
+        assert!(bytes > 0 && present.is_sorted());
+        let part = |(from, to): (u64, u64)| inspector.present_by_entries(from, to).unwrap();
+        assert_eq!(part((start, start)), []);
+        assert_eq!(part(present[0]), [present[0]]);
+        if !kernel_scans() {
+            memfold_testing::skip("PAGEMAP_SCAN (Linux 6.7)");
+            return;
+        }
+        let scanned = inspector.scan(start, end, PRESENT_OR_SWAPPED).unwrap();
+        assert_eq!(scanned, present);
     }
 
     #[test]
