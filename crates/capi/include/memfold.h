@@ -109,6 +109,10 @@ typedef struct {
    out, or moving it out gained nothing.
    */
   uint64_t over_limit_pages;
+  /*
+   Pages that were moved out by `mremap`, as the kernel has no `UFFDIO_MOVE` (before Linux 6.8).
+   */
+  uint64_t pages_remapped;
 } memfold_stats;
 
 

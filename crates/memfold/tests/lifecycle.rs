@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MIB, PAGE, builder, fill_page, modes};
+use common::{MIB, PAGE, builder, fill_page, modes, userfaultfd_modes};
 use memfold::{Mode, Region};
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -69,11 +69,12 @@ fn nothing_is_left_of_an_engine_dropped_right_after_its_regions() {
 #[test]
 fn more_engines_than_workers_serve_faults() {
     let _alone = alone();
-    within_a_minute("65 engines in thread mode", || {
+    let mode = userfaultfd_modes().pop().unwrap();
+    within_a_minute("65 engines", move || {
         let engines: Vec<_> = (0..65)
             .map(|_| {
                 let limit = 64 * MIB as u64;
-                builder(Mode::Thread).limit(limit).build().unwrap()
+                builder(mode).limit(limit).build().unwrap()
             })
             .collect();
         for engine in &engines {

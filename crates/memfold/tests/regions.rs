@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MIB, PAGE, builder, fill_page, modes, verify_page};
+use common::{MIB, PAGE, WITHOUT_MOVE, builder, fill_page, modes, userfaultfd_modes, verify_page};
 use memfold::{Error, Memfold, Mode, Region};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -62,6 +62,8 @@ fn pages_survive_a_limit_of_a_quarter() {
         assert!(stats.pages_out > 3000 && stats.pages_in > 3000, "{stats:?}");
         assert!(stats.peak_resident_bytes <= 4 * MIB as u64, "{stats:?}");
         assert_eq!((stats.over_limit_pages, stats.store_failures), (0, 0));
+        let by_mremap = mode == Mode::Signal && std::env::var_os(WITHOUT_MOVE).is_some();
+        assert_eq!(stats.pages_remapped > 3000, by_mremap, "{stats:?}");
         drop(region);
         memfold.wait_for_release();
         let stats = memfold.stats();
@@ -85,7 +87,7 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
 /// with the pages that were touched; at a limit, no page is moved out for readahead.
 #[test]
 fn scattered_reads_bring_in_neighbours_only_where_there_is_room() {
-    for mode in [Mode::Signal, Mode::Thread] {
+    for mode in userfaultfd_modes() {
         let read_all = |room: usize, passes: usize| {
             let memfold = builder(mode).resident_limit(room as u64).build().unwrap();
             let mut region = memfold.map(8 * MIB).unwrap();
@@ -378,4 +380,28 @@ fn bad_requests_say_what_is_wrong() {
         Err(Error::OutOfRange { .. })
     ));
     assert!(memfold.is_handler_installed());
+}
+
+/// As on kernels before Linux 6.8, which have no `UFFDIO_MOVE`: in a process that is told to do without it.
+#[test]
+fn pages_survive_being_moved_by_mremap() {
+    if std::env::var_os(WITHOUT_MOVE).is_some() {
+        println!("the tests beside this one do so");
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .env(WITHOUT_MOVE, "1")
+        .args([
+            "pages_survive_a_limit",
+            "threads_keep",
+            "untouched",
+            "pages_are_counted",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("4 passed"),
+        "{text}"
+    );
 }

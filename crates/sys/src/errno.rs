@@ -15,6 +15,8 @@ impl Errno {
     pub const ENOMEM: Errno = Errno(12);
     /// Not allowed.
     pub const EACCES: Errno = Errno(13);
+    /// Bad address.
+    pub const EFAULT: Errno = Errno(14);
     /// Busy: the page is shared or pinned.
     pub const EBUSY: Errno = Errno(16);
     /// Already there.

@@ -134,6 +134,35 @@ pub fn kernel_frees_locked() -> bool {
     asked == 0
 }
 
+/// Moves the pages of a range, without copying them, over another one of the same length; what was there is lost. The
+/// first range stays mapped, and registered with its userfaultfd, and its pages are missing from that moment on: no
+/// access in between sees anything else. Needs nothing of a userfaultfd, unlike `UFFDIO_MOVE`, and so cannot be refused
+/// for a page that a device writes to just now: what it writes later arrives at the new place.
+///
+/// # Errors
+/// `EINVAL` if part of the first range is locked, `EFAULT` if it lies in several mappings, `ENOMEM` if the process has too
+/// many. Nothing was moved then.
+///
+/// # Safety
+/// Both page-aligned ranges are private anonymous memory of the caller's, and there are no references into the second. The
+/// first one's userfaultfd asks for no events.
+pub unsafe fn carry_off(
+    from: NonNull<u8>,
+    to: NonNull<u8>,
+    length: usize,
+) -> Result<(), crate::Errno> {
+    use rustix::mm::MremapFlags;
+    let errno = |error: io::Error| crate::Errno(error.raw_os_error().unwrap_or(libc::EINVAL));
+    // The kernel would move locked pages, and forget that their old place is locked. It refuses this advice there.
+    // SAFETY: the caller's promise; the advice changes no contents.
+    unsafe { advise(from, length, libc::MADV_COLD) }.map_err(errno)?;
+    let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+    let (from, to) = (from.as_ptr().cast(), to.as_ptr().cast());
+    // SAFETY: the caller's promise.
+    let moved = unsafe { rustix::mm::mremap_fixed(from, length, length, flags, to) };
+    moved.map(|_| ()).map_err(|error| errno(error.into()))
+}
+
 /// Ranges per `process_madvise`. Few enough for the stack: giving memory back must not allocate.
 const MAX_RANGES: usize = 512;
 
@@ -226,6 +255,32 @@ pub fn sealed_file(length: usize) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_are_carried_off_whole_and_locked_ones_stay() {
+        let mapping = Mapping::anonymous(8 * PAGE_SIZE).unwrap();
+        // SAFETY: pages of the mapping, whose bytes are any value, and to which there is no reference.
+        unsafe {
+            let from = mapping.start();
+            let to = from.add(4 * PAGE_SIZE);
+            from.write_volatile(7);
+            to.write_volatile(8);
+            carry_off(from, to, 3 * PAGE_SIZE).unwrap();
+            assert_eq!((from.read_volatile(), to.read_volatile()), (0, 7));
+            from.write_volatile(9);
+            let page = from.as_ptr().cast();
+            if rustix::mm::mlock(page, PAGE_SIZE).is_err() {
+                memfold_testing::skip("memory that may be locked (ulimit -l)");
+                return;
+            }
+            let refused = carry_off(from, to, 2 * PAGE_SIZE);
+            assert_eq!(refused, Err(crate::Errno::EINVAL));
+            assert_eq!((from.read_volatile(), to.read_volatile()), (9, 7));
+            rustix::mm::munlock(page, PAGE_SIZE).unwrap();
+            carry_off(from, to, PAGE_SIZE).unwrap();
+            assert_eq!((from.read_volatile(), to.read_volatile()), (0, 9));
+        }
+    }
 
     /// One range, few, and more than go into one system call.
     #[test]

@@ -77,3 +77,4 @@ class Stats(TypedDict):
     direct_reclaims: int
     store_failures: int
     over_limit_pages: int
+    pages_remapped: int

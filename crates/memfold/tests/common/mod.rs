@@ -10,9 +10,23 @@ use memfold::{Memfold, MemfoldBuilder, Mode};
 pub const PAGE: usize = 4096;
 pub const MIB: usize = 1 << 20;
 
-/// The modes to be tested: all of them, on a host that is fit for the tests.
+/// Set in the environment, it has engines do without `UFFDIO_MOVE`, as on kernels before Linux 6.8.
+pub const WITHOUT_MOVE: &str = "MEMFOLD_WITHOUT_MOVE";
+
+/// The modes to be tested: all of them, on a host that is fit for the tests; but thread mode does not do without
+/// `UFFDIO_MOVE`.
 pub fn modes() -> Vec<Mode> {
-    vec![Mode::Signal, Mode::Thread, Mode::Protection]
+    let mut modes = userfaultfd_modes();
+    modes.push(Mode::Protection);
+    modes
+}
+
+/// Those with a userfaultfd.
+pub fn userfaultfd_modes() -> Vec<Mode> {
+    if std::env::var_os(WITHOUT_MOVE).is_some() {
+        return vec![Mode::Signal];
+    }
+    vec![Mode::Signal, Mode::Thread]
 }
 
 pub fn builder(mode: Mode) -> MemfoldBuilder {

@@ -7,6 +7,7 @@ use super::error::Error;
 use super::event::Event;
 use super::ledger::Ledger;
 use super::limits::{BATCH, DEFERRED_FREES, LEAST_PAGES, WORKERS};
+use super::mover::Mover;
 use super::remote_queue::{RemoteFaults, THREADS};
 use super::span_queue::Readahead;
 use super::stats::{Counters, Stats};
@@ -73,9 +74,9 @@ fn swap_config(config: &Config) -> SwapConfig {
     }
 }
 
-/// The userfaultfd of a mode. The error is [`Error::ModeUnavailable`] only if the host lacks
+/// The userfaultfd of a mode, and by what its pages are moved. The error is [`Error::ModeUnavailable`] only if the host lacks
 /// userfaultfd or forbids it: another mode does not help where descriptors or memory have run out.
-fn open(mode: Mode) -> Result<OwnedFd, Error> {
+fn open(mode: Mode) -> Result<(OwnedFd, Mover), Error> {
     let created = match mode {
         Mode::Thread => owned_uffd::create(),
         _ => owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create()),
@@ -87,18 +88,17 @@ fn open(mode: Mode) -> Result<OwnedFd, Error> {
         },
         _ => Error::system("open a userfaultfd")(errno.into()),
     })?;
-    let features = uffd::FEATURE_MOVE
-        | match mode {
-            Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
-            _ => uffd::FEATURE_SIGBUS,
-        };
-    borrow(&uffd)
-        .api(features)
-        .map_err(|errno| Error::ModeUnavailable {
+    let features = match mode {
+        Mode::Thread => uffd::FEATURE_THREAD_ID | uffd::FEATURE_EXACT_ADDRESS,
+        _ => uffd::FEATURE_SIGBUS,
+    };
+    match Mover::introduce(borrow(&uffd), features, mode) {
+        Ok(mover) => Ok((uffd, mover)),
+        Err(errno) => Err(Error::ModeUnavailable {
             mode,
             why: format!("the kernel lacks features of userfaultfd that Linux 6.8 has ({errno})"),
-        })?;
-    Ok(uffd)
+        }),
+    }
 }
 
 impl Engine {
@@ -115,7 +115,8 @@ impl Engine {
         if let Some(bytes) = smallest.filter(|bytes| *bytes < least) {
             return Err(Error::LimitTooSmall { bytes, least });
         }
-        let (mode, uffd) = choose(config.mode)?;
+        let (mode, opened) = choose(config.mode)?;
+        let (uffd, mover) = opened.unzip();
         if config.remote.is_some() {
             let why = match (mode, config.limit.total_bytes) {
                 (Mode::Protection, _) => "it needs userfaultfd (signal or thread mode)",
@@ -131,7 +132,7 @@ impl Engine {
         let stage = Reservation::new((WORKERS * BATCH + 1) * PAGE_SIZE, PAGE_SIZE)
             .and_then(|stage| stage.make_anonymous(0).map(|()| stage))
             .map_err(Error::system("reserve the stage"))?;
-        if let Some(uffd) = &uffd {
+        if let (Some(uffd), Some(Mover::Userfaultfd)) = (&uffd, mover) {
             let range = (stage.start().as_ptr() as u64, stage.length() as u64);
             borrow(uffd)
                 .register(range.0, range.1)
@@ -148,6 +149,7 @@ impl Engine {
             mode,
             ledger: Arc::new(Ledger::new()),
             uffd,
+            mover,
             stage,
             space,
             account: Account::new(config.limit),
@@ -270,14 +272,14 @@ impl Engine {
     }
 }
 
-/// The mode that was requested, or else the best that the host allows, and its userfaultfd.
-fn choose(mode: Option<Mode>) -> Result<(Mode, Option<OwnedFd>), Error> {
+/// The mode that was requested, or else the best that the host allows, its userfaultfd, and by what pages are moved.
+fn choose(mode: Option<Mode>) -> Result<(Mode, Option<(OwnedFd, Mover)>), Error> {
     let wanted = mode.unwrap_or(Mode::Signal);
     if wanted == Mode::Protection {
         return Ok((Mode::Protection, None));
     }
     match open(wanted) {
-        Ok(uffd) => Ok((wanted, Some(uffd))),
+        Ok(opened) => Ok((wanted, Some(opened))),
         Err(Error::ModeUnavailable { .. }) if mode.is_none() => Ok((Mode::Protection, None)),
         Err(error) => Err(error),
     }

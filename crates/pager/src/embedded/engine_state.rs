@@ -9,6 +9,7 @@ use super::event::Event;
 use super::hand::Hand;
 use super::ledger::Ledger;
 use super::limits::GRANULE;
+use super::mover::Mover;
 use super::registry;
 use super::remote_queue::RemoteFaults;
 use super::span_queue::Readahead;
@@ -32,6 +33,8 @@ pub(crate) struct EngineState {
     pub(super) mode: Mode,
     pub(super) ledger: Arc<Ledger>,
     pub(super) uffd: Option<OwnedFd>,
+    /// By what pages get to the stage, where there is a userfaultfd.
+    pub(super) mover: Option<Mover>,
     /// Memory that victims are moved to before they are compressed: a batch for each worker.
     pub(super) stage: Reservation,
     pub(super) space: SwapSpace<MappedSource>,
@@ -68,6 +71,14 @@ impl EngineState {
     /// In a mode that has none.
     pub(super) fn uffd(&self) -> Uffd {
         borrow(self.uffd.as_ref().expect("areas of this mode have one"))
+    }
+
+    /// By what pages get to the stage.
+    ///
+    /// # Panics
+    /// As [`EngineState::uffd`].
+    pub(super) fn mover(&self) -> Mover {
+        self.mover.expect("areas of this mode have one")
     }
 
     /// Maps an area of `length` bytes, rounded up to pages.

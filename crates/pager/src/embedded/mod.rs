@@ -16,7 +16,7 @@
 //!                      │  └──► Hole: fill a window with zeros
 //!                      └─────► Staged: copy it back
 //!  reclaim (a thread, and direct reclaim by faulting threads): claim victims
-//!                      ─► UFFDIO_MOVE to the stage ─► compress ─► drop the stage
+//!                      ─► UFFDIO_MOVE (or mremap) to the stage ─► compress ─► drop the stage
 //!  readahead thread:   continues the streams that faults have shown, and fills blocks that random
 //!                      faults touched much of (`density.rs`)
 //! ```
@@ -31,7 +31,7 @@
 //! | `remote`, `remote_queue` | pages on other machines |
 //! | `inherited` | what a forked child does with its parent's regions |
 //! | `fault`, `protected`, `streams`, `readahead` | swap-in |
-//! | `reclaim` | page-out |
+//! | `reclaim`, `mover` | page-out |
 //!
 //! # Invariants
 //!
@@ -64,6 +64,7 @@ mod inherited;
 mod ledger;
 mod limits;
 mod listener;
+mod mover;
 mod protected;
 mod readahead;
 mod reclaim;

@@ -5,6 +5,7 @@ use super::backoff::pause;
 use super::config::Mode;
 use super::engine_state::EngineState;
 use super::limits::BATCH;
+use super::mover::Mover;
 use super::stats::count;
 use super::worker::{self, Worker};
 use crate::page_state::PageState;
@@ -205,11 +206,15 @@ impl EngineState {
                 .enumerate()
                 .take_while(|(offset, page)| **page == first + offset)
                 .count();
-            let target = self.place(place_of(worker, start)) as u64;
-            let length = (run * PAGE_SIZE) as u64;
-            let moved = self
-                .uffd()
-                .move_pages(target, area.address(first) as u64, length);
+            let place = NonNull::new(self.place(place_of(worker, start)).cast_mut());
+            let source = NonNull::new(area.address(first) as *mut u8);
+            let (Some(place), Some(source)) = (place, source) else {
+                unreachable!("neither stage nor regions lie at address 0");
+            };
+            // SAFETY: pages of a region that is mapped while its gate is held, and places of the worker's part
+            // of the stage, to which there is no reference: no page is staged or returning there any more. The
+            // engine's userfaultfd asks for no events.
+            let moved = unsafe { self.mover().move_run(self.uffd(), place, source, run) };
             let (pages, failed) = match moved {
                 Ok(()) => (run, None),
                 Err(partial) => (
@@ -217,6 +222,9 @@ impl EngineState {
                     Some(partial.errno),
                 ),
             };
+            if self.mover() == Mover::Remap {
+                count(&self.counters.pages_remapped, pages as u64);
+            }
             for index in start..start + pages {
                 let place = place_of(worker, index);
                 let entry = &entries[worker.victims[index]];
@@ -332,7 +340,7 @@ impl EngineState {
             return;
         };
         // SAFETY: the worker's part of the stage, of which no page is staged or returning any more.
-        // (If it fails, the next UFFDIO_MOVE to these places fails with EEXIST.)
+        // (If it fails, the next UFFDIO_MOVE to these places fails with EEXIST, and mremap replaces them.)
         let _ = unsafe { discard(start, worker.victims.len() * PAGE_SIZE) };
     }
 

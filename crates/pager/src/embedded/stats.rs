@@ -97,6 +97,8 @@ engine_statistics! {
     /// The most pages that were ever resident above the limit, because the rest could not be moved
     /// out, or moving it out gained nothing.
     gauge over_limit_pages;
+    /// Pages that were moved out by `mremap`, as the kernel has no `UFFDIO_MOVE` (before Linux 6.8).
+    counter pages_remapped;
 }
 
 /// Adds to a counter.
