@@ -10,6 +10,7 @@
 mod cgroup;
 mod huge;
 mod move_bugs;
+mod newer;
 
 use crate::memory::Mapping;
 use crate::owned_uffd::{self, borrow};
@@ -21,6 +22,8 @@ use crate::uffd::{
 use crate::{Errno, PAGE_SIZE};
 use rustix::process::{Resource, getrlimit};
 use std::fs;
+
+pub use move_bugs::{MoveBugs, move_bugs};
 
 pub use cgroup::{Allowance, AllowanceSource, Hierarchy, memory_allowance, memory_hierarchies};
 
@@ -87,19 +90,17 @@ impl Check {
     }
 }
 
-/// The userfaultfd features that supervision is built on, and their names.
-const FEATURES: [(u64, &str); 7] = [
+/// The userfaultfd features that supervision is built on beside the moving of pages, and their names.
+const FEATURES: [(u64, &str); 6] = [
     (FEATURE_WRITE_PROTECT, "PAGEFAULT_FLAG_WP"),
     (FEATURE_EVENT_FORK, "EVENT_FORK"),
     (FEATURE_EVENT_REMAP, "EVENT_REMAP"),
     (FEATURE_EVENT_REMOVE, "EVENT_REMOVE"),
     (FEATURE_EVENT_UNMAP, "EVENT_UNMAP"),
     (FEATURE_THREAD_ID, "THREAD_ID"),
-    (FEATURE_MOVE, "MOVE"),
 ];
 
-/// The oldest kernel that runs memfold: it brought `UFFDIO_MOVE`.
-pub const LEAST_KERNEL: &str = "6.8";
+/// Linux 6.8 brought `UFFDIO_MOVE`.
 const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
 const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, as Docker's default one does; \
      docs/containers.md has the commands";
@@ -132,25 +133,14 @@ pub fn notes() -> Vec<Check> {
         huge::programs(),
         huge::pool(),
         move_bugs::check(),
+        newer::check(),
     ]
 }
 
+/// Whether its version is enough, the other checks find out: distributions bring features to older kernels.
 fn kernel() -> Check {
     let release = read_line("/proc/sys/kernel/osrelease").unwrap_or_default();
-    match version_of(&release) {
-        Some(version) if version < (6, 8) => Check::missing(
-            "kernel",
-            format!("Linux {release} is older than 6.8, which brought UFFDIO_MOVE"),
-            NEWER_KERNEL,
-        ),
-        _ => Check::ok("kernel", format!("Linux {release}")),
-    }
-}
-
-/// Major and minor number of a kernel release such as "6.8.0-45-generic".
-fn version_of(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    Check::ok("kernel", format!("Linux {release}"))
 }
 
 fn page_size() -> Check {
@@ -240,10 +230,7 @@ fn features() -> Check {
 /// takes `CAP_SYS_PTRACE`, of the host's first user namespace. Being root in a container is not enough.
 #[must_use]
 pub fn reports_forks() -> bool {
-    owned_uffd::create().is_ok_and(|uffd| {
-        let wanted = FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
-        borrow(&uffd).api(wanted).is_ok()
-    })
+    owned_uffd::create().is_ok_and(|uffd| borrow(&uffd).api(FEATURE_EVENT_FORK).is_ok())
 }
 
 /// Where it does not, the programs' library prepares forks, with system calls that the kernel hands to it.
@@ -282,8 +269,20 @@ fn move_pages() -> Check {
     match try_move() {
         Ok(true) => Check::ok(NAME, "a page was moved"),
         Ok(false) => Check::missing(NAME, "a moved page arrived changed", NEWER_KERNEL),
+        Err(_) if !has_move() => Check::missing(
+            NAME,
+            "this kernel cannot move pages (UFFDIO_MOVE, which Linux 6.8 brought), and memfold has no other way yet \
+             to page out",
+            NEWER_KERNEL,
+        ),
         Err(errno) => Check::missing(NAME, format!("UFFDIO_MOVE: {errno}"), NEWER_KERNEL),
     }
+}
+
+/// Whether the kernel says so.
+fn has_move() -> bool {
+    let has = owned_uffd::create_for_user_mode().and_then(|uffd| borrow(&uffd).api(0));
+    has.is_ok_and(|has| has & FEATURE_MOVE != 0)
 }
 
 /// Moves the first of two pages over the second and looks at it.
@@ -373,8 +372,13 @@ fn library() -> Check {
     const NAME: &str = "library-mode";
     let features = owned_uffd::create_for_user_mode()
         .or_else(|_| owned_uffd::create())
-        .and_then(|uffd| borrow(&uffd).api(FEATURE_SIGBUS | FEATURE_MOVE));
+        .and_then(|uffd| borrow(&uffd).api(FEATURE_SIGBUS));
     match (features, owned_uffd::create()) {
+        (Ok(has), _) if has & FEATURE_MOVE == 0 => Check::note(
+            NAME,
+            "signal, pages being moved by mremap; no thread mode, which needs UFFDIO_MOVE",
+            Some(NEWER_KERNEL),
+        ),
         (Ok(_), Ok(_)) => Check::note(NAME, "signal; thread mode is possible too", None),
         (Ok(_), Err(_)) => Check::note(
             NAME,
@@ -383,7 +387,7 @@ fn library() -> Check {
         ),
         (Err(errno), _) => Check::note(
             NAME,
-            format!("protection, the slow one: no userfaultfd with MOVE and SIGBUS ({errno})"),
+            format!("protection, the slow one: no userfaultfd with SIGBUS ({errno})"),
             Some(match errno.0 {
                 libc::EPERM => CONTAINER_SECCOMP,
                 _ => NEWER_KERNEL,
@@ -512,14 +516,6 @@ fn errno_of(error: &std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kernel_releases_are_read() {
-        assert_eq!(version_of("6.8.0-45-generic"), Some((6, 8)));
-        assert_eq!(version_of("6.18.44-x"), Some((6, 18)));
-        assert_eq!(version_of("10.0"), Some((10, 0)));
-        assert_eq!(version_of("unknown"), None);
-    }
 
     #[test]
     fn every_gap_comes_with_its_remedy() {

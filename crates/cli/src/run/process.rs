@@ -5,6 +5,7 @@ use super::signals::Signals;
 use crate::failure::{self, Failure};
 use crate::format::printable;
 use crate::remote::SECRETS;
+use memfold_sys::memory::kernel_frees_locked;
 use memfold_sys::privilege::is_secure;
 use memfold_sys::{inherited, probe};
 use rustix::mm::{MlockAllFlags, mlockall};
@@ -12,6 +13,7 @@ use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
     set_dumpable_behavior, setrlimit,
 };
+use rustix::thread::disable_transparent_huge_pages;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -60,7 +62,8 @@ pub fn harden() -> Result<Original, Failure> {
         .and_then(|()| set_child_subreaper(Some(getpid())))
         .map_err(|error| Failure::own(format!("cannot prepare memfold's process: {error}")))?;
     let limits = RAISED.map(|resource| (resource, raise(resource)));
-    if probe::may_lock_memory() {
+    // Memory that is given back while it is locked would stay, where the kernel does not know how to free it.
+    if probe::may_lock_memory() && kernel_frees_locked() {
         // Code, data and stacks: files could be dropped without any swap.
         let mut flags = MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT;
         if probe::swap_areas() > 0 {
@@ -97,6 +100,10 @@ pub fn start(
     for secret in SECRETS {
         command.env_remove(secret);
     }
+    let bugs = probe::move_bugs();
+    if let Some(bug) = &bugs.of_host_swap {
+        log::warn!("{bug}");
+    }
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
     // and exec must.
     unsafe {
@@ -105,6 +112,10 @@ pub fn start(
             Signals::restore_actions()?;
             for (resource, limit) in &limits {
                 setrlimit(*resource, *limit)?;
+            }
+            if bugs.of_huge_pages {
+                // What it executes, and its children, inherit this.
+                disable_transparent_huge_pages(true)?;
             }
             Ok(())
         });

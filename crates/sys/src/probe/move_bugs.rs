@@ -1,6 +1,9 @@
-//! Bugs of the kernel's `UFFDIO_MOVE` that are known, by the version that fixed them.
+//! Bugs of the kernel's `UFFDIO_MOVE` that are known, by the version that fixed them, and what is done about them.
+//!
+//! Distributions fix bugs without changing the version, so no kernel is refused. Programs are started without huge pages
+//! where those are what a bug takes. Nothing but the host's administrator can keep its swap away, or pinned pages.
 
-use super::{Check, read_line, swap_areas};
+use super::{Check, has_move, read_line, swap_areas};
 use crate::huge::Setting;
 
 /// A kernel's version: 6.12.41 is `(6, 12, 41)`.
@@ -62,33 +65,91 @@ impl Bug {
     }
 }
 
+/// Those that this kernel may have, and that can show on this host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MoveBugs {
+    /// Programs should get no huge pages.
+    pub of_huge_pages: bool,
+    /// What the host's swap can bring about, in a sentence; none if it cannot.
+    pub of_host_swap: Option<String>,
+}
+
+/// The bugs to stay clear of.
+#[must_use]
+pub fn move_bugs() -> MoveBugs {
+    if has_move() {
+        to_avoid(&release(), may_show)
+    } else {
+        MoveBugs::default()
+    }
+}
+
+fn to_avoid(release: &str, may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
+    let present = version_of(release).map(present_in).unwrap_or_default();
+    let of = |trigger| {
+        let bugs = present.iter().copied();
+        let bugs: Vec<&Bug> = bugs.filter(|bug| bug.trigger == trigger).collect();
+        (!bugs.is_empty() && may_show(trigger)).then_some(bugs)
+    };
+    MoveBugs {
+        of_huge_pages: of(Trigger::HugePages).is_some(),
+        of_host_swap: of(Trigger::HostSwap).map(|bugs| {
+            format!(
+                "unless its distribution has fixed it, Linux {release} with swap of the host has {}: {}",
+                names(&bugs),
+                remedy(&bugs)
+            )
+        }),
+    }
+}
+
 /// Whether this kernel has such bugs, and whether they can show on this host.
 pub(super) fn check() -> Check {
-    let release = read_line("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let may_show = |trigger: Trigger| match trigger {
+    if has_move() {
+        of_release(&release(), may_show)
+    } else {
+        Check::note(NAME, "this kernel has no UFFDIO_MOVE", None)
+    }
+}
+
+const NAME: &str = "uffdio-move-bugs";
+
+fn release() -> String {
+    read_line("/proc/sys/kernel/osrelease").unwrap_or_default()
+}
+
+fn may_show(trigger: Trigger) -> bool {
+    match trigger {
         Trigger::HostSwap => swap_areas() > 0,
         Trigger::HugePages => Setting::global() != Some(Setting::Never),
         Trigger::Pinned => true,
-    };
-    of_release(&release, may_show)
+    }
+}
+
+/// None before Linux 6.8: a distribution that brought `UFFDIO_MOVE` to an older kernel took it from any newer one.
+fn present_in(version: Version) -> Vec<&'static Bug> {
+    let is_known = version >= (6, 8, 0);
+    let bugs = BUGS.iter().filter(|bug| is_known && bug.is_in(version));
+    bugs.collect()
+}
+
+fn names(bugs: &[&Bug]) -> String {
+    let names: Vec<String> = bugs
+        .iter()
+        .map(|bug| format!("{} ({})", bug.name, bug.effect))
+        .collect();
+    names.join(", ")
 }
 
 fn of_release(release: &str, may_show: impl Fn(Trigger) -> bool) -> Check {
-    const NAME: &str = "uffdio-move-bugs";
-    let Some(version) = version_of(release) else {
-        return Check::note(NAME, format!("unknown for Linux {release:?}"), None);
+    let version = match version_of(release) {
+        Some(version) if version >= (6, 8, 0) => version,
+        _ => return Check::note(NAME, format!("unknown for Linux {release:?}"), None),
     };
-    let present: Vec<&Bug> = BUGS.iter().filter(|bug| bug.is_in(version)).collect();
+    let present = present_in(version);
     if present.is_empty() {
         return Check::note(NAME, "none known of this version", None);
     }
-    let names = |bugs: &[&Bug]| -> String {
-        let names: Vec<String> = bugs
-            .iter()
-            .map(|bug| format!("{} ({})", bug.name, bug.effect))
-            .collect();
-        names.join(", ")
-    };
     let (now, later): (Vec<&Bug>, Vec<&Bug>) =
         present.into_iter().partition(|bug| may_show(bug.trigger));
     if now.is_empty() {
@@ -99,10 +160,13 @@ fn of_release(release: &str, may_show: impl Fn(Trigger) -> bool) -> Check {
         );
         return Check::note(NAME, found, None);
     }
-    let found = format!(
+    let mut found = format!(
         "{} in {release}, if the distribution has not fixed it",
         names(&now)
     );
+    if now.iter().any(|bug| bug.trigger == Trigger::HugePages) {
+        found.push_str("; programs are started without huge pages");
+    }
     Check::note(NAME, found, Some(&remedy(&now)))
 }
 
@@ -115,20 +179,16 @@ fn needs(bugs: &[&Bug]) -> &'static str {
 }
 
 fn remedy(bugs: &[&Bug]) -> String {
-    let has = |trigger| bugs.iter().any(|bug| bug.trigger == trigger);
     let mut remedy = "boot a newer kernel".to_owned();
-    if has(Trigger::HostSwap) {
+    if bugs.iter().any(|bug| bug.trigger == Trigger::HostSwap) {
         remedy.push_str(", or `sudo swapoff -a`");
-    }
-    if has(Trigger::HugePages) {
-        remedy.push_str(", or `echo never | sudo tee /sys/kernel/mm/transparent_hugepage/enabled`");
     }
     remedy
 }
 
 /// The numbers of a release such as "6.12.41+deb13-amd64" or "6.8.0-45-generic". Without a third one, the
 /// series' first release.
-fn version_of(release: &str) -> Option<Version> {
+pub(super) fn version_of(release: &str) -> Option<Version> {
     let end = release.find(|c: char| !(c.is_ascii_digit() || c == '.'));
     let mut numbers = release[..end.unwrap_or(release.len())].split('.');
     let mut next = || numbers.next()?.parse().ok();
@@ -142,8 +202,7 @@ mod tests {
 
     fn names(release: &str) -> Vec<&'static str> {
         let version = version_of(release).expect("a version");
-        let present = BUGS.iter().filter(|bug| bug.is_in(version));
-        present.map(|bug| bug.name).collect()
+        present_in(version).iter().map(|bug| bug.name).collect()
     }
 
     #[test]
@@ -183,11 +242,32 @@ mod tests {
         assert!(remedy.contains("swapoff -a"), "{remedy}");
         assert!(!remedy.contains("hugepage"), "{remedy}");
         assert!(swapping.found.contains("CVE-2025-38242"));
-        let huge = of_release("6.16.0", |_| true).remedy.expect("a remedy");
-        assert!(huge.contains("transparent_hugepage/enabled"), "{huge}");
+        let huge = of_release("6.16.0", |_| true);
+        assert!(huge.found.contains("without huge pages"), "{huge:?}");
         assert_eq!(
             of_release("6.18.5", |_| true).found,
             "none known of this version"
         );
+    }
+
+    #[test]
+    fn triggers_are_kept_away_from_kernels_that_have_the_bug() {
+        let of = |release| to_avoid(release, |_| true);
+        let bugs = of("6.12.30");
+        assert!(bugs.of_huge_pages);
+        let swap = bugs.of_host_swap.expect("a sentence");
+        assert!(
+            swap.contains("CVE-2025-38242") && swap.contains("swapoff"),
+            "{swap}"
+        );
+        let of_migration = MoveBugs {
+            of_huge_pages: true,
+            of_host_swap: None,
+        };
+        assert_eq!(of("6.16.3"), of_migration);
+        for release in ["6.12.43", "6.18.1", "5.14.0-611.el9.x86_64", "unknown"] {
+            assert_eq!(of(release), MoveBugs::default(), "{release}");
+        }
+        assert_eq!(to_avoid("6.12.30", |_| false), MoveBugs::default());
     }
 }
