@@ -1,13 +1,34 @@
 #!/bin/bash
 # Downloads a kernel of this machine's distribution and unpacks it, without installing it:
-# tests/kernels/fetch.sh FOLDER [PACKAGE]
+# tests/kernels/fetch.sh [--suite SUITE] FOLDER [PACKAGE]
 #
-# PACKAGE is an image, or what depends on the newest one: by default linux-image-amd64 (Debian) or
+# SUITE is another one of Debian's, such as bookworm-backports; this machine's own sources stay as they are. PACKAGE is an image, or what depends on the newest one: by default linux-image-amd64 (Debian) or
 # linux-image-virtual (Ubuntu). Prints the folder with boot/ and lib/modules/, below FOLDER, for run.sh.
 # What is there already is used again.
 set -euo pipefail
+suite=
+if [[ "${1:-}" == --suite ]]; then
+    suite="${2:?a suite of Debian}"
+    shift 2
+fi
 folder="$(realpath -m "${1:?the folder to keep kernels in}")"
 package="${2:-}"
+if [[ -n "$suite" ]]; then
+    lists="$folder/apt/$suite"
+    mkdir -p "$lists"/{lists,cache/archives}/partial
+    keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    [[ -e "$keys" ]] || { echo "fetch.sh: $keys is missing; install debian-archive-keyring" >&2; exit 1; }
+    echo "deb [arch=amd64 signed-by=$keys] http://deb.debian.org/debian $suite main" > "$lists/list"
+    cat > "$lists/configuration" <<END
+Dir::Etc::sourcelist "$lists/list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::State::lists "$lists/lists";
+Dir::Cache "$lists/cache";
+END
+    export APT_CONFIG="$lists/configuration"
+    package="${package:-linux-image-amd64}"
+    apt-cache show "$package" > /dev/null 2>&1 || apt-get update -qq >&2
+fi
 if [[ -z "$package" ]]; then
     package=linux-image-amd64
     apt-cache show "$package" > /dev/null 2>&1 || package=linux-image-virtual
@@ -34,6 +55,8 @@ if [[ ! -e "$kernel/complete" ]]; then
     done
     # Where /lib is /usr/lib.
     [[ -d "$kernel/lib/modules" ]] || mv "$kernel/usr/lib" "$kernel/lib"
+    # Of these busybox reads nothing, so no module would need another one.
+    find "$kernel/lib/modules" -name '*.ko.zst' -exec zstd -dq --rm {} +
     version="$(basename "$kernel"/lib/modules/*)"
     busybox depmod -b "$kernel" "$version"
     touch "$kernel/complete"

@@ -14,12 +14,14 @@
 #   --program PATH     copy a program of this machine with its libraries to /bin (repeatable)
 #   --file PATH        copy a file to / (repeatable)
 #   --set NAME=VALUE   an environment variable of the script (repeatable)
+#   --host-root        this machine's files, all of them, below /host: what the script writes there is in memory
 #   --quiet-kernel     do not print the kernel's messages when the machine ends without a status
 #
 # Runs by emulation where KVM cannot be used. Needs qemu-system-x86, busybox and cpio.
 set -euo pipefail
 here="$(dirname "$(realpath "$0")")"
 memory=128M cpus= seconds=60 quiet=
+host=()
 modules=() programs=() files=() variables=()
 while [[ "${1:-}" == --* ]]; do
     case "$1" in
@@ -31,6 +33,14 @@ while [[ "${1:-}" == --* ]]; do
         --file) files+=("$2") ;;
         --set) variables+=("$2") ;;
         --quiet-kernel) quiet=1; shift; continue ;;
+        --host-root)
+            modules+=(virtio_pci 9pnet_virtio 9p overlay)
+            variables+=(HOST_ROOT=1)
+            host=(-fsdev local,id=host,path=/,security_model=none,readonly=on,multidevs=remap
+                -device virtio-9p-pci,fsdev=host,mount_tag=host)
+            shift
+            continue
+            ;;
         *) echo "run.sh: unknown option $1" >&2; exit 125 ;;
     esac
     shift 2
@@ -75,7 +85,8 @@ with_needs() {
     local name="${1//-/_}" line file
     line="$(sed 's/-/_/g; s/\.ko[^: ]*//g' "$tree/modules.dep" | grep -n -m 1 -E "(^|/)$name:" | cut -d: -f1 || true)"
     if [[ -z "$line" ]]; then
-        sed 's/-/_/g' "$tree/modules.builtin" | grep -q "/$name.ko$" || failed "this kernel has no module $1"
+        # (`grep -q` would end before `sed` has written everything, which fails then.)
+        sed 's/-/_/g' "$tree/modules.builtin" | grep "/$name.ko$" > /dev/null || failed "this kernel has no module $1"
         return
     fi
     # modules.dep names what is to be loaded last first.
@@ -103,8 +114,6 @@ mark="status-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
         printf 'export %s=%q\n' "${variable%%=*}" "${variable#*=}"
     done
 } > "$root/environment"
-(cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) > "$work/initramfs"
-
 # Without the processor's own virtualization (as in some virtual machines), KVM runs no kernel but its own.
 if [[ -r /dev/kvm && -w /dev/kvm ]] && grep -qwE 'vmx|svm' /proc/cpuinfo; then
     accelerator=(-accel kvm -cpu host)
@@ -115,13 +124,15 @@ else
     # serve their interrupts.
     cpus="${cpus:-1}" timers=" highres=off"
     seconds=$((4 * seconds))
+    echo "export EMULATED=1" >> "$root/environment"
     echo "run.sh: by emulation, as KVM cannot be used here" >&2
 fi
+(cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) > "$work/initramfs"
 status=0
 timeout "$seconds" qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
     "${accelerator[@]}" -m "$memory" -smp "${cpus:-2}" -kernel "$image" -initrd "$work/initramfs" \
     -append "console=ttyS0 panic=-1 loglevel=5$timers" \
-    -serial "file:$work/kernel" -serial "file:$work/output" "$@" &
+    -serial "file:$work/kernel" -serial "file:$work/output" ${host[@]+"${host[@]}"} "$@" &
 machine=$!
 # The machine goes with this.
 trap 'kill "$machine" 2> /dev/null || true; rm -rf "$work"' EXIT

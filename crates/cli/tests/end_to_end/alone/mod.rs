@@ -5,6 +5,7 @@ mod crash;
 mod departures;
 mod growth;
 mod host_swap;
+mod kernels;
 mod processes;
 mod programs;
 mod redis;

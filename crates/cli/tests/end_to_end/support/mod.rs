@@ -135,6 +135,15 @@ pub fn rounds() -> u32 {
         .unwrap_or(1)
 }
 
+/// `MEMFOLD_TEST_PATIENCE`: how many times longer a program may take before it counts as hung, where processors are
+/// emulated.
+pub fn patience() -> u32 {
+    std::env::var("MEMFOLD_TEST_PATIENCE")
+        .ok()
+        .and_then(|patience| patience.parse().ok())
+        .unwrap_or(1)
+}
+
 /// Whether tests take all of their time, data and limits.
 pub fn is_long() -> bool {
     rounds() > 1

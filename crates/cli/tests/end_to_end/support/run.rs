@@ -4,7 +4,7 @@ use super::heartbeat::Heartbeat;
 use super::judge::{Verdict, judge, most_held, note_excuse};
 use super::tree::{Sample, Tree, diagnose, is_alive};
 use super::turn::{Share, share_of_this_test};
-use super::{MIB, memfold};
+use super::{MIB, memfold, patience};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::ffi::{OsStr, OsString};
@@ -161,7 +161,7 @@ impl Program {
             what: format!("{:?} {limits:?}", self.command),
             limits,
             started: Instant::now(),
-            timeout: self.timeout,
+            timeout: self.timeout * patience(),
             watcher: Watcher::start(root, limits),
             child,
             root,

@@ -1,0 +1,138 @@
+//! Other kernels than this machine's, booted: `tests/kernels`. They see this machine's files, and run these same tests.
+
+use crate::support::{memfold, rounds, skip};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/kernels");
+
+/// What a kernel that pages out must get right: pages, forks, crashes, and Redis.
+const PROGRAMS: &str = "alone::torture::pages_survive alone::torture::a_tree_of_forks alone::redis alone::crash \
+    beside::crash beside::prepared";
+
+/// What of that ends within minutes on an emulated processor. Forks of programs far above their limit do not.
+const PROGRAMS_EMULATED: &str = "alone::torture::pages_survive_m alone::torture::pages_survive_reclaim_alone \
+    alone::crash beside::crash::the_supervisors_death_ends_the_program_before";
+
+/// As `run.sh` decides.
+fn has_kvm() -> bool {
+    let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut flags = processor.split_ascii_whitespace();
+    std::path::Path::new("/dev/kvm").exists() && flags.any(|flag| flag == "vmx" || flag == "svm")
+}
+
+/// The tools without which no kernel is booted.
+const TOOLS: &[&str] = &[
+    "qemu-system-x86_64",
+    "busybox",
+    "cpio",
+    "apt-get",
+    "dpkg-deb",
+];
+
+/// The folder of a kernel, of the distribution or of another suite of Debian's.
+fn kernel(suite: Option<&str>) -> Option<PathBuf> {
+    let fetched = Command::new(format!("{FOLDER}/fetch.sh"))
+        .args(suite.map(|suite| ["--suite", suite]).into_iter().flatten())
+        .arg(concat!(env!("CARGO_TARGET_TMPDIR"), "/kernels"))
+        .output()
+        .expect("fetch.sh runs");
+    let path = String::from_utf8(fetched.stdout).expect("a path");
+    if !fetched.status.success() {
+        eprint!("{}", String::from_utf8_lossy(&fetched.stderr));
+        skip("a kernel, by apt-get download");
+        return None;
+    }
+    Some(path.trim_end().into())
+}
+
+/// Boots it, for so many seconds at most.
+fn boot(kernel: &PathBuf, seconds: u32, variables: &[(&str, &str)]) -> Output {
+    let set = variables
+        .iter()
+        .flat_map(|(name, value)| ["--set".to_owned(), format!("{name}={value}")]);
+    Command::new(format!("{FOLDER}/run.sh"))
+        .args(["--host-root", "--memory", "4G"])
+        .args(["--seconds", &seconds.to_string()])
+        .args(["--set", &format!("BINARY={}", memfold().display())])
+        .args(["--set", concat!("FOLDER=", env!("CARGO_MANIFEST_DIR"))])
+        .args(set)
+        .arg(kernel)
+        .arg(format!("{FOLDER}/programs.sh"))
+        .output()
+        .expect("run.sh runs")
+}
+
+fn run_tests_in(kernel: &PathBuf, filter: &str, rounds: u32) {
+    let tests = std::env::current_exe().expect("this program");
+    let variables = [
+        ("TESTS", &*tests.to_string_lossy()),
+        ("FILTER", filter),
+        ("ROUNDS", &rounds.to_string()),
+    ];
+    let output = boot(kernel, 1800, &variables);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{errors}");
+    assert!(!text.contains("running 0 tests"), "{text}");
+    println!("{text}");
+}
+
+/// The checks of a doctor that are not `ok`, by name.
+fn missing(doctor: &serde_json::Value) -> Vec<&str> {
+    let checks = doctor["checks"].as_array().expect("checks");
+    let missing = checks.iter().filter(|check| check["verdict"] == "missing");
+    missing
+        .map(|check| check["name"].as_str().expect("a name"))
+        .collect()
+}
+
+/// Debian 12's has no `UFFDIO_MOVE`. All that memfold lacks there is named, once, and no program is started.
+#[test]
+fn the_distributions_kernel_runs_programs_or_says_what_it_lacks() {
+    alone!(TOOLS);
+    let Some(kernel) = kernel(None) else { return };
+    let output = boot(&kernel, 60, &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{errors}");
+    let (doctor, rest) = text.split_once("\ndoctor: ").expect("the doctor's status");
+    let (release, doctor) = doctor.split_once('\n').expect("a release");
+    let doctor: serde_json::Value = serde_json::from_str(doctor).expect(doctor);
+    match &*missing(&doctor) {
+        [] => {
+            assert!(rest.contains("run: 0"), "{release}: {rest}");
+            run_tests_in(&kernel, "alone::torture::pages_survive_reclaim_alone", 1);
+        }
+        ["userfaultfd-move"] => {
+            assert!(
+                rest.starts_with('1') && rest.contains("run: 125"),
+                "{release}: {rest}"
+            );
+            let said = rest.matches("Linux 6.8").count();
+            assert!(
+                rest.contains("UFFDIO_MOVE") && said <= 2,
+                "{release}: {rest}"
+            );
+        }
+        other => panic!("{release}: {other:?}: {text}"),
+    }
+}
+
+#[test]
+fn programs_run_on_another_kernel() {
+    alone!(TOOLS);
+    if rounds() <= 2 {
+        println!("left out of all but .ci/long: it takes half an hour without KVM");
+        return;
+    }
+    let Some(kernel) = kernel(Some("bookworm-backports")) else {
+        return;
+    };
+    let programs = if has_kvm() {
+        PROGRAMS
+    } else {
+        PROGRAMS_EMULATED
+    };
+    run_tests_in(&kernel, programs, 1);
+}

@@ -1,0 +1,23 @@
+# In a machine of run.sh, with --host-root: memfold's end-to-end tests, as they were built on the other machine, with its
+# compiler, Redis and all else. TESTS is their program, BINARY memfold's, FOLDER the crate's, FILTER names those that
+# run (all if empty), and ROUNDS is MEMFOLD_TEST_ROUNDS. Without TESTS: what `doctor` and `run` say.
+uname -r
+# Written to, they are in memory: the other machine may build them anew.
+for file in "$TESTS" "$BINARY"; do
+    [ -z "$file" ] || touch "/host/$file"
+done
+if [ -z "$TESTS" ]; then
+    chroot /host "$BINARY" doctor --json
+    echo "doctor: $?"
+    chroot /host "$BINARY" run --limit 64M -- /bin/true
+    echo "run: $?"
+    exit 0
+fi
+cat > /host/tmp/tests <<END
+cd "$FOLDER"
+ulimit -n "\$(ulimit -Hn)"
+export MEMFOLD_TEST_ROUNDS="${ROUNDS:-1}" MEMFOLD_TEST_PATIENCE="${EMULATED:+10}" CARGO_MANIFEST_DIR="$FOLDER"
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+exec "$TESTS" --test-threads 1 $FILTER
+END
+chroot /host /bin/bash /tmp/tests
