@@ -1,7 +1,8 @@
 //! What a store and a load cost, page by page, for generated pages and for files of real memory.
 //!
 //! `cargo run --release -p memfold-swap --example cost -- [FILE…]`: a file is taken as pages one
-//! after another, for instance a copy of what `/proc/PID/mem` shows of a heap.
+//! after another, for instance a copy of what `/proc/PID/mem` shows of a heap. With `BLOCKS=1`, sizes
+//! and levels of blocks instead.
 
 use std::{sync::Mutex, time::Instant};
 
@@ -181,6 +182,63 @@ fn measure_moves(pages: &[Page], config: SwapConfig) -> Result<(), Box<dyn std::
     Ok(())
 }
 
+/// What blocks of several sizes and levels take, and what it costs to build and to read them.
+fn measure_blocks(pages: &[Page], base: &SwapConfig) -> Result<(), Box<dyn std::error::Error>> {
+    let policy = ScanPolicy {
+        recompress: Some(1),
+        write_back: None,
+    };
+    for block_pages in [0, 4, 8, 16] {
+        for level in [-3, -1, 1] {
+            let mut shortest = f64::INFINITY;
+            let mut line = String::new();
+            for _ in 0..ROUNDS {
+                let config = SwapConfig {
+                    block_pages,
+                    block_level: level,
+                    recompress_level: level,
+                    ..base.clone()
+                };
+                let space = SwapSpace::new(HeapSource::new(), config)?;
+                let mut scratch = Scratch::new();
+                let slots = pages
+                    .iter()
+                    .map(|page| space.store(page, &mut scratch))
+                    .collect::<Result<Vec<_>, _>>()?;
+                let before = space.usage();
+                space.scan(policy, usize::MAX, &mut scratch);
+                let start = Instant::now();
+                space.scan(policy, usize::MAX, &mut scratch);
+                shortest = shortest.min(start.elapsed().as_nanos() as f64 / pages.len() as f64);
+                let usage = space.usage();
+                space.compact(|| true);
+                space.trim();
+                let pool = space.usage().pool_bytes as f64 / before.pool_bytes as f64;
+                let mut out = [0; PAGE_SIZE];
+                let mut load = |order: &dyn Fn(usize) -> usize| {
+                    fastest(pages.len(), || {
+                        for index in 0..slots.len() {
+                            let slot = slots[order(index)];
+                            space.load(slot, &mut out, &mut scratch).expect("no damage");
+                        }
+                    })
+                };
+                let in_order = load(&|index| index);
+                let scattered = load(&|index| index * 4099 % slots.len());
+                line = format!(
+                    "load {in_order:6.0} ns, alone {scattered:6.0} ns  {:5} in blocks  {:.2}:1, {:.3} of \
+                     the bytes, {pool:.3} of the pool",
+                    usage.block_pages,
+                    usage.original_bytes as f64 / usage.stored_bytes as f64,
+                    usage.stored_bytes as f64 / before.stored_bytes as f64,
+                );
+            }
+            println!("  {block_pages:2} pages, level {level:2}  build {shortest:6.0} ns  {line}");
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut inputs = vec![("generated".to_owned(), generated())];
     for file in std::env::args().skip(1) {
@@ -192,6 +250,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     for (name, pages) in inputs {
         println!("{name}, {} pages", pages.len());
+        if std::env::var_os("BLOCKS").is_some() {
+            measure_blocks(&pages, &base)?;
+            continue;
+        }
         let space = SwapSpace::new(HeapSource::new(), base.clone())?;
         measure("  lz4, checksum", &pages, &space);
         let config = SwapConfig {

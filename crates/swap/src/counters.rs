@@ -29,8 +29,12 @@ pub struct Usage {
     pub same_filled_pages: u64,
     /// Those stored uncompressed.
     pub incompressible_pages: u64,
-    /// Those that were recompressed.
+    /// Those that were recompressed, alone or in blocks.
     pub recompressed_pages: u64,
+    /// Those in blocks.
+    pub block_pages: u64,
+    /// Bytes of the pool that freed pages take in blocks with others that are in use.
+    pub dead_bytes: u64,
     /// Those in the file.
     pub file_pages: u64,
     /// Bytes of the file that these take.
@@ -51,8 +55,10 @@ pub struct Usage {
     pub bytes_stored_total: u64,
     /// Bytes of them before compression.
     pub bytes_original_total: u64,
-    /// Pages recompressed so far.
+    /// Pages recompressed so far, alone or in blocks.
     pub recompressed_total: u64,
+    /// Pages put into blocks so far.
+    pub block_total: u64,
     /// Pages written to the file so far.
     pub written_back_total: u64,
     /// Pages sent to the store on other machines so far.
@@ -172,12 +178,15 @@ impl Counters {
         let stored_pages = self.sum_tiers(|shard| &shard.pages);
         let pages_stored_total = self.sum_tiers(|shard| &shard.pages_total);
         let same_filled = TierKind::SameFilled.index();
+        let block_pages = self.pages_in(TierKind::Block);
+        let block_total = self.arrived(TierKind::Block);
         Usage {
             slots_in_use: stored_pages,
             stored_pages,
             same_filled_pages: self.pages_in(TierKind::SameFilled),
             incompressible_pages: self.pages_in(TierKind::Uncompressed),
-            recompressed_pages: self.pages_in(TierKind::Recompressed),
+            recompressed_pages: self.pages_in(TierKind::Recompressed) + block_pages,
+            block_pages,
             file_pages: self.pages_in(TierKind::File),
             file_bytes: self.bytes_in(TierKind::File),
             remote_pages: self.pages_in(TierKind::Remote),
@@ -188,7 +197,8 @@ impl Counters {
             same_filled_total: self.sum(|shard| shard.pages_total[same_filled].load(Relaxed)),
             bytes_stored_total: self.sum_tiers(|shard| &shard.bytes_total),
             bytes_original_total: pages_stored_total.wrapping_mul(page),
-            recompressed_total: self.arrived(TierKind::Recompressed),
+            recompressed_total: self.arrived(TierKind::Recompressed) + block_total,
+            block_total,
             written_back_total: self.arrived(TierKind::File),
             sent_total: self.arrived(TierKind::Remote),
             pages_loaded_total: self.sum(|shard| shard.loads.load(Relaxed)),

@@ -5,6 +5,9 @@
 //! [ state | age   | count   |                 location                    ]
 //! ```
 //!
+//! Pages in blocks share the state of recompressed pages and have the highest bit of the location
+//! set, which no location in the pool has.
+//!
 //! A change is a compare-and-swap of the whole entry from a checked value. An entry that is not as
 //! expected means that data of a page is about to be lost or mixed up with another's, so the change
 //! panics, in release builds too, instead of spreading the damage. (An idea from the review of K.
@@ -25,6 +28,8 @@ const AGE_SHIFT: u32 = 57;
 const AGE_ONE: u64 = 1 << AGE_SHIFT;
 const AGE_MASK: u64 = 0xf << AGE_SHIFT;
 const STATE_SHIFT: u32 = 61;
+/// Tells pages in blocks from recompressed ones.
+const IN_BLOCK: u64 = 1 << (LOCATION_BITS - 1);
 
 const FREE: u64 = 0;
 const RESERVED: u64 = 1 << STATE_SHIFT;
@@ -54,22 +59,33 @@ pub enum TierKind {
     File = 6,
     /// In a store on other machines.
     Remote = 7,
+    /// Recompressed together with neighbours, as one block in the pool.
+    Block = 8,
 }
 
 impl TierKind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::SameFilled,
         Self::Compressed,
         Self::Uncompressed,
         Self::Recompressed,
         Self::File,
         Self::Remote,
+        Self::Block,
     ];
 
     /// The kind's index in [`TierKind::ALL`].
     pub const fn index(self) -> usize {
         self as usize - Self::SameFilled as usize
+    }
+
+    /// The state of an entry of this kind, and what is set in its location.
+    const fn state(self) -> u64 {
+        match self {
+            Self::Block => (Self::Recompressed as u64) << STATE_SHIFT | IN_BLOCK,
+            _ => (self as u64) << STATE_SHIFT,
+        }
     }
 }
 
@@ -82,6 +98,7 @@ impl fmt::Display for TierKind {
             Self::Recompressed => "recompressed",
             Self::File => "file",
             Self::Remote => "remote",
+            Self::Block => "block",
         })
     }
 }
@@ -118,18 +135,34 @@ pub(crate) struct Position {
     pub(crate) location: Location,
 }
 
+impl Position {
+    /// State and location as an entry has them.
+    fn bits(self) -> u64 {
+        let shared = matches!(self.tier, TierKind::Recompressed | TierKind::Block);
+        debug_assert!(!shared || self.location.0 < IN_BLOCK);
+        self.tier.state() | self.location.0
+    }
+}
+
 /// A value of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry(u64);
 
 impl Entry {
     fn stored(position: Position) -> Self {
-        Self((position.tier as u64) << STATE_SHIFT | COUNT_ONE | position.location.0)
+        Self(position.bits() | COUNT_ONE)
     }
 
     /// The page's position; `None` if the slot is free or reserved.
     pub(crate) fn position(self) -> Option<Position> {
+        let location = self.0 & LOCATION_MASK;
         let tier = match self.0 >> STATE_SHIFT {
+            5 if location & IN_BLOCK != 0 => {
+                return Some(Position {
+                    tier: TierKind::Block,
+                    location: Location(location & !IN_BLOCK),
+                });
+            }
             2 => TierKind::SameFilled,
             3 => TierKind::Compressed,
             4 => TierKind::Uncompressed,
@@ -140,7 +173,7 @@ impl Entry {
         };
         Some(Position {
             tier,
-            location: Location(self.0 & LOCATION_MASK),
+            location: Location(location),
         })
     }
 
@@ -167,7 +200,7 @@ impl Entry {
     /// The entry with another position, and its age: a migration is no access.
     fn with_position(self, position: Position) -> Self {
         let kept = self.0 & (COUNT_MASK | AGE_MASK);
-        Self((position.tier as u64) << STATE_SHIFT | kept | position.location.0)
+        Self(position.bits() | kept)
     }
 
     /// The entry's position and count if it is a well-formed entry of a stored page.

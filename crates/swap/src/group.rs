@@ -40,9 +40,10 @@ impl Charge {
     /// The charge for a page in this tier.
     pub(crate) fn of_tier(tier: TierKind) -> Option<Self> {
         match tier {
-            TierKind::Compressed | TierKind::Uncompressed | TierKind::Recompressed => {
-                Some(Self::Pool)
-            }
+            TierKind::Compressed
+            | TierKind::Uncompressed
+            | TierKind::Recompressed
+            | TierKind::Block => Some(Self::Pool),
             TierKind::File => Some(Self::File),
             TierKind::Remote => Some(Self::Remote),
             TierKind::SameFilled => None,

@@ -28,7 +28,8 @@
 //!   is allocated and discarded when its last slot is freed. Look-ups take no lock; every change is
 //!   a compare-and-swap from a checked entry, and panics on an invalid one.
 //! - **Tiers** ([`Tier`]) store the data: same-filled pages in their entry; compressed,
-//!   incompressible and recompressed pages in a [`zsmalloc::Pool`]; cold pages, encrypted, in an
+//!   incompressible and recompressed pages in a [`zsmalloc::Pool`], recompressed ones together with
+//!   neighbours as blocks; cold pages, encrypted, in an
 //!   optional file ([`FileTier`]) and in a store on other machines ([`RemoteTier`]). Pages [move](SwapSpace::scan) between tiers without their owners
 //!   noticing, and [back](SwapSpace::evacuate).
 //! - A page is stored with a **checksum** of its contents and its slot, which is verified on load.
@@ -43,6 +44,7 @@
 #![cfg_attr(loom, allow(dead_code))]
 
 mod backlog;
+mod block_record;
 mod counts;
 mod entry;
 mod grace;

@@ -2,9 +2,12 @@
 //!
 //! A migration takes a count, reads and verifies the page as a load does, stores it in the other
 //! tier, and changes the entry. The old data is freed after a grace period. If any step fails, the
-//! page stays where it was.
+//! page stays where it was. Cold pages that left one after the other move into a block together; what
+//! is left of a block of which half is gone moves into a new one.
 //!
 //! One migration runs at a time in a space, so that a page has one mover.
+
+mod blocks;
 
 use zsmalloc::{ObjectWord, PageSource, Relocate};
 
@@ -30,17 +33,20 @@ const BATCH: usize = 64;
 const REMOTE_BATCH: usize = 256;
 
 /// The tiers from which pages leave memory.
-const TO_WRITE_BACK: [TierKind; 3] = [
+const TO_WRITE_BACK: [TierKind; 4] = [
     TierKind::Compressed,
     TierKind::Recompressed,
     TierKind::Uncompressed,
+    TierKind::Block,
 ];
+/// The tiers from which pages are recompressed; of blocks, those that are to be taken apart.
+const TO_RECOMPRESS: [TierKind; 2] = [TierKind::Compressed, TierKind::Block];
 
 /// What a [scan](SwapSpace::scan) does with cold pages: those not loaded during the given number of
 /// scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ScanPolicy {
-    /// Recompress them with the stronger algorithm.
+    /// Recompress them with the stronger algorithm, together with neighbours.
     pub recompress: Option<u8>,
     /// Write them to the file, or send them to the store on other machines, after they were
     /// recompressed, or at once if they are not to be. No effect without such a tier.
@@ -48,16 +54,19 @@ pub struct ScanPolicy {
 }
 
 impl ScanPolicy {
-    /// Where to move a page of this age.
-    fn target(self, tier: TierKind, age: u8) -> Option<Target> {
+    /// Where to move a page of this age. `is_sparse`: it is in a block that is to be taken apart.
+    fn target(self, tier: TierKind, age: u8, is_sparse: bool) -> Option<Target> {
         let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
-        match tier {
-            TierKind::Compressed if is_due(self.recompress) => Some(Target::Recompressed),
-            tier if TO_WRITE_BACK.contains(&tier) => {
-                is_due(self.write_back).then_some(Target::Outside)
-            }
-            _ => None,
+        let is_dense = match tier {
+            TierKind::Compressed => false,
+            TierKind::Block => !is_sparse,
+            _ => true,
+        };
+        if !is_dense && is_due(self.recompress) {
+            return Some(Target::Recompressed);
         }
+        let leaves = TO_WRITE_BACK.contains(&tier) && is_due(self.write_back);
+        leaves.then_some(Target::Outside)
     }
 }
 
@@ -187,7 +196,7 @@ impl<S: PageSource> SwapSpace<S> {
             for index in 0..CLUSTER_SLOTS {
                 let slot = cluster.slot(index);
                 let cell = self.table.entry(slot);
-                let Some(Position { tier, .. }) = cell.load().position() else {
+                let Some(Position { tier, location }) = cell.load().position() else {
                     continue;
                 };
                 report.looked_at += 1;
@@ -195,7 +204,8 @@ impl<S: PageSource> SwapSpace<S> {
                 let Some(age) = cell.grow_older() else {
                     continue;
                 };
-                match policy.target(tier, age) {
+                let is_sparse = tier == TierKind::Block && self.blocks.is_sparse(location);
+                match policy.target(tier, age, is_sparse) {
                     Some(Target::Outside) => write_back.push(slot),
                     Some(Target::Recompressed) => recompress.push(slot),
                     None => {}
@@ -203,7 +213,7 @@ impl<S: PageSource> SwapSpace<S> {
             }
             let recompress = Chosen {
                 slots: &recompress,
-                from: &[TierKind::Compressed],
+                from: &TO_RECOMPRESS,
                 to: &[TierKind::Recompressed],
             };
             let outside = self.targets_outside();
@@ -312,6 +322,11 @@ impl<S: PageSource> SwapSpace<S> {
             let batch = Chosen { slots, ..chosen };
             let moving = self.read_batch(batch, &mut migrator.pages, scratch, &mut held, report);
             let mut retired = Vec::with_capacity(moving.len());
+            let moving = if chosen.to == [TierKind::Recompressed] {
+                self.store_in_blocks(moving, &migrator.pages, scratch, &mut retired, report)
+            } else {
+                moving
+            };
             self.store_moving(
                 moving,
                 &migrator.pages,
@@ -477,8 +492,7 @@ impl<S: PageSource> SwapSpace<S> {
         report: &mut MigrateReport,
     ) {
         let after = self.tier(to.tier).bytes(to.location);
-        // Compaction may have moved the object since it was read.
-        let before = self.stored_bytes(page.slot).unwrap_or(0);
+        let before = self.held_bytes(page);
         if to.tier == TierKind::Recompressed && after >= before {
             self.tier(to.tier).free(&mut [to.location]);
             if self.tier(to.tier).reads(page.from.tier) {
@@ -537,7 +551,15 @@ impl<S: PageSource> SwapSpace<S> {
 
 impl<S: PageSource> Relocate for SwapSpace<S> {
     fn relocate(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
-        // An uncompressed page fills its zspage, which is never sparse.
+        // Each looks up by what would be its name in the object, and finds another word there if it is
+        // the other's. An uncompressed page fills its zspage, which is never sparse.
+        self.relocate_page(old, new, object) || self.blocks.relocate(old, new, object)
+    }
+}
+
+impl<S: PageSource> SwapSpace<S> {
+    /// Changes the entry of a page in the pool whose object was moved. `false` if there is none.
+    fn relocate_page(&self, old: ObjectWord, new: ObjectWord, object: &[u8]) -> bool {
         let Some(slot) = slot_of(object).filter(|&slot| self.table.has(slot)) else {
             return false;
         };

@@ -9,6 +9,7 @@ use loom::{cell::UnsafeCell, model, sync::Arc, thread};
 
 use crate::{
     backlog::Backlog,
+    block_record::{BlockRecord, FreedPage},
     counts::{OverflowCounts, Released},
     entry::{EntryCell, Location, MAX_INLINE_COUNT, Position, TierKind},
     grace::Grace,
@@ -368,6 +369,64 @@ fn migration_beside_ageing() {
         });
         assert_eq!(world.cell.load().position(), Some(at(1)));
         assert_eq!((world.count(), world.cell.load().age()), (1, 1));
+    });
+}
+
+/// A block of two pages, whose head lies in storage 1.
+fn block() -> Arc<(World, BlockRecord)> {
+    let world = World::new();
+    world.write(1, PAGE);
+    let record = BlockRecord::new();
+    record.open(1, 2, 100);
+    Arc::new((world, record))
+}
+
+/// Reads the page at a place and frees it, and with the last the head. Returns its storage.
+fn read_and_free((world, record): &(World, BlockRecord), place: usize) -> Option<u64> {
+    assert_eq!(world.read(at(record.word())), PAGE);
+    match record.free(place) {
+        FreedPage::OthersLive => None,
+        FreedPage::Last(word) => {
+            world.write(word, NOTHING);
+            Some(word)
+        }
+    }
+}
+
+#[test]
+fn the_last_page_of_a_block_frees_it_once() {
+    model(|| {
+        let block = block();
+        let other = Arc::clone(&block);
+        let thread = thread::spawn(move || read_and_free(&other, 1));
+        let here = read_and_free(&block, 0);
+        let there = thread.join().unwrap();
+        assert_eq!(here.or(there), Some(1));
+        assert!(here.is_none() || there.is_none());
+        // The record can be used again.
+        block.1.open(0, 1, 1);
+        assert_eq!(block.1.free(0), FreedPage::Last(0));
+    });
+}
+
+/// A compactor copies a head and replaces its word; the old one stays readable until it is done.
+#[test]
+fn a_block_is_freed_where_compaction_has_put_it() {
+    model(|| {
+        let block = block();
+        let other = Arc::clone(&block);
+        let thread = thread::spawn(move || {
+            let (world, record) = &*other;
+            world.write(0, PAGE);
+            record.relocate(1, 0)
+        });
+        assert_eq!(block.1.free(0), FreedPage::OthersLive);
+        let FreedPage::Last(word) = block.1.free(1) else {
+            panic!("a block outlived its pages");
+        };
+        let moved = thread.join().unwrap();
+        assert_eq!(word, u64::from(!moved));
+        assert!(!block.1.relocate(word, 1 - word));
     });
 }
 

@@ -1,12 +1,74 @@
 //! A thread's buffers for storing and loading pages.
 
-use crate::{PAGE_SIZE, zstd::ZstdContexts};
+use crate::{PAGE_SIZE, block_record::BLOCK_PAGES, page::Page, zstd::ZstdContexts};
 
 /// The buffer and codec contexts of one thread, for any space. Contexts are allocated on first use.
 #[derive(Default)]
 pub struct Scratch {
     buffer: Buffer,
     zstd: ZstdContexts,
+    block: BlockBuffer,
+}
+
+/// The block that was decompressed last, and room for its compressed data. Allocated on first use.
+#[derive(Default)]
+pub(crate) struct BlockBuffer {
+    plain: Vec<Page>,
+    packed: Vec<u8>,
+    /// The number of the block whose pages `plain` has; 0 for none.
+    number: u64,
+    /// Its pages.
+    pages: usize,
+}
+
+impl BlockBuffer {
+    /// Allocates buffers for a block of so many pages, if there is memory.
+    fn prepare(&mut self, pages: usize) -> Option<()> {
+        let missing = pages.saturating_sub(self.plain.len());
+        if missing > 0 {
+            self.plain.try_reserve_exact(missing).ok()?;
+            self.packed.try_reserve_exact(missing * PAGE_SIZE).ok()?;
+            self.packed.resize(pages * PAGE_SIZE, 0);
+            self.plain.resize(pages, [0; PAGE_SIZE]);
+        }
+        Some(())
+    }
+
+    /// Room for a block of so many pages, plain and compressed, in place of the block that was there.
+    /// `None` if there is no memory.
+    pub(crate) fn begin(&mut self, pages: usize) -> Option<(&mut [Page], &mut [u8])> {
+        self.prepare(pages)?;
+        self.number = 0;
+        self.pages = pages;
+        let plain = self.plain.get_mut(..pages)?;
+        Some((plain, &mut self.packed))
+    }
+
+    /// Notes that the plain pages are those of the block with this number.
+    pub(crate) fn end(&mut self, number: u64) {
+        self.number = number;
+    }
+
+    /// The number of the block that it holds; 0 for none.
+    #[cfg(test)]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether the plain pages are those of this block.
+    pub(crate) fn holds(&self, number: u64) -> bool {
+        number != 0 && self.number == number
+    }
+
+    /// A page of the block that it holds.
+    pub(crate) fn page(&self, place: usize) -> Option<&Page> {
+        self.plain[..self.pages].get(place)
+    }
+
+    /// The compressed data.
+    pub(crate) fn packed(&self) -> &[u8] {
+        &self.packed
+    }
 }
 
 struct Buffer(Box<[u8; PAGE_SIZE]>);
@@ -28,12 +90,19 @@ impl Scratch {
     pub fn for_loads() -> Self {
         let mut scratch = Self::default();
         scratch.zstd.prepare();
+        // A load that finds no buffer tries again.
+        let _ = scratch.block.prepare(BLOCK_PAGES);
         scratch
     }
 
     /// The buffer for compressed data, and the codec contexts.
     pub(crate) fn parts(&mut self) -> (&mut [u8; PAGE_SIZE], &mut ZstdContexts) {
         (&mut self.buffer.0, &mut self.zstd)
+    }
+
+    /// The buffers for a block, and the codec contexts.
+    pub(crate) fn block_parts(&mut self) -> (&mut BlockBuffer, &mut ZstdContexts) {
+        (&mut self.block, &mut self.zstd)
     }
 }
 

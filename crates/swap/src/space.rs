@@ -7,6 +7,7 @@ use zsmalloc::{PageSource, Pool};
 use crate::{
     PAGE_SIZE,
     allocator::SlotAllocator,
+    block_record::{BLOCK_PAGES, MAX_BLOCK_PAGES},
     checksum::Checksums,
     codec::{Algorithm, Codec},
     counters::{Counters, Usage, thread_number},
@@ -22,7 +23,7 @@ use crate::{
     source::SharedSource,
     sync::{Mutex, lock},
     table::SwapTable,
-    tier::{CompressedTier, SameFilledTier, Stored, Tier, UncompressedTier},
+    tier::{BlockTier, CompressedTier, SameFilledTier, Stored, Tier, UncompressedTier},
 };
 
 /// The configuration of a swap space.
@@ -32,6 +33,10 @@ pub struct SwapConfig {
     pub algorithm: Algorithm,
     /// The Zstandard level for recompression of cold pages.
     pub recompress_level: i32,
+    /// The most pages that are recompressed together as one block, at most 16; less than 2 for none.
+    pub block_pages: usize,
+    /// The Zstandard level for blocks.
+    pub block_level: i32,
     /// Whether pages have a checksum that is verified on load.
     pub checksum: bool,
     /// Pages of address space for the pool, the most it can ever hold. It takes memory only for
@@ -48,6 +53,8 @@ impl Default for SwapConfig {
         Self {
             algorithm: Algorithm::Lz4,
             recompress_level: 3,
+            block_pages: BLOCK_PAGES,
+            block_level: 1,
             checksum: true,
             pool_capacity_pages: 1 << 24,
             max_slots: 1 << 28,
@@ -96,6 +103,8 @@ pub struct SwapSpace<S: PageSource> {
     pub(crate) outside: [TierKind; 2],
     /// By [`TierKind::index`].
     pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
+    pub(crate) blocks: Arc<BlockTier<SharedSource<S>>>,
+    pub(crate) block_pages: usize,
     pub(crate) counters: Counters,
     pub(crate) groups: Groups,
     pub(crate) grace: Grace,
@@ -136,6 +145,9 @@ impl<S: PageSource + 'static> SwapSpace<S> {
         if shards > 1024 {
             return Err(NewSwapSpaceError::Config("shards must be at most 1024"));
         }
+        if config.block_pages > MAX_BLOCK_PAGES {
+            return Err(NewSwapSpaceError::Config("block_pages must be at most 16"));
+        }
         let source = Arc::new(source);
         let table = Arc::new(SwapTable::new(Arc::clone(&source), clusters + 1)?);
         let pool_config = zsmalloc::Config::with_capacity_pages(config.pool_capacity_pages)
@@ -163,8 +175,14 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             checksums,
             Arc::clone(&pool),
         );
+        let blocks = Arc::new(BlockTier::new(
+            config.block_level,
+            checksums,
+            Arc::clone(&pool),
+        ));
         for tier in [
             Box::new(SameFilledTier) as Box<dyn Tier>,
+            Box::new(Arc::clone(&blocks)),
             Box::new(compressed),
             Box::new(UncompressedTier::new(checksums, Arc::clone(&pool))),
             Box::new(recompressed),
@@ -180,6 +198,8 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             pool,
             outside: [TierKind::File, TierKind::Remote],
             tiers,
+            blocks,
+            block_pages: config.block_pages,
             counters: Counters::new(shards),
             groups: Groups::new(shards),
             grace: Grace::new(shards),
@@ -442,6 +462,7 @@ impl<S: PageSource> SwapSpace<S> {
             pool_bytes: self.pool_bytes(),
             metadata_bytes: self.metadata_bytes(),
             table_bytes: self.table_bytes(),
+            dead_bytes: self.dead_bytes(),
             ..self.counters.usage()
         }
     }
@@ -455,13 +476,20 @@ impl<S: PageSource> SwapSpace<S> {
     pub fn metadata_bytes(&self) -> u64 {
         let heap =
             self.overflow.heap_bytes() + self.counters.heap_bytes() + self.pool.metadata_bytes();
-        self.table_bytes() + self.allocator.heap_bytes() + heap as u64
+        let lists = self.allocator.heap_bytes() + self.blocks.heap_bytes();
+        self.table_bytes() + lists + heap as u64
     }
 
     /// Bytes of swap tables, annexes and cluster records: mostly 8 for each slot. Loads one
     /// counter.
     pub fn table_bytes(&self) -> u64 {
         self.allocator.resident_pages() * PAGE_SIZE as u64
+    }
+
+    /// Bytes of the pool that freed pages take in blocks with others that are in use. A block is taken
+    /// apart by a [scan](Self::scan) when half of its pages are free.
+    pub fn dead_bytes(&self) -> u64 {
+        self.blocks.dead_bytes()
     }
 
     /// The number of pages in a tier.

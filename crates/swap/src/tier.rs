@@ -3,6 +3,8 @@
 //! A tier is an implementation of [`Tier`]. The space offers a new page to its tiers in order until
 //! one accepts it, and records tier and location in the slot's entry; owners of slots see neither.
 
+mod block;
+mod block_records;
 mod cipher;
 mod compressed;
 #[cfg(feature = "testing")]
@@ -28,6 +30,7 @@ pub use remote::{
     Removal,
 };
 
+pub(crate) use block::BlockTier;
 pub(crate) use compressed::{CompressedTier, slot_of};
 pub(crate) use same_filled::SameFilledTier;
 pub(crate) use uncompressed::UncompressedTier;

@@ -31,7 +31,8 @@ const LENGTH_MASK: u16 = (1 << LENGTH_BITS) - 1;
 const MAX_OBJECT: usize = PAGE_SIZE / 16 * 15;
 
 const _: () = assert!(MAX_OBJECT <= LENGTH_MASK as usize);
-const _: () = assert!(ObjectWord::BITS <= Location::BITS);
+// The highest bit of a location tells blocks apart.
+const _: () = assert!(ObjectWord::BITS < Location::BITS);
 
 /// The slot that an object of a compressed tier was stored for.
 pub(crate) fn slot_of(object: &[u8]) -> Option<Slot> {
@@ -56,9 +57,17 @@ pub(super) fn free_objects<S: PageSource>(pool: &Pool<S>, locations: &[Location]
         })
     };
     match locations {
-        [] => {}
         [location] => pool.free(word(location)),
-        _ => pool.free_bulk(&mut locations.iter().map(word).collect::<Vec<_>>()),
+        _ => free_words(pool, &mut locations.iter().map(word).collect::<Vec<_>>()),
+    }
+}
+
+/// Frees objects of the pool.
+pub(super) fn free_words<S: PageSource>(pool: &Pool<S>, words: &mut [ObjectWord]) {
+    match words {
+        [] => {}
+        [word] => pool.free(*word),
+        _ => pool.free_bulk(words),
     }
 }
 

@@ -40,8 +40,13 @@ pub(crate) fn assert_empty<S: PageSource>(space: &SwapSpace<S>) {
     space.trim();
     let usage = space.usage();
     assert_eq!(
-        (usage.slots_in_use, usage.stored_bytes, usage.pool_bytes),
-        (0, 0, 0)
+        (
+            usage.slots_in_use,
+            usage.stored_bytes,
+            usage.pool_bytes,
+            usage.dead_bytes
+        ),
+        (0, 0, 0, 0)
     );
     assert!(usage.table_bytes <= PAGE_SIZE as u64, "{usage:?}");
 }

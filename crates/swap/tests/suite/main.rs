@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod behaviour;
+mod blocks;
 mod common;
 mod file;
 mod gather;

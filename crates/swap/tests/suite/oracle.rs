@@ -21,6 +21,8 @@ enum Operation {
     ReleaseBulk(usize, u16),
     Arm(Fault),
     Scan,
+    /// A scan that only recompresses.
+    Pack,
     WriteBack(u64),
     Evacuate(TierKind),
     Compact,
@@ -82,9 +84,11 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => prop_oneof![Just(Fault::Store), Just(Fault::Load), Just(Fault::Corrupt)]
             .prop_map(Operation::Arm),
         3 => Just(Operation::Scan),
+        3 => Just(Operation::Pack),
         2 => (0..1_000_000_u64).prop_map(Operation::WriteBack),
         1 => prop::sample::select(&[
             TierKind::Recompressed,
+            TierKind::Block,
             TierKind::Uncompressed,
             TierKind::File,
         ][..])
@@ -105,11 +109,13 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Self {
+    /// With blocks of at most so many pages.
+    fn new(block_pages: usize) -> Self {
         let faults = Faults::new();
         let config = SwapConfig {
             pool_capacity_pages: 1 << 12,
             max_slots: 1 << 13,
+            block_pages,
             ..config()
         };
         let wrap = |tier| Box::new(FaultyTier::new(tier, faults.clone())) as Box<_>;
@@ -159,10 +165,10 @@ impl Pair {
                 }
             }
             Operation::Arm(fault) => self.faults.arm(*fault),
-            Operation::Scan => {
+            Operation::Scan | Operation::Pack => {
                 let policy = ScanPolicy {
                     recompress: Some(1),
-                    write_back: Some(1),
+                    write_back: matches!(operation, Operation::Scan).then_some(1),
                 };
                 let before = self.faults.happened();
                 let report = self.space.scan(policy, usize::MAX, &mut self.scratch);
@@ -252,6 +258,10 @@ impl Pair {
         }
         let usage = self.space.usage();
         assert_eq!(usage.slots_in_use as usize, self.pages.len());
+        assert_eq!(usage.block_pages, self.space.pages_in(TierKind::Block));
+        let charged = self.space.root_group().usage();
+        assert_eq!(charged.pool + charged.file, usage.stored_bytes);
+        assert!(charged.pool + usage.dead_bytes <= usage.pool_bytes);
         let repeated = |page: &&Page| memfold_swap::fill_word(page).is_some();
         let same_filled = self.pages.values().filter(repeated).count();
         assert_eq!(usage.same_filled_pages as usize, same_filled);
@@ -264,8 +274,9 @@ proptest! {
     #[test]
     fn a_space_does_what_a_map_does(
         operations in prop::collection::vec(operation(), 1..150),
+        block_pages in prop::sample::select(&[0_usize, 2, 4, 4, 7, 16][..]),
     ) {
-        let mut pair = Pair::new();
+        let mut pair = Pair::new(block_pages);
         for operation in &operations {
             pair.apply(operation);
         }

@@ -66,7 +66,7 @@ fn keep_moving(space: &SwapSpace<HeapSource>, end: Instant) {
         }
         in_file += space.usage().file_pages;
         packed += space.compact(|| true).objects_moved;
-        for tier in [TierKind::File, TierKind::Recompressed] {
+        for tier in [TierKind::File, TierKind::Recompressed, TierKind::Block] {
             let report = space.evacuate(tier, &mut scratch, || true);
             assert_eq!((report.store_error, report.failed), (None, 0));
             back += report.moved;
