@@ -195,7 +195,7 @@ pub struct RunArguments {
     #[command(flatten)]
     pub remote: RemoteArguments,
     /// Recompress pages with Zstandard that were swapped out this long ago, or `off`
-    /// [default: 1m with lz4, off with zstd]
+    /// [default: with lz4 1m, or sooner while memory is short and CPUs are idle; off with zstd]
     #[arg(long, value_name = "DURATION", env = "MEMFOLD_RECOMPRESS_AFTER")]
     pub recompress_after: Option<After>,
     /// Write pages to the swap file or the remote store that were swapped out this long ago, or `off`:

@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 41] = [
+        const NAMES: [&str; 42] = [
             "exit_code",
             "wall_seconds",
             "limit_bytes",
@@ -217,6 +217,7 @@ mod tests {
             "peak_table_bytes",
             "peak_table_slots",
             "pages_recompressed",
+            "pages_in_blocks",
             "pages_written_back",
             "file_errors",
             "faults_swap_in",

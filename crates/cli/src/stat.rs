@@ -187,11 +187,13 @@ fn work(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     };
     let share = statistics.programs.swapping_share * 100.0;
     let pages = format!(
-        "{} out ({} same-filled), {} in, {} recompressed, {} written to the file",
+        "{} out ({} same-filled), {} in, {} recompressed ({} in blocks), {} written to the \
+         file",
         grouped(totals.pages_out),
         grouped(totals.pages_same_filled),
         grouped(totals.pages_in),
         grouped(totals.pages_recompressed),
+        grouped(totals.pages_in_blocks),
         grouped(totals.pages_written_back)
     );
     let faults = totals

@@ -60,7 +60,7 @@ mod watermarks;
 mod zeros;
 
 pub use memfold_swap::{Algorithm, ParseAlgorithmError};
-pub use options::{Limit, Options, RemoteOptions, SwapFileOptions};
+pub use options::{Limit, Options, Recompress, RemoteOptions, SwapFileOptions};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

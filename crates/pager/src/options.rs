@@ -32,6 +32,16 @@ pub struct RemoteOptions {
     pub keep_copies: bool,
 }
 
+/// When cold pages are recompressed, neighbours together as blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recompress {
+    /// After this time without an access.
+    pub after: Duration,
+    /// Sooner while memory is short and CPUs are idle. No effect with [`Options::writeback_after`], where there is
+    /// a file or a store: pages move by time then.
+    pub under_pressure: bool,
+}
+
 /// Options of a [`crate::Supervisor`].
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -45,8 +55,8 @@ pub struct Options {
     pub swap_file: Option<SwapFileOptions>,
     /// A store on other machines for what does not fit there, either.
     pub remote: Option<RemoteOptions>,
-    /// Recompress pages with Zstandard after this time without an access. `None`: never.
-    pub recompress_after: Option<Duration>,
+    /// Recompression of cold pages with Zstandard. `None`: never.
+    pub recompress: Option<Recompress>,
     /// Write pages to the swap file or the store after this time without an access. `None`: only when the pool
     /// exceeds its share.
     pub writeback_after: Option<Duration>,

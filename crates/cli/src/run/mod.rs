@@ -32,7 +32,7 @@ use crate::remote;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
 use limits::{limit, swap_file};
-use memfold_pager::{Algorithm, Options, RemoteOptions, Supervisor};
+use memfold_pager::{Algorithm, Options, Recompress, RemoteOptions, Supervisor};
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -199,9 +199,15 @@ fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Fail
         checksum: !arguments.no_checksum,
         swap_file: swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?,
         remote: None,
-        recompress_after: match (arguments.recompress_after, arguments.algo) {
-            (Some(After(after)), _) => after,
-            (None, Algorithm::Lz4) => Some(RECOMPRESS_AFTER),
+        recompress: match (arguments.recompress_after, arguments.algo) {
+            (Some(After(after)), _) => after.map(|after| Recompress {
+                after,
+                under_pressure: false,
+            }),
+            (None, Algorithm::Lz4) => Some(Recompress {
+                after: RECOMPRESS_AFTER,
+                under_pressure: true,
+            }),
             // The pool is nearly as dense as it would be.
             (None, _) => None,
         },

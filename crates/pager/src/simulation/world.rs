@@ -22,7 +22,7 @@ use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::{AddressSpace, Arena, Attached};
-use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_swap::{ScanPolicy, Scratch, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use shuttle::thread::{self, JoinHandle, Thread};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -291,8 +291,19 @@ impl World {
     /// The governor's thread.
     pub(crate) fn govern(&self) {
         let mut service = FaultService::with_patience(self.group.clone(), GOVERNOR_PATIENCE);
+        let mut scratch = Scratch::new();
         while !self.is_stopping() {
             service.finish_loads();
+            if self.seed.is_multiple_of(4) {
+                // Pages that stay out for two ticks move into blocks, as by the background thread.
+                let swap = &self.group.resources.swap;
+                let policy = ScanPolicy {
+                    recompress: Some(1),
+                    write_back: None,
+                };
+                let report = swap.scan(policy, usize::MAX, &mut scratch);
+                assert_eq!((report.failed, report.store_error), (0, None));
+            }
             for space in self.group.spaces() {
                 if space.is_gone() {
                     space.life.die();

@@ -459,6 +459,7 @@ impl Group {
                 bytes_stored: usage.bytes_stored_total,
                 bytes_original: usage.bytes_original_total,
                 pages_recompressed: usage.recompressed_total,
+                pages_in_blocks: usage.block_total,
                 pages_written_back: usage.written_back_total,
                 file_errors: file.map_or(0, |file| file.write_errors + file.read_errors),
                 remote_pages_out: remote.pages_out,

@@ -155,6 +155,8 @@ totals! {
         bytes_original,
         /// Stored pages that were compressed again, with Zstandard.
         pages_recompressed,
+        /// Those of them that were compressed together with neighbours, as blocks.
+        pages_in_blocks,
         /// Stored pages that were written to the swap file.
         pages_written_back,
         /// Reads and writes of the swap file that failed.

@@ -6,7 +6,8 @@
 //! a file, or when it is full, a growing pool leaves less room for resident pages, and incompressible
 //! pages stay resident.
 //!
-//! Independently, pages that stay cold are recompressed, and later written to the file.
+//! Independently, pages that stay cold are recompressed, neighbours together as blocks, and later written to
+//! the file. Without a time for that, they are recompressed under pressure, while CPUs are idle ([`Packing`]).
 
 use crate::supervised::group::{Group, Remote};
 use crate::sync::lock;
@@ -22,6 +23,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::options::{Options, SwapFileOptions};
+use crate::supervised::swap::packing::{Counts, Packing, Waiting};
 use crate::supervised::swap::swap_file::SwapFile;
 
 /// Bytes of the pool written to the file per step. More makes fewer steps and blocks other threads for
@@ -34,6 +36,8 @@ const FILE_LEVEL: i32 = 1;
 /// Bounds of the background thread's interval.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
 const LONGEST_TICK: Duration = Duration::from_millis(500);
+/// The interval where pages are recompressed under pressure. Longer leaves the pool large for longer.
+const PACKING_TICK: Duration = Duration::from_millis(100);
 /// Minimum time between two compactions of the pool. More takes less CPU time and leaves more waste.
 const COMPACT_INTERVAL: Duration = Duration::from_millis(250);
 /// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more
@@ -254,6 +258,20 @@ impl Group {
     }
 }
 
+impl Group {
+    /// What decides about blocks.
+    fn packing_counts(&self) -> Counts {
+        let usage = self.resources.swap.usage();
+        Counts {
+            out: usage.pages_stored_total,
+            stored: usage.stored_pages,
+            packed: usage.block_total,
+            in_blocks: usage.block_pages,
+            pool_bytes: usage.pool_bytes,
+        }
+    }
+}
+
 /// Why a swap file is still in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -282,6 +300,8 @@ pub(crate) struct Background {
     group: Arc<Group>,
     scratch: Scratch,
     plan: ScanPlan,
+    /// `None` if pages are recompressed by time only.
+    packing: Option<Packing>,
     /// Slots that are due to be scanned.
     owed: f64,
     /// Time of the last scan.
@@ -296,10 +316,14 @@ impl Background {
         let write_back = options
             .writeback_after
             .filter(|_| options.swap_file.is_some() || options.remote.is_some());
+        let under_pressure =
+            options.recompress.is_some_and(|one| one.under_pressure) && write_back.is_none();
         Background {
             group,
             scratch: Scratch::new(),
-            plan: ScanPlan::new(options.recompress_after, write_back),
+            plan: ScanPlan::new(options.recompress.map(|one| one.after), write_back),
+            // Ages count page-outs then, and write-back by time needs them to count time.
+            packing: under_pressure.then(Packing::new),
             owed: 0.0,
             scanned: Instant::now(),
             compacted: Instant::now(),
@@ -311,14 +335,55 @@ impl Background {
         // Programs and their faults have priority.
         memfold_sys::thread::set_nice(10);
         while !self.group.stopping.load(Ordering::Relaxed) {
-            self.group.background.wait(self.plan.tick());
+            self.group.background.wait(self.tick());
             if let Some(share) = self.group.pool_share()
                 && self.group.resources.swap.pool_bytes() > share.start
             {
                 self.group.shrink_pool(share.stop, &mut self.scratch);
             }
             self.scan();
+            self.pack();
             self.compact();
+        }
+    }
+
+    fn tick(&self) -> Duration {
+        let tick = self.plan.tick();
+        match &self.packing {
+            Some(_) if self.group.limit().total_bytes.is_some() => tick.min(PACKING_TICK),
+            _ => tick,
+        }
+    }
+
+    /// Moves cold pages into blocks if memory is short and CPUs are idle.
+    fn pack(&mut self) {
+        // Without a limit on the total, a smaller pool makes no room.
+        let (Some(packing), Some(limit)) = (&mut self.packing, self.group.limit().total_bytes)
+        else {
+            return;
+        };
+        let Some(mut before) = Waiting::of_this_thread() else {
+            log::debug!("the kernel keeps no scheduler statistics: no blocks under pressure");
+            self.packing = None;
+            return;
+        };
+        let group = &self.group;
+        let swap = &group.resources.swap;
+        let policy = ScanPolicy {
+            recompress: Some(1),
+            write_back: None,
+        };
+        while !group.stopping.load(Ordering::Relaxed)
+            && packing.may_step(Instant::now())
+            && packing.has_work(group.packing_counts(), limit, swap.scan_length())
+        {
+            let report = swap.scan(policy, SCAN_SLOTS, &mut self.scratch);
+            group.note_trouble(&report);
+            let Some(now) = Waiting::of_this_thread() else {
+                return;
+            };
+            packing.note_step(SCAN_SLOTS, now.since(before), Instant::now());
+            before = now;
         }
     }
 
@@ -350,7 +415,9 @@ impl Background {
         let swap = &self.group.resources.swap;
         let wasted = || {
             let pool = swap.pool_bytes();
-            let waste = pool.saturating_sub(swap.root_group().usage().pool);
+            // What dead pages take in blocks, compaction does not give back.
+            let used = swap.root_group().usage().pool + swap.dead_bytes();
+            let waste = pool.saturating_sub(used);
             waste > WASTE_FLOOR && waste > pool / 4
         };
         if wasted() {
