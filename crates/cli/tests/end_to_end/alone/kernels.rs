@@ -90,6 +90,7 @@ fn missing(doctor: &serde_json::Value) -> Vec<&str> {
 /// Debian 12's has no `UFFDIO_MOVE`. All that memfold lacks there is named, once, and no program is started.
 #[test]
 fn the_distributions_kernel_runs_programs_or_says_what_it_lacks() {
+    only_in_the_long_form!();
     alone!(TOOLS);
     let Some(kernel) = kernel(None) else { return };
     let output = boot(&kernel, 60, &[]);
