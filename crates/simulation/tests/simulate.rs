@@ -2,7 +2,7 @@
 //! case.
 
 use memfold_simulation::bugs::Bug;
-use memfold_simulation::simulation::adversity::Adversity;
+use memfold_simulation::simulation::adversity::{Adversity, compared};
 use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
 use memfold_simulation::simulation::held_gate;
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
@@ -44,7 +44,8 @@ fn every_page_holds_what_it_must() {
         }
         seed += 1;
     }
-    println!("{seed} histories");
+    let (compared, unclear) = compared();
+    println!("{seed} histories; {unclear} of {compared} children beside changes were refused");
     assert!(seed > 100, "only {seed} histories in {:?}", seconds());
 }
 
@@ -72,7 +73,8 @@ fn prepared_forks_see_one_moment() {
         }
         seed += 1;
     }
-    println!("{histories} histories");
+    let (compared, unclear) = compared();
+    println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
     assert!(histories > 50, "only {histories} histories");
 }
 

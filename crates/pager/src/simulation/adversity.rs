@@ -6,6 +6,7 @@ use shuttle::current::{TaskId, me};
 use shuttle::rand::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where memory is short, one in `REFUSED` requests fails.
 const REFUSED: u32 = 24;
@@ -44,6 +45,11 @@ impl Adversity {
     }
 }
 
+/// Children compared with changes beside their forks, of all executions.
+static COMPARED: AtomicU64 = AtomicU64::new(0);
+/// Those of which their mappings did not tell.
+static UNCLEAR: AtomicU64 = AtomicU64::new(0);
+
 thread_local! {
     static NOW: Cell<Adversity> = Cell::default();
     static KILLED: Cell<bool> = const { Cell::new(false) };
@@ -81,6 +87,22 @@ pub fn last_fault() -> Option<VirtualPage> {
 /// Notes that a program was killed.
 pub fn note_kill() {
     KILLED.set(true);
+}
+
+/// Notes that a child was compared with changes beside its fork. If its mappings did not tell which of them it
+/// contains, it may be killed.
+pub fn note_compared(is_clear: bool) {
+    COMPARED.fetch_add(1, Ordering::Relaxed);
+    if !is_clear {
+        UNCLEAR.fetch_add(1, Ordering::Relaxed);
+        note_kill();
+    }
+}
+
+/// Of how many children in this process it was looked for what they contain, and of how many it did not show.
+pub fn compared() -> (u64, u64) {
+    let [unclear, compared] = [&UNCLEAR, &COMPARED].map(|count| count.load(Ordering::Relaxed));
+    (compared, unclear)
 }
 
 /// Whether a program was killed in this execution.

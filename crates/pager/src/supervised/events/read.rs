@@ -6,7 +6,6 @@ use crate::bugs::Bug;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::message::Fault;
 use crate::supervised::fork::apply::ConcurrentChanges;
-use crate::supervised::fork::stash::Stash;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Ports, Userfaultfd};
 use crate::supervised::reclaim::batch::HelperPort;
@@ -38,8 +37,6 @@ pub(crate) struct Messages {
     pub faults: Vec<(Fault, u32)>,
     /// Children whose fork was applied.
     pub children: Vec<Arc<AddressSpace>>,
-    /// Contents of the stage before a fork event was read.
-    stash: Option<Stash>,
 }
 
 impl Messages {
@@ -80,13 +77,21 @@ impl Reader {
         };
         space.begin_events(gate);
         let (mut beside, mut emptied) = (ConcurrentChanges::default(), Vec::new());
-        if changes.order.has_fork() {
-            space.store_staged(gate, messages.stash.take());
+        let forks: Vec<u64> = changes.order.forks().collect();
+        if !forks.is_empty() {
+            space.store_staged(gate);
+        }
+        for number in forks {
+            // Before any change of this read is applied: the child's mappings tell which of them it contains.
+            if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
+                let child = self.fork(space, gate, uffd, (number, &mut beside));
+                messages.children.extend(child);
+            }
         }
         loop {
             let change = changes.order.next(&lock(&space.managed), quiet);
             if let Some(change) = change {
-                beside.note(space, gate, change, changes.order.has_fork());
+                beside.note(change);
             }
             if change.is_some_and(Change::needs_order) {
                 space.prepared.changes.fetch_add(1, Ordering::Relaxed);
@@ -106,15 +111,10 @@ impl Reader {
                     space.prepared.note_move(from, to, stays, forks);
                     emptied.push(from);
                 }
-                Some(Change::Fork(number)) => {
-                    if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
-                        let child = self.fork(space, gate, uffd, &mut beside);
-                        messages.children.extend(child);
-                    }
-                }
+                Some(Change::Fork(_)) => {}
             }
         }
-        beside.finish(space);
+        beside.finish();
         let table = gate.table_mut();
         emptied.into_iter().for_each(|range| table.prune(range));
         messages
@@ -125,7 +125,7 @@ impl Reader {
         space: &Arc<AddressSpace>,
         gate: &Exclusive<'_>,
         uffd: Userfaultfd,
-        beside: &mut ConcurrentChanges,
+        beside: (u64, &mut ConcurrentChanges),
     ) -> Option<Arc<AddressSpace>> {
         match patiently(|| self.ports.new_port()) {
             Ok((port, file)) => {
@@ -173,15 +173,13 @@ fn collect(
     let waited = LazyCell::new(RunTime::begin);
     // Events of an earlier read may still be pending.
     let (mut needs_order, mut any) = (changes.order.is_waiting(), false);
+    let mut is_stored = Bug::StageReadAfterFork.is_back();
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
-        if messages.stash.is_none()
-            && !Bug::StageReadAfterFork.is_back()
-            && space.channel.is_forking()
-            && space.is_changing()
-        {
+        if !is_stored && space.channel.is_forking() && space.is_changing() {
             // Once the event is read, the parent runs and may be gone at any moment.
-            messages.stash = Some(space.stash(gate));
+            space.store_staged(gate);
+            is_stored = true;
         }
         let read = match space.uffd().read(&mut buffer) {
             Ok(read) => read,

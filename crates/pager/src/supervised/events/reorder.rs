@@ -122,9 +122,12 @@ impl Order {
         !self.pending.is_empty()
     }
 
-    /// Whether a fork waits to be applied.
-    pub(crate) fn has_fork(&self) -> bool {
-        self.has_fork_before(self.pending.len())
+    /// The numbers of the forks that wait to be applied.
+    pub(crate) fn forks(&self) -> impl Iterator<Item = u64> {
+        self.pending.iter().filter_map(|change| match change {
+            Change::Fork(number) => Some(*number),
+            _ => None,
+        })
     }
 
     /// The next change to apply, given the managed ranges. If `quiet`, no more events will come, so

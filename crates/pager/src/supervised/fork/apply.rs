@@ -1,19 +1,15 @@
 //! Applying fork events: the page states that a child inherits.
 //!
 //! The fork event is read after the mappings were copied, and changes by other threads may be reported
-//! before or after it. So a child inherits the page states as of the event, with a record of every
-//! change that was applied from the same read. Before its first fault is served, its mappings show
-//! which of these it contains (`reconcile.rs`). Until then its page states do not change, because its
-//! only thread waits for that fault.
+//! before or after it. So a child inherits the page states as they were before any change of the same
+//! read, with a record of these changes. Before its first fault is served, its mappings show which of
+//! them it contains (`reconcile.rs`). Until then its page states do not change, because its only thread
+//! waits for that fault.
 
-use crate::page::VirtualPage;
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
-use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
-use crate::supervised::fork::inheritance::{AppliedBefore, Inheritance};
-use crate::supervised::fork::reconcile::known_resident;
-use crate::supervised::fork::snapshot::RecordedChange;
+use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::Userfaultfd;
 use crate::supervised::reclaim::batch::HelperPort;
@@ -21,7 +17,6 @@ use crate::supervised::space::AddressSpace;
 use crate::supervised::space::fork_state::ForkState;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
-use memfold_swap::Slot;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -30,116 +25,39 @@ const SHARED: PageState = PageState::Resident {
     shared: true,
 };
 
-/// Changes applied from the same read as a fork. The thread that applies the events owns it.
+/// Changes applied from the same read as forks. The thread that applies the events owns it.
 #[derive(Default)]
 pub(crate) struct ConcurrentChanges {
-    before: Vec<AppliedBefore>,
-    /// The children so far, each with the length of `after` at its fork.
-    children: Vec<(Arc<AddressSpace>, usize)>,
-    after: Vec<RecordedChange>,
-    /// A page that a child may have inherited is lost.
-    lost: bool,
+    /// The children, each with its fork's number and how many changes were read before the fork, once that is known.
+    children: Vec<(Arc<AddressSpace>, u64, usize)>,
+    history: Vec<Change>,
 }
 
 impl ConcurrentChanges {
-    /// Records a change that is about to be applied, before a fork or after one.
-    pub(crate) fn note(
-        &mut self,
-        space: &AddressSpace,
-        gate: &Exclusive<'_>,
-        change: Change,
-        before_a_fork: bool,
-    ) {
-        let parts = match change {
-            // The registered ranges of the child show whether it contains the unmapping. Unmanaged
-            // memory has no page states to reconcile. (Where forks are prepared, marks show what is not managed, too.)
-            Change::Unmap(range) => {
-                let mut parts = lock(&space.managed).covered(range);
-                let marked = lock(&space.prepared.marked).covered(range);
-                let managed = lock(&space.managed).clone();
-                parts.extend(marked.iter().flat_map(|part| managed.uncovered(*part)));
-                parts.into_iter().map(Change::Unmap).collect()
-            }
-            Change::Remap { .. } => vec![change],
-            Change::Remove(_) | Change::Fork(_) => Vec::new(),
-        };
-        if !before_a_fork && self.children.is_empty() {
-            return;
-        }
-        for change in parts {
-            let resident = match change {
-                Change::Unmap(range) | Change::Remap { from: range, .. } => {
-                    known_resident(gate, range)
+    /// Records a change that is about to be applied.
+    pub(crate) fn note(&mut self, change: Change) {
+        match change {
+            Change::Fork(number) => {
+                let mut children = self.children.iter_mut();
+                if let Some((_, _, forked_at)) = children.find(|(_, fork, _)| *fork == number) {
+                    *forked_at = self.history.len();
                 }
-                Change::Remove(_) | Change::Fork(_) => RangeSet::default(),
-            };
-            let recorded = RecordedChange { change, resident };
-            if before_a_fork {
-                self.before_a_fork(space, gate, recorded.clone());
             }
-            if !self.children.is_empty() {
-                self.after.push(recorded);
-            }
+            _ if self.children.is_empty() => {}
+            change => self.history.push(change),
         }
     }
 
-    fn before_a_fork(
-        &mut self,
-        space: &AddressSpace,
-        gate: &Exclusive<'_>,
-        recorded: RecordedChange,
-    ) {
-        let (mut states, mut is_managed) = (Vec::new(), true);
-        if let Change::Unmap(range) = recorded.change {
-            is_managed = lock(&space.managed).covered(range) == [range];
-            gate.table().visit(range, |page, entry| {
-                match entry.load() {
-                    // The parent is gone, so the stage could not be read.
-                    PageState::Staged(_) | PageState::Returning(_) => self.lost = true,
-                    state => states.extend(inherited(space, state).map(|state| (page, state))),
-                }
-                true
-            });
+    /// Hands each child the changes that it may contain.
+    pub(crate) fn finish(self) {
+        for (child, _, forked_at) in self.children {
+            let (before, after) = self.history.split_at(forked_at);
+            // What `madvise` dropped after the fork, it dropped in the parent.
+            let after = after.iter().filter(|change| change.needs_order());
+            let history = before.iter().chain(after).copied().collect();
+            *lock(&child.fork.inheritance) = Some(Inheritance { history, forked_at });
         }
-        self.before.push(AppliedBefore {
-            recorded,
-            states,
-            is_managed,
-        });
     }
-
-    /// Adds a new child.
-    pub(crate) fn add_child(&mut self, child: &Arc<AddressSpace>) {
-        let copies = self.before.iter().map(|applied| AppliedBefore {
-            recorded: applied.recorded.clone(),
-            states: copied(applied, child),
-            is_managed: applied.is_managed,
-        });
-        if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
-            inheritance.before = copies.collect();
-        }
-        child.fork.lost.fetch_or(self.lost, Ordering::Relaxed);
-        self.children.push((child.clone(), self.after.len()));
-    }
-
-    /// Hands each child the changes applied after its fork.
-    pub(crate) fn finish(self, space: &AddressSpace) {
-        for (child, from) in self.children {
-            if let Some(inheritance) = &mut *lock(&child.fork.inheritance) {
-                inheritance.after = self.after[from..].to_vec();
-            }
-        }
-        let slots: Vec<Slot> = self.before.iter().flat_map(AppliedBefore::slots).collect();
-        space.resources.swap.release_bulk(&slots);
-    }
-}
-
-/// A copy of the page states of a change, with slot references of its own.
-fn copied(applied: &AppliedBefore, space: &AddressSpace) -> Vec<(VirtualPage, PageState)> {
-    for slot in applied.slots() {
-        space.must_duplicate(slot);
-    }
-    applied.states.clone()
 }
 
 /// The state of a page in a child, with a slot reference of its own; `None` for a hole.
@@ -178,7 +96,7 @@ impl AddressSpace {
         group: &Group,
         gate: &Exclusive<'_>,
         (uffd, port): (Userfaultfd, HelperPort),
-        concurrent: &mut ConcurrentChanges,
+        (number, concurrent): (u64, &mut ConcurrentChanges),
     ) -> Arc<AddressSpace> {
         debug_assert!(gate.is_of(self));
         // The parent runs already, so protect its pages first.
@@ -237,7 +155,7 @@ impl AddressSpace {
         self.fork.family.join(&child);
         child.protect_if_near();
         group.add_space(child.clone());
-        concurrent.add_child(&child);
+        concurrent.children.push((child.clone(), number, 0));
         child
     }
 }

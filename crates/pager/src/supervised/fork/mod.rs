@@ -14,5 +14,5 @@ pub(crate) mod reconcile;
 pub(crate) mod shared_counter;
 pub(crate) mod shared_estimate;
 pub(crate) mod snapshot;
-pub(crate) mod stash;
+pub(crate) mod staged;
 pub(crate) mod withheld;

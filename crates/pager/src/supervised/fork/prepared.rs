@@ -196,7 +196,7 @@ impl Reader {
                 continue;
             }
             space.begin_events(gate);
-            space.store_staged(gate, None);
+            space.store_staged(gate);
             space.find_stray();
             let Ok(spans) = space.withheld_spans() else {
                 return Listed::Never;

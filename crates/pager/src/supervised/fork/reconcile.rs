@@ -7,14 +7,13 @@ use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
-use crate::supervised::fork::snapshot::{ChildMappings, Mapped, RecordedChange, contained};
+use crate::supervised::fork::snapshot::{ChildMappings, ParentMappings, contained, ranges};
 use crate::supervised::fork::withheld::is_any_swapped;
 use crate::supervised::kernel::{Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
 use crate::sync::lock;
-use memfold_swap::Slot;
 use memfold_sys::process::{InheritedBy, InheritedRange};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -41,14 +40,13 @@ impl AddressSpace {
             return;
         };
         if Bug::ForkNotCompared.is_back() {
-            self.release_inherited(inheritance);
             return;
         }
         let is_prepared = self.resources.prepares_forks();
         // Of memory that is not registered when it is copied, the kernel copies no zero pages.
         self.fork.uncompared.store(is_prepared, Ordering::Relaxed);
-        let certain = inheritance.before.is_empty() && inheritance.after.is_empty();
-        let needs_no_look = certain && !self.fork.inherited_stored.load(Ordering::Relaxed);
+        let needs_no_look =
+            inheritance.history.is_empty() && !self.fork.inherited_stored.load(Ordering::Relaxed);
         if needs_no_look && is_prepared {
             let managed = lock(&self.managed).ranges().to_vec();
             // Where one fails, its mappings are looked at more closely below.
@@ -67,7 +65,6 @@ impl AddressSpace {
             self.exclusive_within(PATIENCE),
             patiently(|| inspector.inherited(by)),
         ) else {
-            self.release_inherited(inheritance);
             // The mappings of an exiting child cannot be read; a child that lives must not run without
             // them.
             if !self.is_gone() {
@@ -79,29 +76,40 @@ impl AddressSpace {
             // A helper that comes later is inspected through files of its own.
             inspector.close_flags();
         }
-        let marked = std::mem::take(&mut *lock(&self.prepared.marked));
-        let Some(mappings) = self.child_mappings(&ranges, is_prepared) else {
+        // What its program keeps from children itself has no mark, and is not in the child.
+        let registered = if is_prepared {
+            std::mem::take(&mut *lock(&self.prepared.marked))
+        } else {
+            lock(&self.managed).clone()
+        };
+        let mut parent = ParentMappings {
+            registered,
+            resident: RangeSet::default(),
+        };
+        let Some(mut mappings) = self.child_mappings(&ranges, is_prepared) else {
             self.kill_program("its memory cannot be registered after a fork");
-            self.release_inherited(inheritance);
             return;
         };
-        let (registered, wiped) = (mappings.registered.clone(), mappings.wiped.clone());
-        let usable = mappings.usable.clone();
-        apply_contained(inheritance, self, &gate, (mappings, marked));
-        self.kill_if_unknown(&gate, &registered, &usable);
-        for gone in registered.uncovered(PageTable::everything()) {
+        let is_clear = apply_contained(&inheritance, self, &gate, (&mut parent, &mut mappings));
+        #[cfg(simulated)]
+        if !inheritance.history.is_empty() {
+            crate::simulation::adversity::note_compared(is_clear);
+        }
+        if !is_clear {
+            self.kill_program(
+                "one of its parent's threads moved memory over other memory (mremap) while another forked, and the \
+                 child's mappings do not show whether it has it before or after; fork while no thread calls mremap",
+            );
+        }
+        let may_be_in_child = is_prepared.then_some(&parent.registered);
+        self.kill_if_unknown(&gate, &mappings, may_be_in_child);
+        for gone in mappings.registered.uncovered(PageTable::everything()) {
             self.apply_unmap(&gate, gone);
         }
-        for range in wiped.ranges() {
+        for range in mappings.wiped.ranges() {
             self.apply_wipe(&gate, *range);
         }
         gate.table_mut().prune(PageTable::everything());
-    }
-
-    /// Releases what the child inherited.
-    fn release_inherited(&self, inheritance: Inheritance) {
-        let slots = inheritance.into_slots();
-        self.resources.swap.release_bulk(&slots);
     }
 
     /// The child's mappings, which are registered if its fork was prepared. `None` if that fails.
@@ -124,14 +132,19 @@ impl AddressSpace {
     }
 
     /// Kills the child if it may have paged-out pages elsewhere than its page states say.
-    fn kill_if_unknown(&self, gate: &Exclusive<'_>, registered: &RangeSet, usable: &RangeSet) {
-        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(gate, registered, usable) {
+    fn kill_if_unknown(
+        &self,
+        gate: &Exclusive<'_>,
+        mappings: &ChildMappings,
+        marked: Option<&RangeSet>,
+    ) {
+        if !Bug::UnreadMovesIgnored.is_back() && self.may_have_moved(gate, mappings, marked) {
             self.kill_program(
                 "its parent was killed while one of its threads moved memory and another forked, so memfold \
                  does not know where the child has its paged-out pages",
             );
         }
-        if self.resources.prepares_forks() && self.has_lost_marks(gate, registered) {
+        if self.resources.prepares_forks() && self.has_lost_marks(gate, &mappings.registered) {
             self.kill_program(
                 "its parent took back advice of memfold's on its memory (madvise), so memfold does not know which of it \
                  is paged out",
@@ -143,21 +156,21 @@ impl AddressSpace {
 impl AddressSpace {
     /// Whether the child may contain a move whose event was never raised: a thread that is killed before its
     /// event is read takes it along. Then registered memory is not managed, and in a range at least as long
-    /// pages that are paged out are not mapped.
+    /// pages that are paged out are not mapped. Where the fork was prepared, only what was `marked` can be in the child.
     fn may_have_moved(
         &self,
         gate: &Exclusive<'_>,
-        registered: &RangeSet,
-        usable: &RangeSet,
+        mappings: &ChildMappings,
+        marked: Option<&RangeSet>,
     ) -> bool {
         let managed = lock(&self.managed).clone();
-        let unknown = usable.ranges().iter();
+        let unknown = mappings.usable.ranges().iter();
         let unknown = unknown.flat_map(|range| managed.uncovered(*range));
         let Some(shortest) = unknown.map(PageRange::pages).min() else {
             return false;
         };
-        let unmapped = managed.ranges().iter();
-        let mut unmapped = unmapped.flat_map(|range| registered.uncovered(*range));
+        let unmapped = marked.unwrap_or(&managed).ranges().iter();
+        let mut unmapped = unmapped.flat_map(|range| mappings.registered.uncovered(*range));
         unmapped.any(|range| is_any_swapped(gate, range) && range.pages() >= shortest)
     }
 
@@ -173,74 +186,45 @@ impl AddressSpace {
     }
 }
 
-/// Undoes changes that a child, of whose parent `marked` was marked, does not contain, and applies changes that it contains.
+/// Applies the changes that a child contains. `false` if its mappings do not tell which these are.
 fn apply_contained(
-    inheritance: Inheritance,
+    inheritance: &Inheritance,
     child: &AddressSpace,
     gate: &Exclusive<'_>,
-    (mut mappings, marked): (ChildMappings, RangeSet),
-) {
-    let before = inheritance.before.iter().map(|applied| &applied.recorded);
-    let history: Vec<RecordedChange> = before.chain(&inheritance.after).cloned().collect();
-    let forked_at = inheritance.before.len();
-    let mut at_fork = Mapped {
-        registered: lock(&child.managed).clone(),
-        present: RangeSet::default(),
-    };
-    at_fork.registered.add_all(&marked);
-    for range in history.iter().flat_map(RecordedChange::ranges) {
-        at_fork.present.add_all(&known_resident(gate, range));
+    (parent, mappings): (&mut ParentMappings, &mut ChildMappings),
+) -> bool {
+    let Inheritance { history, forked_at } = inheritance;
+    for range in history.iter().flat_map(|change| ranges(*change)) {
+        parent.resident.add_all(&known_resident(gate, range));
         // An exiting process has no resident pages.
-        let present = child.present(range).unwrap_or_default();
-        for registered in mappings.registered.covered(range) {
-            let parts = present.covered(registered);
-            parts
-                .into_iter()
-                .for_each(|part| mappings.present.add(part));
-        }
+        let resident = child.present(range).unwrap_or_default();
+        let registered = mappings.registered.covered(range).into_iter();
+        let parts = registered.flat_map(|registered| resident.covered(registered));
+        parts.for_each(|part| mappings.resident.add(part));
     }
-    let contained = contained(&history, forked_at, &at_fork, &mappings);
-    for (applied, contained) in inheritance.before.into_iter().zip(&contained).rev() {
-        if *contained {
-            let slots: Vec<Slot> = applied.slots().collect();
-            child.resources.swap.release_bulk(&slots);
-            continue;
-        }
-        match applied.recorded.change {
-            Change::Unmap(range) => {
-                child.apply_unmap(gate, range);
-                if applied.is_managed {
-                    lock(&child.managed).add(range);
-                }
-                for (page, state) in applied.states {
-                    gate.table().entry(page).set(state);
-                }
-            }
-            Change::Remap { from, to, .. } => {
-                let target = from.moved(from.start, to);
-                child.apply_remap(gate, target, from.start, false);
-            }
-            Change::Remove(_) | Change::Fork(_) => {}
-        }
-    }
-    let after = inheritance.after.iter().zip(&contained[forked_at..]);
-    for (recorded, _) in after.filter(|(_, contained)| **contained) {
-        match recorded.change {
+    let is_any_out = |ranges: &RangeSet| {
+        let mut ranges = ranges.ranges().iter();
+        ranges.any(|range| is_any_swapped(gate, *range))
+    };
+    let Some(contained) = contained(history, *forked_at, parent, mappings, is_any_out) else {
+        return false;
+    };
+    for (change, _) in history.iter().zip(&contained).filter(|(_, is)| **is) {
+        match *change {
             Change::Unmap(range) => child.apply_unmap(gate, range),
             Change::Remap { from, to, stays } => child.apply_remap(gate, from, to, stays),
-            Change::Remove(_) | Change::Fork(_) => {}
+            Change::Remove(range) => child.apply_remove(gate, range),
+            Change::Fork(_) => {}
         }
     }
+    true
 }
 
 /// The pages of a range that are resident according to the page states.
-pub(crate) fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
+fn known_resident(gate: &Exclusive<'_>, range: PageRange) -> RangeSet {
     let mut resident = RangeSet::default();
     gate.table().visit(range, |page, entry| {
-        if matches!(
-            entry.load(),
-            PageState::Resident { .. } | PageState::Moving(_)
-        ) {
+        if matches!(entry.load(), PageState::Resident { .. }) {
             resident.add(PageRange::around(page, 1));
         }
         true

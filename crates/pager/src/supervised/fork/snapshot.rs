@@ -4,41 +4,32 @@
 //! order. Changes of disjoint ranges may even be read on both sides of a fork although the child
 //! contains both, or neither. The order of changes with overlapping ranges is known
 //! (`events/reorder.rs`), and the child contains a prefix of them. So for each group of such changes,
-//! the mappings and resident pages after every prefix are compared with those of the child.
+//! the mappings after every prefix are compared with those of the child.
 //!
 //! Residency is the strongest evidence: an untracked page adds the same error to every candidate, so it
 //! cancels out. Next are the readable and writable mappings, because a range that was unmapped may
 //! still be registered, or registered again.
 //!
-//! Several prefixes may match: if no page is resident, a move between two mappings that both stay
-//! (`MREMAP_DONTUNMAP`) cannot be detected. Then the order in which the events were read decides. It is
-//! that of the changes unless a thread was preempted between its change and its event.
+//! Of two prefixes that differ from the child by as much, it contains either only if both leave the same
+//! memory in the same places, or if none of it is paged out. Else nothing tells (if no page is resident, a
+//! move onto another mapping, where both may be mapped afterwards, `MREMAP_DONTUNMAP`), and nothing is guessed.
 
 use crate::bugs::Bug;
-use crate::page::PageRange;
+use crate::page::{PageRange, VirtualPage};
 use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Change;
 
-/// A change applied concurrently with a fork.
-#[derive(Clone)]
-pub(crate) struct RecordedChange {
-    /// The change.
-    pub change: Change,
-    /// Pages of its range that were resident before, as far as was known.
+/// The parent's mappings before all changes, as far as they are known.
+#[derive(Clone, Default)]
+pub(crate) struct ParentMappings {
+    /// Registered ranges.
+    pub registered: RangeSet,
+    /// Resident pages of all ranges that changes affect.
     pub resident: RangeSet,
 }
 
-/// The parent's mappings at one point of the history, as far as they are known.
-#[derive(Clone, Default)]
-pub(crate) struct Mapped {
-    /// Registered ranges.
-    pub registered: RangeSet,
-    /// Resident pages.
-    pub present: RangeSet,
-}
-
 /// The child's mappings.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct ChildMappings {
     /// Registered ranges.
     pub registered: RangeSet,
@@ -46,66 +37,66 @@ pub(crate) struct ChildMappings {
     pub usable: RangeSet,
     /// Registered ranges with `MADV_WIPEONFORK`.
     pub wiped: RangeSet,
-    /// Resident pages of registered ranges.
-    pub present: RangeSet,
+    /// Resident pages of registered ranges that changes affect.
+    pub resident: RangeSet,
 }
 
-impl RecordedChange {
-    /// The ranges that the change affects.
-    pub(crate) fn ranges(&self) -> Vec<PageRange> {
-        match self.change {
-            Change::Unmap(range) => vec![range],
-            Change::Remap { from, to, .. } => vec![from, from.moved(from.start, to)],
-            Change::Remove(_) | Change::Fork(_) => Vec::new(),
-        }
+/// The ranges that a change affects.
+pub(crate) fn ranges(change: Change) -> Vec<PageRange> {
+    match change {
+        Change::Unmap(range) | Change::Remove(range) => vec![range],
+        Change::Remap { from, to, .. } => vec![from, from.moved(from.start, to)],
+        Change::Fork(_) => Vec::new(),
     }
 }
 
-/// Whether the child contains each change of a history, of which the first `forked_at` were applied
-/// before the fork. `at_fork` are the parent's mappings at the fork, `child` those of the child; both
-/// cover at least the ranges of all changes.
+/// Whether the child contains each change of a history, of which the first `forked_at` were read before the fork.
+/// `None` if its mappings do not tell, and it matters where memory moved, which `matters` says of a set of ranges.
 pub(crate) fn contained(
-    history: &[RecordedChange],
+    history: &[Change],
     forked_at: usize,
-    at_fork: &Mapped,
+    parent: &ParentMappings,
     child: &ChildMappings,
-) -> Vec<bool> {
+    matters: impl Fn(&RangeSet) -> bool,
+) -> Option<Vec<bool>> {
     let mut contained = vec![false; history.len()];
     if Bug::ForkTakenByReadOrder.is_back() {
         contained[..forked_at].fill(true);
-        return contained;
+        return Some(contained);
     }
     for (footprint, members) in groups(history) {
-        let changes: Vec<&RecordedChange> = members.iter().map(|index| &history[*index]).collect();
-        let before = members.partition_point(|index| *index < forked_at);
-        let group = Group {
-            at_fork: Mapped {
-                registered: within(&footprint, &at_fork.registered),
-                present: within(&footprint, &at_fork.present),
-            },
-            child: ChildMappings {
-                registered: within(&footprint, &child.registered),
-                usable: within(&footprint, &child.usable),
-                wiped: within(&footprint, &child.wiped),
-                present: within(&footprint, &child.present),
-            },
-            changes,
-            before,
+        let changes = members.iter().map(|index| history[*index]);
+        let layouts = layouts(&within(&footprint, &parent.registered), changes);
+        let child = ChildMappings {
+            registered: within(&footprint, &child.registered),
+            usable: within(&footprint, &child.usable),
+            wiped: within(&footprint, &child.wiped),
+            resident: within(&footprint, &child.resident),
         };
-        let count = group.contained();
-        for index in &members[..count] {
+        let differences = layouts.iter();
+        let differences = differences.map(|layout| layout.difference(&parent.resident, &child));
+        let differences: Vec<Difference> = differences.collect();
+        let least = differences.iter().min()?;
+        let best = (0..layouts.len()).filter(|count| differences[*count] == *least);
+        // Pages that were dropped leave the mappings as they are: the last is the one to take.
+        let last = best.clone().next_back()?;
+        let mut best = best.map(|count| &layouts[count].pieces);
+        if !best.all(|pieces| *pieces == layouts[last].pieces) && matters(&footprint) {
+            return None;
+        }
+        for index in &members[..last] {
             contained[*index] = true;
         }
     }
-    contained
+    Some(contained)
 }
 
 /// Groups of changes with overlapping ranges: the union of the ranges, and the indices in the history.
-fn groups(history: &[RecordedChange]) -> Vec<(RangeSet, Vec<usize>)> {
+fn groups(history: &[Change]) -> Vec<(RangeSet, Vec<usize>)> {
     let mut groups: Vec<(RangeSet, Vec<usize>)> = Vec::new();
-    for (index, recorded) in history.iter().enumerate() {
+    for (index, change) in history.iter().enumerate() {
         let (mut footprint, mut members) = (RangeSet::default(), vec![index]);
-        let ranges = recorded.ranges();
+        let ranges = ranges(*change);
         groups.retain(|(other, others)| {
             let touches = ranges.iter().any(|range| !other.covered(*range).is_empty());
             if touches {
@@ -121,121 +112,125 @@ fn groups(history: &[RecordedChange]) -> Vec<(RangeSet, Vec<usize>)> {
     groups
 }
 
-struct Group<'a> {
-    changes: Vec<&'a RecordedChange>,
-    /// Number of changes applied before the fork.
-    before: usize,
-    at_fork: Mapped,
-    child: ChildMappings,
-}
-
 /// Number of pages in which the child differs from a candidate. Compared in the order of the fields.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Difference {
-    present: u64,
+    resident: u64,
     usable: u64,
     registered: u64,
-    /// Registered pages that are explained only by a mapping that stayed behind although its echo was
-    /// read: its unmapping would have to have been taken for the echo.
-    left_behind: u64,
 }
 
-impl Group<'_> {
-    /// The number of changes that the child contains.
-    fn contained(&self) -> usize {
-        let mut mapped = self.at_fork.clone();
-        let mut differences = vec![Difference::default(); self.changes.len() + 1];
-        for count in (0..=self.before).rev() {
-            differences[count] = self.difference(&mapped, count);
-            if let Some(last) = count.checked_sub(1) {
-                mapped.undo(self.changes[last]);
-            }
-        }
-        mapped = self.at_fork.clone();
-        for count in self.before..self.changes.len() {
-            mapped.apply(self.changes[count]);
-            differences[count + 1] = self.difference(&mapped, count + 1);
-        }
-        let counts = 0..=self.changes.len();
-        // mremap over another mapping raises two events, the unmapping first, and no fork can come
-        // between them. So of two candidates at the same distance, the later one is more likely.
-        let by_likelihood = |count: &usize| {
-            let distance = count.abs_diff(self.before);
-            (differences[*count], distance, *count < self.before)
-        };
-        counts.min_by_key(by_likelihood).unwrap_or(self.before)
-    }
-
-    /// The difference between the child and `mapped`, the mappings after `count` changes.
-    fn difference(&self, mapped: &Mapped, count: usize) -> Difference {
-        // The source mapping of a move may still exist, empty.
-        let mut left = RangeSet::default();
-        for recorded in &self.changes[..count] {
-            if let Change::Remap { from, to, .. } = recorded.change {
-                left.remove(from.moved(from.start, to));
-                left.add(from);
-            }
-        }
-        let of = |child: &RangeSet| {
-            let unexpected = outside(child, &mapped.registered);
-            pages(&outside(&unexpected, &left)) + pages(&outside(&mapped.registered, child))
-        };
-        let child = &self.child;
-        let missing = outside(&mapped.present, &child.present);
-        Difference {
-            present: pages(&outside(&child.present, &mapped.present))
-                + pages(&outside(&missing, &child.wiped)),
-            usable: of(&child.usable),
-            registered: of(&child.registered),
-            left_behind: pages(&within(
-                &outside(&child.registered, &mapped.registered),
-                &left,
-            )),
-        }
-    }
+/// The parent's registered memory after some changes.
+#[derive(Clone, Default)]
+struct Layout {
+    /// Ranges in order, each with where it was before all changes; `None`: it is empty, or was not registered there.
+    pieces: Vec<(PageRange, Option<VirtualPage>)>,
+    /// Sources of moves. They may still be mapped, empty, even if an echo was read: it may be of an unmapping right after
+    /// a move that left its mapping.
+    left: RangeSet,
 }
 
-impl Mapped {
-    fn apply(&mut self, recorded: &RecordedChange) {
-        match recorded.change {
-            Change::Unmap(range) => {
-                self.registered.remove(range);
-                self.present.remove(range);
-            }
+/// The layouts after each number of changes, 0 to all.
+fn layouts(registered: &RangeSet, changes: impl Iterator<Item = Change>) -> Vec<Layout> {
+    let ranges = registered.ranges().iter();
+    let mut layout = Layout {
+        pieces: ranges.map(|range| (*range, Some(range.start))).collect(),
+        left: RangeSet::default(),
+    };
+    let mut layouts = vec![layout.clone()];
+    for change in changes {
+        layout.apply(change);
+        layouts.push(layout.clone());
+    }
+    layouts
+}
+
+impl Layout {
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Unmap(range) => drop(self.cut(range)),
             Change::Remap { from, to, stays } => {
                 let target = from.moved(from.start, to);
-                if !stays {
-                    self.registered.remove(from);
+                let moved = self.cut(from);
+                self.cut(target);
+                let known = moved.iter().map(|(piece, _)| *piece);
+                let unknown = collect(known).uncovered(from).into_iter();
+                let moved = moved
+                    .into_iter()
+                    .chain(unknown.map(|piece| (piece, None)))
+                    .map(|(piece, was)| (piece.moved(from.start, to), was));
+                self.pieces.extend(moved);
+                if stays {
+                    self.pieces.push((from, None));
                 }
-                self.registered.add(target);
-                self.present.remove(from);
-                self.present.remove(target);
-                for range in recorded.resident.ranges() {
-                    self.present.add(range.moved(from.start, to));
-                }
+                self.left.remove(target);
+                self.left.add(from);
             }
             Change::Remove(_) | Change::Fork(_) => {}
+        }
+        self.tidy();
+    }
+
+    /// Takes out what lies in a range.
+    fn cut(&mut self, range: PageRange) -> Vec<(PageRange, Option<VirtualPage>)> {
+        let mut taken = Vec::new();
+        for (piece, was) in std::mem::take(&mut self.pieces) {
+            let part = |part: PageRange| {
+                let offset = part.start.0 - piece.start.0;
+                (part, was.map(|was| was.plus(offset)))
+            };
+            let inside = piece.intersection(range);
+            if inside.is_empty() {
+                self.pieces.push((piece, was));
+                continue;
+            }
+            taken.push(part(inside));
+            let outside = collect(std::iter::once(range)).uncovered(piece);
+            self.pieces.extend(outside.into_iter().map(part));
+        }
+        taken
+    }
+
+    /// Sorts the pieces, and joins those that were one.
+    fn tidy(&mut self) {
+        self.pieces.sort_unstable_by_key(|(piece, _)| piece.start);
+        self.pieces.dedup_by(|(next, next_was), (piece, was)| {
+            let follows = was.map(|was| was.plus(piece.pages())) == *next_was;
+            let joins = piece.end == next.start && follows;
+            if joins {
+                piece.end = next.end;
+            }
+            joins
+        });
+    }
+
+    /// The difference from a child, where `resident` was resident before all changes.
+    fn difference(&self, resident: &RangeSet, child: &ChildMappings) -> Difference {
+        let registered = collect(self.pieces.iter().map(|(piece, _)| *piece));
+        let resident = self.moved(resident);
+        let of = |child: &RangeSet| {
+            let unexpected = outside(child, &registered);
+            outside(&unexpected, &self.left).pages() + outside(&registered, child).pages()
+        };
+        let missing = outside(&resident, &child.resident);
+        Difference {
+            resident: outside(&child.resident, &resident).pages()
+                + outside(&missing, &child.wiped).pages(),
+            usable: of(&child.usable),
+            registered: of(&child.registered),
         }
     }
 
-    fn undo(&mut self, recorded: &RecordedChange) {
-        match recorded.change {
-            Change::Unmap(range) => {
-                self.registered.add(range);
-                self.present.remove(range);
-            }
-            Change::Remap { from, to, .. } => {
-                let target = from.moved(from.start, to);
-                self.registered.remove(target);
-                self.registered.add(from);
-                self.present.remove(target);
-                self.present.remove(from);
-            }
-            Change::Remove(_) | Change::Fork(_) => {}
-        }
-        for range in recorded.resident.ranges() {
-            self.present.add(*range);
-        }
+    /// Where pages of before all changes are.
+    fn moved(&self, pages: &RangeSet) -> RangeSet {
+        let pieces = self.pieces.iter();
+        let pieces = pieces.filter_map(|(piece, was)| Some((*piece, (*was)?)));
+        collect(pieces.flat_map(|(piece, was)| {
+            let parts = pages.covered(piece.moved(piece.start, was));
+            parts
+                .into_iter()
+                .map(move |part| part.moved(was, piece.start))
+        }))
     }
 }
 
@@ -257,205 +252,210 @@ fn collect(ranges: impl Iterator<Item = PageRange>) -> RangeSet {
     regions
 }
 
-fn pages(regions: &RangeSet) -> u64 {
-    regions.ranges().iter().map(|range| range.pages()).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{VirtualPage, range};
+    use crate::page::range;
 
     fn regions(ranges: &[(u64, u64)]) -> RangeSet {
-        let mut regions = RangeSet::default();
-        for &(start, end) in ranges {
-            regions.add(range(start, end));
-        }
-        regions
+        collect(ranges.iter().map(|(start, end)| range(*start, *end)))
     }
 
-    fn mapped(registered: &[(u64, u64)], present: &[(u64, u64)]) -> Mapped {
-        Mapped {
-            registered: regions(registered),
-            present: regions(present),
-        }
-    }
-
-    fn unmap(start: u64, end: u64, resident: &[(u64, u64)]) -> RecordedChange {
-        RecordedChange {
-            change: Change::Unmap(range(start, end)),
-            resident: regions(resident),
-        }
-    }
-
-    /// Calls `contained` for a child whose mappings are all readable and writable.
-    fn saw(
-        history: &[RecordedChange],
-        forked_at: usize,
-        at_fork: &Mapped,
-        child: &Mapped,
-    ) -> Vec<bool> {
-        let Mapped {
-            registered,
-            present,
-        } = child.clone();
-        let child = ChildMappings {
-            usable: registered.clone(),
-            registered,
-            present,
-            wiped: RangeSet::default(),
-        };
-        contained(history, forked_at, at_fork, &child)
+    fn unmap(start: u64, end: u64) -> Change {
+        Change::Unmap(range(start, end))
     }
 
     /// A move of ten pages.
-    fn remap(from: u64, to: u64, stays: bool, resident: &[(u64, u64)]) -> RecordedChange {
-        RecordedChange {
-            change: Change::Remap {
-                from: range(from, from + 10),
-                to: VirtualPage(to),
-                stays,
-            },
-            resident: regions(resident),
+    fn remap(from: u64, to: u64, stays: bool) -> Change {
+        Change::Remap {
+            from: range(from, from + 10),
+            to: VirtualPage(to),
+            stays,
         }
+    }
+
+    /// Registered and resident ranges.
+    type Known<'a> = (&'a [(u64, u64)], &'a [(u64, u64)]);
+
+    /// Calls `contained` for a child whose mappings are all readable and writable, where all memory matters.
+    fn saw(history: &[Change], parent: Known<'_>, child: Known<'_>) -> Option<Vec<bool>> {
+        let parent = ParentMappings {
+            registered: regions(parent.0),
+            resident: regions(parent.1),
+        };
+        let child = ChildMappings {
+            usable: regions(child.0),
+            registered: regions(child.0),
+            wiped: RangeSet::default(),
+            resident: regions(child.1),
+        };
+        contained(history, 0, &parent, &child, |_| true)
     }
 
     #[test]
     fn changes_far_apart_are_seen_or_not_each() {
-        let history = [unmap(0, 10, &[]), unmap(50, 60, &[]), unmap(100, 110, &[])];
-        let at_fork = mapped(&[(50, 60), (100, 110)], &[]);
-        let saw_the_second = mapped(&[(0, 10), (100, 110)], &[]);
-        let contained = |child| saw(&history, 1, &at_fork, &child);
-        assert_eq!(contained(saw_the_second), [false, true, false]);
-        assert_eq!(contained(at_fork.clone()), [true, false, false]);
-        assert_eq!(contained(mapped(&[], &[])), [true; 3]);
+        let history = [unmap(0, 10), unmap(50, 60), unmap(100, 110)];
+        let all = [(0, 10), (50, 60), (100, 110)];
+        let contained = |child: &[(u64, u64)]| saw(&history, (&all, &[]), (child, &[]));
+        assert_eq!(
+            contained(&[(0, 10), (100, 110)]),
+            Some(vec![false, true, false])
+        );
+        assert_eq!(contained(&all[1..]), Some(vec![true, false, false]));
+        assert_eq!(contained(&[]), Some(vec![true; 3]));
     }
 
     #[test]
     fn memory_that_moved_on_before_is_not_where_it_moved_from() {
-        // a: 0 to 20, to 40; and b: 60 to 0, read after the fork.
+        // a: 0 to 20, to 40; and b: 60 to 0.
         let history = [
-            remap(0, 20, false, &[]),
-            remap(20, 40, false, &[]),
-            remap(60, 0, false, &[]),
+            remap(0, 20, false),
+            remap(20, 40, false),
+            remap(60, 0, false),
         ];
-        let at_fork = mapped(&[(0, 10), (60, 70)], &[]);
+        let parent: Known<'_> = (&[(0, 10), (60, 70)], &[]);
         for (child, count) in [(0, 0), (20, 1), (40, 2)] {
-            let child = mapped(&[(child, child + 10), (60, 70)], &[]);
-            let mut expected = [true; 3];
+            let child = [(child, child + 10), (60, 70)];
+            let mut expected = vec![true; 3];
             expected[count..].fill(false);
-            assert_eq!(saw(&history, 0, &at_fork, &child), expected);
+            assert_eq!(saw(&history, parent, (&child, &[])), Some(expected));
         }
-        let child = mapped(&[(40, 50), (0, 10)], &[]);
-        assert_eq!(saw(&history, 0, &at_fork, &child), [true; 3]);
+        let child: Known<'_> = (&[(40, 50), (0, 10)], &[]);
+        assert_eq!(saw(&history, parent, child), Some(vec![true; 3]));
     }
 
     #[test]
-    fn a_mapping_that_moved_away_is_not_taken_to_have_stayed() {
-        // Moved over another and back, then unmapped; nothing resident. The child is of the middle.
+    fn a_mapping_that_moved_away_may_have_stayed() {
+        // Moved over another and back, then unmapped. The child is of the middle, or of the end.
         let history = [
-            unmap(20, 30, &[]),
-            remap(0, 20, false, &[]),
-            remap(20, 0, false, &[]),
-            unmap(0, 10, &[]),
+            unmap(20, 30),
+            remap(0, 20, false),
+            remap(20, 0, false),
+            unmap(0, 10),
         ];
-        let child = mapped(&[(20, 30)], &[]);
-        let contained = saw(&history, 4, &Mapped::default(), &child);
-        assert_eq!(contained, [true, true, false, false]);
+        let both = [(0, 10), (20, 30)];
+        assert_eq!(saw(&history, (&both, &[]), (&[(20, 30)], &[])), None);
+        let contained = saw(&history, (&both, &[(3, 4)]), (&[(20, 30)], &[(23, 24)]));
+        assert_eq!(contained, Some(vec![true, true, false, false]));
+        let contained = saw(&history, (&both, &[(3, 4)]), (&[(20, 30)], &[]));
+        assert_eq!(contained, Some(vec![true; 4]));
     }
 
     #[test]
     fn what_was_in_memory_tells_whether_it_moved_to_where_another_was() {
         // The target mapping has page 20 resident; the source has page 3 or none.
-        let over = |moving: &[(u64, u64)]| [unmap(20, 30, &[(20, 21)]), remap(0, 20, true, moving)];
+        let history = [unmap(20, 30), remap(0, 20, true)];
         let both = [(0, 10), (20, 30)];
-        for forked_at in 0..=2 {
-            for moving in [&[(3, 4)][..], &[]] {
-                let history = over(moving);
-                let mut at_fork = mapped(&both, &[(20, 21)]);
-                moving
-                    .iter()
-                    .for_each(|(start, end)| at_fork.present.add(range(*start, *end)));
-                let before = at_fork.clone();
-                history[..forked_at]
-                    .iter()
-                    .for_each(|recorded| at_fork.apply(recorded));
-                assert_eq!(saw(&history, forked_at, &at_fork, &before), [false; 2]);
-                let moved: Vec<_> = moving.iter().map(|(s, e)| (s + 20, e + 20)).collect();
-                let after = mapped(&both, &moved);
-                assert_eq!(saw(&history, forked_at, &at_fork, &after), [true; 2]);
-            }
-        }
+        let before: Known<'_> = (&both, &[(3, 4), (20, 21)]);
+        let after: Known<'_> = (&both, &[(23, 24)]);
+        assert_eq!(saw(&history, before, before), Some(vec![false; 2]));
+        assert_eq!(saw(&history, before, after), Some(vec![true; 2]));
+        let before: Known<'_> = (&both, &[(20, 21)]);
+        assert_eq!(saw(&history, before, before), Some(vec![false; 2]));
+        assert_eq!(saw(&history, before, (&both, &[])), Some(vec![true; 2]));
     }
 
     #[test]
-    fn where_nothing_tells_the_order_does() {
-        let history = [unmap(20, 30, &[]), remap(0, 20, true, &[])];
-        let both = [(0, 10), (20, 30)];
-        let child = mapped(&both, &[]);
-        assert_eq!(saw(&history, 0, &child, &child), [false; 2]);
-        let between = mapped(&[(0, 10)], &[]);
-        assert_eq!(saw(&history, 1, &between, &child), [true; 2]);
-        assert_eq!(saw(&history, 2, &child, &child), [true; 2]);
+    fn where_nothing_tells_nothing_is_guessed() {
+        // Over another mapping, and both stay.
+        let history = [unmap(20, 30), remap(0, 20, true)];
+        let both = regions(&[(0, 10), (20, 30)]);
+        let parent = ParentMappings {
+            registered: both.clone(),
+            resident: RangeSet::default(),
+        };
+        let child = ChildMappings {
+            usable: both.clone(),
+            registered: both,
+            ..ChildMappings::default()
+        };
+        let contained = |matters| contained(&history, 2, &parent, &child, |_| matters);
+        assert_eq!(contained(true), None);
+        assert!(contained(false).is_some());
+    }
+
+    #[test]
+    fn what_is_back_where_it_was_may_have_moved_or_not() {
+        let history = [remap(0, 20, false), remap(20, 0, false)];
+        let contained = saw(&history, (&[(0, 10)], &[]), (&[(0, 10)], &[]));
+        assert_eq!(contained, Some(vec![true; 2]));
+    }
+
+    #[test]
+    fn what_was_dropped_before_the_fork_is_seen_where_it_was() {
+        let dropped = Change::Remove(range(22, 24));
+        let history = [remap(0, 20, false), dropped, remap(20, 40, false)];
+        for (child, seen) in [(0, [false; 3]), (20, [true, true, false]), (40, [true; 3])] {
+            let contained = saw(&history, (&[(0, 10)], &[]), (&[(child, child + 10)], &[]));
+            assert_eq!(contained, Some(seen.to_vec()), "at {child}");
+        }
     }
 
     #[test]
     fn an_end_that_was_taken_for_an_echo_is_seen_or_not() {
         // The mapping stays behind and is unmapped right after; the fork came in between.
-        let history = [remap(0, 20, false, &[(0, 10)])];
-        let at_fork = mapped(&[(0, 10)], &[(0, 10)]);
-        let child = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
-        assert_eq!(saw(&history, 0, &at_fork, &child), [true]);
-    }
-
-    #[test]
-    fn back_and_forth_is_told_by_where_it_is() {
-        // A move and back, then another to the place in between; all read after the fork.
-        let history = [
-            remap(0, 20, true, &[(0, 10)]),
-            remap(20, 0, false, &[(20, 30)]),
-            remap(70, 60, false, &[]),
-            remap(60, 20, true, &[]),
-        ];
-        let at_fork = mapped(&[(0, 10), (70, 80)], &[(0, 10)]);
-        let away = mapped(&[(0, 10), (20, 30), (70, 80)], &[(20, 30)]);
-        let contained = |child: &Mapped| saw(&history, 0, &at_fork, child);
-        assert_eq!(contained(&away), [true, false, false, false]);
-        assert_eq!(contained(&at_fork), [false; 4]);
+        let history = [remap(0, 20, false)];
+        let parent: Known<'_> = (&[(0, 10)], &[(0, 10)]);
+        let child: Known<'_> = (&[(0, 10), (20, 30)], &[(20, 30)]);
+        assert_eq!(saw(&history, parent, child), Some(vec![true]));
     }
 
     #[test]
     fn what_cannot_be_used_any_more_is_not_what_moved() {
         // The target is registered although not usable: something else was mapped there.
         for resident in [&[(0, 10)][..], &[]] {
-            let history = [remap(0, 20, false, resident)];
-            let at_fork = mapped(&[(0, 10)], resident);
+            let history = [remap(0, 20, false)];
+            let parent = ParentMappings {
+                registered: regions(&[(0, 10)]),
+                resident: regions(resident),
+            };
             let child = ChildMappings {
                 registered: regions(&[(0, 10), (20, 30)]),
                 usable: regions(&[(0, 10)]),
-                present: regions(resident),
+                resident: regions(resident),
                 wiped: RangeSet::default(),
             };
-            assert_eq!(contained(&history, 0, &at_fork, &child), [false]);
-            assert_eq!(
-                contained(&history, 1, &mapped(&[(20, 30)], &[]), &child),
-                [false]
-            );
+            let contained = contained(&history, 1, &parent, &child, |_| true);
+            assert_eq!(contained, Some(vec![false]));
         }
     }
 
     #[test]
     fn what_the_fork_wiped_tells_nothing() {
-        // The range at 20 is wiped on fork and resident in the parent; the range that moves over it is
-        // swapped out.
-        let history = [unmap(20, 30, &[(20, 30)]), remap(0, 20, false, &[])];
-        let child = ChildMappings {
-            registered: regions(&[(0, 10), (20, 30)]),
-            usable: regions(&[(0, 10), (20, 30)]),
-            wiped: regions(&[(20, 30)]),
-            present: RangeSet::default(),
+        // The range at 20 is wiped on fork and resident in the parent; what moves over it is paged out.
+        let history = [unmap(20, 30), remap(0, 20, false)];
+        let both = regions(&[(0, 10), (20, 30)]);
+        let parent = ParentMappings {
+            registered: both.clone(),
+            resident: regions(&[(20, 30)]),
         };
-        let before_both = mapped(&[(0, 10), (20, 30)], &[(20, 30)]);
-        assert_eq!(contained(&history, 0, &before_both, &child), [false; 2]);
+        let child = ChildMappings {
+            usable: both.clone(),
+            registered: both,
+            wiped: regions(&[(20, 30)]),
+            resident: RangeSet::default(),
+        };
+        let contained = contained(&history, 0, &parent, &child, |_| true);
+        assert_eq!(contained, None);
+    }
+
+    #[test]
+    fn a_part_that_moves_is_told_from_the_rest() {
+        let mut layouts = layouts(
+            &regions(&[(0, 30)]),
+            [remap(10, 50, false), remap(50, 10, false)].into_iter(),
+        );
+        let back = layouts.pop().expect("the last");
+        let away = layouts.pop().expect("the second");
+        let pieces = |layout: &Layout| {
+            let pieces = layout.pieces.iter();
+            let numbers = pieces.map(|(at, was)| (at.start.0, at.end.0, was.map(|was| was.0)));
+            numbers.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            pieces(&away),
+            [(0, 10, Some(0)), (20, 30, Some(20)), (50, 60, Some(10))]
+        );
+        assert_eq!(pieces(&back), [(0, 30, Some(0))]);
     }
 }

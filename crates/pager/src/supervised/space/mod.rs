@@ -476,12 +476,7 @@ impl Drop for AddressSpace {
         }
         self.set_resident_pages(0);
         self.charges.set(Charge::Staged, 0);
-        let mut slots = self.take_slots();
-        if let Some(inheritance) = lock(&self.fork.inheritance).take() {
-            for slot in inheritance.into_slots() {
-                slots.push(slot);
-            }
-        }
+        let slots = self.take_slots();
         self.resources.release(slots);
         self.resources.swap.end_group(&self.charges);
     }

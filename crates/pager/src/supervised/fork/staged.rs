@@ -10,40 +10,9 @@ use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use memfold_swap::{Page, Scratch};
 use memfold_sys::PAGE_SIZE;
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// Contents of the stage, copied before a fork event is read: reading it lets the parent run, and the
-/// parent may be gone before its memory can be read.
-pub(crate) type Stash = HashMap<StageIndex, Page>;
-
 impl AddressSpace {
-    /// Copies the stage, before events are read that may include a fork. The gate is held exclusively,
-    /// so no page is staged or returned until the events are applied.
-    pub(crate) fn stash(&self, gate: &Exclusive<'_>) -> Stash {
-        let Some(attached) = self.attached() else {
-            return Stash::new();
-        };
-        // Pages that the helper has moved become staged.
-        Batch::settle(self, gate);
-        let staged = self.staged_pages(gate);
-        let places: Vec<StageIndex> = staged.iter().map(|(_, place)| *place).collect();
-        let addresses: Vec<u64> = places
-            .iter()
-            .map(|place| self.stage_address(*place))
-            .collect();
-        let mut buffer = vec![[0u8; PAGE_SIZE]; places.len()];
-        // `store_staged` retries pages that cannot be read; `apply_fork` finds those that stay staged.
-        let read = attached
-            .inspector
-            .copy_out(&addresses, buffer.as_flattened_mut())
-            .unwrap_or(0);
-        places
-            .into_iter()
-            .zip(buffer.into_iter().take(read))
-            .collect()
-    }
-
     fn staged_pages(&self, gate: &Exclusive<'_>) -> Vec<(VirtualPage, StageIndex)> {
         let mut staged = Vec::new();
         if lock(&self.stage).live() == 0 {
@@ -58,22 +27,27 @@ impl AddressSpace {
         staged
     }
 
-    /// Stores every staged page in the swap space, so that its slot can have two owners. Pages that the
-    /// stash lacks are read now.
-    pub(crate) fn store_staged(&self, gate: &Exclusive<'_>, stash: Option<Stash>) {
-        let mut contents = stash.unwrap_or_default();
+    /// Stores every staged page in the swap space, so that its slot can have two owners. The gate is held exclusively,
+    /// so no page is staged or returned until the events are applied.
+    pub(crate) fn store_staged(&self, gate: &Exclusive<'_>) {
+        // Pages that the helper has moved become staged.
+        Batch::settle(self, gate);
         let staged = self.staged_pages(gate);
-        if staged
-            .iter()
-            .any(|(_, place)| !contents.contains_key(place))
-        {
-            contents.extend(self.stash(gate));
-        }
+        let Some(attached) = self.attached().filter(|_| !staged.is_empty()) else {
+            return;
+        };
+        let places = staged.iter();
+        let addresses: Vec<u64> = places
+            .map(|(_, place)| self.stage_address(*place))
+            .collect();
+        let mut buffer = vec![[0u8; PAGE_SIZE]; staged.len()];
+        // `apply_fork` finds those that cannot be read and stay staged.
+        let inspector = &attached.inspector;
+        let read = inspector.copy_out(&addresses, buffer.as_flattened_mut());
         let mut scratch = Scratch::new();
-        for (page, place) in staged {
-            if let Some(contents) = contents.get(&place) {
-                self.store_one_staged(gate, page, place, contents, &mut scratch);
-            }
+        let contents = buffer.iter().take(read.unwrap_or(0));
+        for ((page, place), contents) in staged.into_iter().zip(contents) {
+            self.store_one_staged(gate, page, place, contents, &mut scratch);
         }
     }
 
