@@ -1,8 +1,8 @@
 /* A forked child uses addresses at which its parent had memory that is kept from children.
  *
- *   dontfork MEGABYTES GROWTH
+ *   dontfork MEGABYTES GROWTH [KEPT]
  *
- * The parent has MEGABYTES, a part of it kept from children; the child maps anew what it did not
+ * The parent has MEGABYTES, KEPT or 4 of them kept from children; the child maps anew what it did not
  * get, and grows by GROWTH megabytes.  Prints one line, the same in every run; MISMATCH, and a
  * status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#define KEPT (4 * 256UL)
+static size_t kept_pages = 4 * 256;
 /* What the child maps anew of it: memory of others may lie at its end. */
-#define AGAIN (KEPT / 2)
+#define AGAIN (kept_pages / 2)
 
 static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t growth)
 {
@@ -36,16 +36,18 @@ static void live_as_child(uint64_t *memory, uint64_t *kept, size_t pages, size_t
 
 int main(int count, char **arguments)
 {
-    if (count != 3)
+    if (count != 3 && count != 4)
         return 2;
-    size_t pages = strtoul(arguments[1], NULL, 10) * 256 - KEPT;
+    if (count == 4)
+        kept_pages = strtoul(arguments[3], NULL, 10) * 256;
+    size_t pages = strtoul(arguments[1], NULL, 10) * 256 - kept_pages;
     size_t growth = strtoul(arguments[2], NULL, 10) * 256;
     /* The lower of the two closes the gap that the other leaves in the child. */
-    uint64_t *kept = map_pages(KEPT), *memory = map_pages(pages);
-    if (madvise(kept, KEPT * PAGE, MADV_DONTFORK))
+    uint64_t *kept = map_pages(kept_pages), *memory = map_pages(pages);
+    if (madvise(kept, kept_pages * PAGE, MADV_DONTFORK))
         return 2;
     stamp_pages(memory, 0, pages, 1);
-    stamp_pages(kept, 0, KEPT, 1);
+    stamp_pages(kept, 0, kept_pages, 1);
     /* Long enough to be taken under management. */
     usleep(300000);
     pid_t child = fork();
@@ -58,7 +60,7 @@ int main(int count, char **arguments)
         say("MISMATCH child %d ended with status %x\n", (int)child, status);
         return 1;
     }
-    verify_pages("kept", kept, 0, KEPT, 1);
+    verify_pages("kept", kept, 0, kept_pages, 1);
     verify_pages("parent's", memory, 0, pages, 1);
     say("dontfork ok\n");
     return 0;

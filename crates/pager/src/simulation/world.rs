@@ -330,8 +330,9 @@ impl World {
         let Ok(mut scan) = VmaScan::of(space, attached) else {
             return;
         };
-        let changes = space.prepared.changes.load(Ordering::Relaxed);
+        let mut changes = 0;
         if self.prepares_forks() {
+            changes = space.prepared.watch();
             // It is tried again at each tick.
             space.withhold_unmanaged(&mut scan.unmanaged);
         }
@@ -342,9 +343,10 @@ impl World {
             return;
         };
         let messages = self.reader.read_messages(space, &mut gate);
-        if !self.prepares_forks() || space.prepared.is_still_withheld(changes) {
-            register(space, &gate, attached, &scan);
+        if self.prepares_forks() {
+            space.prepared.retain_withheld(&mut scan.unmanaged, changes);
         }
+        register(space, &gate, attached, &scan);
         drop(gate);
         self.serve(space, messages, service);
     }

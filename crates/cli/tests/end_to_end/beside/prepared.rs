@@ -136,6 +136,18 @@ fn what_a_program_keeps_from_its_children_stays_kept() {
 }
 
 #[test]
+fn what_a_program_keeps_from_its_children_is_paged_out() {
+    beside!(&["cc"]);
+    // Most of it, as of a JavaScript engine's heap.
+    for limit in [LEAST_RESIDENT, 32 * MIB] {
+        let outcome = prepared("dontfork", &["48", "8", "40"]).run(Limits::Resident(limit));
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "dontfork ok\n");
+        outcome.assert_swapped(48 * MIB);
+    }
+}
+
+#[test]
 fn a_guessed_token_inherits_nothing() {
     beside!(&["cc"]);
     let outcome = prepared("uninvited", &["token", "32"]).run(Limits::Resident(LEAST_RESIDENT));

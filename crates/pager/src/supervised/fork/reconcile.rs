@@ -30,6 +30,15 @@ impl AddressSpace {
         ranges.iter().all(|range| self.uffd().is_registered(*range))
     }
 
+    /// Registers all that is managed in the child of a prepared fork. `false` if its mappings must be looked at more
+    /// closely: of what has no mark, as the program keeps it from children itself, it has anything else there.
+    fn adopts_all_that_is_managed(&self) -> bool {
+        let managed = lock(&self.managed).ranges().to_vec();
+        let marked = lock(&self.prepared.marked).clone();
+        let is_marked = |range: &PageRange| marked.covered(*range) == [*range];
+        managed.iter().all(is_marked) && managed.into_iter().all(|range| self.adopt(range))
+    }
+
     /// Reconciles the page states of a child with its mappings, once, while the child waits.
     pub(crate) fn reconcile(&self) {
         let mut inheritance = lock(&self.fork.inheritance);
@@ -47,11 +56,7 @@ impl AddressSpace {
         self.fork.uncompared.store(is_prepared, Ordering::Relaxed);
         let needs_no_look =
             inheritance.history.is_empty() && !self.fork.inherited_stored.load(Ordering::Relaxed);
-        if needs_no_look && is_prepared {
-            let managed = lock(&self.managed).ranges().to_vec();
-            // Where one fails, its mappings are looked at more closely below.
-            let _ = managed.into_iter().all(|range| self.adopt(range));
-        }
+        let needs_no_look = needs_no_look && (!is_prepared || self.adopts_all_that_is_managed());
         if needs_no_look && self.has_all_that_is_managed() {
             self.fork.uncompared.store(true, Ordering::Relaxed);
             return;
@@ -181,7 +186,12 @@ impl AddressSpace {
         };
         let areas = areas.iter().filter(|area| area.anonymous);
         let areas = areas.map(|area| PageRange::of_addresses(area.start, area.end));
-        let mut unmarked = areas.flat_map(|range| marked.uncovered(range));
+        let mut known = marked.clone();
+        if let Some(attached) = self.attached() {
+            // Mapped since, maybe where the program keeps memory from its children.
+            known.add(attached.arena.whole);
+        }
+        let mut unmarked = areas.flat_map(|range| known.uncovered(range));
         unmarked.any(|range| is_any_swapped(gate, range))
     }
 }

@@ -87,54 +87,64 @@ impl AddressSpace {
     /// Has memory that is about to be managed withheld, and leaves out what is not. Returns whether the rest is to be
     /// tried again.
     pub(crate) fn withhold_unmanaged(&self, unmanaged: &mut Vec<PageRange>) -> bool {
-        let kept = self.kept_by_program(unmanaged);
-        unmanaged.retain(|range| !kept.contains(range));
-        let failed = self.withhold(unmanaged);
-        unmanaged.retain(|range| !failed.contains(range));
-        !failed.is_empty()
+        let before = unmanaged.len();
+        self.register_all(unmanaged);
+        let (kept, mixed) = self.kept_by_program(unmanaged);
+        let to_withhold: Vec<PageRange> = unmanaged
+            .iter()
+            .filter(|range| !kept.contains(range) && !mixed.contains(range))
+            .copied()
+            .collect();
+        let failed = self.withhold(&to_withhold);
+        unmanaged.retain(|range| !failed.contains(range) && !mixed.contains(range));
+        unmanaged.len() != before
     }
 
-    /// The ranges that the program keeps from its children itself, of those that were not withheld yet. They are not
-    /// managed: a prepared fork gives what is withheld.
-    fn kept_by_program(&self, ranges: &[PageRange]) -> Vec<PageRange> {
+    /// Registers ranges, before anything else is looked at: of what moves from here on, an event must tell. What is
+    /// registered, but not managed, is never paged out, so a child needs nothing for it. Leaves out what cannot be.
+    fn register_all(&self, ranges: &mut Vec<PageRange>) {
+        if Bug::WithheldUnregistered.is_back() {
+            return;
+        }
+        ranges.retain(|range| {
+            let is_registered = self.uffd().register_protectable(*range).is_ok();
+            if !is_registered {
+                lock(&self.refused).note(*range);
+            }
+            is_registered
+        });
+    }
+
+    /// The ranges that the program keeps from its children itself, of those that were not withheld yet, and those of which
+    /// it keeps a part. What it keeps is not withheld, nor marked: a prepared fork gives what is withheld.
+    fn kept_by_program(&self, ranges: &[PageRange]) -> (Vec<PageRange>, Vec<PageRange>) {
         let withheld = lock(&self.prepared.withheld).clone();
         let is_new = |range: &&PageRange| withheld.covered(**range).is_empty();
         let new: Vec<PageRange> = ranges.iter().filter(is_new).copied().collect();
         let Some(inspector) = self.inspector().filter(|_| !new.is_empty()) else {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         };
-        let Ok(kept) = inspector.kept_from_children() else {
+        let Ok(areas) = inspector.kept_from_children() else {
             // It is gone.
-            return new;
+            return (Vec::new(), new);
         };
-        let is_kept = |range: &PageRange| {
-            let mut kept = kept.iter();
-            kept.any(|(start, end)| {
-                let kept = PageRange::of_addresses(*start, *end);
-                !kept.intersection(*range).is_empty()
-            })
-        };
-        new.into_iter().filter(is_kept).collect()
+        let mut kept = RangeSet::default();
+        for (start, end) in areas {
+            kept.add(PageRange::of_addresses(start, end));
+        }
+        let new = new.into_iter();
+        let new = new.filter(|range| !kept.covered(*range).is_empty());
+        new.partition(|range| kept.covered(*range) == [*range])
     }
 
     /// Has the helper withhold ranges from forked children, before they are managed. Returns those that it did not, for
-    /// example as a thread forks just now.
-    ///
-    /// They are registered first: of what is withheld and moves, an event must tell. What is registered, but not
-    /// managed, is never paged out, so a child needs nothing for it.
+    /// example as a thread forks just now. They are registered.
     fn withhold(&self, ranges: &[PageRange]) -> Vec<PageRange> {
         let mut failed = Vec::new();
         let began = Instant::now();
         for range in ranges {
             // The governor has others to see to.
             if began.elapsed() > PATIENCE {
-                failed.push(*range);
-                continue;
-            }
-            if !Bug::WithheldUnregistered.is_back()
-                && self.uffd().register_protectable(*range).is_err()
-            {
-                lock(&self.refused).note(*range);
                 failed.push(*range);
                 continue;
             }
@@ -146,7 +156,7 @@ impl AddressSpace {
                 Ok(()) => {
                     // At once: a fork that begins now has the mark.
                     self.prepared.note_marked(*range, changes);
-                    if !self.is_unchanged(changes) {
+                    if !self.is_unchanged(*range, changes) {
                         self.prepared.astray.store(true, Ordering::Relaxed);
                     }
                 }
@@ -162,14 +172,14 @@ impl AddressSpace {
         failed
     }
 
-    /// Whether no mapping has changed since `changes`, so that what was registered then is what was marked.
-    fn is_unchanged(&self, changes: u32) -> bool {
+    /// Whether no mapping of a range has changed since `changes`, so that what was registered then is what was marked.
+    fn is_unchanged(&self, range: PageRange, changes: u32) -> bool {
         if Bug::StrayUnnoticed.is_back() {
             return true;
         }
         // A thread that has read an event holds the gate until it is applied.
         let gate = self.shared_within(PATIENCE);
-        gate.is_ok() && self.prepared.is_still_withheld(changes) && !self.is_changing()
+        gate.is_ok() && self.prepared.is_still_withheld(range, changes) && !self.is_changing()
     }
 
     /// Looks for marked memory that is not known to be withheld, if there may be any. Returns whether some was found: a
@@ -203,7 +213,9 @@ impl AddressSpace {
     /// next call.
     pub(crate) fn withhold_moved(&self) {
         let moved = std::mem::take(&mut *lock(&self.prepared.moved));
-        let failed = self.withhold(moved.ranges());
+        let mut moved = moved.ranges().to_vec();
+        self.register_all(&mut moved);
+        let failed = self.withhold(&moved);
         let mut moved = lock(&self.prepared.moved);
         failed.into_iter().for_each(|range| moved.add(range));
     }
@@ -240,11 +252,13 @@ impl AddressSpace {
     /// Registers what the child of a prepared fork inherited. It stands still until it is welcomed. `false` if a range
     /// cannot be registered: the child must not run, as it would read zeros there.
     pub(crate) fn adopt(&self, range: PageRange) -> bool {
-        lock(&self.prepared.withheld).add(range);
-        lock(&self.prepared.marked).add(range);
         for _ in 0..TRIES {
             match self.uffd().register_protectable(range) {
-                Ok(()) => return true,
+                Ok(()) => {
+                    lock(&self.prepared.withheld).add(range);
+                    lock(&self.prepared.marked).add(range);
+                    return true;
+                }
                 // The kernel may be short of memory for a moment.
                 Err(Errno::ENOMEM) => crate::time::sleep(PAUSE),
                 Err(_) => return false,

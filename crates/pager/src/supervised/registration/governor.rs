@@ -250,11 +250,12 @@ impl Governor {
             let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
-        let changes = space.prepared.changes.load(Ordering::Relaxed);
+        let mut changes = 0;
         if self.group.resources.prepares_forks() {
             if !space.may_withhold_more() {
                 return;
             }
+            changes = space.prepared.watch();
             if space.withhold_unmanaged(&mut scan.unmanaged) {
                 space.sampling.rescan.store(true, Ordering::Relaxed);
             }
@@ -269,9 +270,9 @@ impl Governor {
             return;
         };
         // What was withheld may be elsewhere, and others mapped there.
-        let is_withheld =
-            !self.group.resources.prepares_forks() || space.prepared.is_still_withheld(changes);
-        if !is_withheld || !register(space, &gate, attached, &scan) {
+        let is_withheld = !self.group.resources.prepares_forks()
+            || space.prepared.retain_withheld(&mut scan.unmanaged, changes);
+        if !register(space, &gate, attached, &scan) || !is_withheld {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
         drop(gate);

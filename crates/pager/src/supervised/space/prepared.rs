@@ -6,6 +6,10 @@ use crate::range_set::RangeSet;
 use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+/// Changes of mappings that are noted for the governor. More take memory; fewer have it withhold all of a program's
+/// memory again if that changes its mappings fast.
+const MOST_WATCHED: usize = 4096;
+
 /// Unused where the kernel reports forks.
 #[derive(Default)]
 pub(crate) struct Prepared {
@@ -23,6 +27,8 @@ pub(crate) struct Prepared {
     /// Changes of mappings that were applied: what was withheld before one may be elsewhere after it. Changes under the
     /// exclusive gate.
     pub changes: AtomicU32,
+    /// Where these changes were, each with their number after it, while the governor withholds memory.
+    pub watched: Mutex<Option<Vec<(u32, PageRange)>>>,
     /// The program has seccomp filters of its own, and is to be managed no more. Its forking thread waits for that.
     pub releases: AtomicBool,
     /// It is managed no more.
@@ -32,10 +38,46 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Whether what was withheld at `changes` is where it was: else something else may be mapped there. The gate is
-    /// held exclusively.
-    pub(crate) fn is_still_withheld(&self, changes: u32) -> bool {
-        Bug::ManagedUnwithheld.is_back() || self.changes.load(Ordering::Relaxed) == changes
+    /// From here on it is noted where mappings change. Returns how many have changed before.
+    pub(crate) fn watch(&self) -> u32 {
+        *lock(&self.watched) = Some(Vec::new());
+        self.changes.load(Ordering::Relaxed)
+    }
+
+    /// Leaves of `ranges` those that are withheld still, where they were withheld after `changes` of mappings, as of
+    /// [`Prepared::watch`]. The gate is held exclusively. Returns whether that is all of them.
+    pub(crate) fn retain_withheld(&self, ranges: &mut Vec<PageRange>, changes: u32) -> bool {
+        let before = ranges.len();
+        ranges.retain(|range| self.is_still_withheld(*range, changes));
+        *lock(&self.watched) = None;
+        ranges.len() == before
+    }
+
+    /// Whether what was withheld in a range at `changes` is where it was: else something else may be mapped there. What
+    /// changed is noted here before it is in `marked`.
+    pub(crate) fn is_still_withheld(&self, range: PageRange, changes: u32) -> bool {
+        if Bug::ManagedUnwithheld.is_back() || self.changes.load(Ordering::Relaxed) == changes {
+            return true;
+        }
+        let watched = lock(&self.watched);
+        watched.as_ref().is_some_and(|watched| {
+            let mut since = watched.iter().filter(|(number, _)| *number > changes);
+            since.all(|(_, changed)| changed.intersection(range).is_empty())
+        })
+    }
+
+    fn note_change(&self, range: PageRange) {
+        let mut watched = lock(&self.watched);
+        if watched
+            .as_ref()
+            .is_some_and(|watched| watched.len() >= MOST_WATCHED)
+        {
+            // The governor has been held up, and takes all to have changed.
+            *watched = None;
+        }
+        if let Some(watched) = &mut *watched {
+            watched.push((self.changes.load(Ordering::Relaxed), range));
+        }
     }
 
     /// The helper has marked what was in a range at `changes`. If mappings changed since, it may be elsewhere, and is
@@ -43,14 +85,17 @@ impl Prepared {
     pub(crate) fn note_marked(&self, range: PageRange, changes: u32) {
         // Changes are counted before they are noted here.
         let mut marked = lock(&self.marked);
-        if self.is_still_withheld(changes) {
+        if self.is_still_withheld(range, changes) {
             marked.add(range);
         }
     }
 
     /// Memory was unmapped.
     pub(crate) fn note_unmap(&self, range: PageRange) {
+        self.note_change(range);
         lock(&self.marked).remove(range);
+        // The program may map there what it keeps from children itself.
+        lock(&self.withheld).remove(range);
     }
 
     /// Memory was moved, and is withheld where it is now, too. (Where it was may be something else, or empty.)
@@ -61,6 +106,8 @@ impl Prepared {
         stays: bool,
         beside_a_fork: bool,
     ) {
+        self.note_change(from);
+        self.note_change(from.moved(from.start, to));
         let mut marked = lock(&self.marked);
         let parts = marked.covered(from);
         marked.remove(from.moved(from.start, to));
