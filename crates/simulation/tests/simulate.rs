@@ -195,6 +195,7 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::DoneOutsideGate => 490,
         Bug::ZerosWithoutClaim => 700,
         Bug::UnreadMovesIgnored => 160,
+        Bug::ManagedUnwithheld => 1040,
         Bug::GivenUnchecked => 11_950,
         _ => 0,
     }
