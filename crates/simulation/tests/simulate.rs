@@ -197,7 +197,7 @@ fn a_slow_history_ends() {
 /// is short. After a change of the histories the search is as long as it takes, within two minutes.
 fn first_seed(bug: Bug) -> u64 {
     match bug {
-        Bug::ZerosBesideMadvise => 104_030,
+        Bug::ZerosBesideMadvise => 106_100,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
         Bug::StageReadAfterFork => 1450,
         Bug::EchoesApplied => 1215,
