@@ -179,7 +179,8 @@ impl Process {
         })
     }
 
-    fn has(&self, path: &str) -> bool {
+    /// Whether there is such a file below its folder in `/proc`.
+    pub(super) fn has(&self, path: &str) -> bool {
         rustix::fs::statat(&self.folder, path, rustix::fs::AtFlags::empty()).is_ok()
     }
 

@@ -21,6 +21,9 @@ pub struct ThreadSample {
 /// which threads that live may be passed over.
 const MOST_THREADS: u64 = 512;
 
+/// Most children that are looked at. A program that has more cannot hold up the caller.
+const MOST_CHILDREN: usize = 128;
+
 impl Process {
     /// All threads that live from before this call to its end, and some of the others.
     ///
@@ -62,16 +65,43 @@ impl Process {
     /// Whether one of its children uses the same memory (`CLONE_VM`, as after `vfork`).
     ///
     /// # Errors
-    /// If the kernel does not tell: it lacks `kcmp`, or a child may not be inspected.
+    /// If that cannot be told: the kernel lacks `kcmp`, a child may not be inspected, or there are more threads
+    /// or children than this looks through.
     pub fn shares_memory_with_child(&self) -> io::Result<bool> {
-        for child in self.children() {
-            match has_same_memory(self.pid(), child) {
-                Ok(false) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                shares_or_unknown => return shares_or_unknown,
+        let threads = self.threads();
+        if threads.len() as u64 > MOST_THREADS {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut left = MOST_CHILDREN;
+        for thread in threads {
+            for child in self.children_of(thread)? {
+                left = left.checked_sub(1).ok_or(io::ErrorKind::Unsupported)?;
+                match has_same_memory(self.pid(), child) {
+                    Ok(false) => {}
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    shares_or_unknown => return shares_or_unknown,
+                }
             }
         }
         Ok(false)
+    }
+
+    /// The children of a thread; none if it has ended.
+    fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
+        let mut buffer = [0u8; 4096];
+        let mut file = match self.open_file(&format!("task/{thread}/children")) {
+            Ok(file) => file,
+            // Some kernels do not have it.
+            Err(error) if self.has(&format!("task/{thread}")) => return Err(error),
+            Err(_) => return Ok(Vec::new()),
+        };
+        let length = file.read(&mut buffer)?;
+        if length == buffer.len() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        let children = text.split_ascii_whitespace();
+        Ok(children.filter_map(|child| child.parse().ok()).collect())
     }
 }
 
