@@ -43,9 +43,8 @@ impl Tiers {
         let tiers: Mutex<Vec<Arc<dyn Tier>>> = Mutex::default();
         let space = SwapSpace::with_tiers(Mapping, config, |tier| {
             let tier: Arc<dyn Tier> = Arc::from(tier);
-            if tier.kind() != TierKind::Recompressed
-                && let Ok(mut tiers) = tiers.lock()
-            {
+            let takes_new_pages = !matches!(tier.kind(), TierKind::Recompressed | TierKind::Block);
+            if takes_new_pages && let Ok(mut tiers) = tiers.lock() {
                 tiers.push(Arc::clone(&tier));
             }
             Box::new(tier)
