@@ -22,7 +22,7 @@ pub(crate) struct BlockBuffer {
 }
 
 impl BlockBuffer {
-    /// Allocates buffers for a block of so many pages, if there is memory.
+    /// Allocates buffers for a block of `pages` pages, if there is memory.
     fn prepare(&mut self, pages: usize) -> Option<()> {
         let missing = pages.saturating_sub(self.plain.len());
         if missing > 0 {
@@ -34,7 +34,7 @@ impl BlockBuffer {
         Some(())
     }
 
-    /// Room for a block of so many pages, plain and compressed, in place of the block that was there.
+    /// Room for a block of `pages` pages, plain and compressed, in place of the previous block.
     /// `None` if there is no memory.
     pub(crate) fn begin(&mut self, pages: usize) -> Option<(&mut [Page], &mut [u8])> {
         self.prepare(pages)?;

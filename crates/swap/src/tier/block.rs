@@ -38,7 +38,7 @@ const FIXED: usize = 4 + 8 + 4 + 1 + 1;
 /// Slot and checksum.
 const PER_PAGE: usize = 4 + 4;
 const PER_FULL_PAGE: usize = 8;
-/// Heads are multiples of so many bytes. More wastes more in each; fewer spreads the heads of a small pool over
+/// Bytes of which the size of a head is a multiple. More wastes more in each; fewer spreads the heads of a small pool over
 /// more size classes, each with a zspage that is not full.
 const HEAD_UNIT: usize = 64;
 

@@ -4,6 +4,7 @@
 use super::{children_in, named_field, stat_field, threads_in};
 use crate::socket::Peer;
 use rustix::fs::{Mode, OFlags};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -187,9 +188,18 @@ impl Process {
     /// The CPU that one of its threads last ran on.
     pub fn last_cpu(&self, thread: u32) -> Option<usize> {
         let mut buffer = [0u8; 1024];
+        stat_field(&self.thread_stat(thread, &mut buffer)?, 39)
+    }
+
+    /// `stat` of one of its threads; `None` if that has ended.
+    pub(super) fn thread_stat<'a>(
+        &self,
+        thread: u32,
+        buffer: &'a mut [u8; 1024],
+    ) -> Option<Cow<'a, str>> {
         let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
-        let length = file.read(&mut buffer).ok()?;
-        stat_field(&String::from_utf8_lossy(&buffer[..length]), 39)
+        let length = file.read(buffer).ok()?;
+        Some(String::from_utf8_lossy(&buffer[..length]))
     }
 
     /// What one of its threads may.

@@ -49,9 +49,7 @@ impl Process {
     /// `None` if it has ended.
     fn thread_sample(&self, thread: i32) -> Option<ThreadSample> {
         let mut buffer = [0u8; 1024];
-        let mut file = self.open_file(&format!("task/{thread}/stat")).ok()?;
-        let length = file.read(&mut buffer).ok()?;
-        let text = String::from_utf8_lossy(&buffer[..length]);
+        let text = self.thread_stat(thread.cast_unsigned(), &mut buffer)?;
         let state: char = stat_field(&text, 3)?;
         let ticks = |field| stat_field::<u64>(&text, field);
         Some(ThreadSample {

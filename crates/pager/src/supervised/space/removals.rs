@@ -38,7 +38,7 @@ pub(crate) struct Removals {
     /// Number of events.
     pub count: AtomicU32,
     /// Number of events, from the first on, whose pages the kernel has dropped. Stored with Release once the
-    /// kernel showed it; whoever reads it with Acquire looks at the pages afterwards.
+    /// kernel showed it; a thread that reads it with Acquire looks at the pages afterwards.
     over: AtomicU32,
     /// Recent events on ranges that were not managed.
     pub unmanaged: Mutex<RecentRemovals>,
