@@ -362,11 +362,6 @@ impl Background {
         else {
             return;
         };
-        let Some(mut before) = Waiting::of_this_thread() else {
-            log::debug!("the kernel keeps no scheduler statistics: no blocks under pressure");
-            self.packing = None;
-            return;
-        };
         let group = &self.group;
         let swap = &group.resources.swap;
         let policy = ScanPolicy {
@@ -377,13 +372,17 @@ impl Background {
             && packing.may_step(Instant::now())
             && packing.has_work(group.packing_counts(), limit, swap.scan_length())
         {
+            let Some(before) = Waiting::of_this_thread() else {
+                log::debug!("the kernel keeps no scheduler statistics: no blocks under pressure");
+                self.packing = None;
+                return;
+            };
             let report = swap.scan(policy, SCAN_SLOTS, &mut self.scratch);
             group.note_trouble(&report);
             let Some(now) = Waiting::of_this_thread() else {
                 return;
             };
             packing.note_step(SCAN_SLOTS, now.since(before), Instant::now());
-            before = now;
         }
     }
 
