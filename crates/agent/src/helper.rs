@@ -335,7 +335,8 @@ impl Helper {
 /// thread's child must have was decided already.
 fn withhold(channel: &Channel) {
     let request = &channel.withhold;
-    let asked = request.asked.load(Ordering::Acquire);
+    // SeqCst: see `is_withholding`.
+    let asked = request.asked.load(Ordering::SeqCst);
     if asked == request.answered.load(Ordering::Relaxed) {
         return;
     }

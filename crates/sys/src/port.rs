@@ -195,8 +195,9 @@ impl SharedChannel {
     /// Whether the helper has yet to answer a request to withhold or give.
     pub fn is_withholding(&self) -> bool {
         let request = &self.channel().withhold;
-        // Acquire: what it did is done.
-        request.answered.load(Ordering::Acquire) != request.asked.load(Ordering::Relaxed)
+        // Acquire: what it did is done. SeqCst: the helper that reads a request which is made after this sees a fork that
+        // was announced before.
+        request.answered.load(Ordering::Acquire) != request.asked.load(Ordering::SeqCst)
     }
 
     /// Asks the helper to keep a range from forked children, and waits for at most `timeout`.
@@ -231,11 +232,8 @@ impl SharedChannel {
         request.span.start.store(start, Ordering::Relaxed);
         request.span.length.store(length, Ordering::Relaxed);
         request.give.store(u32::from(give), Ordering::Relaxed);
-        // Release: the helper reads the range after the number.
-        let number = request
-            .asked
-            .fetch_add(1, Ordering::Release)
-            .wrapping_add(1);
+        // Release: the helper reads the range after the number. SeqCst: see `is_withholding`.
+        let number = request.asked.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         let deadline = Instant::now() + timeout;
         loop {
             let answered = request.answered.load(Ordering::Acquire);

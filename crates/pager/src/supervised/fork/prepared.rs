@@ -107,6 +107,7 @@ impl Reader {
         let mut fork = Granted {
             token: expected.expect(),
             began: Instant::now(),
+            listed_after: None,
             marked: RangeSet::default(),
             messages,
         };
@@ -141,8 +142,7 @@ impl Reader {
             // It touches them and asks again.
             return Outcome::Answer(UNASKED);
         }
-        // Refused while mappings change: their events come first.
-        if answer_with(space, beacon, GRANTED).is_err() {
+        if !self.answer_beside_changes(space, gate, beacon, fork) {
             return Outcome::AskAgain;
         }
         let Some(uffd) = self.await_child(space, gate, fork) else {
@@ -175,6 +175,28 @@ impl Reader {
         Outcome::Over
     }
 
+    /// Tells the thread that it may fork. The kernel refuses while mappings change, and a thread that changes them all
+    /// the time is on its next change before anything is listed anew: so its event is read, and the answer is given
+    /// again at once. What is listed may be outdated by then; `await_child` looks. `false` if it could not be given.
+    fn answer_beside_changes(
+        &self,
+        space: &Arc<AddressSpace>,
+        gate: &mut Exclusive<'_>,
+        beacon: VirtualPage,
+        fork: &mut Granted<'_>,
+    ) -> bool {
+        for _ in 0..ROUNDS {
+            if answer_with(space, beacon, GRANTED).is_ok() {
+                return true;
+            }
+            fork.messages.append(self.read_messages(space, gate));
+            if space.is_dead_or_gone() || fork.is_overdue() {
+                break;
+            }
+        }
+        false
+    }
+
     /// Applies all events, stores what is staged, and lists the withheld VMAs.
     fn list(
         &self,
@@ -190,7 +212,10 @@ impl Reader {
             if space.is_changing() {
                 continue;
             }
-            if space.channel.is_withholding() && !space.is_detached() {
+            // Once a list was made, the helper withholds nothing more: it sees the fork. It may not say so before the gate
+            // is open, where it waits with a batch.
+            let may_withhold = fork.listed_after.is_none();
+            if may_withhold && space.channel.is_withholding() && !space.is_detached() {
                 // The helper may have looked before the fork was announced, and withhold what is given now.
                 crate::time::sleep(LOOK);
                 continue;
@@ -198,6 +223,8 @@ impl Reader {
             space.begin_events(gate);
             space.store_staged(gate);
             space.find_stray();
+            // What is read from here on may be missing in the list.
+            fork.listed_after = Some(space.prepared.changes.load(Ordering::Relaxed));
             let Ok(spans) = space.withheld_spans() else {
                 return Listed::Never;
             };
@@ -235,10 +262,9 @@ impl Reader {
             }
             match space.channel.fork_step() {
                 GIVEN if is_listed => {
-                    let known = space.prepared.changes.load(Ordering::Relaxed);
                     fork.messages.append(self.read_messages(space, gate));
                     let now = space.prepared.changes.load(Ordering::Relaxed);
-                    let has_changed = now != known || space.is_changing();
+                    let has_changed = fork.listed_after != Some(now) || space.is_changing();
                     is_outdated |= has_changed && !Bug::GivenUnchecked.is_back();
                     is_outdated |= space.find_stray();
                     let step = if is_outdated {
@@ -267,6 +293,8 @@ impl Reader {
 struct Granted<'a> {
     token: u64,
     began: Instant,
+    /// How many changes of mappings were applied when the withheld VMAs were listed; none before the first time.
+    listed_after: Option<u32>,
     /// What the child's mappings show as marked, but for what moves before it is cloned.
     marked: RangeSet,
     /// What was read meanwhile.
