@@ -376,6 +376,10 @@ fn slots_move_to_another_server_while_pages_are_read() {
 
 #[test]
 fn a_primary_that_the_others_have_replaced_is_not_believed() {
+    if std::env::var_os("MEMFOLD_TEST_ROUNDS").is_none() {
+        println!("left out of the short form: MEMFOLD_TEST_ROUNDS=2 has it");
+        return;
+    }
     let Some(folder) = folder() else { return };
     if !memfold_testing::is_root() {
         skip("root, to split a network");

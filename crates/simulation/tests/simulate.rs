@@ -7,6 +7,8 @@ use memfold_simulation::simulation::explore::{Failure, check, shorten, try_run};
 use memfold_simulation::simulation::held_gate;
 use memfold_simulation::simulation::history::{AREA_PAGES, History, Step};
 use std::panic;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Longest search for a shorter history that fails.
@@ -199,40 +201,55 @@ fn first_seed(bug: Bug) -> u64 {
     match bug {
         Bug::ZerosBesideMadvise => 106_100,
         Bug::ForkTakenByReadOrder | Bug::ForkNotCompared => 885,
-        Bug::StageReadAfterFork => 1450,
+        Bug::StageReadAfterFork => 1575,
         Bug::EchoesApplied => 1215,
-        Bug::DoneOutsideGate => 490,
-        Bug::ZerosWithoutClaim => 700,
+        Bug::DoneOutsideGate => 820,
+        Bug::ZerosWithoutClaim => 4415,
         Bug::UnreadMovesIgnored => 340,
         Bug::ManagedUnwithheld => 1040,
         _ => 0,
     }
 }
 
+/// Searches for a history that fails with a bug and passes without it. `Err` if there is none in time.
+fn search(bug: Bug) -> Result<(), String> {
+    let began = Instant::now();
+    let first = first_seed(bug);
+    let mut seeds = (first..).take_while(|_| began.elapsed() < LONGEST_SEARCH);
+    let check = |seed, bug_or_none| match bug {
+        Bug::WithheldUnregistered | Bug::ManagedUnwithheld => {
+            check_prepared(seed, bug_or_none).unwrap_or(Ok(()))
+        }
+        _ => check(seed, bug_or_none),
+    };
+    let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
+    let Some(Failure { seed, why, .. }) = found else {
+        return Err(format!("{bug:?}, from seed {first} on"));
+    };
+    println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
+    if let Err(failure) = check(seed, None) {
+        panic!("without {bug:?}, too: seed {seed}: {failure}");
+    }
+    Ok(())
+}
+
 #[test]
 fn each_past_bug_is_found() {
+    const SEARCHERS: usize = 2;
     silence_panics_of_executions();
-    let mut missed = Vec::new();
-    for bug in Bug::ALL {
-        let began = Instant::now();
-        let first = first_seed(bug);
-        let mut seeds = (first..).take_while(|_| began.elapsed() < LONGEST_SEARCH);
-        let check = |seed, bug_or_none| match bug {
-            Bug::WithheldUnregistered | Bug::ManagedUnwithheld => {
-                check_prepared(seed, bug_or_none).unwrap_or(Ok(()))
-            }
-            _ => check(seed, bug_or_none),
-        };
-        let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
-        let Some(Failure { seed, why, .. }) = found else {
-            missed.push(format!("{bug:?}, from seed {first} on"));
-            continue;
-        };
-        println!("{bug:?}: seed {seed}, {:?}: {why}", began.elapsed());
-        if let Err(failure) = check(seed, None) {
-            panic!("without {bug:?}, too: seed {seed}: {failure}");
-        }
-    }
+    let next = AtomicUsize::new(0);
+    let searcher = || {
+        let bugs = std::iter::from_fn(|| Bug::ALL.get(next.fetch_add(1, Ordering::Relaxed)));
+        bugs.filter_map(|bug| search(*bug).err())
+            .collect::<Vec<_>>()
+    };
+    let missed: Vec<String> = thread::scope(|scope| {
+        let searchers: Vec<_> = (0..SEARCHERS).map(|_| scope.spawn(searcher)).collect();
+        let results = searchers
+            .into_iter()
+            .map(|searcher| searcher.join().expect("a search"));
+        results.flatten().collect()
+    });
     assert!(
         missed.is_empty(),
         "not found in {LONGEST_SEARCH:?}: {missed:?}"

@@ -44,6 +44,7 @@ fn page_tables_of_random_mappings_do_not_grow() {
 /// nothing is.
 #[test]
 fn page_tables_of_node_go_with_its_heap() {
+    only_in_the_long_form!();
     beside!(&["node"]);
     let script = source("churn.js");
     let program = Program::new("node").arg("--expose-gc").arg(script);

@@ -66,6 +66,7 @@ fn assert_right(result: &Path) {
 
 #[test]
 fn remote_pages_survive_a_cluster_whose_servers_are_killed_paused_and_failed_over() {
+    only_in_the_long_form!();
     beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let mut cluster = StoreCluster::start(folder.path(), &[]);
@@ -130,6 +131,7 @@ const CLIENT: &str = "127.0.0.1";
 
 #[test]
 fn remote_pages_survive_a_network_that_splits() {
+    only_in_the_long_form!();
     let [cc, server, client] = tools();
     beside!(&[cc, server, client, "unshare", "ip", "iptables"]);
     let folder = tempfile::tempdir().expect("a temporary directory");
