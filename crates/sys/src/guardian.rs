@@ -5,8 +5,9 @@
 //! supervisor's descriptor table, so that they stay open, waits for the supervisor's end, kills the
 //! children on its list, sees them gone, and ends.
 //!
-//! Where the processes of an address space are not known, it keeps the userfaultfd open until the address
-//! space is gone: a thread that touches a missing page sleeps, and does not read zeros.
+//! It keeps every userfaultfd open until the address space is gone. So a thread that touches a missing page sleeps, and
+//! does not read zeros, also where the supervisor dies before it knows that a process depends on it: one that was just
+//! forked without a helper, or shares the memory of one that has just ended.
 //!
 //! A helper that waits for a page which only the supervisor brings does not see the supervisor's end. The
 //! guardian kills its program a moment later than the helper would, as the helper reports why.
@@ -21,7 +22,7 @@ use crate::process::{own_id, pidfd_of};
 use crate::raw::{self, nr, syscall};
 use crate::uffd::Uffd;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
@@ -130,6 +131,16 @@ impl Drop for Guarded {
     }
 }
 
+/// An address space whose userfaultfd the guardian keeps open as long as this lives.
+#[derive(Debug)]
+pub struct Held(&'static AtomicI32);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.store(FREE, Ordering::SeqCst);
+    }
+}
+
 impl Running {
     fn start() -> io::Result<Running> {
         let list = List::new(STACK)?;
@@ -188,13 +199,13 @@ impl Guardian {
         self.add(process, HELPED)
     }
 
-    /// Sees to it that an address space whose processes are not known reads no zeros after this process's
-    /// end: `uffd` stays open until it is no more.
+    /// Sees to it that an address space reads no zeros after this process's end: `uffd` stays open until it is no
+    /// more. What this returns is dropped before `uffd` is closed.
     ///
     /// # Errors
     /// As [`Guardian::guard`].
-    pub fn hold(&self, uffd: OwnedFd) -> io::Result<Guarded> {
-        self.add(uffd, SPACE)
+    pub fn hold(&self, uffd: BorrowedFd<'_>) -> io::Result<Held> {
+        self.place(uffd.as_raw_fd() | SPACE).map(Held)
     }
 
     /// As [`Guardian::hold`], of an address space that nothing else is known of: `uffd` is never closed by

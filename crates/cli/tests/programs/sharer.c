@@ -18,7 +18,6 @@ static int outlive(void *parent)
 {
     while (kill(*(pid_t *)parent, 0) == 0)
         usleep(1000);
-    usleep(300000);
     say("alone\n");
     for (;;)
         verify_pages("alone", memory, 0, pages, 1);

@@ -144,7 +144,7 @@ fn signals_to_memfold_reach_the_program() {
 }
 
 #[test]
-fn who_shares_the_memory_of_a_program_that_ended_reads_no_zeros_after_the_supervisors_death() {
+fn a_process_that_shares_a_programs_memory_reads_no_zeros_after_the_supervisors_death() {
     beside!(&["cc"]);
     let program = Program::new(compiled("sharer", &["sharer.c"], &[])).arg("64");
     let mut running = program.start(Limits::Resident(16 * MIB));

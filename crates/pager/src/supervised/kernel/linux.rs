@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(not(simulated))]
 pub(crate) use crate::supervised::kernel::sentinel::Sentinel as Ports;
 #[cfg(not(simulated))]
-pub(crate) use memfold_sys::guardian::{Guarded, Guardian};
+pub(crate) use memfold_sys::guardian::{Guarded, Guardian, Held};
 #[cfg(not(simulated))]
 pub(crate) use memfold_sys::port::{Port, SharedChannel};
 pub(crate) use memfold_sys::process::Inspector;

@@ -25,7 +25,7 @@ pub(crate) use crate::simulation::model::{
 };
 #[cfg(not(simulated))]
 pub(crate) use linux::{
-    ChannelFile, Guarded, Guardian, Inspector, Port, Ports, SharedChannel, Userfaultfd,
+    ChannelFile, Guarded, Guardian, Held, Inspector, Port, Ports, SharedChannel, Userfaultfd,
 };
 
 use crate::page::{PageRange, VirtualPage};

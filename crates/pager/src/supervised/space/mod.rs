@@ -99,6 +99,8 @@ pub(crate) struct Changes {
 pub(crate) struct AddressSpace {
     /// Unique in the run. A forked child reads it in its beacon.
     pub id: u64,
+    /// What guards a program without a helper. Dropped before `uffd`, which the guardian's list names.
+    pub orphan: Orphan,
     uffd: Userfaultfd,
     /// Memory shared with the helper.
     pub channel: Arc<SharedChannel>,
@@ -152,8 +154,6 @@ pub(crate) struct AddressSpace {
     pub refused: Mutex<Refused>,
     /// Lifecycle.
     pub life: Life,
-    /// What guards a program without a helper.
-    pub orphan: Orphan,
     /// Stops by a signal or a tracer.
     pub stop: StopState,
     /// Relation to the programs that it was forked from or forked.
@@ -180,8 +180,9 @@ impl AddressSpace {
     ) -> AddressSpace {
         let mut table = Gated::<PageTable>::default();
         let table_use = table.get_mut().used().clone();
-        AddressSpace {
+        let space = AddressSpace {
             id,
+            orphan: Orphan::default(),
             uffd,
             channel: helper_port.channel().clone(),
             charges: resources.swap.new_group(resources.swap.root_group()),
@@ -208,7 +209,6 @@ impl AddressSpace {
             unregistered: AtomicU32::new(0),
             refused: Mutex::default(),
             life: Life::default(),
-            orphan: Orphan::default(),
             stop: StopState::default(),
             fork,
             prepared: Prepared::default(),
@@ -216,7 +216,13 @@ impl AddressSpace {
             clock: Clock::default(),
             unevictable: Unevictable::default(),
             sampling: Sampling::default(),
+        };
+        #[cfg(not(simulated))]
+        if let Err(error) = space.hold() {
+            // The governor tries again where it matters: if the program has no helper.
+            log::debug!("address space {id} is not guarded: {error}");
         }
+        space
     }
 
     /// Whether a fault on `page` is a forked child's read of its ID.

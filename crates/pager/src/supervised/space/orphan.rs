@@ -2,10 +2,16 @@
 //! Their pages must not read as zeros then.
 
 use crate::supervised::kernel::Guarded;
+#[cfg(not(simulated))]
+use crate::supervised::kernel::Held;
 use crate::supervised::space::AddressSpace;
 #[cfg(not(simulated))]
 use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::time::Instant;
+#[cfg(not(simulated))]
+use std::io;
+#[cfg(not(simulated))]
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 /// What guards a program that its helper cannot kill.
@@ -16,8 +22,10 @@ pub(crate) struct Orphan {
     pub detached_since: OnceLock<Instant>,
     /// The guardian kills the process when the supervisor dies.
     guarded: OnceLock<Guarded>,
-    /// The PID is not known: the guardian keeps the userfaultfd open, so that faults block for ever.
-    held: OnceLock<Guarded>,
+    /// The guardian keeps the userfaultfd open when the supervisor dies, so that faults block until the program is
+    /// killed, and for ever if nothing does.
+    #[cfg(not(simulated))]
+    held: OnceLock<Held>,
     /// Its helper breaks COW; see [`AddressSpace::guard_helper`].
     helped: OnceLock<Guarded>,
 }
@@ -28,6 +36,7 @@ impl Default for Orphan {
             born: Instant::now(),
             detached_since: OnceLock::new(),
             guarded: OnceLock::new(),
+            #[cfg(not(simulated))]
             held: OnceLock::new(),
             helped: OnceLock::new(),
         }
@@ -35,31 +44,36 @@ impl Default for Orphan {
 }
 
 impl AddressSpace {
+    /// Has the guardian keep the userfaultfd open, from the beginning: when the supervisor dies, nothing is known yet of
+    /// a process that came into being a moment before.
+    #[cfg(not(simulated))]
+    pub(crate) fn hold(&self) -> io::Result<()> {
+        if self.orphan.held.get().is_none() {
+            let held = self.resources.guardian.hold(self.uffd.as_fd())?;
+            // Called where it is created, and by the governor after that: the cell is empty.
+            drop(self.orphan.held.set(held));
+        }
+        Ok(())
+    }
+
     /// Guards a program that has no helper, or lost it. The governor retries while descriptors are
     /// short.
     #[cfg(not(simulated))]
     pub(crate) fn guard(&self) {
-        let guardian = &self.resources.guardian;
         // If a helper exited, the survivor is another process that shares the memory (CLONE_VM).
         let known = self.inspector().filter(|_| self.attached().is_none());
-        let (place, guarded) = match known {
+        let result = match known {
             _ if self.orphan.guarded.get().is_some() => return,
             Some(inspector) => {
                 let handle = inspector.handle();
-                (
-                    &self.orphan.guarded,
-                    handle.and_then(|handle| guardian.guard(handle)),
-                )
+                let guarded = handle.and_then(|handle| self.resources.guardian.guard(handle));
+                // Only the governor calls this, so the cell is empty.
+                guarded.map(|guarded| drop(self.orphan.guarded.set(guarded)))
             }
-            None if self.orphan.held.get().is_some() => return,
-            None => {
-                let uffd = self.uffd.try_clone();
-                (&self.orphan.held, uffd.and_then(|uffd| guardian.hold(uffd)))
-            }
+            None => self.hold(),
         };
-        match guarded {
-            // Only the governor calls this, so the cell is empty.
-            Ok(guarded) => drop(place.set(guarded)),
+        match result {
+            Ok(()) => {}
             Err(error)
                 if is_shortage(&error) && self.orphan.born.elapsed() < fd_pressure::PATIENCE => {}
             Err(error) => {
