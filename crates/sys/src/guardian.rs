@@ -117,21 +117,7 @@ struct Running {
     process: i32,
 }
 
-/// A process or address space that is guarded as long as this lives.
-#[derive(Debug)]
-pub struct Guarded {
-    place: &'static AtomicI32,
-    /// Closed after its place is free.
-    _descriptor: OwnedFd,
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        self.place.store(FREE, Ordering::SeqCst);
-    }
-}
-
-/// An address space whose userfaultfd the guardian keeps open as long as this lives.
+/// A place on the list that is taken as long as this lives.
 #[derive(Debug)]
 pub struct Held(&'static AtomicI32);
 
@@ -139,6 +125,14 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.0.store(FREE, Ordering::SeqCst);
     }
+}
+
+/// A process that is guarded as long as this lives.
+#[derive(Debug)]
+pub struct Guarded {
+    _place: Held,
+    /// Closed after its place is free.
+    _descriptor: OwnedFd,
 }
 
 impl Running {
@@ -219,7 +213,7 @@ impl Guardian {
 
     fn add(&self, descriptor: OwnedFd, kind: i32) -> io::Result<Guarded> {
         Ok(Guarded {
-            place: self.place(descriptor.as_raw_fd() | kind)?,
+            _place: Held(self.place(descriptor.as_raw_fd() | kind)?),
             _descriptor: descriptor,
         })
     }
