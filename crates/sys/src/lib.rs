@@ -62,6 +62,8 @@ pub mod signal;
 pub mod socket;
 #[cfg(feature = "std")]
 pub mod thread;
+#[cfg(feature = "std")]
+pub mod tracee;
 #[cfg(feature = "ublk")]
 pub mod ublk;
 

@@ -238,8 +238,8 @@ impl Process {
         }
     }
 
-    /// The TIDs of its threads.
-    pub(super) fn threads(&self) -> Vec<i32> {
+    /// The TIDs of its threads; none if it is gone.
+    pub fn threads(&self) -> Vec<i32> {
         threads_in(self.folder.as_fd())
     }
 

@@ -1,0 +1,494 @@
+//! A thread of another process, stopped by ptrace, and work done in its name.
+//!
+//! ```text
+//! running ── seize, interrupt ──► Stopped ── call (one system call), run (until a trap) ──► Stopped ── drop ──► running
+//! ```
+//! What the thread had in its registers and its signal mask is kept when it stops and put back before it goes on, so that
+//! an interrupted system call is restarted by the kernel as after any stop. While it is stopped, the kernel kills
+//! the process if the tracing thread ends (`PTRACE_O_EXITKILL`): with another's registers it would run anywhere.
+//!
+//! The kernel knows a tracer by its thread, so a [`Tracee`] stays on the one that made it. Stops are found by asking for
+//! their signal, not by `waitpid`: another thread of this process that waits for any child would take them.
+
+use crate::process::Process;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// Between two looks whether it has stopped: short at first, as most stops take microseconds.
+const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+
+/// How often it is looked in the shorter interval.
+const EARLY: u32 = 100;
+
+/// All signals but `SIGTRAP`: one that the kernel forces on a thread that blocks it loses its handler.
+const ALL_BUT_TRAPS: u64 = !(1 << (libc::SIGTRAP - 1));
+
+/// As much of a mapping is searched for a system call instruction.
+const SEARCHED: u64 = 1 << 20;
+
+const MASK_BYTES: usize = 8;
+
+/// Why a thread stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// By a trap of its own.
+    Trap,
+    /// As it was asked to, or with the whole process.
+    Event,
+    /// By another signal.
+    Signal(i32),
+}
+
+/// A stopped thread; it goes on as it was when this is dropped.
+#[derive(Debug)]
+pub struct Tracee {
+    process: Arc<Process>,
+    thread: i32,
+    registers: libc::user_regs_struct,
+    mask: u64,
+    /// Address of a system call instruction in the program.
+    syscall: u64,
+    /// Not `Send`: see the module.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Tracee {
+    /// Stops a thread of a process, in its own code or in a system call that can be interrupted.
+    ///
+    /// # Errors
+    /// `EPERM` where this process may not trace that one, or another does; `ETIMEDOUT` if the thread could not be
+    /// stopped in time (it is in a system call that nothing interrupts, as the parent of a `vfork` is): then it
+    /// stays traced until this thread ends; `EAGAIN` where it stopped in a sequence that must not be interrupted
+    /// (`rseq`); `ENOEXEC` if it runs 32-bit code, or no system call instruction is found; `ESRCH` if it is gone.
+    pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
+        trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
+        // While its handle shows that the process is not reaped, its PID, and the numbers of its threads, are its own.
+        let stopped = process
+            .signal(0)
+            .and_then(|()| trace(libc::PTRACE_INTERRUPT, thread, 0, 0))
+            .and_then(|()| wait(process, thread, patience));
+        stopped?;
+        let kept = keep(thread).and_then(|kept| Ok((kept, find_syscall(process)?)));
+        let ((registers, mask), syscall) = kept.inspect_err(|_| detach(thread))?;
+        let tracee = Tracee {
+            process: process.clone(),
+            thread,
+            registers,
+            mask,
+            syscall,
+            _thread: PhantomData,
+        };
+        tracee.guard()?;
+        Ok(tracee)
+    }
+
+    /// Blocks signals, and has the process end with this thread.
+    fn guard(&self) -> io::Result<()> {
+        trace(
+            libc::PTRACE_SETOPTIONS,
+            self.thread,
+            0,
+            libc::PTRACE_O_EXITKILL as usize,
+        )?;
+        set_mask(self.thread, ALL_BUT_TRAPS)
+    }
+
+    /// Has the thread make a system call.
+    ///
+    /// # Errors
+    /// The call's own, or those of tracing.
+    pub fn call(&mut self, number: usize, arguments: [u64; 6]) -> io::Result<u64> {
+        let mut registers = self.registers;
+        registers.rip = self.syscall;
+        registers.rax = number as u64;
+        // No call is restarted that this is not.
+        registers.orig_rax = u64::MAX;
+        [registers.rdi, registers.rsi, registers.rdx] = [arguments[0], arguments[1], arguments[2]];
+        [registers.r10, registers.r8, registers.r9] = [arguments[3], arguments[4], arguments[5]];
+        set_registers(self.thread, &registers)?;
+        self.go_on(libc::PTRACE_SINGLESTEP, Duration::from_secs(5))?;
+        let after = registers_of(self.thread)?;
+        if after.rip != self.syscall + SYSCALL.len() as u64 {
+            return Err(io::Error::other("the thread is not where it was put"));
+        }
+        let result = after.rax as i64;
+        if (-4095..0).contains(&result) {
+            return Err(io::Error::from_raw_os_error(-result as i32));
+        }
+        Ok(after.rax)
+    }
+
+    /// Has the thread run from `entry` on a stack that ends at `stack_top` until it traps (`int3`). Returns what it has
+    /// in `rax` then.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` if it took longer than `patience`: the thread is stopped where it is, and goes on as it was.
+    pub fn run(&mut self, entry: u64, stack_top: u64, patience: Duration) -> io::Result<u64> {
+        let mut registers = self.registers;
+        registers.rip = entry;
+        registers.rsp = stack_top;
+        registers.rbp = 0;
+        registers.orig_rax = u64::MAX;
+        set_registers(self.thread, &registers)?;
+        if let Err(error) = self.go_on(libc::PTRACE_CONT, patience) {
+            if error.kind() == io::ErrorKind::TimedOut {
+                trace(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
+                wait(&self.process, self.thread, patience)?;
+            }
+            return Err(error);
+        }
+        Ok(registers_of(self.thread)?.rax)
+    }
+
+    /// Resumes the thread until it traps.
+    fn go_on(&self, how: libc::c_uint, patience: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            trace(how, self.thread, 0, 0)?;
+            let rest = deadline.saturating_duration_since(Instant::now());
+            match wait(&self.process, self.thread, rest)? {
+                Stop::Trap => return Ok(()),
+                // Of the whole process, perhaps: this thread goes on, the others stay, and it joins them when let go.
+                Stop::Event => {}
+                Stop::Signal(signal) => {
+                    return Err(io::Error::other(format!(
+                        "its thread was stopped by signal {signal}"
+                    )));
+                }
+            }
+        }
+    }
+
+    /// Reads the program's memory.
+    ///
+    /// # Errors
+    /// If not all of it can be read.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+        read(self.process.pid(), address, bytes)
+    }
+
+    /// Writes to memory that the program itself may write.
+    ///
+    /// # Errors
+    /// If not all of it can be written.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
+        let local = libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: address as *mut libc::c_void,
+            iov_len: bytes.len(),
+        };
+        // SAFETY: the kernel reads the local bytes only; the remote ones are another process's, which is stopped by
+        // this one, so its PID is its own.
+        let written = unsafe {
+            libc::process_vm_writev(
+                self.process.pid(),
+                &raw const local,
+                1,
+                &raw const remote,
+                1,
+                0,
+            )
+        };
+        complete(written, bytes.len())
+    }
+}
+
+impl Drop for Tracee {
+    fn drop(&mut self) {
+        // Fails only if the process is gone.
+        let _ = set_registers(self.thread, &self.registers);
+        let _ = set_mask(self.thread, self.mask);
+        let _ = trace(libc::PTRACE_SETOPTIONS, self.thread, 0, 0);
+        detach(self.thread);
+    }
+}
+
+/// What is put back: registers and signal mask.
+fn keep(thread: i32) -> io::Result<(libc::user_regs_struct, u64)> {
+    let registers = registers_of(thread)?;
+    // That of 64-bit code; the instructions of a 32-bit program are others.
+    const CODE_SEGMENT: u64 = 0x33;
+    if registers.cs != CODE_SEGMENT {
+        return Err(io::Error::from_raw_os_error(libc::ENOEXEC));
+    }
+    if is_in_sequence(thread)? {
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    }
+    let mut mask = 0u64;
+    let place = (&raw mut mask) as usize;
+    trace(libc::PTRACE_GETSIGMASK, thread, MASK_BYTES, place)?;
+    Ok((registers, mask))
+}
+
+/// Whether the thread is in a restartable sequence, which the kernel would not abort if it goes on elsewhere and comes
+/// back. Between two of them the pointer to one may still be set: then the answer is yes, too.
+fn is_in_sequence(thread: i32) -> io::Result<bool> {
+    /// As `linux/ptrace.h` has it.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Configuration {
+        area: u64,
+        size: u32,
+        signature: u32,
+        flags: u32,
+        padding: u32,
+    }
+    /// Where in the area the pointer is.
+    const POINTER: u64 = 8;
+    let mut found = Configuration::default();
+    let place = (&raw mut found) as usize;
+    let size = size_of::<Configuration>();
+    match trace(libc::PTRACE_GET_RSEQ_CONFIGURATION, thread, size, place) {
+        Ok(()) => {}
+        // The kernel knows none (before Linux 5.13, or built without).
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
+            return Ok(false);
+        }
+        Err(error) => return Err(error),
+    }
+    if found.area == 0 {
+        return Ok(false);
+    }
+    let mut pointer = [0; 8];
+    read(thread, found.area + POINTER, &mut pointer)?;
+    Ok(u64::from_ne_bytes(pointer) != 0)
+}
+
+fn registers_of(thread: i32) -> io::Result<libc::user_regs_struct> {
+    let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
+    let place = registers.as_mut_ptr() as usize;
+    trace(libc::PTRACE_GETREGS, thread, 0, place)?;
+    // SAFETY: the kernel has filled it.
+    Ok(unsafe { registers.assume_init() })
+}
+
+fn set_registers(thread: i32, registers: &libc::user_regs_struct) -> io::Result<()> {
+    trace(
+        libc::PTRACE_SETREGS,
+        thread,
+        0,
+        std::ptr::from_ref(registers) as usize,
+    )
+}
+
+fn set_mask(thread: i32, mask: u64) -> io::Result<()> {
+    trace(
+        libc::PTRACE_SETSIGMASK,
+        thread,
+        MASK_BYTES,
+        (&raw const mask) as usize,
+    )
+}
+
+fn detach(thread: i32) {
+    // Fails only if the process is gone.
+    let _ = trace(libc::PTRACE_DETACH, thread, 0, 0);
+}
+
+/// The callers pass, where a request takes an address, that of a live value of the size that the kernel expects.
+fn trace(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: what the kernel writes is the value at `data`, as promised above; the tracee is another process.
+    let result = unsafe { libc::ptrace(request, thread, address, data) };
+    if result == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Waits for a thread to stop.
+fn wait(process: &Process, thread: i32, patience: Duration) -> io::Result<Stop> {
+    let deadline = Instant::now() + patience;
+    for look in 0_u32.. {
+        if let Some(stop) = stop_of(thread)? {
+            return Ok(stop);
+        }
+        if look > EARLY && has_ended(process, thread) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        std::thread::sleep(NAPS[usize::from(look > EARLY)]);
+    }
+    Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+}
+
+/// Why a thread stands still; none if it runs, or is gone.
+fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
+    const EVENT_STOP: i32 = 128;
+    let mut found = MaybeUninit::<libc::siginfo_t>::uninit();
+    let place = found.as_mut_ptr() as usize;
+    match trace(libc::PTRACE_GETSIGINFO, thread, 0, place) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    // SAFETY: the kernel has filled it.
+    let found = unsafe { found.assume_init() };
+    Ok(Some(match (found.si_signo, found.si_code >> 8) {
+        (_, EVENT_STOP) => Stop::Event,
+        (libc::SIGTRAP, _) => Stop::Trap,
+        (signal, _) => Stop::Signal(signal),
+    }))
+}
+
+fn has_ended(process: &Process, thread: i32) -> bool {
+    let Ok(text) = process.text(&format!("task/{thread}/stat")) else {
+        return true;
+    };
+    let state = text.rsplit_once(") ").map(|(_, rest)| rest);
+    state.is_none_or(|rest| rest.starts_with(['Z', 'X']))
+}
+
+/// Address of a system call instruction of the program's: the kernel's own in each process, else one of a
+/// library or the program.
+fn find_syscall(process: &Process) -> io::Result<u64> {
+    let maps = process.text("maps")?;
+    let executable = maps.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let is_executable = fields.next()?.starts_with("r-x");
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        is_executable.then_some((line.ends_with("[vdso]"), number(start)?, number(end)?))
+    });
+    let mut places: Vec<_> = executable.collect();
+    places.sort_by_key(|(is_vdso, _, _)| !is_vdso);
+    for (_, start, end) in places {
+        let mut bytes = vec![0; (end - start).min(SEARCHED) as usize];
+        if read(process.pid(), start, &mut bytes).is_err() {
+            continue;
+        }
+        let found = bytes.windows(SYSCALL.len()).position(|two| two == SYSCALL);
+        if let Some(found) = found {
+            return Ok(start + found as u64);
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ENOEXEC))
+}
+
+fn read(pid: i32, address: u64, bytes: &mut [u8]) -> io::Result<()> {
+    let local = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut libc::c_void,
+        iov_len: bytes.len(),
+    };
+    // SAFETY: the kernel writes the local bytes, which are exclusively borrowed.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    complete(read, bytes.len())
+}
+
+fn complete(done: isize, wanted: usize) -> io::Result<()> {
+    match usize::try_from(done) {
+        Ok(done) if done == wanted => Ok(()),
+        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    /// Ends a program with the test.
+    struct Started(Child);
+
+    impl Drop for Started {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn start(program: &str, arguments: &[&str]) -> (Started, Arc<Process>) {
+        let child = Command::new(program).args(arguments).spawn().unwrap();
+        let process = Arc::new(Process::open(child.id() as i32).unwrap());
+        (Started(child), process)
+    }
+
+    #[test]
+    fn a_sleeping_program_makes_calls_and_sleeps_on() {
+        let (mut child, process) = start("/bin/sleep", &["1"]);
+        let began = Instant::now();
+        for _ in 0..20 {
+            let pid = process.pid();
+            let mut tracee = Tracee::stop(&process, pid, Duration::from_secs(5)).unwrap();
+            let getpid = libc::SYS_getpid as usize;
+            assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), pid as u64);
+            let close = libc::SYS_close as usize;
+            let error = tracee.call(close, [999, 0, 0, 0, 0, 0]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+            drop(tracee);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(child.0.wait().unwrap().success(), "its sleep was spoilt");
+        assert!(began.elapsed() >= Duration::from_millis(900));
+    }
+
+    #[test]
+    fn memory_that_it_mapped_can_be_written_and_read() {
+        let (_child, process) = start("/bin/sleep", &["10"]);
+        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let arguments = [0, 4096, 3, flags, u64::MAX, 0];
+        let address = tracee.call(libc::SYS_mmap as usize, arguments).unwrap();
+        tracee.write(address, b"text").unwrap();
+        let mut found = [0; 4];
+        tracee.read(address, &mut found).unwrap();
+        assert_eq!(&found, b"text");
+        assert!(tracee.write(8, b"text").is_err());
+    }
+
+    #[test]
+    fn a_program_that_ended_is_not_stopped() {
+        let (mut child, process) = start("/bin/true", &[]);
+        child.0.wait().unwrap();
+        let stopped = Tracee::stop(&process, process.pid(), Duration::from_secs(5));
+        assert_eq!(stopped.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn a_program_that_is_stopped_stays_so() {
+        let (_child, process) = start("/bin/sleep", &["10"]);
+        process.signal(libc::SIGSTOP).unwrap();
+        let state = || process.text("stat").unwrap();
+        let stands_still = || state().rsplit_once(") ").unwrap().1.starts_with('T');
+        let waits = |is_over: &dyn Fn() -> bool| {
+            let began = Instant::now();
+            while !is_over() {
+                assert!(began.elapsed() < Duration::from_secs(10), "{}", state());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        waits(&stands_still);
+        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
+        let getpid = libc::SYS_getpid as usize;
+        assert_eq!(tracee.call(getpid, [0; 6]).unwrap(), process.pid() as u64);
+        drop(tracee);
+        waits(&stands_still);
+        process.signal(libc::SIGCONT).unwrap();
+        waits(&|| !stands_still());
+    }
+
+    #[test]
+    fn a_killed_program_is_noticed() {
+        let (child, process) = start("/bin/sleep", &["10"]);
+        let mut tracee = Tracee::stop(&process, process.pid(), Duration::from_secs(5)).unwrap();
+        process.signal(libc::SIGKILL).unwrap();
+        let error = tracee.call(libc::SYS_getpid as usize, [0; 6]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+        drop((tracee, child));
+    }
+}
