@@ -21,13 +21,15 @@ const EDITION: &str = "--edition=2024";
 const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
 
 /// Loads into any dynamically linked program, whichever C library that uses.
-const LINK: [&str; 7] = [
+const LINK: [&str; 8] = [
     "-Clto=fat",
     "-Cstrip=symbols",
     "-Clink-arg=-nostdlib",
     "-Clink-arg=-nostartfiles",
     "-Clink-arg=-Wl,-z,now",
     "-Clink-arg=-Wl,-Bsymbolic",
+    // Where no loader calls it: see the agent's `entry.rs`.
+    "-Clink-arg=-Wl,-e,memfold_entry",
     // Where programs are linked statically (musl), rustc makes no shared library unless it is told.
     "-Ctarget-feature=-crt-static",
 ];

@@ -26,6 +26,7 @@
 mod arena;
 mod context;
 mod dispatch;
+mod entry;
 mod fork;
 mod helper;
 mod ioctl;
