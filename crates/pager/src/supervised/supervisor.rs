@@ -7,6 +7,8 @@ use crate::supervised::fault::remote_thread;
 use crate::supervised::fork::shared_counter::SharingCount;
 use crate::supervised::group::{Group, Outlets};
 use crate::supervised::helper::accept::Acceptor;
+use crate::supervised::helper::guests::Guests;
+use crate::supervised::helper::inject::{Attacher, Library};
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
 use crate::supervised::mappings::MappingUsage;
@@ -86,6 +88,8 @@ pub struct Supervisor {
     group: Arc<Group>,
     directory: PathBuf,
     preload: PathBuf,
+    library: Arc<Library>,
+    guests: Arc<Guests>,
     /// Dropped after `stopping` is set: the hang-up wakes the handlers.
     _stop_handlers: PipeWriter,
 }
@@ -119,24 +123,28 @@ impl Supervisor {
         }
         let (stop, stop_handlers) = io::pipe()?;
         let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
-        let supervisor = Supervisor {
-            group: Arc::new(Group::new(options.limit, swap, Outlets { file, remote })),
-            preload: directory.join("libmemfold.so"),
-            directory,
-            _stop_handlers: stop_handlers,
-        };
         // Both take CAP_SYS_PTRACE.
         let reports_forks = reports_forks();
+        let preload = directory.join("libmemfold.so");
+        let image = patched(options.agent_image, &directory.join(CONTROL), reports_forks)?;
+        let library = Library::new(&preload, image).ok_or(StartError::Image)?;
+        let supervisor = Supervisor {
+            group: Arc::new(Group::new(options.limit, swap, Outlets { file, remote })),
+            preload,
+            directory,
+            library: Arc::new(library),
+            guests: Arc::default(),
+            _stop_handlers: stop_handlers,
+        };
         if options.prepare_forks || !reports_forks {
             supervisor.group.resources.prepare_forks();
         }
-        let control = supervisor.directory.join(CONTROL);
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| StartError::Directory { path, source }
         };
-        let image = patched(options.agent_image, &control, reports_forks)?;
-        std::fs::write(&supervisor.preload, image).map_err(failed(&supervisor.preload))?;
+        std::fs::write(&supervisor.preload, supervisor.library.file())
+            .map_err(failed(&supervisor.preload))?;
         // The library must be readable for programs that changed their UID.
         let readable = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(&supervisor.preload, readable)
@@ -158,7 +166,12 @@ impl Supervisor {
         let handlers = Arc::new(Handlers::new(group.clone(), ports.clone(), stop)?);
         handlers.start()?;
         remote_thread::start(group)?;
-        let mut acceptor = Acceptor::new(group.clone(), handlers.clone(), ports, listeners)?;
+        let mut acceptor = Acceptor::new(
+            group.clone(),
+            handlers.clone(),
+            ports,
+            (listeners, self.guests.clone()),
+        )?;
         let mut governor = Governor::new(group.clone(), handlers, is_proactive);
         let mut reclaimer = Reclaimer::new(group.clone());
         let mut sharing = SharingCount::new(group.clone());
@@ -179,6 +192,12 @@ impl Supervisor {
     /// The run's private directory, removed when the supervisor stops.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// For bringing programs under the limit that the loader brought no library into.
+    pub fn attacher(&self) -> Attacher {
+        let sees_forks = !self.group.resources.prepares_forks();
+        Attacher::new(self.library.clone(), self.guests.clone(), sees_forks)
     }
 
     /// Statistics so far. Cheap; callable from any thread.

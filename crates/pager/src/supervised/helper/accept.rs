@@ -1,12 +1,13 @@
 //! The acceptor: lets helpers in, and notices when their programs are gone.
 //!
 //! A peer is identified when its connection is accepted, by a pidfd and not by its PID. Only descendants of
-//! this process may send a hello; other connections are closed and counted. What a hello says is untrusted
+//! this process, and processes that a user attached, may send a hello; other connections are closed and counted. What a hello says is untrusted
 //! input ([`crate::supervised::helper::admission`]).
 
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
 use crate::supervised::helper::discard::Discard;
+use crate::supervised::helper::guests::Guests;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers};
 use crate::supervised::kernel::Ports;
@@ -52,6 +53,7 @@ pub(crate) struct Acceptor {
     pub(crate) handlers: Arc<Handlers>,
     pub(crate) ports: Arc<Ports>,
     pub(crate) discard: Discard,
+    guests: Arc<Guests>,
     listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
@@ -74,7 +76,7 @@ impl Acceptor {
         group: Arc<Group>,
         handlers: Arc<Handlers>,
         ports: Arc<Ports>,
-        listeners: [OwnedFd; 2],
+        (listeners, guests): ([OwnedFd; 2], Arc<Guests>),
     ) -> io::Result<Acceptor> {
         let epoll = Epoll::new()?;
         for (listener, token) in listeners.iter().zip(LISTENERS) {
@@ -85,6 +87,7 @@ impl Acceptor {
             handlers,
             ports,
             discard: Discard::default(),
+            guests,
             spare: listeners[0].try_clone().ok(),
             listeners,
             epoll,
@@ -165,10 +168,12 @@ impl Acceptor {
         if !self.may_look(user) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let group = self.group.clone();
+        let (group, guests) = (self.group.clone(), self.guests.clone());
         let identify = || {
             let process = Process::of_peer(connection.as_fd(), peer)?;
-            let is_ours = is_known_child(&group, &process) || process.descends_from_here()?;
+            let is_ours = is_known_child(&group, &process)
+                || guests.includes(&process)
+                || process.descends_from_here()?;
             Ok((is_ours, process))
         };
         let process = loop {

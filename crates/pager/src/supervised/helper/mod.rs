@@ -7,6 +7,10 @@ pub(crate) mod admission;
 #[cfg(not(simulated))]
 pub(crate) mod discard;
 #[cfg(not(simulated))]
+pub(crate) mod guests;
+#[cfg(not(simulated))]
+pub(crate) mod inject;
+#[cfg(not(simulated))]
 pub(crate) mod peer;
 #[cfg(not(simulated))]
 pub(crate) mod pending;

@@ -1,0 +1,384 @@
+//! Bringing the preload library into a program that no loader brought it into: a static one, or one that runs already.
+//!
+//! A thread of the program is stopped by ptrace and made to map the library's file, is sent into it (`entry.rs` of the
+//! agent) on a stack of its own, which starts the helper as the loader's call does, and goes on as it was. The
+//! helper then says hello like any other, and proves itself like any other.
+//!
+//! Another thread of the program may have taken the descriptor's number meanwhile, so the program may have mapped
+//! another file: what it mapped is compared with the library before anything of it runs.
+
+mod image;
+
+use crate::supervised::helper::guests::Guests;
+use image::{Access, Fixup, Image, Segment};
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::process::{Process, own_filters};
+use memfold_sys::raw::nr;
+use memfold_sys::tracee::Tracee;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A program could not be brought under the limit while it runs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// This process may not trace it.
+    #[error(
+        "memfold may not trace it: it belongs to another user, has more rights, is traced by another program, or \
+         kernel.yama.ptrace_scope forbids it; start memfold as root, or the program with memfold run"
+    )]
+    NotPermitted,
+    /// It has filters of its own.
+    #[error("it filters its own system calls (seccomp), so memfold makes none in its name")]
+    Filtered,
+    /// It may fork, and the kernel does not report forks to this process.
+    #[error(
+        "memfold would not see it fork, which takes CAP_SYS_PTRACE; start memfold with that right (see memfold doctor), \
+         or use a dynamically linked build and memfold run"
+    )]
+    ForksUnseen,
+    /// It is held by this memfold or another one.
+    #[error("memfold's library is in it already; memfold detach lets it go")]
+    Held,
+    /// It runs 32-bit code.
+    #[error("it is not a 64-bit program; use a 64-bit build to have it held")]
+    NotSixtyFourBit,
+    /// No thread of it could be stopped in time.
+    #[error("none of its threads could be stopped; try again")]
+    Busy,
+    /// The library's file is not there for it.
+    #[error(
+        "it has another root folder, in which memfold's library is not; start memfold in there"
+    )]
+    OtherRoot,
+    /// The library could not set itself up.
+    #[error(
+        "it may not use userfaultfd, or has no room for a thread or a descriptor; see memfold doctor"
+    )]
+    Refused,
+    /// It has ended.
+    #[error("it has ended")]
+    Gone,
+    /// Something else failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+/// The library of a run, for programs without a loader.
+#[derive(Debug)]
+pub(crate) struct Library {
+    path: PathBuf,
+    file: Vec<u8>,
+    image: Image,
+}
+
+/// Brings programs under a supervisor's limit while they run.
+#[derive(Clone)]
+pub struct Attacher {
+    library: Arc<Library>,
+    guests: Arc<Guests>,
+    sees_forks: bool,
+}
+
+impl std::fmt::Debug for Attacher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attacher").finish_non_exhaustive()
+    }
+}
+
+impl Attacher {
+    /// `sees_forks` is whether the kernel reports the forks of programs that do not prepare them.
+    pub(crate) fn new(library: Arc<Library>, guests: Arc<Guests>, sees_forks: bool) -> Attacher {
+        Attacher {
+            library,
+            guests,
+            sees_forks,
+        }
+    }
+
+    /// Brings a process under the limit; it need not descend from this one. Takes milliseconds, and may take
+    /// seconds where the process's threads cannot be stopped. Any thread may call this.
+    ///
+    /// # Errors
+    /// See [`AttachError`]: the program is as it was.
+    pub fn attach(&self, process: &Arc<Process>) -> Result<(), AttachError> {
+        if !self.sees_forks && !is_made_by_go(process) {
+            return Err(AttachError::ForksUnseen);
+        }
+        self.guests.invite(process);
+        let result = self.library.inject(process);
+        if result.is_err() {
+            self.guests.forget(process);
+        }
+        result
+    }
+}
+
+/// What [`enter`](Library::enter) returns in the program: `READY` of the agent.
+const READY: u64 = 1;
+
+/// The stack that a thread of the program runs on.
+const STACK: u64 = 16 * PAGE_SIZE as u64;
+
+/// How long a thread may take to stop. Longer delays a program whose first threads cannot be stopped.
+const STOPPING: Duration = Duration::from_millis(200);
+/// How many threads are tried.
+const THREADS: usize = 4;
+/// How long the helper may take to be admitted. Longer keeps a thread of the program from its work.
+const ADMISSION: Duration = Duration::from_secs(10);
+
+const PROT_NONE: u64 = 0;
+const PROT_READ: u64 = 1;
+const PROT_WRITE: u64 = 2;
+const PROT_EXEC: u64 = 4;
+
+impl Library {
+    /// The library at `path`, which holds `file`. `None` if that cannot be brought into a program.
+    pub(crate) fn new(path: &Path, file: Vec<u8>) -> Option<Library> {
+        Some(Library {
+            path: path.to_owned(),
+            image: Image::parse(&file)?,
+            file,
+        })
+    }
+
+    /// What is in its file.
+    pub(crate) fn file(&self) -> &[u8] {
+        &self.file
+    }
+
+    /// Brings the library into a program and starts its helper. Takes some milliseconds; the program's other threads run
+    /// on.
+    pub(crate) fn inject(&self, process: &Arc<Process>) -> Result<(), AttachError> {
+        self.examine(process)?;
+        // A tracer is a thread, and what is still traced when it ends is let go.
+        std::thread::scope(|scope| {
+            let tracer = std::thread::Builder::new().name("attach".to_owned());
+            let tracer = tracer.spawn_scoped(scope, || self.inject_from_here(process))?;
+            let ended = tracer.join();
+            ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
+        })
+    }
+
+    /// What rules it out.
+    fn examine(&self, process: &Process) -> Result<(), AttachError> {
+        let status = process.text("status").map_err(|_| AttachError::Gone)?;
+        let mut filters = memfold_sys::hello::Filters::default();
+        filters.look(status.as_bytes());
+        if filters.count > own_filters() {
+            return Err(AttachError::Filtered);
+        }
+        let maps = process
+            .text("maps")
+            .map_err(|_| AttachError::NotPermitted)?;
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        if maps.lines().any(|line| line.contains(&*name)) {
+            return Err(AttachError::Held);
+        }
+        Ok(())
+    }
+
+    fn inject_from_here(&self, process: &Arc<Process>) -> Result<(), AttachError> {
+        let mut tracee = stop_any(process)?;
+        let place = Place::reserve(&mut tracee, self.image.length)?;
+        let result = self
+            .map(&mut tracee, &place)
+            .and_then(|()| self.enter(&mut tracee, &place));
+        match &result {
+            Err(AttachError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {}
+            // Nothing uses it any more.
+            Ok(()) => place.free_stack(&mut tracee),
+            Err(_) => place.free(&mut tracee),
+        }
+        result
+    }
+
+    /// Maps the segments, and writes what depends on the address.
+    fn map(&self, tracee: &mut Tracee, place: &Place) -> Result<(), AttachError> {
+        const AT_FDCWD: u64 = -100_i64 as u64;
+        const O_RDONLY_CLOEXEC: u64 = 0o2_000_000;
+        let mut path = self.path.as_os_str().as_bytes().to_vec();
+        path.push(0);
+        tracee.write(place.stack.start, &path)?;
+        let arguments = [AT_FDCWD, place.stack.start, O_RDONLY_CLOEXEC, 0, 0, 0];
+        let file = tracee
+            .call(nr::OPENAT, arguments)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => AttachError::OtherRoot,
+                _ => error.into(),
+            })?;
+        let mapped = self
+            .image
+            .segments
+            .iter()
+            .try_for_each(|segment| map_segment(tracee, place.start, file, segment));
+        tracee.call(nr::CLOSE, [file, 0, 0, 0, 0, 0])?;
+        mapped?;
+        for segment in &self.image.segments {
+            self.compare(tracee, place.start, segment)?;
+        }
+        for fixup in &self.image.fixups {
+            let (at, word) = match *fixup {
+                Fixup::Relative { place: at, addend } => (at, place.start.wrapping_add(addend)),
+                Fixup::Absent { place: at } => (at, 0),
+            };
+            tracee.write(place.start + at, &word.to_ne_bytes())?;
+        }
+        if let Some(sealed) = &self.image.sealed {
+            protect(tracee, &shifted(sealed, place.start), PROT_READ)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the program has mapped what it was to map; empties what lies behind that in the last page.
+    fn compare(&self, tracee: &Tracee, start: u64, segment: &Segment) -> Result<(), AttachError> {
+        let mut found = vec![0; (segment.file.end - segment.file.start) as usize];
+        if found.is_empty() {
+            return Ok(());
+        }
+        tracee.read(start + segment.file.start, &mut found)?;
+        let begins = segment.offset + segment.file.start % PAGE_SIZE as u64;
+        let wanted = self.file.get(begins as usize..).unwrap_or_default();
+        if !wanted.starts_with(&found) {
+            return Err(
+                io::Error::other("it has mapped another file than memfold's library").into(),
+            );
+        }
+        if segment.access == Access::Write {
+            let page = PAGE_SIZE as u64;
+            let rest = segment.file.end.div_ceil(page) * page - segment.file.end;
+            tracee.write(start + segment.file.end, &vec![0; rest as usize])?;
+        }
+        Ok(())
+    }
+
+    /// Has the thread start the helper.
+    fn enter(&self, tracee: &mut Tracee, place: &Place) -> Result<(), AttachError> {
+        let entry = place.start + self.image.entry;
+        match tracee.run(entry, place.stack.end, ADMISSION)? & u64::from(u32::MAX) {
+            READY => Ok(()),
+            _ => Err(AttachError::Refused),
+        }
+    }
+}
+
+fn is_made_by_go(process: &Process) -> bool {
+    /// Headers and notes are in it.
+    const HEAD: u64 = 1 << 16;
+    let read = || -> io::Result<Vec<u8>> {
+        let mut head = Vec::new();
+        let file = process.open_file("exe")?;
+        file.take(HEAD).read_to_end(&mut head)?;
+        Ok(head)
+    };
+    read().is_ok_and(|head| image::is_go(&head))
+}
+
+/// Stops a thread, the main thread if that can be.
+fn stop_any(process: &Arc<Process>) -> Result<Tracee, AttachError> {
+    let mut threads = vec![process.pid()];
+    let others = process.threads().into_iter();
+    threads.extend(others.filter(|thread| *thread != process.pid()));
+    let mut last = AttachError::Gone;
+    for thread in threads.into_iter().take(THREADS) {
+        let error = match Tracee::stop(process, thread, STOPPING) {
+            Ok(tracee) => return Ok(tracee),
+            Err(error) => error,
+        };
+        last = match error.raw_os_error() {
+            Some(libc::EPERM) => AttachError::NotPermitted,
+            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
+            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+            Some(libc::ESRCH) => AttachError::Gone,
+            _ => error.into(),
+        };
+    }
+    Err(last)
+}
+
+/// Where the image and the stack are in a program.
+struct Place {
+    start: u64,
+    length: u64,
+    stack: Range<u64>,
+}
+
+impl Place {
+    /// Reserves addresses: image, guard, stack.
+    fn reserve(tracee: &mut Tracee, image: u64) -> Result<Place, AttachError> {
+        const FLAGS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let length = image + PAGE_SIZE as u64 + STACK;
+        let arguments = [0, length, PROT_NONE, FLAGS as u64, u64::MAX, 0];
+        let start = tracee.call(nr::MMAP, arguments)?;
+        let place = Place {
+            start,
+            length,
+            stack: start + length - STACK..start + length,
+        };
+        let opened = protect(tracee, &place.stack, PROT_READ | PROT_WRITE);
+        opened.inspect_err(|_| place.free(tracee))?;
+        Ok(place)
+    }
+
+    fn free_stack(&self, tracee: &mut Tracee) {
+        let start = self.stack.start - PAGE_SIZE as u64;
+        // Fails only if the program is gone.
+        let _ = tracee.call(nr::MUNMAP, [start, self.stack.end - start, 0, 0, 0, 0]);
+    }
+
+    fn free(&self, tracee: &mut Tracee) {
+        let _ = tracee.call(nr::MUNMAP, [self.start, self.length, 0, 0, 0, 0]);
+    }
+}
+
+fn map_segment(
+    tracee: &mut Tracee,
+    start: u64,
+    file: u64,
+    segment: &Segment,
+) -> Result<(), AttachError> {
+    const FIXED: i32 = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    let page = PAGE_SIZE as u64;
+    let access = match segment.access {
+        Access::Read => PROT_READ,
+        Access::Execute => PROT_READ | PROT_EXEC,
+        Access::Write => PROT_READ | PROT_WRITE,
+    };
+    let pages = shifted(&segment.pages, start);
+    let of_file = if segment.file.is_empty() {
+        0
+    } else {
+        segment.file.end.div_ceil(page) * page - segment.pages.start
+    };
+    if of_file > 0 {
+        let arguments = [
+            pages.start,
+            of_file,
+            access,
+            FIXED as u64,
+            file,
+            segment.offset,
+        ];
+        tracee.call(nr::MMAP, arguments)?;
+    }
+    let rest = pages.end - pages.start - of_file;
+    if rest > 0 {
+        let flags = (FIXED | libc::MAP_ANONYMOUS) as u64;
+        let arguments = [pages.start + of_file, rest, access, flags, u64::MAX, 0];
+        tracee.call(nr::MMAP, arguments)?;
+    }
+    Ok(())
+}
+
+fn protect(tracee: &mut Tracee, pages: &Range<u64>, access: u64) -> io::Result<()> {
+    let arguments = [pages.start, pages.end - pages.start, access, 0, 0, 0];
+    tracee.call(nr::MPROTECT, arguments).map(|_| ())
+}
+
+fn shifted(range: &Range<u64>, start: u64) -> Range<u64> {
+    start + range.start..start + range.end
+}
