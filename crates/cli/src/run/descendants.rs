@@ -1,9 +1,10 @@
 //! The processes below memfold, and which of them it holds.
 //!
 //! The supervisor knows the processes that connected to it. One that did not (a static program, one with
-//! more privileges, one whose environment was cleared) is found by scanning `/proc` now and then.
+//! more privileges, one whose environment was cleared) is found by scanning `/proc` now and then, and attached if it can be.
 //! As memfold is the subreaper of all it started, none of them can leave its tree.
 
+use super::attachments::Attachments;
 use super::unmanaged::{self, Reason};
 use memfold_sys::deadline;
 use memfold_sys::privilege;
@@ -17,6 +18,9 @@ use std::time::{Duration, Instant};
 /// having connected goes unseen.
 const GRACE: Duration = Duration::from_millis(800);
 
+/// How long a process may take to be attached.
+const ATTACHMENT: Duration = Duration::from_secs(15);
+
 /// How long a process's executable and environment are waited for, which may lie in a FUSE file system. Longer
 /// holds up the loop that takes signals.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -28,7 +32,20 @@ struct Image {
     executable: Option<PathBuf>,
     /// When it was first seen, or last seen to be connected.
     since: Instant,
-    unmanaged: bool,
+    standing: Standing,
+}
+
+/// What is known of an image that has not connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Nothing yet.
+    New,
+    /// It has a loader, which may bring the library.
+    Interpreted,
+    /// It is being attached, as no loader brings the library.
+    Attaching,
+    /// It is outside the limit.
+    Unmanaged,
 }
 
 /// A process that was found to be outside the limit.
@@ -48,19 +65,22 @@ pub struct Descendants {
     root: i32,
     preload: PathBuf,
     images: HashMap<i32, Image>,
+    /// None where programs are not attached.
+    attachments: Option<Attachments>,
     unmanaged: u64,
     /// The largest resident memory of those outside the limit.
     peak_unmanaged_bytes: u64,
 }
 
 impl Descendants {
-    /// Of this process; `preload` is the library that managed programs load.
-    pub fn new(preload: &Path) -> Descendants {
+    /// Of this process; `preload` is the library that managed programs load, and others are attached with.
+    pub fn new(preload: &Path, attachments: Option<Attachments>) -> Descendants {
         let root = process::own_id();
         Descendants {
             root,
             preload: preload.to_owned(),
             images: HashMap::new(),
+            attachments,
             unmanaged: 0,
             peak_unmanaged_bytes: 0,
         }
@@ -83,7 +103,10 @@ impl Descendants {
 
     /// The processes that need memfold, or that may still turn out to.
     pub fn held(&self) -> Vec<i32> {
-        let held = self.images.iter().filter(|(_, image)| !image.unmanaged);
+        let held = self
+            .images
+            .iter()
+            .filter(|(_, image)| image.standing != Standing::Unmanaged);
         held.map(|(&pid, _)| pid).collect()
     }
 
@@ -108,22 +131,61 @@ impl Descendants {
             let mut image = self.image_of(pid, started);
             if managed.contains(&pid) {
                 image.since = Instant::now();
-                image.unmanaged = false;
-            } else if !image.unmanaged && image.since.elapsed() >= GRACE {
-                image.unmanaged = true;
+                image.standing = Standing::Interpreted;
+            } else if let Some(reason) = self.judge(pid, &mut image) {
                 self.unmanaged += 1;
-                let (name, preload) = (name_of(pid), self.preload.clone());
-                let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
-                let reason = reason.unwrap_or(Reason::Unseen);
+                image.standing = Standing::Unmanaged;
+                let name = name_of(pid);
                 findings.push(Finding { pid, name, reason });
             }
             seen.insert(pid, image);
         }
         self.images = seen;
-        let unmanaged = self.images.iter().filter(|(_, image)| image.unmanaged);
+        let unmanaged = self
+            .images
+            .iter()
+            .filter(|(_, image)| image.standing == Standing::Unmanaged);
         let resident = unmanaged.map(|(pid, _)| resident_bytes(*pid)).sum();
         self.peak_unmanaged_bytes = self.peak_unmanaged_bytes.max(resident);
         findings
+    }
+
+    /// Why an image that has not connected is outside the limit, if that is known by now. It is attached if that can be.
+    fn judge(&self, pid: i32, image: &mut Image) -> Option<Reason> {
+        if image.standing == Standing::New {
+            let is_static = deadline::within(PATIENCE, move || unmanaged::is_static(pid));
+            if is_static != Some(true) || !self.attach(pid, image) {
+                image.standing = Standing::Interpreted;
+            }
+        }
+        match image.standing {
+            Standing::Attaching => {
+                let failed = self.attachments.as_ref();
+                let failed = failed.and_then(|attachments| attachments.take_failure(pid));
+                let is_over = failed.is_some() || image.since.elapsed() >= ATTACHMENT;
+                is_over.then(|| Reason::NotAttached(failed.map(|error| error.to_string())))
+            }
+            Standing::Interpreted if image.since.elapsed() >= GRACE => {
+                let preload = self.preload.clone();
+                let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
+                if reason == Some(Reason::Environment) && self.attach(pid, image) {
+                    return None;
+                }
+                Some(reason.unwrap_or(Reason::Unseen))
+            }
+            _ => None,
+        }
+    }
+
+    /// Begins to attach a process. Returns whether that is done at all.
+    fn attach(&self, pid: i32, image: &mut Image) -> bool {
+        let Some(attachments) = &self.attachments else {
+            return false;
+        };
+        image.standing = Standing::Attaching;
+        image.since = Instant::now();
+        attachments.begin(pid);
+        true
     }
 
     /// The image as it is known, or a new one where the process or its program changed.
@@ -135,7 +197,7 @@ impl Descendants {
                 started,
                 executable,
                 since: Instant::now(),
-                unmanaged: false,
+                standing: Standing::New,
             },
         }
     }
@@ -165,7 +227,7 @@ mod tests {
     fn a_process_that_does_not_connect_in_time_is_found_once() {
         let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
         let pid = child.id() as i32;
-        let mut descendants = Descendants::new(Path::new("/no/library"));
+        let mut descendants = Descendants::new(Path::new("/no/library"), None);
         descendants.look(&[], None);
         descendants.images.get_mut(&pid).unwrap().since -= GRACE;
         descendants.look(&[pid], None);
@@ -200,7 +262,7 @@ mod tests {
         let found = process::below(process::own_id());
         assert!(found.contains(&(child.id() as i32)), "{found:?}");
         assert!(found.contains(&grandchild), "{found:?}");
-        let mut descendants = Descendants::new(Path::new("/no/library"));
+        let mut descendants = Descendants::new(Path::new("/no/library"), None);
         assert_eq!(descendants.look(&[], None), [], "too early to judge");
         assert!(descendants.held().contains(&grandchild));
         nix::sys::signal::kill(

@@ -1,5 +1,6 @@
 //! `memfold run`.
 
+mod attachments;
 pub mod cpu_time;
 mod descendants;
 pub mod descriptors;

@@ -10,10 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Why a process did not connect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
-    /// There is no loader that would load a library.
-    Static,
+    /// No loader brought the library, and it could not be attached; why, if that is known.
+    NotAttached(Option<String>),
     /// It is a 32-bit program.
     NotSixtyFourBit,
     /// It has more privileges than its user: the loader ignores `LD_PRELOAD`.
@@ -33,8 +33,9 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Reason::Static => {
-                "it is statically linked; use a dynamically linked build to have it held"
+            Reason::NotAttached(why) => {
+                f.write_str("it is statically linked, or LD_PRELOAD was removed from its environment, and cannot be attached")?;
+                return why.iter().try_for_each(|why| write!(f, ": {why}"));
             }
             Reason::NotSixtyFourBit => {
                 "it is not a 64-bit program; use a 64-bit build to have it held"
@@ -66,6 +67,14 @@ impl fmt::Display for Reason {
     }
 }
 
+/// Whether a process has a 64-bit program without a loader.
+pub fn is_static(pid: i32) -> bool {
+    let image = File::open(format!("/proc/{pid}/exe"))
+        .ok()
+        .and_then(Image::read);
+    image.is_some_and(|image| image.sixty_four_bit && !image.interpreted)
+}
+
 /// Finds the reason, as far as `/proc` shows it.
 pub fn reason(pid: i32, preload: &Path) -> Reason {
     let executable = format!("/proc/{pid}/exe");
@@ -79,7 +88,7 @@ pub fn reason(pid: i32, preload: &Path) -> Reason {
         }) => return Reason::NotSixtyFourBit,
         Some(Image {
             interpreted: false, ..
-        }) => return Reason::Static,
+        }) => return Reason::NotAttached(None),
         _ => {}
     }
     const SET_ID: u32 = 0o6000;

@@ -1,5 +1,6 @@
 //! While the program runs: signals, exits of processes, requests for statistics.
 
+use super::attachments::Attachments;
 use super::cpu_time::{cpu_seconds, of_programs};
 use super::descendants::{Descendants, Finding};
 use super::descriptors;
@@ -8,7 +9,7 @@ use super::outcome::Outcome;
 use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
-use super::unmanaged::Reason;
+use super::unmanaged::{self, Reason};
 use crate::control::{self, of_run};
 use crate::format::printable;
 use crate::live::Server;
@@ -24,8 +25,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the processes below memfold.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks at the processes below memfold, and at most. Longer lets programs grow that are to be attached.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
+/// The interval in times of what a look takes, so that these take a fiftieth of a CPU at most.
+const REST: u32 = 50;
 /// The same once the program has ended: only what it left behind is waited for.
 const INTERVAL_AFTER: Duration = Duration::from_millis(100);
 /// Once the program has exited, what memfold still waits for is logged after this time.
@@ -78,8 +81,12 @@ struct State {
 impl Watch<'_> {
     /// Returns what the run came to once nothing is left to hold.
     pub fn until_done(self) -> Watched {
+        let attachments = Attachments::new(self.supervisor.attacher());
+        if unmanaged::is_static(self.program) {
+            attachments.begin(self.program);
+        }
         let mut state = State {
-            descendants: Descendants::new(self.supervisor.preload_path()),
+            descendants: Descendants::new(self.supervisor.preload_path(), Some(attachments)),
             started: Instant::now(),
             ended: None,
             asked_to_end: None,
@@ -87,7 +94,7 @@ impl Watch<'_> {
             warned: false,
             without_descriptors: 0,
         };
-        let mut next_look = state.started + INTERVAL / 4;
+        let mut next_look = state.started + INTERVALS[0];
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
@@ -95,12 +102,14 @@ impl Watch<'_> {
             control::serve(&self.commands, || of_run(self.supervisor.control()));
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
+                let began = Instant::now();
                 let findings = self.look(&mut state);
                 Self::warn(&mut state, findings);
+                let [shortest, longest] = INTERVALS;
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER
                 } else {
-                    INTERVAL
+                    (began.elapsed() * REST).clamp(shortest, longest)
                 };
                 next_look = Instant::now() + interval;
             }

@@ -1,7 +1,7 @@
 //! What memfold is started with (ignored signals, limits) is the program's, and memfold gets along
 //! with it.
 
-use crate::support::memfold;
+use crate::support::{compiled, memfold};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
@@ -118,17 +118,19 @@ fn limits_are_the_programs() {
 /// Where the reader of messages is slow, they wait, and nothing else.
 #[test]
 fn a_full_pipe_for_messages_holds_nothing_up() {
-    beside!(&["sh", "env", "sleep"]);
+    beside!(&["cc", "sh", "sleep"]);
     let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
     // 64 KiB unless it is set.
     writer
         .write_all(&vec![b'x'; 1 << 16])
         .expect("room in the pipe");
-    // What is started without the library is told of.
-    let script = "trap 'echo told; exit 3' TERM; env -u LD_PRELOAD sleep 4 2>&1 & \
+    // What cannot be held is told of.
+    let script = "trap 'echo told; exit 3' TERM; \"$0\" 4 > /dev/null 2>&1 & \
                   echo ready; while :; do sleep 0.05; done 2>&1";
+    let stays = compiled("stays", &["stays.c"], &["-static"]);
     let mut child = Command::new(memfold())
         .args(["run", "--limit", "64M", "--", "sh", "-c", script])
+        .arg(stays)
         .stdout(Stdio::piped())
         .stderr(writer)
         .spawn()

@@ -2,6 +2,7 @@
 
 mod admission;
 mod asked_twice;
+mod attached;
 mod capability;
 mod completions;
 mod containers;

@@ -1,0 +1,89 @@
+//! Programs that no loader brings the library into (static ones, and those without `LD_PRELOAD`): they are attached
+//! while they run.
+
+use memfold_pager::{AttachError, Attacher};
+use memfold_sys::process::Process;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How often a program is tried whose threads could not be stopped.
+const TRIES: u32 = 5;
+
+/// What became of one.
+#[derive(Debug)]
+enum Attempt {
+    UnderWay,
+    Failed(AttachError),
+}
+
+/// Attempts to attach programs, each in a thread of its own.
+#[derive(Debug, Clone)]
+pub struct Attachments {
+    attacher: Attacher,
+    attempts: Arc<Mutex<HashMap<i32, Attempt>>>,
+}
+
+impl Attachments {
+    /// By a supervisor's attacher.
+    pub fn new(attacher: Attacher) -> Attachments {
+        Attachments {
+            attacher,
+            attempts: Arc::default(),
+        }
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, HashMap<i32, Attempt>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to attach a process below this one, unless that is under way.
+    pub fn begin(&self, pid: i32) {
+        let mut attempts = self.attempts();
+        if matches!(attempts.get(&pid), Some(Attempt::UnderWay)) {
+            return;
+        }
+        let this = self.clone();
+        let thread = std::thread::Builder::new().name("attach".to_owned());
+        let attempt = match thread.spawn(move || this.attach(pid)) {
+            Ok(_) => Attempt::UnderWay,
+            Err(error) => Attempt::Failed(error.into()),
+        };
+        attempts.insert(pid, attempt);
+    }
+
+    fn attach(&self, pid: i32) {
+        let attached = attach(&self.attacher, pid);
+        let mut attempts = self.attempts();
+        match attached {
+            Ok(()) => attempts.remove(&pid),
+            Err(error) => attempts.insert(pid, Attempt::Failed(error)),
+        };
+    }
+
+    /// Why the last attempt failed; the answer is given once.
+    pub fn take_failure(&self, pid: i32) -> Option<AttachError> {
+        let mut attempts = self.attempts();
+        match attempts.remove(&pid)? {
+            Attempt::Failed(error) => Some(error),
+            under_way @ Attempt::UnderWay => {
+                attempts.insert(pid, under_way);
+                None
+            }
+        }
+    }
+}
+
+fn attach(attacher: &Attacher, pid: i32) -> Result<(), AttachError> {
+    let process = Arc::new(Process::open(pid).map_err(|_| AttachError::Gone)?);
+    // The PID is looked up once: it is of the process found here, and that must be one of memfold's own.
+    if !process.descends_from_here()? {
+        return Err(AttachError::Gone);
+    }
+    let mut tries = 1;
+    loop {
+        match attacher.attach(&process) {
+            Err(AttachError::Busy) if tries < TRIES => tries += 1,
+            attached => return attached,
+        }
+    }
+}

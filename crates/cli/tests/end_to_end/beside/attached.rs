@@ -1,0 +1,131 @@
+//! Programs that no loader brings the library into: they are attached while they run.
+
+use crate::support::{Limits, MIB, Outcome, Program, compiled, memfold, source};
+use std::path::PathBuf;
+use std::process::Command;
+
+const LIMIT: Limits = Limits::Resident(16 * MIB);
+
+/// `verify` without a loader.
+fn static_verify() -> PathBuf {
+    compiled("verify-static", &["verify.c"], &["-static"])
+}
+
+fn assert_held(outcome: &Outcome, bytes: u64) {
+    outcome.assert_success();
+    outcome.assert_swapped(bytes);
+    let unmanaged = outcome.number("processes_unmanaged");
+    assert_eq!(unmanaged, 0.0, "{}", outcome.errors);
+}
+
+#[test]
+fn a_static_program_is_held() {
+    beside!(&["cc"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let results = folder.path().join("results");
+    let program = Program::new(static_verify()).args(["64", "6"]);
+    let outcome = program.arg(&results).run(LIMIT);
+    assert_held(&outcome, 32 * MIB);
+    assert_eq!(outcome.text(), "......");
+}
+
+/// It has been running for some time when it is found.
+#[test]
+fn a_static_child_is_held() {
+    beside!(&["cc", "sh", "timeout"]);
+    let program = Program::new("sh").args(["-c", "timeout 3 \"$0\" \"$@\"; exit $?"]);
+    assert_found_and_held(program.arg(static_verify()));
+}
+
+/// Of `verify`, which is ended after three seconds.
+fn assert_found_and_held(program: Program) {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let results = folder.path().join("results");
+    let outcome = program.args(["64", "0"]).arg(&results).run(LIMIT);
+    assert_eq!(outcome.code(), 124, "{}", outcome.errors);
+    outcome.assert_swapped(32 * MIB);
+    let unmanaged = outcome.number("processes_unmanaged");
+    assert_eq!(unmanaged, 0.0, "{}", outcome.errors);
+    let mismatches = std::fs::read_to_string(&results).expect("its results");
+    assert_eq!(mismatches, "");
+}
+
+#[test]
+fn a_program_without_the_variable_is_held() {
+    beside!(&["cc", "env", "timeout"]);
+    let program = Program::new("env").args(["-i", "timeout", "3"]);
+    assert_found_and_held(program.arg(compiled("verify", &["verify.c"], &[])));
+}
+
+/// Its threads are Go's own, and its stacks are too small for another's code.
+#[test]
+fn a_go_program_is_held() {
+    beside!(&["go"]);
+    for prepared in ["0", "1"] {
+        let program = Program::new(go_heap()).args(["64", "3"]);
+        let program = program.env("MEMFOLD_PREPARE_FORKS", prepared);
+        let outcome = program.run(Limits::Resident(32 * MIB));
+        assert_held(&outcome, 32 * MIB);
+        assert_eq!(outcome.text(), "heap ok\n");
+    }
+}
+
+fn go_heap() -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let program = folder.join("heap-go");
+    let status = Command::new("go")
+        .args(["build", "-o"])
+        .args([&program, &source("heap.go")])
+        .envs([("CGO_ENABLED", "0"), ("GO111MODULE", "off")])
+        .env("GOCACHE", folder.join("go-cache"))
+        .status();
+    assert!(status.expect("go runs").success(), "go could not compile");
+    program
+}
+
+/// Without a C library to prepare its forks, and where the kernel reports none, a child would lack memory.
+#[test]
+fn a_static_program_whose_forks_are_unseen_is_left_alone() {
+    beside!(&["cc"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let program = Program::new(static_verify()).args(["64", "100"]);
+    let program = program.arg(folder.path().join("results"));
+    let outcome = program.env("MEMFOLD_PREPARE_FORKS", "1").run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.number("processes_unmanaged"), 1.0);
+    assert!(
+        outcome.errors.contains("would not see it fork"),
+        "{}",
+        outcome.errors
+    );
+}
+
+/// A shell without a loader that forks for each command, a pipeline and a subshell.
+#[test]
+fn a_static_shell_runs_as_always() {
+    beside!(&["busybox"]);
+    const SCRIPT: &str = "text=x; i=0; while [ $i -lt 18 ]; do text=$text$text; i=$((i+1)); done; \
+                          i=0; while [ $i -lt 300 ]; do (echo ${#text} | busybox cat) > /dev/null || exit 1; i=$((i+1)); \
+                          done; echo ${#text}";
+    let program = Program::new("busybox").args(["sh", "-c", SCRIPT]);
+    let outcome = program.run(LIMIT);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "262144\n");
+}
+
+/// The library's descriptors are none of the program's.
+#[test]
+fn an_attached_program_has_no_descriptor_more() {
+    beside!(&["busybox"]);
+    let with = |words: &[&str]| {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).args(["busybox", "sh", "-c"]);
+        command.arg("sleep 1; grep Threads /proc/$$/status; ls /proc/$$/fd");
+        let output = command.output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let native = with(&["env"]);
+    let memfold = memfold().to_str().expect("a plain path");
+    let held = with(&[memfold, "run", "--limit", "64M", "--"]);
+    assert_eq!(held, native.replace("Threads:\t1\n", "Threads:\t2\n"));
+}
