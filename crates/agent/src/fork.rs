@@ -6,7 +6,7 @@
 use crate::arena::Arena;
 use crate::prepared::Child;
 use crate::start::{BEACON, FORK_STACK_TOP, start};
-use crate::state::{MANAGED, PREPARES, REFUSED, STRANDED, channel};
+use crate::state::{MANAGED, PREPARES, REFUSED, STRANDED, channel, has_left};
 use crate::{helper, prepared, system};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -25,6 +25,9 @@ extern "C" fn prepare() {
         return;
     };
     channel.forking.fetch_add(1, Ordering::SeqCst);
+    if has_left() {
+        return;
+    }
     if channel.fork.prepared.load(Ordering::Relaxed) != 0 {
         prepared::prepare(channel);
         return;
@@ -52,6 +55,9 @@ extern "C" fn child() {
     let Child::ToStart { may_call } = prepared::end_in_child() else {
         return;
     };
+    if has_left() {
+        return;
+    }
     let beacon = BEACON.load(Ordering::Relaxed);
     if !may_call && system::is_filtered() {
         // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the

@@ -1,10 +1,12 @@
 //! The helper thread: set-up, then the supervisor's commands until either side is gone.
 
 use crate::message::{connect, receive, send};
-use crate::state::{ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, set_channel};
+use crate::state::{
+    ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, let_go, set_channel,
+};
 use crate::{dispatch, system};
 use core::sync::atomic::Ordering;
-use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX};
+use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RELEASED, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
 use memfold_sys::gate::NAP_NS;
 use memfold_sys::hello::{Hello, MAGIC, STAGE_PAGES, TOKEN, TRASH_PAGES, Welcome};
@@ -188,9 +190,17 @@ impl Helper {
             if alive & OWNER_DIED != 0 {
                 die(b"memfold: the supervisor is gone; the program is stopped, as part of its memory went with it\n");
             }
-            let dismissed = channel.dismissed.load(Ordering::Acquire);
-            if dismissed != 0 {
-                system::end_program(dismissed - 1);
+            match channel.dismissed.load(Ordering::Acquire) {
+                0 => {}
+                RELEASED if let_go(channel) => {
+                    // It is sealed, so it stays, as any other memory of the program's: a later memfold may manage it.
+                    let length = (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE;
+                    let _ = system::give_to_children(self.stage, length);
+                    system::exit_thread(0)
+                }
+                // It is asked again.
+                RELEASED => channel.dismissed.store(0, Ordering::Relaxed),
+                status => system::end_program(status - 1),
             }
             withhold(channel);
             let posted = channel.posted.load(Ordering::Acquire);

@@ -6,7 +6,7 @@
 //! tries again. All other calls go on to the next `ioctl` behind this library, which is the C
 //! library's unless something else is preloaded.
 
-use crate::state::channel;
+use crate::state::{channel, has_left};
 use crate::system;
 use core::sync::atomic::{AtomicU32, Ordering};
 use memfold_sys::Errno;
@@ -65,7 +65,8 @@ unsafe fn register(fd: i32, request: usize, argument: usize) -> i32 {
     // SAFETY: the caller's promise.
     let mut result = unsafe { forward(fd, request, argument) };
     let is_refused = |result| result == -1 && errno() == Some(Errno::EBUSY);
-    let (true, Some(channel)) = (is_refused(result), channel()) else {
+    let held = channel().filter(|_| !has_left());
+    let (true, Some(channel)) = (is_refused(result), held) else {
         return result;
     };
     // SAFETY: the kernel has read the structure, which begins with the range, or would not have come to

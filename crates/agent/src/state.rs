@@ -60,6 +60,22 @@ fn note() -> Option<&'static AtomicUsize> {
     unsafe { address.as_ref() }
 }
 
+/// 1 once the supervisor has let the program go: neither it nor its children have to do with memfold any more.
+static LEFT: AtomicU32 = AtomicU32::new(0);
+
+/// Whether the program was let go.
+pub fn has_left() -> bool {
+    LEFT.load(Ordering::SeqCst) != 0
+}
+
+/// Lets the program go, of which the supervisor has nothing any more. Returns whether that is done: forks that began
+/// before are served to their end.
+pub fn let_go(channel: &Channel) -> bool {
+    // SeqCst: a thread announces its fork before it looks here.
+    LEFT.store(1, Ordering::SeqCst);
+    channel.forking.load(Ordering::SeqCst) == 0
+}
+
 /// Notes the channel that the helper mapped for good.
 pub fn set_channel(channel: &'static Channel) {
     PREPARES.store(

@@ -1,8 +1,8 @@
-//! `memfold limit`, `memfold reclaim` and `memfold swapoff`: commands to a run that goes on (`swapoff`
+//! `memfold limit`, `memfold reclaim`, `memfold detach` and `memfold swapoff`: commands to a run that goes on (`swapoff`
 //! also to a disk), and what came of them.
 
-use crate::arguments::{LimitArguments, ReclaimArguments, SwapOffArguments};
-use crate::control::{Answer, Command, Usage, command, instance_of, run_of};
+use crate::arguments::{DetachArguments, LimitArguments, ReclaimArguments, SwapOffArguments};
+use crate::control::{Answer, Command, Usage, command, instance_of, run_of, run_with};
 use crate::describe::print;
 use crate::failure::Failure;
 use crate::format::{bytes, grouped};
@@ -94,6 +94,19 @@ pub fn reclaim(arguments: &ReclaimArguments) -> Result<ExitCode, Failure> {
         ));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// `memfold detach PID`.
+pub fn detach(arguments: &DetachArguments) -> Result<ExitCode, Failure> {
+    let (folder, run) = run_with(arguments.pid)?;
+    let pid = arguments.pid.cast_signed();
+    match command(&folder, run, &Command::Detach { pid })? {
+        Answer::Detached => {
+            let text = format!("process {pid} has all its memory back, and runs without memfold\n");
+            print(text.as_bytes())
+        }
+        answer => Err(unexpected(&answer)),
+    }
 }
 
 /// `memfold swapoff [PID]`.

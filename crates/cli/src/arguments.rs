@@ -29,6 +29,7 @@ Examples:
   memfold doctor            what this host allows, and how to fix each gap
   memfold stat              statistics of what runs now
   memfold limit 4711 3G     another limit for the run with that PID
+  memfold attach 4711 --limit 2G   a program that runs already
 
 Exit status of `run`: the program's own; death by a signal is passed on as such.
 126: the program cannot be executed; 127: it was not found; 125: memfold itself failed.";
@@ -48,6 +49,17 @@ Examples:
 memfold also waits for processes that the program leaves running (daemons) under the limit: a
 first interrupt is passed on to them, a second one kills them.";
 
+const ATTACH_EXAMPLES: &str = "\
+The program runs on; memfold stays and holds its memory. Interrupt it (Ctrl-C, SIGTERM), or use memfold detach, to have
+all of it brought back. A memfold that is killed takes the program with it, as part of its memory is gone.
+What the program starts is not held. It takes the right to trace the program: root, or its own user where
+kernel.yama.ptrace_scope is 0.
+
+Examples:
+  memfold attach 4711 --limit 2G
+  memfold attach 4711 --resident 500M --swap-file /var/tmp --swap-size 8G
+  memfold detach 4711";
+
 const SERVE_EXAMPLES: &str = "\
 It serves until SIGTERM, SIGINT or SIGHUP. The contents are gone then; a flush has nothing to do.
 
@@ -66,7 +78,7 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// Options of `run` that exclude each other. (clap would count variables, too.)
+/// Options that exclude each other. (clap would count variables, too.)
 const EXCLUSIVE: [(&str, &str); 2] = [("quiet", "verbose"), ("stats", "stats_fd")];
 
 impl Arguments {
@@ -78,16 +90,19 @@ impl Arguments {
     pub fn of(line: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
         let mut command = Arguments::command();
         let mut matches = command.try_get_matches_from_mut(line)?;
-        let overridden = match matches.subcommand_matches("run") {
-            Some(run) => overridden(run, &mut command)?,
-            None => Vec::new(),
+        let overridden = match matches.subcommand() {
+            Some(("run" | "attach", held)) => overridden(held, &mut command)?,
+            _ => Vec::new(),
         };
         let mut arguments = Arguments::from_arg_matches_mut(&mut matches)
             .map_err(|error| error.format(&mut command))?;
-        if let Command::Run(run) = &mut arguments.command {
-            for name in overridden {
-                run.forget(name);
-            }
+        let options = match &mut arguments.command {
+            Command::Run(run) => Some(&mut run.options),
+            Command::Attach(attach) => Some(&mut attach.options),
+            _ => None,
+        };
+        if let Some(options) = options {
+            overridden.into_iter().for_each(|name| options.forget(name));
         }
         Ok(arguments)
     }
@@ -115,7 +130,7 @@ fn overridden(
     Ok(names)
 }
 
-impl RunArguments {
+impl HoldOptions {
     /// Takes an option as not given.
     fn forget(&mut self, name: &str) {
         match name {
@@ -134,6 +149,11 @@ pub enum Command {
     #[command(after_help = RUN_EXAMPLES)]
     #[command(override_usage = "memfold run [OPTIONS] [--] PROGRAM [ARG]...")]
     Run(RunArguments),
+    /// Take a running program under a memory limit, until it ends or is detached
+    #[command(after_help = ATTACH_EXAMPLES)]
+    Attach(AttachArguments),
+    /// Bring all memory of a program back and let it go: it runs on without memfold
+    Detach(DetachArguments),
     /// Show the statistics of the runs and disks of this user
     Stat(StatArguments),
     /// Watch the runs and disks of this user (? shows the keys)
@@ -159,11 +179,40 @@ pub enum Command {
 
 /// `memfold run`.
 #[derive(Debug, Args)]
+pub struct RunArguments {
+    /// How programs are held
+    #[command(flatten)]
+    pub options: HoldOptions,
+    /// The program and its arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", num_args = 1..)]
+    pub program: Vec<OsString>,
+}
+
+/// `memfold attach`.
+#[derive(Debug, Args)]
+pub struct AttachArguments {
+    /// How the program is held
+    #[command(flatten)]
+    pub options: HoldOptions,
+    /// PID of the program
+    #[arg(value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: i32,
+}
+
+/// `memfold detach`.
+#[derive(Debug, Args)]
+pub struct DetachArguments {
+    /// PID of a program under a limit
+    pub pid: u32,
+}
+
+/// How programs are held: under which limit, where pages go, what watches them.
+#[derive(Debug, Args)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an option of its own"
 )]
-pub struct RunArguments {
+pub struct HoldOptions {
     /// Limit on all that memfold manages: resident pages, compressed pool, metadata
     /// [default: 50%, unless --resident is given]
     #[arg(long, value_name = "SIZE", env = "MEMFOLD_LIMIT")]
@@ -242,9 +291,6 @@ pub struct RunArguments {
     #[arg(short, long)]
     #[arg(env = "MEMFOLD_VERBOSE", value_parser = FalseyValueParser::new())]
     pub verbose: bool,
-    /// The program and its arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM", num_args = 1..)]
-    pub program: Vec<OsString>,
 }
 
 impl ValueEnum for SummaryWhen {
@@ -466,7 +512,7 @@ mod tests {
             &["--limit", "2G", "sort", "--limit", "-r"][..],
         ] {
             let run = run(line);
-            assert_eq!(run.limit, Some(Size::Bytes(2 << 30)));
+            assert_eq!(run.options.limit, Some(Size::Bytes(2 << 30)));
             assert_eq!(run.program, ["sort", "--limit", "-r"]);
         }
         assert_eq!(run(&["--", "sh", "--", "-x"]).program, ["sh", "--", "-x"]);
@@ -477,8 +523,8 @@ mod tests {
         let line = ["--recompress-after", "90s", "--writeback-after", "off", "x"];
         let run = run(&line);
         let ninety = Duration::from_secs(90);
-        assert_eq!(run.recompress_after, Some(After(Some(ninety))));
-        assert_eq!(run.writeback_after, After(None));
+        assert_eq!(run.options.recompress_after, Some(After(Some(ninety))));
+        assert_eq!(run.options.writeback_after, After(None));
         assert_eq!("1h 30m".parse(), Ok(After(Some(60 * ninety))));
         for text in ["", "soon", "10ms", "0s", "-3s"] {
             assert!(text.parse::<After>().is_err(), "{text}");

@@ -3,6 +3,7 @@
 use crate::arguments::Arguments;
 use crate::instance::Instance;
 use crate::live;
+use crate::report::Snapshot;
 use clap::{Command, CommandFactory};
 use clap_complete::engine::{
     ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
@@ -30,6 +31,9 @@ pub fn command() -> Command {
                 command.mut_subcommand(name, |one| one.mut_arg("pid", |pid| pid.add(candidates)));
         }
     }
+    command = command.mut_subcommand("detach", |detach| {
+        detach.mut_arg("pid", |pid| pid.add(ArgValueCandidates::new(programs)))
+    });
     command.mut_subcommand("run", |run| {
         run.mut_arg("program", |program| {
             program.add(ArgValueCompleter::new(ProgramCompleter))
@@ -48,6 +52,24 @@ fn runs() -> Vec<CompletionCandidate> {
     let found = live::instances_of(None, PATIENCE).into_iter();
     let runs = found.filter(|instance| matches!(instance, Instance::Run(_)));
     runs.map(|run| candidate(&run)).collect()
+}
+
+/// The PIDs of the programs in these runs.
+fn programs() -> Vec<CompletionCandidate> {
+    let found = live::instances_of(None, PATIENCE).into_iter();
+    let runs = found.filter_map(|instance| match instance {
+        Instance::Run(run) => Some(run),
+        Instance::Disk(_) => None,
+    });
+    let of_run = |run: Box<Snapshot>| {
+        let pids = run.programs.into_iter().map(|program| program.pid);
+        let command = run.command;
+        pids.map(move |pid| {
+            CompletionCandidate::new(pid.to_string()).help(Some(command.clone().into()))
+        })
+        .collect::<Vec<_>>()
+    };
+    runs.flat_map(of_run).collect()
 }
 
 fn candidate(instance: &Instance) -> CompletionCandidate {

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::format::{bytes, printable};
 use crate::instance::Instance;
 use crate::live::{self, RunFolder, Server, nothing_runs};
-use memfold_pager::{Change, Control, Limit, MappingUsage, Now, Size};
+use memfold_pager::{Attacher, Change, Control, Limit, MappingUsage, Now, Size};
 use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -44,6 +44,11 @@ pub enum Command {
         /// As users write it; a percentage is of what is resident. All that can be without one.
         size: Option<String>,
     },
+    /// Bring all of a program back and let it go.
+    Detach {
+        /// The program's PID, as the run reports it.
+        pid: i32,
+    },
     /// Tell what each mapping of a program has in memory and outside.
     Mappings {
         /// The program's PID, as the run reports it.
@@ -68,6 +73,8 @@ pub enum Answer {
     },
     /// Memory was paged out.
     Reclaimed(Usage),
+    /// A program was let go.
+    Detached,
     /// The mappings of a program, those with the most pages first.
     Mappings(Vec<MappingUsage>),
     /// Why nothing was done.
@@ -134,6 +141,25 @@ pub fn run_of(pid: u32) -> Result<(RunFolder, u32), Failure> {
     }
 }
 
+/// The run of this user that has a program with that PID.
+pub fn run_with(program: u32) -> Result<(RunFolder, u32), Failure> {
+    let mut found = live::instances(live::PATIENCE).into_iter();
+    let run = found.find_map(|(folder, instance)| match instance {
+        // What another user's run says of its programs is not believed.
+        Instance::Run(run) if folder.is_own() => {
+            let pids = run.programs.iter().map(|one| one.pid.cast_unsigned());
+            let has = pids.chain([run.program_pid]).any(|pid| pid == program);
+            has.then_some((folder, run.pid))
+        }
+        _ => None,
+    });
+    run.ok_or_else(|| {
+        let text =
+            format!("no run of yours has a program with the PID {program}; memfold top shows them");
+        Failure::with_status(1, text)
+    })
+}
+
 /// Has a run or disk execute a command, however long that takes.
 pub fn command(folder: &RunFolder, pid: u32, command: &Command) -> Result<Answer, Failure> {
     match ask(folder, command, None) {
@@ -179,9 +205,11 @@ fn ask(folder: &RunFolder, command: &Command, deadline: Option<Instant>) -> io::
 /// What executes a command.
 pub type Executor = Box<dyn FnOnce(&Command) -> Result<Answer, String> + Send>;
 
+/// Commands under way.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
 /// Executes the commands that have arrived; never waits.
 pub fn serve(commands: &Server, executor: impl Fn() -> Executor) {
-    static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
     while let Some(stream) = commands.accept() {
         if UNDER_WAY.fetch_add(1, Ordering::Relaxed) >= MOST_COMMANDS {
             UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
@@ -198,6 +226,14 @@ pub fn serve(commands: &Server, executor: impl Fn() -> Executor) {
             UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
             log::warn!("cannot start a thread for a command: {error}");
         }
+    }
+}
+
+/// Waits, for a moment, until the answers to all commands are sent: what executed the last one may be about to.
+pub fn finish() {
+    let deadline = Instant::now() + live::PATIENCE;
+    while UNDER_WAY.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
@@ -230,11 +266,11 @@ fn answer(mut stream: UnixStream, answer: &Answer) {
 }
 
 /// Executes a command on a run.
-pub fn of_run(control: Control) -> Executor {
-    Box::new(move |command| perform(command, &control))
+pub fn of_run(control: Control, attacher: Attacher) -> Executor {
+    Box::new(move |command| perform(command, &control, &attacher))
 }
 
-fn perform(command: &Command, control: &Control) -> Result<Answer, String> {
+fn perform(command: &Command, control: &Control, attacher: &Attacher) -> Result<Answer, String> {
     match command {
         Command::SwapOff => {
             let pages = control.swap_off().map_err(|error| error.to_string())?;
@@ -252,6 +288,10 @@ fn perform(command: &Command, control: &Control) -> Result<Answer, String> {
             let change = control.reclaim(bytes.transpose()?);
             Ok(Answer::Reclaimed(change.into()))
         }
+        Command::Detach { pid } => match attacher.detach(*pid) {
+            Ok(()) => Ok(Answer::Detached),
+            Err(error) => Err(error.to_string()),
+        },
         Command::Mappings { pid } => {
             let found = control.mappings(*pid).map_err(|error| error.to_string())?;
             Ok(Answer::Mappings(found))

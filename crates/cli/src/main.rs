@@ -52,6 +52,8 @@ fn main() -> ExitCode {
     };
     let outcome = match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
+        Command::Attach(arguments) => run::attach(&arguments),
+        Command::Detach(arguments) => adjust::detach(&arguments),
         Command::Stat(arguments) => stat::stat(&arguments),
         Command::Limit(arguments) => adjust::limit(&arguments),
         Command::Reclaim(arguments) => adjust::reclaim(&arguments),

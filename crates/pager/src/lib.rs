@@ -67,7 +67,7 @@ pub use size::{Size, SizeError};
 pub use statistics::StatsField;
 pub use supervised::comfort::COMFORTABLE_SHARE;
 #[cfg(not(simulated))]
-pub use supervised::helper::inject::{AttachError, Attacher};
+pub use supervised::helper::inject::{AttachError, Attacher, DetachError};
 pub use supervised::latency::LatencyCounts;
 pub use supervised::limit_state::tolerance;
 #[cfg(not(simulated))]

@@ -17,6 +17,9 @@ pub const RUNS_MAX: usize = 64;
 /// are not managed.
 pub const WITHHELD_MOST: usize = 4096;
 
+/// See [`Channel::dismissed`].
+pub const RELEASED: u32 = u32::MAX;
+
 /// Bytes of the shared memory. Pages that are never touched take no memory.
 pub const CHANNEL_BYTES: usize = 8192 + WITHHELD_MOST * size_of::<Span>();
 
@@ -178,8 +181,8 @@ pub struct Channel {
     pub event_count: AtomicU32,
     /// Threads of the program that are forking.
     pub forking: AtomicU32,
-    /// Not 0: no other thread of the program is left, and the helper is to end, too, so that the
-    /// program's status, as `wait` has it, is one less.
+    /// Not 0: the helper is to end. [`RELEASED`]: it leaves the program to itself, and takes this back if a thread of
+    /// it forks just now. Else no other thread of the program is left, and its status, as `wait` has it, is one less.
     pub dismissed: AtomicU32,
     /// Lets the helper change pages.
     pub gate: HelperGate,

@@ -1,6 +1,8 @@
 //! The supervisor's end of a [`Channel`].
 
-use crate::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RUNS_MAX, WITHHELD_MOST};
+use crate::channel::{
+    CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RELEASED, RUNS_MAX, WITHHELD_MOST,
+};
 use crate::futex;
 use crate::gate::{Gate, HelperGate};
 use crate::memory::{Mapping, sealed_file};
@@ -114,6 +116,14 @@ impl SharedChannel {
         channel
             .dismissed
             .store(u32::from(status) + 1, Ordering::Release);
+        futex::wake(&channel.alive, 1);
+    }
+
+    /// Makes the helper leave the program, of which nothing is out, and which no thread is just forking. To be repeated, as
+    /// above.
+    pub fn release_helper(&self) {
+        let channel = self.channel();
+        channel.dismissed.store(RELEASED, Ordering::Release);
         futex::wake(&channel.alive, 1);
     }
 

@@ -69,22 +69,26 @@ pub fn own_filters() -> u32 {
     filters.count
 }
 
-/// The processes below this one of which a thread knows itself by `number`: several if there are pid
-/// namespaces. The likeliest comes first, and may come again.
-pub fn processes_by_own_number(number: u64) -> impl Iterator<Item = Process> {
+/// The processes of which a thread knows itself by `number`: first the one of that number anywhere, the likeliest, which
+/// may come again, then those of `roots` and below them, several if there are pid namespaces.
+pub fn processes_by_own_number(
+    number: u64,
+    roots: impl Iterator<Item = i32>,
+) -> impl Iterator<Item = Process> {
     let has_thread = move |process: &Process| process.thread_by_own_number(number).is_some();
     let same = i32::try_from(number).ok().and_then(process_of);
     let same = same.and_then(|pid| Process::open(pid).ok());
-    let same = same.filter(|process| process.descends_from_here().unwrap_or(false));
-    let mut below = VecDeque::from([own_id()]);
-    let all = std::iter::from_fn(move || {
-        loop {
-            let Ok(process) = Process::open(below.pop_front()?) else {
-                continue;
-            };
-            below.extend(process.children());
-            return Some(process);
-        }
+    let all = roots.flat_map(|root| {
+        let mut below = VecDeque::from([root]);
+        std::iter::from_fn(move || {
+            loop {
+                let Ok(process) = Process::open(below.pop_front()?) else {
+                    continue;
+                };
+                below.extend(process.children());
+                return Some(process);
+            }
+        })
     });
     same.into_iter().chain(all).filter(has_thread)
 }
@@ -216,9 +220,14 @@ mod tests {
             .unwrap();
         let pid = child.id() as i32;
         // At once, and by looking through all.
-        let found = processes_by_own_number(pid as u64).map(|process| process.pid());
+        let found = processes_by_own_number(pid as u64, [own_id()].into_iter())
+            .map(|process| process.pid());
         assert_eq!(found.collect::<Vec<i32>>(), [pid, pid]);
-        assert!(processes_by_own_number(0).next().is_none());
+        assert!(
+            processes_by_own_number(0, [own_id()].into_iter())
+                .next()
+                .is_none()
+        );
         assert!(below(own_id()).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();

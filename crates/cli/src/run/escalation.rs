@@ -28,6 +28,8 @@ struct State {
     /// The signal that ends the run, and when memfold must be gone.
     last: Option<(Signal, Instant)>,
     program_ended: bool,
+    /// No signal ends anything.
+    disabled: bool,
     /// `end_programs` is over.
     killed: bool,
 }
@@ -47,6 +49,11 @@ impl Escalation {
             .map(|_| File::open("/dev/null"))
             .collect::<Result<_, _>>()?;
         Ok(())
+    }
+
+    /// From now on no number of signals ends memfold: a program that is no child of it would end with it.
+    pub fn disable(&self) {
+        self.state().disabled = true;
     }
 
     /// The program has ended: signals are for what it left behind from now on, beginning anew.
@@ -85,7 +92,7 @@ impl Escalation {
         let is_wish = matches!(received.signal, SIGINT | SIGTERM)
             && !received.was_ignored
             && (state.program_ended || !received.by_terminal);
-        if !is_wish || state.last.is_some() {
+        if !is_wish || state.disabled || state.last.is_some() {
             return false;
         }
         let Some((first, since)) = state.first else {

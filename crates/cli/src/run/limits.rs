@@ -1,6 +1,6 @@
 //! The limits of a run, and notes on those that cannot be meant.
 
-use crate::arguments::RunArguments;
+use crate::arguments::HoldOptions;
 use crate::control::LEAST_LIMIT;
 use crate::failure::Failure;
 use crate::format::bytes;
@@ -13,8 +13,8 @@ pub const DEFAULT_LIMIT: Size = Size::Percent(50.0);
 const LEAST_SWAP: u64 = 1 << 20;
 
 /// The limits that the options give.
-pub fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
-    let total = match (arguments.limit, arguments.resident) {
+pub fn limit(options: &HoldOptions) -> Result<Limit, Failure> {
+    let total = match (options.limit, options.resident) {
         (None, None) => Some(DEFAULT_LIMIT),
         (total, _) => total,
     };
@@ -24,7 +24,7 @@ pub fn limit(arguments: &RunArguments) -> Result<Limit, Failure> {
     };
     Ok(Limit {
         total_bytes: bytes("--limit", total)?,
-        resident_bytes: bytes("--resident", arguments.resident)?,
+        resident_bytes: bytes("--resident", options.resident)?,
     })
 }
 
@@ -60,12 +60,12 @@ pub fn swap_file(
 }
 
 /// Notes what is most likely a mistake, and with `-v` which limit is in force.
-pub fn note(arguments: &RunArguments, limit: Limit) {
+pub fn note(options: &HoldOptions, limit: Limit) {
     let allowed = probe::memory_allowance().map_or(u64::MAX, |allowance| allowance.bytes);
     for line in notes(limit, allowed) {
         log::warn!("{line}");
     }
-    if arguments.verbose {
+    if options.verbose {
         let name = |bytes_of: Option<u64>| bytes_of.map_or("none".to_owned(), bytes);
         log::info!(
             "limit {}, resident limit {}; this host or control group allows {}",
@@ -112,7 +112,7 @@ mod tests {
     fn limit_of(line: &[&str]) -> Result<Limit, String> {
         let all = ["memfold", "run"].iter().chain(line).chain(&["true"]);
         match Arguments::parse_from(all).command {
-            Command::Run(arguments) => limit(&arguments).map_err(|failure| failure.to_string()),
+            Command::Run(run) => limit(&run.options).map_err(|failure| failure.to_string()),
             other => panic!("{other:?}"),
         }
     }

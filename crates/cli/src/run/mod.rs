@@ -1,5 +1,6 @@
 //! `memfold run`.
 
+mod attached;
 mod attachments;
 pub mod cpu_time;
 mod descendants;
@@ -22,7 +23,7 @@ mod timeline;
 mod unmanaged;
 mod watch;
 
-use crate::arguments::{After, RunArguments};
+use crate::arguments::{After, AttachArguments, HoldOptions, RunArguments};
 use crate::control;
 use crate::doctor;
 use crate::failure::Failure;
@@ -32,8 +33,10 @@ use crate::messages;
 use crate::remote;
 use crate::report::{Report, Statistics};
 use crate::summary::{SummaryWhen, summary};
+use attached::AttachedWatch;
 use limits::{limit, swap_file};
 use memfold_pager::{Algorithm, Options, Recompress, RemoteOptions, Supervisor};
+use memfold_sys::process::Process;
 use observers::Observers;
 use outcome::Outcome;
 use process::Original;
@@ -58,6 +61,52 @@ const RECOMPRESS_AFTER: Duration = Duration::from_secs(60);
 
 /// `memfold run`: returns the program's exit status, or why it was not started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
+    hold(&arguments.options, &Subject::Program(&arguments.program))
+}
+
+/// `memfold attach`: returns once the program has ended or is detached.
+pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, Failure> {
+    let pid = arguments.pid;
+    let process = Process::open(pid).map_err(|error| {
+        let text = format!("cannot attach PID {pid}: {error}; is it the PID of a process?");
+        Failure::own(text)
+    })?;
+    hold(&arguments.options, &Subject::Process(Arc::new(process)))
+}
+
+/// What is held.
+enum Subject<'a> {
+    /// A program that is to be started, and its arguments.
+    Program(&'a [OsString]),
+    /// One that runs already.
+    Process(Arc<Process>),
+}
+
+impl Subject<'_> {
+    /// The program's name without its folder, fit for a terminal.
+    fn name(&self) -> String {
+        match self {
+            Subject::Program(program) => program_name(program),
+            Subject::Process(process) => {
+                printable(process.text("comm").unwrap_or_default().trim_end())
+            }
+        }
+    }
+
+    /// The command line, fit for a terminal and not too long.
+    fn command(&self) -> String {
+        match self {
+            Subject::Program(program) => command_line(program),
+            Subject::Process(process) => {
+                let words = process.text("cmdline").unwrap_or_default();
+                shown(words.trim_end_matches('\0').replace('\0', " ").as_str())
+            }
+        }
+    }
+}
+
+/// Holds programs until nothing is left to hold.
+fn hold(arguments: &HoldOptions, subject: &Subject<'_>) -> Result<ExitCode, Failure> {
     // Before any descriptor is opened that could have its number.
     let stats_fd = arguments
         .stats_fd
@@ -95,7 +144,13 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     let supervisor = supervisor?;
     home.stay();
     let started = Instant::now();
-    let ended = supervise(arguments, &supervisor, &signals, &original, observers);
+    let (name, command) = (subject.name(), subject.command());
+    let ended = supervise(
+        (arguments, subject),
+        &supervisor,
+        (&signals, &original),
+        observers,
+    );
     let stats = supervisor.stop();
     home.stay();
     // Removes all pages from it.
@@ -108,6 +163,8 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     } = ended?;
     let statistics = Statistics::new(&stats, cpu_time::cpu_seconds(), unmanaged).with(programs);
     let ending = Ending {
+        name,
+        command,
         outcome,
         wall_seconds: started.elapsed().as_secs_f64(),
         statistics,
@@ -117,12 +174,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, Failure> {
     Ok(outcome.follow())
 }
 
-/// Starts the program and watches until nothing is left to hold.
+/// Starts or attaches the program and watches until nothing is left to hold.
 fn supervise(
-    arguments: &RunArguments,
+    (arguments, subject): (&HoldOptions, &Subject<'_>),
     supervisor: &Supervisor,
-    signals: &Signals,
-    original: &Original,
+    (signals, original): (&Signals, &Original),
     observers: Observers,
 ) -> Result<Watched, Failure> {
     let folder = supervisor.directory();
@@ -133,23 +189,40 @@ fn supervise(
     };
     // Before the program starts: once it is visible, its statistics may be asked for.
     let (server, commands) = (listen(live::SOCKET)?, listen(control::SOCKET)?);
-    let preload = supervisor.preload_path();
     let unmanaged = Arc::new(AtomicU64::new(0));
-    let name = program_name(&arguments.program);
-    let observing = observers.start(supervisor, &name, &unmanaged)?;
-    let program = process::start(&arguments.program, preload, signals, original)?;
-    let command = command_line(&arguments.program);
-    let watch = Watch {
-        supervisor,
-        signals,
-        server,
-        commands,
-        program,
-        command: command.clone(),
-        name: arguments.name.as_deref().map(shown),
-        unmanaged,
+    let command = subject.command();
+    let observing = observers.start(supervisor, &subject.name(), &unmanaged)?;
+    let name = arguments.name.as_deref().map(shown);
+    let watched = match subject {
+        Subject::Program(program) => {
+            let preload = supervisor.preload_path();
+            let program = process::start(program, preload, signals, original)?;
+            let watch = Watch {
+                supervisor,
+                signals,
+                server,
+                commands,
+                program,
+                command: command.clone(),
+                name,
+                unmanaged,
+            };
+            watch.until_done()
+        }
+        Subject::Process(process) => {
+            attach_to(supervisor, process)?;
+            let watch = AttachedWatch {
+                supervisor,
+                signals,
+                server,
+                commands,
+                process: process.clone(),
+                command: command.clone(),
+                name,
+            };
+            watch.until_done()
+        }
     };
-    let watched = watch.until_done();
     let outcome = watched.outcome;
     observing.finish(&About {
         command,
@@ -161,8 +234,18 @@ fn supervise(
     Ok(watched)
 }
 
+fn attach_to(supervisor: &Supervisor, process: &Arc<Process>) -> Result<(), Failure> {
+    let attached = supervisor.attacher().attach(process);
+    attached.map_err(|error| {
+        let pid = process.pid();
+        Failure::own(format!("cannot attach process {pid}: {error}"))
+    })
+}
+
 /// How a run ended.
 struct Ending {
+    name: String,
+    command: String,
     outcome: Outcome,
     wall_seconds: f64,
     statistics: Statistics,
@@ -171,9 +254,8 @@ struct Ending {
 impl Ending {
     /// Writes the report and the summary. The program's exit status stays what it is if the
     /// report cannot be written: that is logged.
-    fn report(self, arguments: &RunArguments, stats_file: Option<StatsFile>) {
-        let name = program_name(&arguments.program);
-        for line in summary(&name, &self.statistics, when(arguments)) {
+    fn report(self, arguments: &HoldOptions, stats_file: Option<StatsFile>) {
+        for line in summary(&self.name, &self.statistics, when(arguments)) {
             messages::print(&line);
         }
         let Some(file) = stats_file else { return };
@@ -181,7 +263,7 @@ impl Ending {
             exit_code: self.outcome.exit_code().into(),
             signal: self.outcome.signal(),
             wall_seconds: self.wall_seconds,
-            command: command_line(&arguments.program),
+            command: self.command,
             memfold_version: env!("CARGO_PKG_VERSION"),
             limit_kept: self.statistics.is_limit_kept(),
             statistics: self.statistics,
@@ -192,7 +274,7 @@ impl Ending {
     }
 }
 
-fn options(arguments: &RunArguments, runtime_dir: &Path) -> Result<Options, Failure> {
+fn options(arguments: &HoldOptions, runtime_dir: &Path) -> Result<Options, Failure> {
     let limit = limit(arguments)?;
     Ok(Options {
         limit,
@@ -243,7 +325,7 @@ fn shown(text: &str) -> String {
 }
 
 /// When the summary is printed.
-fn when(arguments: &RunArguments) -> SummaryWhen {
+fn when(arguments: &HoldOptions) -> SummaryWhen {
     match arguments.summary {
         SummaryWhen::Auto if arguments.quiet => SummaryWhen::Never,
         SummaryWhen::Auto if arguments.verbose => SummaryWhen::Always,
@@ -270,7 +352,7 @@ mod tests {
             let Command::Run(arguments) = Arguments::parse_from(all).command else {
                 panic!("{line:?}");
             };
-            assert_eq!(when(&arguments), expected, "{line:?}");
+            assert_eq!(when(&arguments.options), expected, "{line:?}");
         }
     }
 

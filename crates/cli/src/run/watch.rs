@@ -99,7 +99,9 @@ impl Watch<'_> {
             self.wait_until(next_look);
             self.take_signals(&mut state);
             self.server.answer(|| self.snapshot(&state).into());
-            control::serve(&self.commands, || of_run(self.supervisor.control()));
+            control::serve(&self.commands, || {
+                of_run(self.supervisor.control(), self.supervisor.attacher())
+            });
             let just_ended = self.reap(&mut state);
             if just_ended || Instant::now() >= next_look {
                 let began = Instant::now();

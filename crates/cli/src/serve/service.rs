@@ -134,5 +134,6 @@ fn on_disk(disk: Arc<Disk<MappedSource>>) -> Executor {
         Command::Limit { .. } | Command::Reclaim { .. } | Command::Mappings { .. } => {
             Err("the limit of a disk is set when it starts, by memfold serve --limit".to_owned())
         }
+        Command::Detach { .. } => Err("a disk has no programs".to_owned()),
     })
 }

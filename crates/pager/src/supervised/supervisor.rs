@@ -196,8 +196,11 @@ impl Supervisor {
 
     /// For bringing programs under the limit that the loader brought no library into.
     pub fn attacher(&self) -> Attacher {
-        let sees_forks = !self.group.resources.prepares_forks();
-        Attacher::new(self.library.clone(), self.guests.clone(), sees_forks)
+        Attacher::new(
+            self.library.clone(),
+            self.guests.clone(),
+            self.group.clone(),
+        )
     }
 
     /// Statistics so far. Cheap; callable from any thread.
@@ -247,6 +250,7 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
+        let _tracing = self.guests.trace();
         if let Some(remote) = &self.group.remote {
             remote.faults.stop();
         }

@@ -324,7 +324,7 @@ mod tests {
             let process = inspector.process();
             assert_eq!(process.thread_by_own_number(thread as u64), Some(thread));
             assert!(living_since(thread).is_some());
-            let mut processes = processes_by_own_number(thread as u64);
+            let mut processes = processes_by_own_number(thread as u64, [own_id()].into_iter());
             assert_eq!(
                 processes.next().map(|process| process.pid()),
                 Some(own_id())

@@ -2,6 +2,7 @@
 
 mod admission;
 mod asked_twice;
+mod attach;
 mod attached;
 mod capability;
 mod completions;

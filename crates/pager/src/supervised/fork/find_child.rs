@@ -13,7 +13,7 @@ use crate::supervised::kernel::{Inspector, Memory};
 use crate::supervised::space::AddressSpace;
 use memfold_sys::Errno;
 use memfold_sys::privilege;
-use memfold_sys::process::processes_by_own_number;
+use memfold_sys::process::{own_id, processes_by_own_number};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +49,14 @@ pub(crate) fn find_process(
     }
     // The child may have become undumpable, which needs a capability to inspect.
     let _raised = privilege::raised();
-    processes_by_own_number(thread.into())
+    // Those that were attached, and their children, are not below this process.
+    let attached = group.spaces().into_iter().filter_map(|space| {
+        let inspector = space.inspector()?;
+        let is_below = inspector.process().descends_from_here().unwrap_or(true);
+        (!is_below).then(|| inspector.pid())
+    });
+    let roots = std::iter::once(own_id()).chain(attached);
+    processes_by_own_number(thread.into(), roots)
         .filter(|process| !is_known(group, process.pid()))
         // With no descriptor to look by, descent is unknown; opening the process reports that.
         .filter(|process| {

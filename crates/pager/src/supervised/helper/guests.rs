@@ -2,30 +2,42 @@
 
 use crate::sync::lock;
 use memfold_sys::process::Process;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The processes. Any thread.
 #[derive(Debug, Default)]
-pub(crate) struct Guests(Mutex<Vec<Arc<Process>>>);
+pub(crate) struct Guests {
+    guests: Mutex<Vec<Arc<Process>>>,
+    /// Taken while one is attached or detached: it ends with this process as long as that traces it.
+    tracing: Mutex<()>,
+}
 
 impl Guests {
+    /// Keeps this process from ending as long as the result lives, and others from tracing.
+    pub(crate) fn trace(&self) -> MutexGuard<'_, ()> {
+        lock(&self.tracing)
+    }
+
     /// Lets a process in from now on.
     pub(crate) fn invite(&self, process: &Arc<Process>) {
-        let mut guests = lock(&self.0);
+        let mut guests = lock(&self.guests);
         guests.retain(|guest| guest.signal(0).is_ok());
         guests.push(process.clone());
     }
 
-    /// Takes that back.
-    pub(crate) fn forget(&self, process: &Process) {
-        lock(&self.0).retain(|guest| guest.pid() != process.pid());
+    /// Takes that back. Returns whether it was invited.
+    pub(crate) fn forget(&self, process: &Process) -> bool {
+        let mut guests = lock(&self.guests);
+        let before = guests.len();
+        guests.retain(|guest| guest.pid() != process.pid());
+        guests.len() < before
     }
 
     /// Whether a process was invited.
     pub(crate) fn includes(&self, process: &Process) -> bool {
         // While the guest is not reaped, its PID is no other process's.
         let is_it = |guest: &Arc<Process>| guest.pid() == process.pid() && guest.signal(0).is_ok();
-        lock(&self.0).iter().any(is_it)
+        lock(&self.guests).iter().any(is_it)
     }
 }
 

@@ -127,6 +127,8 @@ pub(crate) struct AddressSpace {
     /// TID of the helper in its PID namespace; 0 if there is none.
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
+    /// A user detached the program.
+    let_go: AtomicBool,
     /// Whether the stage is sealed; read before the first command.
     seal: sealed::Seal,
     /// The process of a forked child that has no helper, or none yet.
@@ -196,6 +198,7 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
+            let_go: AtomicBool::new(false),
             seal: sealed::Seal::default(),
             child_process: Mutex::default(),
             listeners: Mutex::default(),
@@ -271,6 +274,16 @@ impl AddressSpace {
     /// Whether the program exited or executed another one.
     pub(crate) fn has_left(&self) -> bool {
         self.life.phase() >= Phase::Left
+    }
+
+    /// From now on the governor brings all of the program back and lets it go.
+    pub(crate) fn let_go(&self) {
+        self.let_go.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was asked for.
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.let_go.load(Ordering::Relaxed)
     }
 
     /// The program exited or executed another one: nothing of it is resident.

@@ -9,7 +9,11 @@
 
 mod image;
 
+use crate::page::{PageRange, VirtualPage, bytes};
+use crate::range_set::RangeSet;
+use crate::supervised::group::Group;
 use crate::supervised::helper::guests::Guests;
+use crate::supervised::space::{AddressSpace, Arena};
 use image::{Access, Fixup, Image, Segment};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::process::{Process, own_filters};
@@ -20,7 +24,8 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// A program could not be brought under the limit while it runs.
 #[derive(Debug, thiserror::Error)]
@@ -76,12 +81,27 @@ pub(crate) struct Library {
     image: Image,
 }
 
-/// Brings programs under a supervisor's limit while they run.
+/// A program could not be let go.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DetachError {
+    /// It is not under the limit.
+    #[error("it is not under this limit; memfold stat shows the programs that are")]
+    NotHeld,
+    /// It ended meanwhile, or executed another program.
+    #[error("it has ended, or executed another program")]
+    Gone,
+    /// The supervisor is ending.
+    #[error("memfold is ending")]
+    Stopping,
+}
+
+/// Brings programs under a supervisor's limit while they run, and lets them go.
 #[derive(Clone)]
 pub struct Attacher {
     library: Arc<Library>,
     guests: Arc<Guests>,
-    sees_forks: bool,
+    group: Arc<Group>,
 }
 
 impl std::fmt::Debug for Attacher {
@@ -91,12 +111,11 @@ impl std::fmt::Debug for Attacher {
 }
 
 impl Attacher {
-    /// `sees_forks` is whether the kernel reports the forks of programs that do not prepare them.
-    pub(crate) fn new(library: Arc<Library>, guests: Arc<Guests>, sees_forks: bool) -> Attacher {
+    pub(crate) fn new(library: Arc<Library>, guests: Arc<Guests>, group: Arc<Group>) -> Attacher {
         Attacher {
             library,
             guests,
-            sees_forks,
+            group,
         }
     }
 
@@ -106,9 +125,15 @@ impl Attacher {
     /// # Errors
     /// See [`AttachError`]: the program is as it was.
     pub fn attach(&self, process: &Arc<Process>) -> Result<(), AttachError> {
-        if !self.sees_forks && !is_made_by_go(process) {
+        if self.group.resources.prepares_forks() && !is_made_by_go(process) {
             return Err(AttachError::ForksUnseen);
         }
+        let spaces = self.group.spaces();
+        let mut known = spaces.iter().filter(|space| !space.has_left());
+        if known.any(|space| is_of(space, process.pid())) {
+            return Err(AttachError::Held);
+        }
+        let _tracing = self.guests.trace();
         self.guests.invite(process);
         let result = self.library.inject(process);
         if result.is_err() {
@@ -116,10 +141,61 @@ impl Attacher {
         }
         result
     }
+
+    /// Whether a process was attached and not detached since.
+    pub fn holds(&self, process: &Process) -> bool {
+        self.guests.includes(process)
+    }
+
+    /// Brings all memory of the program with this PID back and lets it go: nothing of memfold's runs in it any more. Waits
+    /// until that is done, however long it takes; any thread may call this.
+    ///
+    /// # Errors
+    /// See [`DetachError`].
+    pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
+        const STEP: Duration = Duration::from_millis(2);
+        let is_it = |space: &&Arc<AddressSpace>| !space.has_left() && is_of(space, pid);
+        let space = self.group.spaces().iter().find(is_it).cloned();
+        let space = space.ok_or(DetachError::NotHeld)?;
+        let attached = space.attached().ok_or(DetachError::NotHeld)?;
+        let process = attached.inspector.process().clone();
+        let arena = unsealed_parts(&attached.arena);
+        let _tracing = self.guests.trace();
+        let was_attached = self.guests.forget(&process);
+        space.let_go();
+        while self.group.space(space.id).is_some() {
+            if self.group.stopping.load(Ordering::Relaxed) {
+                return Err(DetachError::Stopping);
+            }
+            std::thread::sleep(STEP);
+        }
+        if space.is_gone() {
+            return Err(DetachError::Gone);
+        }
+        // With the last reference the userfaultfd is closed, in the guardian, too: until then a fork waits for its event
+        // to be read.
+        let last = Arc::downgrade(&space);
+        drop(space);
+        let since = Instant::now();
+        while last.strong_count() > 0 && since.elapsed() < LAST_REFERENCE {
+            std::thread::sleep(STEP);
+        }
+        if last.strong_count() > 0 {
+            log::error!("process {pid} is still referred to, and may hang; please report this");
+        }
+        // Where a loader brought the library, the C library calls it when the program forks, and it stays.
+        if was_attached && let Err(error) = self.library.unmap(&process, &arena) {
+            log::debug!("the library stays mapped in process {pid}: {error}");
+        }
+        Ok(())
+    }
 }
 
 /// What [`enter`](Library::enter) returns in the program: `READY` of the agent.
 const READY: u64 = 1;
+
+/// How long other threads may refer to an address space that is let go.
+const LAST_REFERENCE: Duration = Duration::from_secs(10);
 
 /// The stack that a thread of the program runs on.
 const STACK: u64 = 16 * PAGE_SIZE as u64;
@@ -155,12 +231,25 @@ impl Library {
     /// on.
     pub(crate) fn inject(&self, process: &Arc<Process>) -> Result<(), AttachError> {
         self.examine(process)?;
-        // A tracer is a thread, and what is still traced when it ends is let go.
-        std::thread::scope(|scope| {
-            let tracer = std::thread::Builder::new().name("attach".to_owned());
-            let tracer = tracer.spawn_scoped(scope, || self.inject_from_here(process))?;
-            let ended = tracer.join();
-            ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
+        on_tracer(|| self.inject_from_here(process))
+    }
+
+    /// Unmaps the library and these parts of its arena from a program whose helper has ended.
+    fn unmap(&self, process: &Arc<Process>, arena: &[PageRange]) -> Result<(), AttachError> {
+        let maps = process.text("maps").map_err(|_| AttachError::Gone)?;
+        let path = self.path.to_string_lossy();
+        let of_library = maps.lines().find(|line| line.contains(&*path));
+        let start = of_library.and_then(|line| line.split_once('-'));
+        let start = start.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
+        let start = start.ok_or(AttachError::Gone)?;
+        on_tracer(|| {
+            let mut tracee = stop_any(process)?;
+            tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
+            for part in arena {
+                let (start, length) = (part.start.address(), bytes(part.pages()));
+                tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0])?;
+            }
+            Ok(())
         })
     }
 
@@ -172,11 +261,17 @@ impl Library {
         if filters.count > own_filters() {
             return Err(AttachError::Filtered);
         }
+        // The library alone may be left of an earlier memfold.
         let maps = process
             .text("maps")
             .map_err(|_| AttachError::NotPermitted)?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        if maps.lines().any(|line| line.contains(&*name)) {
+        let is_helper = |thread: &i32| {
+            let name = process.text(&format!("task/{thread}/comm"));
+            name.is_ok_and(|name| name == "memfold\n")
+        };
+        let has_library = maps.lines().any(|line| line.contains(&*name));
+        if has_library && process.threads().iter().any(is_helper) {
             return Err(AttachError::Held);
         }
         Ok(())
@@ -264,6 +359,36 @@ impl Library {
             _ => Err(AttachError::Refused),
         }
     }
+}
+
+/// What of an arena can be unmapped where the stage, the trash and the beacon are sealed. The last page is a guard.
+fn unsealed_parts(arena: &Arena) -> Vec<PageRange> {
+    let whole = arena.whole;
+    let mut parts = RangeSet::default();
+    parts.add(PageRange {
+        start: whole.start,
+        end: arena.stage.start,
+    });
+    parts.add(PageRange {
+        start: VirtualPage(whole.end.0 - 1),
+        end: whole.end,
+    });
+    parts.remove(PageRange::around(arena.beacon, 1));
+    parts.ranges().to_vec()
+}
+
+fn is_of(space: &AddressSpace, pid: i32) -> bool {
+    let inspector = space.inspector();
+    inspector.is_some_and(|inspector| inspector.pid() == pid)
+}
+
+/// Does something on a thread of its own: a tracer is a thread, and what is still traced when it ends is let go.
+fn on_tracer(work: impl FnOnce() -> Result<(), AttachError> + Send) -> Result<(), AttachError> {
+    std::thread::scope(|scope| {
+        let tracer = std::thread::Builder::new().name("tracer".to_owned());
+        let ended = tracer.spawn_scoped(scope, work)?.join();
+        ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
+    })
 }
 
 fn is_made_by_go(process: &Process) -> bool {

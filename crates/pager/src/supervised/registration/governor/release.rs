@@ -1,8 +1,13 @@
-//! Programs that are managed no more: those with seccomp filters of their own that fork where forks are prepared.
+//! Programs that are managed no more: those that a user detaches, and those with seccomp filters of their own that fork
+//! where forks are prepared.
 //!
-//! Neither such a program nor its child may make system calls for memfold. Before it forks, a thread asks by a touch of
-//! the beacon (`fork/prepared.rs`); here, all its pages are brought back, range by range, and unregistered, its
-//! helper gives its memory to children again, and then the thread is answered.
+//! All pages of such a program are brought back, range by range, and unregistered, and its helper gives its memory to
+//! children again.
+//!
+//! - Neither a program with filters nor its child may make system calls for memfold. Before it forks, a thread asks by a
+//!   touch of the beacon (`fork/prepared.rs`), and is answered then.
+//! - The helper of a detached program ends then. Once its socket has closed, the address space is forgotten, and
+//!   with it the last copies of the userfaultfd are closed.
 
 use super::recall::SLICE;
 use super::request::Request;
@@ -25,7 +30,8 @@ impl Governor {
     /// Goes on with all programs that are to be managed no more. Returns whether one waits.
     pub(super) fn release_programs(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         let wants = |space: &&Arc<AddressSpace>| {
-            space.prepared.releases.load(Ordering::Relaxed) && !space.is_dead()
+            let asks = space.prepared.releases.load(Ordering::Relaxed);
+            (asks || space.is_let_go()) && !space.is_dead()
         };
         let mut is_awaited = false;
         for space in spaces.iter().filter(wants) {
@@ -40,6 +46,11 @@ impl Governor {
     /// A slice. Returns whether the program was answered.
     fn release(&mut self, space: &Arc<AddressSpace>) -> bool {
         space.prepared.released.store(true, Ordering::Relaxed);
+        if space.has_left() && space.is_let_go() {
+            // Its helper has ended, or the program, which is found gone elsewhere.
+            let is_empty = lock(&space.managed).ranges().is_empty();
+            return !is_empty || self.let_go(space);
+        }
         if self.waiting.is_under_way(space.id) {
             return false;
         }
@@ -49,6 +60,7 @@ impl Governor {
             let next = || lock(&space.managed).ranges().first().copied();
             let request = match (known, next()) {
                 (Some(request), _) => request,
+                (None, None) if space.is_let_go() => return self.let_go(space),
                 (None, None) => return self.answer_released(space),
                 (None, Some(range)) => match self.begin(space, range, 0) {
                     Some(request) => request,
@@ -82,25 +94,27 @@ impl Governor {
         (!is_done).then_some(request)
     }
 
+    /// Nothing of a detached program is out any more. Returns whether it is forgotten.
+    fn let_go(&mut self, space: &Arc<AddressSpace>) -> bool {
+        if space.is_detached() {
+            self.handlers.forget(space);
+            self.group.dismiss(space);
+            return true;
+        }
+        if gives_all(space) {
+            space.channel.release_helper();
+        } else {
+            self.read_events(space);
+        }
+        false
+    }
+
     fn answer_released(&mut self, space: &Arc<AddressSpace>) -> bool {
         let Some(attached) = space.attached() else {
             return true;
         };
-        let Ok(spans) = space.withheld_spans() else {
-            return true;
-        };
-        // Without its helper nothing can be given: the child lacks it, and ends.
-        let began = Instant::now();
-        let given = space.is_detached()
-            || spans.iter().all(|(start, end)| {
-                let in_time = began.elapsed() < SLICE;
-                in_time
-                    && space
-                        .channel
-                        .give(*start, end - start, GATE_PATIENCE)
-                        .is_ok()
-            });
-        let is_answered = given && answer_with(space, attached.arena.beacon, DENIED).is_ok();
+        let is_answered =
+            gives_all(space) && answer_with(space, attached.arena.beacon, DENIED).is_ok();
         if is_answered {
             space.prepared.releases.store(false, Ordering::Relaxed);
             let pid = attached.inspector.pid();
@@ -114,4 +128,25 @@ impl Governor {
         }
         is_answered
     }
+}
+
+/// Whether the helper has given all memory to children again. Without a helper nothing can be given: the child lacks it,
+/// and ends.
+fn gives_all(space: &AddressSpace) -> bool {
+    if !space.resources.prepares_forks() || space.is_detached() {
+        return true;
+    }
+    let Ok(spans) = space.withheld_spans() else {
+        // The program is gone.
+        return true;
+    };
+    let began = Instant::now();
+    spans.iter().all(|(start, end)| {
+        let in_time = began.elapsed() < SLICE;
+        in_time
+            && space
+                .channel
+                .give(*start, end - start, GATE_PATIENCE)
+                .is_ok()
+    })
 }

@@ -1,0 +1,246 @@
+//! `memfold attach` and `memfold detach`: a program that runs already comes under a limit, and goes its way again.
+
+use crate::support::{STRANGER, Stage, compiled, memfold, rounds, source};
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// `verify` at work, which appends to its results what is wrong.
+struct Verify {
+    program: Child,
+    results: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Verify {
+    fn start() -> Verify {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let results = folder.path().join("results");
+        let mut program = Command::new(compiled("verify", &["verify.c"], &[]));
+        program.args(["48", "0"]).arg(&results);
+        let program = program.stdout(Stdio::null()).spawn().expect("it starts");
+        let verify = Verify {
+            program,
+            results,
+            _folder: folder,
+        };
+        wait_until("it has its memory", || verify.resident() > 48 << 20);
+        verify
+    }
+
+    fn pid(&self) -> u32 {
+        self.program.id()
+    }
+
+    fn status(&self, field: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let line = line.unwrap_or_else(|| panic!("{field} in {status}"));
+        let number = line.trim_start_matches(':').trim().trim_end_matches(" kB");
+        number.parse().expect("a number")
+    }
+
+    fn resident(&self) -> u64 {
+        self.status("VmRSS") << 10
+    }
+
+    /// It goes on as it would without memfold.
+    fn assert_free(&mut self) {
+        assert_eq!(self.program.try_wait().expect("a status"), None);
+        assert_eq!(self.status("Threads"), 1);
+        assert!(self.resident() > 48 << 20, "{}", self.resident());
+        let wrong = fs::read_to_string(&self.results).expect("its results");
+        assert_eq!(wrong, "");
+    }
+}
+
+impl Drop for Verify {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn attach(pid: u32) -> Child {
+    attach_under("16M", pid)
+}
+
+fn attach_under(limit: &str, pid: u32) -> Child {
+    let mut attach = Command::new(memfold());
+    attach.args(["attach", &pid.to_string(), "--resident", limit, "-q"]);
+    attach
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("memfold starts")
+}
+
+fn detach(pid: u32) -> Output {
+    let mut detach = Command::new(memfold());
+    let output = detach.args(["detach", &pid.to_string()]).output();
+    output.expect("memfold runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn assert_ended_well(attach: Child) {
+    let output = attach.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_running_program_is_attached_and_detached_again_and_again() {
+    beside!(&["cc"]);
+    let mut verify = Verify::start();
+    let pid = verify.pid();
+    for cycle in 0..4 * rounds() {
+        let attach = attach(pid);
+        wait_until("it is under the limit", || verify.resident() < 24 << 20);
+        if cycle % 2 == 0 {
+            let output = detach(pid);
+            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+            assert_eq!(
+                text(&output.stdout),
+                format!("process {pid} has all its memory back, and runs without memfold\n")
+            );
+        } else {
+            let term = nix::sys::signal::Signal::SIGTERM;
+            let memfold = nix::unistd::Pid::from_raw(attach.id().cast_signed());
+            nix::sys::signal::kill(memfold, term).expect("it is there");
+        }
+        assert_ended_well(attach);
+        verify.assert_free();
+    }
+}
+
+/// Its collector's threads run while one of them is stopped.
+#[test]
+fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
+    beside!(&["python3"]);
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let log = folder.path().join("log");
+    let mut program = Command::new(crate::support::python());
+    program.arg(source("attached.py")).arg(&log);
+    let mut program = program.spawn().expect("it starts");
+    let lines = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    wait_until("it works", || lines() > 2);
+    for _ in 0..2 {
+        let attach = attach_under("24M", program.id());
+        let before = lines();
+        wait_until("it works under the limit", || lines() > before + 2);
+        let output = detach(program.id());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_ended_well(attach);
+        let before = lines();
+        wait_until("it works without memfold", || lines() > before + 2);
+    }
+    assert_eq!(program.try_wait().expect("a status"), None);
+    program.kill().expect("it is there");
+    program.wait().expect("it ends");
+    let log = fs::read_to_string(&log).expect("its log");
+    assert!(log.lines().all(|line| line == "right"), "{log}");
+}
+
+#[test]
+fn memfold_ends_with_the_program_it_is_attached_to() {
+    beside!(&["cc"]);
+    let mut verify = Verify::start();
+    let attach = attach(verify.pid());
+    wait_until("it is under the limit", || verify.resident() < 24 << 20);
+    verify.program.kill().expect("it is there");
+    verify.program.wait().expect("it ends");
+    assert_ended_well(attach);
+}
+
+/// Never zeros in the place of what is gone.
+#[test]
+fn a_killed_memfold_takes_the_attached_program_with_it() {
+    beside!(&["cc"]);
+    let mut verify = Verify::start();
+    let mut attach = attach(verify.pid());
+    wait_until("it is under the limit", || verify.resident() < 24 << 20);
+    attach.kill().expect("it is there");
+    attach.wait().expect("it ends");
+    let status = verify.program.wait().expect("it ends");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(9)
+    );
+    let wrong = fs::read_to_string(&verify.results).expect("its results");
+    assert_eq!(wrong, "");
+}
+
+#[test]
+fn a_program_of_a_run_is_detached_and_its_children_are_its_own() {
+    beside!(&["sh"]);
+    let script = "text=x; i=0; while [ $i -lt 22 ]; do text=$text$text; i=$((i+1)); done; echo ready; \
+                  read line; i=0; while [ $i -lt 20 ]; do (echo ${#text}) || exit 1; i=$((i+1)); done";
+    let mut run = Command::new(memfold());
+    run.args(["run", "--resident", "16M", "--", "sh", "-c", script]);
+    let run = run.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut run = run.spawn().expect("memfold starts");
+    let mut output = std::io::BufReader::new(run.stdout.take().expect("its output"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut output, &mut line).expect("a line");
+    let shell = crate::support::descendants(run.id().cast_signed())
+        .into_iter()
+        .find(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sh\n")
+        })
+        .expect("the shell");
+    let detached = detach(shell.cast_unsigned());
+    assert_eq!(
+        detached.status.code(),
+        Some(0),
+        "{}",
+        text(&detached.stderr)
+    );
+    drop(run.stdin.take());
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut output, &mut rest).expect("its output");
+    assert_eq!(rest, "4194304\n".repeat(20));
+    assert_eq!(run.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_attached_is_said_in_one_line() {
+    beside!(&["cc", "setpriv"]);
+    let verify = Verify::start();
+    let first = attach(verify.pid());
+    wait_until("it is under the limit", || verify.resident() < 24 << 20);
+    let refused = |output: Output, why: &str| {
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{errors}");
+        assert!(
+            errors.contains(why) && errors.lines().count() == 1,
+            "{errors}"
+        );
+    };
+    let again = attach(verify.pid()).wait_with_output().expect("it ends");
+    refused(again, "memfold's library is in it already");
+    let none = attach(i32::MAX as u32).wait_with_output();
+    refused(none.expect("it ends"), "is it the PID of a process?");
+    let thread = attach(2).wait_with_output();
+    refused(thread.expect("it ends"), "cannot attach process 2");
+    let stage = Stage::new();
+    let own = std::process::id();
+    let by_stranger = stage.run(&format!(
+        "setpriv --reuid {STRANGER} --regid {STRANGER} --clear-groups ./memfold attach {own}"
+    ));
+    refused(by_stranger, &format!("cannot attach process {own}"));
+    let output = detach(1);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert_eq!(detach(verify.pid()).status.code(), Some(0));
+    assert_ended_well(first);
+}
