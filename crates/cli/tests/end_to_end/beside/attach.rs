@@ -136,7 +136,7 @@ fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
     let lines = || fs::read_to_string(&log).unwrap_or_default().lines().count();
     wait_until("it works", || lines() > 2);
     for _ in 0..2 {
-        let attach = attach_under("24M", program.id());
+        let attach = attach_under("20M", program.id());
         let before = lines();
         wait_until("it works under the limit", || lines() > before + 2);
         let output = detach(program.id());
