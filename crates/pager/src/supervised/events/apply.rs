@@ -29,6 +29,7 @@ impl AddressSpace {
     /// Applies munmap, a mapping over the range, or a shrinking heap.
     pub(crate) fn apply_unmap(&self, gate: &Exclusive<'_>, range: PageRange) {
         lock(&self.managed).remove(range);
+        self.cow.note_unmapped(range);
         self.forget(gate, range, PageState::Hole);
     }
 
@@ -100,6 +101,7 @@ impl AddressSpace {
     ) {
         let target = from.moved(from.start, to);
         self.forget(gate, target, PageState::Hole);
+        self.cow.note_moved(from, to);
         let mut moved = Vec::new();
         gate.table().visit(from, |page, entry| {
             let state = entry.take(PageState::Hole);

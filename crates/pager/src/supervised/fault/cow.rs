@@ -9,6 +9,11 @@
 //! the kernel loses (`UFFDIO_MOVE`) or refuses (mappings are changing) only lets a copy pass without
 //! admission.
 //!
+//! To protect all that is managed takes the kernel a walk over the page tables, on both sides of each fork. But a
+//! child that the kernel reports inherits the protection, and the parent keeps it. So what became writable since is
+//! remembered, and protected alone. Where that is little it stays writable: it is what the program writes all the
+//! time, and would fault again after each fork.
+//!
 //! The last pages of thread stacks (`registration/vma_scan.rs`) are never protected: the kernel writes
 //! there at thread exit without waiting for a userfaultfd. The helper, which writes to break COW of
 //! victims, never waits for room, because it makes room.
@@ -26,7 +31,7 @@ use crate::supervised::reclaim::batch::Run;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
-use memfold_sys::Errno;
+use memfold_sys::{Errno, PAGE_SIZE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -36,6 +41,9 @@ const WRITE_WINDOW: u64 = 16;
 /// Pages unprotected per fault if no relative lives, so that nothing is copied. A larger window saves
 /// faults.
 const UNSHARED_WINDOW: u64 = 512;
+/// The share of the limit that may be copied without admission after forks is one in so many, divided by the
+/// programs of the family. A smaller value saves faults and lets forks exceed the limit by more.
+const UNADMITTED_SHARE: u64 = 128;
 
 impl AddressSpace {
     /// Calls [`AddressSpace::protect_if_near`] if the pages are not protected since the last fork, and
@@ -50,8 +58,8 @@ impl AddressSpace {
         }
     }
 
-    /// Write-protects the managed ranges if copying all resident pages would take the group over its
-    /// limit.
+    /// Write-protects the managed ranges, or what of them is writable, if copying all resident pages would take the
+    /// group over its limit.
     pub(crate) fn protect_if_near(&self) {
         let copies = bytes(self.resident_pages().max(0) as u64);
         let resources = &self.resources;
@@ -64,15 +72,35 @@ impl AddressSpace {
         }
         // Set before protecting, so that a concurrent fork, which clears it, is not missed.
         self.cow.write_protected.store(true, Ordering::Relaxed);
+        let ranges = match self.cow.writable() {
+            Some(writable) if writable.pages() <= self.may_stay_writable() => return,
+            Some(writable) => writable.ranges().to_vec(),
+            None => ranges,
+        };
+        self.cow.set_writable(Some(RangeSet::default()));
         if !self.protect(&ranges) {
-            self.cow.write_protected.store(false, Ordering::Relaxed);
+            self.forget_protection();
         }
+    }
+
+    /// Number of pages that are not worth protecting.
+    fn may_stay_writable(&self) -> u64 {
+        let limit = self.resources.resident_limit_bytes() / PAGE_SIZE as u64;
+        limit / UNADMITTED_SHARE / self.fork.family.living().max(1)
+    }
+
+    /// All that is managed is to be protected, if anything.
+    fn forget_protection(&self) {
+        self.cow.write_protected.store(false, Ordering::Relaxed);
+        self.cow.set_writable(None);
     }
 
     /// Protects a range that becomes managed, if the others are protected.
     pub(crate) fn protect_new(&self, range: PageRange) {
-        if self.cow.write_protected.load(Ordering::Relaxed) && !self.protect(&[range]) {
-            self.cow.write_protected.store(false, Ordering::Relaxed);
+        if !self.cow.write_protected.load(Ordering::Relaxed) {
+            self.cow.note_writable(range);
+        } else if !self.protect(&[range]) {
+            self.forget_protection();
         }
     }
 
@@ -193,6 +221,7 @@ pub(crate) fn admit_write(
     }
     match result {
         Ok(()) => {
+            space.cow.note_writable(window);
             if shares {
                 space.note_copies(gate, window);
             }

@@ -9,14 +9,17 @@ use memfold_sys::uffd::Partial;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Copies pages in (`UFFDIO_COPY`), which wakes the threads that wait for them.
+/// Copies pages into managed memory (`UFFDIO_COPY`), which wakes the threads that wait for them.
 pub(crate) fn copy(
     space: &AddressSpace,
     page: VirtualPage,
     source: &[u8],
     pages: u64,
 ) -> Result<(), Partial> {
-    space.uffd().copy_in(page, source, pages)
+    let copied = space.uffd().copy_in(page, source, pages);
+    let end = page.plus(pages);
+    space.cow.note_writable(PageRange { start: page, end });
+    copied
 }
 
 /// Wakes the threads that wait for the pages; they run on or fault again.

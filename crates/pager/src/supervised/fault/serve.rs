@@ -17,10 +17,11 @@ use crate::page_state::PageState;
 use crate::supervised::fault::claim::Claim;
 use crate::supervised::fault::cow::admit_write;
 use crate::supervised::fault::message::{Admission, Fault, Resolution};
-use crate::supervised::fault::primitives::{after_failure, copy, wake};
+use crate::supervised::fault::primitives::{after_failure, wake};
 use crate::supervised::fault::room::must_wait;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fault::zero_fill::{fill_stage, fill_zeros};
+use crate::supervised::kernel::Memory;
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
@@ -150,7 +151,7 @@ impl FaultService {
 /// Serves a forked child's read of its ID.
 fn answer_id_request(gate: &Shared<'_>, space: &AddressSpace, page: VirtualPage) -> Resolution {
     debug_assert!(gate.is_of(space));
-    match copy(space, page, &space.beacon_page(), 1) {
+    match space.uffd().copy_in(page, &space.beacon_page(), 1) {
         Ok(()) => Resolution::Done,
         Err(Partial {
             errno: Errno::EEXIST,

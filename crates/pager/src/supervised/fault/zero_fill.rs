@@ -37,7 +37,9 @@ pub(crate) fn fill_zeros(
     let mut result = if owned {
         copy(space, fault.page, &ZEROS, pages)
     } else {
-        space.uffd().zero(fault.page)
+        let filled = space.uffd().zero(fault.page);
+        space.cow.note_writable(PageRange::around(fault.page, 1));
+        filled
     };
     if pages > 1
         && matches!(
@@ -108,7 +110,7 @@ pub(crate) fn fill_stage(
 ) -> Resolution {
     debug_assert!(gate.is_of(space));
     let pages = lock(&space.stage).empty_from(place, ZERO_WINDOW).max(1);
-    let (done, errno) = match copy(space, page, &ZEROS, u64::from(pages)) {
+    let (done, errno) = match space.uffd().copy_in(page, &ZEROS, u64::from(pages)) {
         Ok(()) => (pages, None),
         Err(partial) => (partial.done as u32 / PAGE_SIZE as u32, Some(partial.errno)),
     };

@@ -101,6 +101,9 @@ impl AddressSpace {
         debug_assert!(gate.is_of(self));
         // The parent runs already, so protect its pages first.
         self.fork.forked.store(true, Ordering::Relaxed);
+        // The kernel copies the protection with the registration, which a prepared child does not inherit.
+        let writable = self.cow.writable();
+        let writable = writable.filter(|_| !self.resources.prepares_forks());
         self.cow.write_protected.store(false, Ordering::Relaxed);
         self.protect_if_near();
         let parents = self
@@ -140,6 +143,7 @@ impl AddressSpace {
             .fork
             .inherited_stored
             .store(any_stored, Ordering::Relaxed);
+        child.cow.set_writable(writable);
         // Later removals of the child must have numbers other than those it inherits.
         let removals = self.removed.count.load(Ordering::Relaxed);
         child.removed.count.store(removals, Ordering::Relaxed);

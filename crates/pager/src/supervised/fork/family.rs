@@ -47,6 +47,13 @@ impl<M: Member> Family<M> {
         living.any(|member| member.id() != than.id() && !member.has_left())
     }
 
+    /// Number of members whose programs run.
+    pub(crate) fn living(&self) -> u64 {
+        let members = lock(&self.members);
+        let living = members.iter().filter_map(Weak::upgrade);
+        living.filter(|member| !member.has_left()).count() as u64
+    }
+
     /// The other members that are not dead, the youngest first: mostly the closest relatives.
     pub(crate) fn others(&self, than: &M) -> Vec<Arc<M>> {
         let members = lock(&self.members);

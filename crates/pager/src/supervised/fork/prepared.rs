@@ -20,10 +20,10 @@ use crate::page::VirtualPage;
 use crate::range_set::RangeSet;
 use crate::supervised::events::read::{Messages, Reader};
 use crate::supervised::events::reorder::Change;
-use crate::supervised::fault::primitives::{copy, wake};
+use crate::supervised::fault::primitives::wake;
 use crate::supervised::fork::expected_children::{CHILD_PATIENCE, LOOK};
 use crate::supervised::fork::shared_estimate::PendingFork;
-use crate::supervised::kernel::Userfaultfd;
+use crate::supervised::kernel::{Memory, Userfaultfd};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Exclusive;
 use crate::sync::lock;
@@ -318,5 +318,8 @@ pub(crate) fn answer_with(
 ) -> Result<(), Errno> {
     let mut page = [0; PAGE_SIZE];
     page[..8].copy_from_slice(&answer.to_le_bytes());
-    copy(space, beacon, &page, 1).map_err(|partial| partial.errno)
+    space
+        .uffd()
+        .copy_in(beacon, &page, 1)
+        .map_err(|partial| partial.errno)
 }
