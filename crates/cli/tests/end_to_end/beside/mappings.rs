@@ -27,6 +27,22 @@ fn a_child_uses_what_was_kept_from_it() {
 }
 
 #[test]
+fn what_a_fork_wipes_is_empty_in_the_child() {
+    beside!(&["cc"]);
+    let program = Program::new(compiled("wiped", &["wiped.c"], &[])).args(["56", "12"]);
+    for options in [[].as_slice(), ["--prepare-forks"].as_slice()] {
+        let program = program.clone().memfold_options(options);
+        // Much of it out at each fork, and nearly all.
+        for limit in [40 * MIB, 16 * MIB] {
+            let outcome = program.clone().run(Limits::Resident(limit));
+            outcome.assert_success();
+            assert_eq!(outcome.text(), "wiped ok\n");
+            outcome.assert_swapped(32 * MIB);
+        }
+    }
+}
+
+#[test]
 fn a_child_is_not_taken_for_another_of_its_number() {
     beside!(&["cc"]);
     let program = compiled("namespaces", &["namespaces.c"], &[]);

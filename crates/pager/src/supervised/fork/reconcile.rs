@@ -1,7 +1,7 @@
 //! Reconciling the page states of a forked child with its mappings, before its first fault is served.
 
 use crate::bugs::Bug;
-use crate::page::PageRange;
+use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
 use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
@@ -9,7 +9,7 @@ use crate::supervised::events::reorder::Change;
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::supervised::fork::snapshot::{ChildMappings, ParentMappings, contained, ranges};
 use crate::supervised::fork::withheld::is_any_swapped;
-use crate::supervised::kernel::{Memory, Process};
+use crate::supervised::kernel::{Inspector, Memory, Process};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::util::fd_pressure::patiently;
@@ -23,11 +23,53 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl AddressSpace {
-    /// Whether every managed range is one registered mapping. A range with `MADV_DONTFORK` is not in
-    /// the child, and memory that the child maps there later is not registered.
-    fn has_all_that_is_managed(&self) -> bool {
+    /// What is managed, in parts that are one registered mapping each; `None` if not all of it is registered. A range
+    /// with `MADV_DONTFORK` is not in the child, and memory that the child maps there later is not registered.
+    fn registered_parts(&self, inspector: &Inspector) -> Option<Vec<PageRange>> {
         let ranges = lock(&self.managed).ranges().to_vec();
-        ranges.iter().all(|range| self.uffd().is_registered(*range))
+        let mut parts = Vec::new();
+        for range in ranges {
+            let mut rest = range;
+            while !rest.is_empty() {
+                let mut part = rest;
+                if !self.uffd().is_registered(part) {
+                    // Neighbours may be mappings of their own.
+                    let (_, end) = inspector.mapping_around(rest.start).ok()??;
+                    part.end = VirtualPage::containing(end).min(rest.end);
+                    if part == rest || !self.uffd().is_registered(part) {
+                        return None;
+                    }
+                }
+                parts.push(part);
+                rest.start = part.end;
+            }
+        }
+        Some(parts)
+    }
+
+    /// Whether no page state depends on the mappings of a child without concurrent changes: nothing is paged out, and
+    /// all that is managed is registered.
+    fn depends_on_nothing(&self, inspector: &Inspector, is_prepared: bool) -> bool {
+        !self.fork.inherited_stored.load(Ordering::Relaxed)
+            && (!is_prepared || self.adopts_all_that_is_managed())
+            && self.registered_parts(inspector).is_some()
+    }
+
+    /// Whether pages that are present show that the child inherited each managed mapping of which something is paged
+    /// out. To list the flags of all mappings takes the kernel a walk over all page tables.
+    ///
+    /// All that is managed is registered, so none of it was moved away. It may have been emptied by the fork
+    /// (`MADV_WIPEONFORK`); then nothing of it is present, as the child waits for its first fault to be served.
+    fn shows_copies(&self, gate: &Exclusive<'_>, inspector: &Inspector) -> bool {
+        let is_shown = |part: PageRange| {
+            !is_any_swapped(gate, part)
+                || first_resident(gate, part).is_some_and(|page| {
+                    let present = inspector.resident(PageRange::around(page, 1));
+                    present.is_ok_and(|present| !present.ranges().is_empty())
+                })
+        };
+        let parts = self.registered_parts(inspector);
+        parts.is_some_and(|parts| parts.into_iter().all(is_shown))
     }
 
     /// Registers all that is managed in the child of a prepared fork. `false` if its mappings must be looked at more
@@ -54,10 +96,7 @@ impl AddressSpace {
         let is_prepared = self.resources.prepares_forks();
         // Of memory that is not registered when it is copied, the kernel copies no zero pages.
         self.fork.uncompared.store(is_prepared, Ordering::Relaxed);
-        let needs_no_look =
-            inheritance.history.is_empty() && !self.fork.inherited_stored.load(Ordering::Relaxed);
-        let needs_no_look = needs_no_look && (!is_prepared || self.adopts_all_that_is_managed());
-        if needs_no_look && self.has_all_that_is_managed() {
+        if inheritance.history.is_empty() && self.depends_on_nothing(&inspector, is_prepared) {
             self.fork.uncompared.store(true, Ordering::Relaxed);
             return;
         }
@@ -66,10 +105,17 @@ impl AddressSpace {
         } else {
             InheritedBy::Registration
         };
-        let (Ok(mut gate), Ok(ranges)) = (
-            self.exclusive_within(PATIENCE),
-            patiently(|| inspector.inherited(by)),
-        ) else {
+        let gate = self.exclusive_within(PATIENCE);
+        if !is_prepared
+            && inheritance.history.is_empty()
+            && gate
+                .as_ref()
+                .is_ok_and(|gate| self.shows_copies(gate, &inspector))
+        {
+            self.fork.uncompared.store(true, Ordering::Relaxed);
+            return;
+        }
+        let (Ok(mut gate), Ok(ranges)) = (gate, patiently(|| inspector.inherited(by))) else {
             // The mappings of an exiting child cannot be read; a child that lives must not run without
             // them.
             if !self.is_gone() {
@@ -228,6 +274,18 @@ fn apply_contained(
         }
     }
     true
+}
+
+/// The first page of a range that is resident according to the page states.
+fn first_resident(gate: &Exclusive<'_>, range: PageRange) -> Option<VirtualPage> {
+    let mut first = None;
+    gate.table().visit(range, |page, entry| {
+        if matches!(entry.load(), PageState::Resident { .. }) {
+            first = Some(page);
+        }
+        first.is_none()
+    });
+    first
 }
 
 /// The pages of a range that are resident according to the page states.
