@@ -250,12 +250,13 @@ impl Governor {
             let now = self.group.resources.milliseconds();
             self.group.found_mappings.store(now, Ordering::Relaxed);
         }
-        let mut changes = 0;
+        // What was withheld, where forks are prepared, is checked by the changes since.
+        let mut withheld_at = None;
         if self.group.resources.prepares_forks() {
             if !space.may_withhold_more() {
                 return;
             }
-            changes = space.prepared.watch();
+            withheld_at = Some(space.prepared.watch());
             if space.withhold_unmanaged(&mut scan.unmanaged) {
                 space.sampling.rescan.store(true, Ordering::Relaxed);
             }
@@ -270,8 +271,10 @@ impl Governor {
             return;
         };
         // What was withheld may be elsewhere, and others mapped there.
-        let is_withheld = !self.group.resources.prepares_forks()
-            || space.prepared.retain_withheld(&mut scan.unmanaged, changes);
+        let is_withheld = withheld_at.is_none_or(|changes| {
+            let unmanaged = &mut scan.unmanaged;
+            space.prepared.retain_withheld(unmanaged, changes)
+        });
         if !register(space, &gate, attached, &scan) || !is_withheld {
             space.sampling.rescan.store(true, Ordering::Relaxed);
         }
