@@ -168,6 +168,10 @@ impl SharingCount {
         let sharers = sharers(group);
         let mut shared = 0;
         for space in &sharers {
+            // Each takes the kernel a walk over page tables.
+            if !group.resources.shared.is_valid(begun) {
+                return false;
+            }
             let Some(inspector) = space.inspector() else {
                 // A new child, whose process is not known yet, shares everything with its parent.
                 shared += space.resident_pages() as u64 / 2;

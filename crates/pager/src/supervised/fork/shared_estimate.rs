@@ -120,6 +120,11 @@ impl SharedPages {
         (members.forking == 0).then_some(CountStart { members, lowered })
     }
 
+    /// Whether a count begun at `start` would still be valid.
+    pub(crate) fn is_valid(&self, start: CountStart) -> bool {
+        *lock(&self.members) == start.members
+    }
+
     /// Sets the estimate to a count begun at `start`. `false` if the count is not valid any more.
     pub(crate) fn set(&self, pages: u64, start: CountStart) -> bool {
         let members = lock(&self.members);
@@ -145,6 +150,7 @@ mod tests {
         let before = shared.begin_count().unwrap();
         let fork = shared.begin_fork();
         assert!(shared.begin_count().is_none());
+        assert!(!shared.is_valid(before));
         assert!(!shared.set(50, before), "the child is not known");
         shared.add_space(100);
         assert!(!shared.set(50, before));
@@ -155,6 +161,7 @@ mod tests {
         );
         assert_eq!(shared.pages(), 100);
         let after = shared.begin_count().unwrap();
+        assert!(shared.is_valid(after));
         assert!(shared.set(90, after));
         assert_eq!(shared.pages(), 90);
     }
