@@ -144,6 +144,9 @@ impl AddressSpace {
             .inherited_stored
             .store(any_stored, Ordering::Relaxed);
         child.cow.set_writable(writable);
+        if !self.resources.prepares_forks() {
+            child.sampling.inherit(&self.sampling);
+        }
         // Later removals of the child must have numbers other than those it inherits.
         let removals = self.removed.count.load(Ordering::Relaxed);
         child.removed.count.store(removals, Ordering::Relaxed);

@@ -154,6 +154,7 @@ impl AddressSpace {
         }
         let may_be_in_child = is_prepared.then_some(&parent.registered);
         self.kill_if_unknown(&gate, &mappings, may_be_in_child);
+        self.sampling.rescan.store(true, Ordering::Relaxed);
         for gone in mappings.registered.uncovered(PageTable::everything()) {
             self.apply_unmap(&gate, gone);
         }

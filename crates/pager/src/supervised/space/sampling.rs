@@ -1,6 +1,6 @@
 //! The governor's samples of a program, which decide when its mappings are scanned.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 /// Samples of one program's sizes. Hints: all accesses are Relaxed.
 #[derive(Debug, Default)]
@@ -18,4 +18,16 @@ pub(crate) struct Sampling {
     pub grown_by_itself: AtomicI64,
     /// Minor faults since the last sample that are known to have broken COW or not.
     pub counted_faults: AtomicU64,
+}
+
+impl Sampling {
+    /// Has a forked child scanned when its parent would be: both have the same mappings, of which the same are managed.
+    pub(crate) fn inherit(&self, parent: &Sampling) {
+        let mapped = parent.mapped_at_scan.load(Ordering::Relaxed);
+        self.mapped_at_scan.store(mapped, Ordering::Relaxed);
+        let rescan = parent.rescan.load(Ordering::Relaxed);
+        self.rescan.store(rescan, Ordering::Relaxed);
+        let grown = parent.grown_by_itself.load(Ordering::Relaxed);
+        self.grown_by_itself.store(grown, Ordering::Relaxed);
+    }
 }
