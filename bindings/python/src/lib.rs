@@ -5,12 +5,16 @@ mod allocator;
 mod mapped;
 
 use mapped::Mapped;
-use memfold::{Algorithm, Error, Mode, PinnedDetached, Size, SizeError, Stats};
+use memfold::{
+    Algorithm, Error, Mode, Password, PinnedDetached, RemoteOptions, Size, SizeError, Stats,
+    StoreAddressError,
+};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Arc;
+use std::time::Duration;
 
 create_exception!(
     memfold._memfold,
@@ -65,6 +69,34 @@ fn mode_of(name: &str) -> PyResult<Mode> {
         })
 }
 
+/// A store on other machines.
+#[pyclass(frozen, module = "memfold._memfold")]
+struct Store(RemoteOptions);
+
+#[pymethods]
+impl Store {
+    #[new]
+    fn new(
+        address: &str,
+        credentials: (Option<String>, Option<String>),
+        ca_certificates: Option<String>,
+        replicas: u32,
+        times: (Duration, Duration),
+    ) -> PyResult<Self> {
+        let address = address.parse().map_err(|error: StoreAddressError| {
+            PyValueError::new_err(format!("address {address:?}: {error}"))
+        })?;
+        let mut options = RemoteOptions::new(address);
+        let (user, password) = credentials;
+        options.user = user;
+        options.password = password.map(Password::new);
+        options.ca_certificates = ca_certificates.map(String::into_bytes);
+        options.replicas = replicas;
+        (options.patience, options.time_to_live) = times;
+        Ok(Self(options))
+    }
+}
+
 /// A limit on memory.
 #[pyclass(frozen, module = "memfold._memfold")]
 struct Memfold(memfold::Memfold);
@@ -73,10 +105,12 @@ struct Memfold(memfold::Memfold);
 impl Memfold {
     #[new]
     fn new(
+        py: Python<'_>,
         limit: Option<u64>,
         resident_limit: Option<u64>,
         mode: Option<&str>,
         algorithm: &str,
+        store: Option<&Bound<'_, Store>>,
     ) -> PyResult<Self> {
         let algorithm: Algorithm = algorithm.parse().map_err(|_| {
             let message = format!("algorithm is 'lz4' or 'zstd', not {algorithm:?}");
@@ -92,7 +126,12 @@ impl Memfold {
         if let Some(name) = mode {
             builder = builder.mode(mode_of(name)?);
         }
-        builder.build().map(Memfold).map_err(exception)
+        if let Some(store) = store {
+            builder = builder.remote(store.get().0.clone());
+        }
+        // A store may take a while to answer.
+        let built = py.detach(|| builder.build());
+        built.map(Memfold).map_err(exception)
     }
 
     /// Maps memory of `length` bytes.
@@ -215,6 +254,7 @@ fn _memfold(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(guard_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(has_arrays, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
+    module.add_class::<Store>()?;
     module.add_class::<Memfold>()?;
     module.add_class::<Memory>()?;
     module.add_class::<Pinned>()

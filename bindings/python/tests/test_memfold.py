@@ -189,10 +189,10 @@ class Arrays(unittest.TestCase):
         native = memfold._memfold.Memfold
 
         def refuse(error):
-            def make(limit, resident_limit, mode, algorithm):
+            def make(limit, resident_limit, mode, algorithm, store):
                 if mode == "thread":
                     raise error
-                return native(limit, resident_limit, mode, algorithm)
+                return native(limit, resident_limit, mode, algorithm, store)
 
             return unittest.mock.patch.object(memfold._memfold, "Memfold", make)
 

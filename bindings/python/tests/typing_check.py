@@ -18,4 +18,7 @@ with memfold.Limit("2GiB").allocating(smallest="1M") as under:
 like: NDArray[Any] = memfold.ones_like(table, order="F", shape=(3, 4))
 other: NDArray[Any] = limit.full(5, 1.5, "f4", order="C")
 shown: str = repr(limit)
+store: memfold.Remote = memfold.Remote("valkey://10.0.0.7", password="secret", timeout=5)
+far: memfold.Limit = memfold.limit("64M", remote=store)
+near: memfold.Limit = memfold.Limit("64M", remote="valkeys://10.0.0.7")
 memfold.allow_forked_pools()

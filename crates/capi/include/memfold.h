@@ -113,6 +113,42 @@ typedef struct {
    Pages that were moved out by `mremap`, as the kernel has no `UFFDIO_MOVE` (before Linux 6.8).
    */
   uint64_t pages_remapped;
+  /*
+   Stored pages that are in the store on other machines now. All `remote` statistics are 0 without one.
+   */
+  uint64_t remote_pages;
+  /*
+   Bytes that they take there, without its overhead.
+   */
+  uint64_t remote_bytes;
+  /*
+   Pages that it has acknowledged so far.
+   */
+  uint64_t remote_pages_out;
+  /*
+   Pages that came back from it so far.
+   */
+  uint64_t remote_pages_in;
+  /*
+   Faults of `faults_swap_in` that waited for it.
+   */
+  uint64_t remote_faults;
+  /*
+   Pages that are waited for now.
+   */
+  uint64_t remote_waiting;
+  /*
+   Requests to it that were repeated.
+   */
+  uint64_t remote_retries;
+  /*
+   Batches that it did not acknowledge, whose pages stayed, and pages that could not be brought back.
+   */
+  uint64_t remote_failures;
+  /*
+   Pages that it was found to have lost when their time to live was renewed.
+   */
+  uint64_t remote_lost_pages;
 } memfold_stats;
 
 
@@ -245,6 +281,37 @@ typedef struct {
    Not 0: do not read ahead.
    */
   uint32_t no_readahead;
+  /*
+   Where pages go once the compressed ones take half of `limit_bytes`: to Valkey or Redis, such as
+   `"valkey://10.0.0.7"`, with further nodes behind commas, `valkeys://` for TLS. Null for nowhere.
+   These strings are copied, and read only if this one is given. A program that waits for a page
+   longer than `remote_timeout_seconds`, or is returned another one, is aborted.
+   */
+  const char *remote;
+  /*
+   The user there, or null.
+   */
+  const char *remote_user;
+  /*
+   The password, or null.
+   */
+  const char *remote_password;
+  /*
+   The authorities that the servers of `valkeys://` are checked against, in PEM; null for the host's.
+   */
+  const char *remote_ca_certificates;
+  /*
+   Replicas that must have a page before it counts as stored, beside the primary.
+   */
+  uint32_t remote_replicas;
+  /*
+   How long a program waits for a page; 0 for 60.
+   */
+  uint32_t remote_timeout_seconds;
+  /*
+   The store forgets what was not renewed for as long; 0 for 3600.
+   */
+  uint64_t remote_time_to_live_seconds;
 } memfold_options;
 
 #ifdef __cplusplus
@@ -255,9 +322,11 @@ extern "C" {
  Makes a limit, and stores it in `*made`. `options` may be null for the defaults.
 
  # Safety
- `options` is null or points to as many bytes as its `size` says; `made` can be written.
+ `options` is null or points to as many bytes as its `size` says, and its strings end with a zero byte;
+ `made` can be written.
  */
-int memfold_new(const memfold_options *options, memfold **made);
+int memfold_new(const memfold_options *options,
+                memfold **made);
 
 /*
  Frees a limit. Its regions stay mapped until they are unmapped. Null is ignored.

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+mod remote;
+
 use ::memfold::{
     Algorithm, Error, Memfold, Mode, PinnedDetached, Region, Stats, guard_inherited, handle_signal,
 };
@@ -75,6 +77,23 @@ pub struct memfold_options {
     pub no_checksum: u32,
     /// Not 0: do not read ahead.
     pub no_readahead: u32,
+    /// Where pages go once the compressed ones take half of `limit_bytes`: to Valkey or Redis, such as
+    /// `"valkey://10.0.0.7"`, with further nodes behind commas, `valkeys://` for TLS. Null for nowhere.
+    /// These strings are copied, and read only if this one is given. A program that waits for a page
+    /// longer than `remote_timeout_seconds`, or is returned another one, is aborted.
+    pub remote: *const c_char,
+    /// The user there, or null.
+    pub remote_user: *const c_char,
+    /// The password, or null.
+    pub remote_password: *const c_char,
+    /// The authorities that the servers of `valkeys://` are checked against, in PEM; null for the host's.
+    pub remote_ca_certificates: *const c_char,
+    /// Replicas that must have a page before it counts as stored, beside the primary.
+    pub remote_replicas: u32,
+    /// How long a program waits for a page; 0 for 60.
+    pub remote_timeout_seconds: u32,
+    /// The store forgets what was not renewed for as long; 0 for 3600.
+    pub remote_time_to_live_seconds: u64,
 }
 
 /// Statistics of a limit.
@@ -165,7 +184,9 @@ fn mode_number(mode: Mode) -> u32 {
     }
 }
 
-fn build(options: &memfold_options) -> Result<Memfold, c_int> {
+/// # Safety
+/// The strings of the options are null or end with a zero byte.
+unsafe fn build(options: &memfold_options) -> Result<Memfold, c_int> {
     let mut builder = Memfold::builder()
         .checksum(options.no_checksum == 0)
         .readahead(options.no_readahead == 0);
@@ -197,13 +218,18 @@ fn build(options: &memfold_options) -> Result<Memfold, c_int> {
             ));
         }
     };
+    // SAFETY: the caller's promise.
+    if let Some(store) = unsafe { remote::store(options) }? {
+        builder = builder.remote(store);
+    }
     builder.build().map_err(|error| fail_with(&error))
 }
 
 /// Makes a limit, and stores it in `*made`. `options` may be null for the defaults.
 ///
 /// # Safety
-/// `options` is null or points to as many bytes as its `size` says; `made` can be written.
+/// `options` is null or points to as many bytes as its `size` says, and its strings end with a zero byte;
+/// `made` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memfold_new(
     options: *const memfold_options,
@@ -220,6 +246,13 @@ pub unsafe extern "C" fn memfold_new(
         algorithm: MEMFOLD_ALGORITHM_LZ4,
         no_checksum: 0,
         no_readahead: 0,
+        remote: ptr::null(),
+        remote_user: ptr::null(),
+        remote_password: ptr::null(),
+        remote_ca_certificates: ptr::null(),
+        remote_replicas: 0,
+        remote_timeout_seconds: 0,
+        remote_time_to_live_seconds: 0,
     };
     if !options.is_null() {
         // SAFETY: the caller's promise; the size is the first field.
@@ -234,7 +267,8 @@ pub unsafe extern "C" fn memfold_new(
             ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut given).cast::<u8>(), size);
         }
     }
-    match build(&given) {
+    // SAFETY: the caller's promise, as the strings are among the bytes.
+    match unsafe { build(&given) } {
         Ok(one) => {
             // SAFETY: the caller's promise.
             unsafe { *made = Box::into_raw(Box::new(memfold(one))) };

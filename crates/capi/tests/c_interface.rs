@@ -4,9 +4,13 @@ use std::sync::{Mutex, PoisonError};
 
 use memfold::Stats;
 use memfold_capi::{
-    MEMFOLD_PAGE_OUT, memfold_advise, memfold_free, memfold_get_stats, memfold_map, memfold_new,
-    memfold_stats, memfold_unmap,
+    MEMFOLD_ERROR_ARGUMENT, MEMFOLD_ERROR_SYSTEM, MEMFOLD_PAGE_OUT, memfold_advise,
+    memfold_error_message, memfold_free, memfold_get_stats, memfold_map, memfold_new,
+    memfold_options, memfold_stats, memfold_unmap,
 };
+use memfold_testing::store::{StoreServer, has_store, store_programs};
+use memfold_testing::{Random, skip};
+use std::ffi::{CStr, CString};
 
 /// Held by each test: what one maps and unmaps must not change where another one's regions lie.
 static ADDRESSES: Mutex<()> = Mutex::new(());
@@ -107,6 +111,91 @@ fn statistics_are_those_of_the_rust_library() {
         assert_ne!(stats.values[0], 9);
         assert!(stats.values[1..].iter().all(|value| *value == 9));
         assert_eq!(memfold_unmap(start), 0);
+        memfold_free(limit);
+    }
+}
+
+/// The options of C with a limit of 24 MiB and a store.
+fn with_store(address: &CStr, password: &CStr) -> memfold_options {
+    // SAFETY: zeros mean the defaults.
+    let mut options: memfold_options = unsafe { std::mem::zeroed() };
+    options.size = size_of::<memfold_options>();
+    options.limit_bytes = 24 << 20;
+    options.remote = address.as_ptr();
+    options.remote_password = password.as_ptr();
+    options
+}
+
+#[test]
+fn pages_go_to_a_store_and_are_counted() {
+    const BYTES: usize = 64 << 20;
+    let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
+    if !has_store() {
+        return skip(&store_programs().join(" and "));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let server = StoreServer::start(folder.path(), &["--requirepass", "secret"]);
+    let address = CString::new(format!("valkey://127.0.0.1:{}", server.port)).unwrap();
+    let options = with_store(&address, c"secret");
+    // SAFETY: pointers to what lives here; the region is this thread's.
+    unsafe {
+        let (mut limit, mut start) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let made = memfold_new(&raw const options, &raw mut limit);
+        if made == MEMFOLD_ERROR_SYSTEM {
+            let why = CStr::from_ptr(memfold_error_message()).to_string_lossy();
+            assert!(why.contains("userfaultfd"), "{why}");
+            return skip(&why);
+        }
+        assert_eq!(made, 0, "{:?}", CStr::from_ptr(memfold_error_message()));
+        assert_eq!(memfold_map(limit, BYTES, &raw mut start), 0);
+        let words = std::slice::from_raw_parts_mut(start.cast::<u64>(), BYTES / 8);
+        let mut random = Random::new(5);
+        words.fill_with(|| random.next_word() >> 32);
+        let mut random = Random::new(5);
+        assert!(words.iter().all(|word| *word == random.next_word() >> 32));
+        let mut stats: memfold_stats = std::mem::zeroed();
+        stats.size = size_of::<memfold_stats>();
+        assert_eq!(memfold_get_stats(limit, &raw mut stats), 0);
+        let value = |name: &str| {
+            let at = Stats::FIELDS.iter().position(|field| field.name == name);
+            stats.values[at.unwrap()]
+        };
+        for name in ["pages", "bytes", "pages_out", "pages_in", "faults"] {
+            assert!(value(&format!("remote_{name}")) > 1000, "{name}: {stats:?}");
+        }
+        assert_eq!(value("remote_failures") + value("remote_lost_pages"), 0);
+        assert_eq!(memfold_unmap(start), 0);
+        memfold_free(limit);
+    }
+    assert_eq!(server.ask(&["DBSIZE"]), "0");
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_an_error() {
+    let new = |options: &memfold_options| {
+        let mut limit = std::ptr::null_mut();
+        // SAFETY: pointers to what lives here.
+        unsafe {
+            let code = memfold_new(options, &raw mut limit);
+            let message = CStr::from_ptr(memfold_error_message());
+            (code, message.to_string_lossy().into_owned())
+        }
+    };
+    let (code, message) = new(&with_store(c"http://x", c"secret"));
+    assert_eq!(code, MEMFOLD_ERROR_ARGUMENT, "{message}");
+    assert!(message.contains("options.remote \"http://x\""), "{message}");
+    let (code, message) = new(&with_store(c"valkey://x", c"\xff"));
+    assert_eq!(code, MEMFOLD_ERROR_ARGUMENT, "{message}");
+    assert!(message.contains("options.remote_password"), "{message}");
+    let (code, message) = new(&with_store(c"valkey://127.0.0.1:1", c""));
+    assert_eq!(code, MEMFOLD_ERROR_SYSTEM, "{message}");
+    // The options of an older header end before the store's.
+    let mut older = with_store(c"http://x", c"");
+    older.size = std::mem::offset_of!(memfold_options, remote);
+    let mut limit = std::ptr::null_mut();
+    // SAFETY: pointers to what lives here.
+    unsafe {
+        assert_eq!(memfold_new(&raw const older, &raw mut limit), 0);
         memfold_free(limit);
     }
 }

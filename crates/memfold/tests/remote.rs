@@ -113,6 +113,20 @@ fn pages_go_to_a_store_and_come_back_in_every_thread() {
         assert_page(&pinned, 15);
         drop(pinned);
         assert_ne!(server.ask(&["DBSIZE"]), "0");
+        let (stats, usage) = (memfold.stats(), memfold.remote_usage().unwrap());
+        assert_eq!(
+            (stats.remote_pages_out, stats.remote_pages_in),
+            (usage.pages_out, usage.pages_in)
+        );
+        let waited = 1000..=stats.faults_swap_in.min(stats.remote_pages_in);
+        assert!(waited.contains(&stats.remote_faults), "{mode}: {stats:?}");
+        assert!(
+            (1000..=stats.stored_pages).contains(&stats.remote_pages),
+            "{mode}: {stats:?}"
+        );
+        // Half of each page compresses.
+        let each = stats.remote_bytes / stats.remote_pages;
+        assert!((2000..2500).contains(&each), "{mode}: {stats:?}");
         drop(memfold);
         assert_page(&region, 5);
         drop(region);
@@ -136,22 +150,27 @@ fn a_store_that_hangs_delays_and_one_that_is_full_keeps_pages_here() {
         let pages = region.len() / PAGE;
         server.pause(true);
         let began = Instant::now();
+        let mut waiting = 0;
         std::thread::scope(|scope| {
             scope.spawn(|| (0..pages).for_each(|page| assert_page(&region, page)));
             std::thread::sleep(Duration::from_secs(3));
+            waiting = memfold.stats().remote_waiting;
             server.pause(false);
         });
         assert!(
             began.elapsed() > Duration::from_secs(3),
             "pages were not there"
         );
+        assert!(waiting > 0, "{mode}: what is waited for is counted");
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "2mb"]), "OK");
         let mut more = memfold.map(16 * MIB).unwrap();
         fill(&mut more);
         (0..more.len() / PAGE).for_each(|page| assert_page(&more, page));
         assert_eq!(server.ask(&["CONFIG", "SET", "maxmemory", "0"]), "OK");
         (0..pages).for_each(|page| assert_page(&region, page));
-        assert_eq!(memfold.remote_usage().unwrap().lost_pages, 0);
+        let stats = memfold.stats();
+        assert!(stats.remote_failures > 0, "{mode}: it was full: {stats:?}");
+        assert_eq!((stats.remote_lost_pages, stats.remote_waiting), (0, 0));
     }
 }
 

@@ -26,6 +26,7 @@ from . import _fork
 from ._fork import ForkError, ForkWarning, allow_forked_pools
 from ._limit import Limit, Shape, SignalModeWarning, memory_under as _memory_under
 from ._memfold import STATS, ModeUnavailableError, __version__
+from ._remote import Remote
 from ._sizes import Size
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Limit", "Memfold", "ModeUnavailableError", "ForkError", "ForkWarning", "SignalModeWarning",
-    "STATS", "Size", "Shape", "allow_forked_pools", "limit", "zeros", "ones", "empty", "full", "array",
-    "zeros_like", "ones_like", "empty_like", "full_like", "pin", "page_out", "prefetch", "mark_cold",
+    "Remote", "STATS", "Size", "Shape", "allow_forked_pools", "limit", "zeros", "ones", "empty", "full",
+    "array", "zeros_like", "ones_like", "empty_like", "full_like", "pin", "page_out", "prefetch", "mark_cold",
     "stats", "__version__",
 ]
 
@@ -56,10 +57,13 @@ def limit(
     resident_limit: Optional[Size] = None,
     mode: Optional[str] = None,
     algorithm: str = "lz4",
+    remote: Union[Remote, str, None] = None,
 ) -> Limit:
     """Makes the :class:`Limit` that new arrays are under from now on, and returns it."""
     global _default
-    new = Limit(size, resident_limit=resident_limit, mode=mode, algorithm=algorithm)
+    new = Limit(
+        size, resident_limit=resident_limit, mode=mode, algorithm=algorithm, remote=remote
+    )
     with _lock:
         _default = new
     return new

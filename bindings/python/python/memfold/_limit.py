@@ -12,6 +12,7 @@ import numpy as _numpy
 
 from . import _memfold, _sizes
 from ._memfold import ModeUnavailableError
+from ._remote import Remote
 from ._sizes import Size
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class Limit:
     ``mode`` is ``"thread"``, ``"signal"`` or ``"protection"``; :class:`ModeUnavailableError` is
     raised if the host does not allow it. Without ``mode``, the first of these that the host allows is
     used; if that is not ``thread``, :class:`SignalModeWarning` is issued once.
+
+    ``remote`` is a :class:`Remote`, or the address of one, to which pages go that do not fit. It needs
+    ``limit``, and no ``protection`` mode.
     """
 
     def __init__(
@@ -115,18 +119,22 @@ class Limit:
         resident_limit: Optional[Size] = None,
         mode: Optional[str] = None,
         algorithm: str = "lz4",
+        remote: Union[Remote, str, None] = None,
     ) -> None:
         sizes = (_sizes.given(limit, "limit"), _sizes.given(resident_limit, "resident_limit"))
         _choice(algorithm, "algorithm", _ALGORITHMS)
         if mode is not None:
             _choice(mode, "mode", _MODES)
+        if isinstance(remote, str):
+            remote = Remote(remote)
+        store = None if remote is None else remote._native
         try:
-            self._native = _memfold.Memfold(*sizes, mode or "thread", algorithm)
+            self._native = _memfold.Memfold(*sizes, mode or "thread", algorithm, store)
         except ModeUnavailableError as error:
             if mode is not None:
                 raise
             # The library chooses among the other modes.
-            self._native = _memfold.Memfold(*sizes, None, algorithm)
+            self._native = _memfold.Memfold(*sizes, None, algorithm, store)
             _warn_of_mode(self.mode, error)
 
     @property

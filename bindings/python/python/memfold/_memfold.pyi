@@ -1,3 +1,4 @@
+from datetime import timedelta
 from typing import Final, Optional, TypedDict, final, type_check_only
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "guard_inherited",
     "has_arrays",
     "parse_size",
+    "Store",
     "Memfold",
     "Memory",
     "Pinned",
@@ -26,6 +28,17 @@ def has_arrays() -> bool: ...
 def parse_size(text: str) -> int: ...
 
 @final
+class Store:
+    def __new__(
+        cls,
+        address: str,
+        credentials: tuple[Optional[str], Optional[str]],
+        ca_certificates: Optional[str],
+        replicas: int,
+        times: tuple[timedelta, timedelta],
+    ) -> Store: ...
+
+@final
 class Memfold:
     def __new__(
         cls,
@@ -33,6 +46,7 @@ class Memfold:
         resident_limit: Optional[int],
         mode: Optional[str],
         algorithm: str,
+        store: Optional[Store],
     ) -> Memfold: ...
     def map(self, length: int) -> Memory: ...
     def handler(self, smallest: int) -> object: ...
@@ -78,3 +92,12 @@ class Stats(TypedDict):
     store_failures: int
     over_limit_pages: int
     pages_remapped: int
+    remote_pages: int
+    remote_bytes: int
+    remote_pages_out: int
+    remote_pages_in: int
+    remote_faults: int
+    remote_waiting: int
+    remote_retries: int
+    remote_failures: int
+    remote_lost_pages: int

@@ -175,6 +175,8 @@ impl EngineState {
         let page = PAGE_SIZE as u64;
         let usage = self.space.usage();
         let limit = self.account.limit();
+        let remote = self.remote.as_ref().map(RemoteFaults::usage);
+        let remote = remote.unwrap_or_default();
         Gauges {
             limit_bytes: limit.total_bytes.unwrap_or(0),
             resident_limit_bytes: self.account.allowed_pages() * page,
@@ -188,6 +190,14 @@ impl EngineState {
             same_filled_pages: usage.same_filled_pages,
             stored_bytes: usage.stored_bytes,
             over_limit_pages: self.account.excess_pages(),
+            remote_pages: usage.remote_pages,
+            remote_bytes: usage.remote_bytes,
+            remote_pages_out: remote.pages_out,
+            remote_pages_in: remote.pages_in,
+            remote_waiting: remote.waiting,
+            remote_retries: remote.retries,
+            remote_failures: remote.store_failures + remote.load_failures,
+            remote_lost_pages: remote.lost_pages,
         }
     }
 }

@@ -41,7 +41,9 @@ impl EngineState {
                 let mut worker = worker::take();
                 if let Some(_mapped) = area.mapped() {
                     let brought = self.swap_in(&area, span, Cause::Remote, &mut worker);
-                    count(&self.counters.faults_swap_in, u64::from(brought > 0));
+                    let faults = u64::from(brought > 0);
+                    count(&self.counters.faults_swap_in, faults);
+                    count(&self.counters.remote_faults, faults);
                 }
             }
             lock(&queue.waiting).pop_front();

@@ -99,6 +99,24 @@ engine_statistics! {
     gauge over_limit_pages;
     /// Pages that were moved out by `mremap`, as the kernel has no `UFFDIO_MOVE` (before Linux 6.8).
     counter pages_remapped;
+    /// Stored pages that are in the store on other machines now. All `remote` statistics are 0 without one.
+    gauge remote_pages;
+    /// Bytes that they take there, without its overhead.
+    gauge remote_bytes;
+    /// Pages that it has acknowledged so far.
+    gauge remote_pages_out;
+    /// Pages that came back from it so far.
+    gauge remote_pages_in;
+    /// Faults of `faults_swap_in` that waited for it.
+    counter remote_faults;
+    /// Pages that are waited for now.
+    gauge remote_waiting;
+    /// Requests to it that were repeated.
+    gauge remote_retries;
+    /// Batches that it did not acknowledge, whose pages stayed, and pages that could not be brought back.
+    gauge remote_failures;
+    /// Pages that it was found to have lost when their time to live was renewed.
+    gauge remote_lost_pages;
 }
 
 /// Adds to a counter.
@@ -127,6 +145,14 @@ mod tests {
             same_filled_pages: 0,
             stored_bytes: 0,
             over_limit_pages: 9,
+            remote_pages: 0,
+            remote_bytes: 0,
+            remote_pages_out: 0,
+            remote_pages_in: 0,
+            remote_waiting: 0,
+            remote_retries: 0,
+            remote_failures: 0,
+            remote_lost_pages: 10,
         };
         let stats = Stats::new(Mode::Signal, &counters, gauges);
         let value = |name| {
@@ -136,5 +162,6 @@ mod tests {
         assert_eq!((value("limit_bytes"), value("metadata_bytes")), (1, 6));
         assert_eq!((value("pages_in"), value("pages_out")), (7, 0));
         assert_eq!((stats.pages_in, value("over_limit_pages")), (7, 9));
+        assert_eq!(value("remote_lost_pages"), 10);
     }
 }

@@ -1,0 +1,79 @@
+"""Arrays whose pages are in a store on other machines."""
+
+import datetime
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+import numpy
+import memfold
+
+MIB = 1 << 20
+
+
+class Server:
+    """A server of Redis or Valkey on this host."""
+
+    def __init__(self, program, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        arguments = ["--port", str(self.port), "--dir", folder, "--save", "", "--requirepass", "secret"]
+        self.process = subprocess.Popen([program, *arguments], stdout=subprocess.DEVNULL)
+
+    def wait(self):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise TimeoutError("the server does not start")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Stores(unittest.TestCase):
+    def test_arrays_larger_than_a_limit_go_to_a_store(self):
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            self.skipTest("redis-server or valkey-server is missing")
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(program, folder)
+            self.addCleanup(server.stop)
+            server.wait()
+            store = memfold.Remote(f"valkey://127.0.0.1:{server.port}", password="secret", timeout=20)
+            limit = memfold.Limit("24M", remote=store)
+            random = numpy.random.default_rng(5)
+            values = limit.array(random.integers(0, 1 << 32, 8 * MIB, dtype="i8"))
+            again = numpy.random.default_rng(5).integers(0, 1 << 32, 8 * MIB, dtype="i8")
+            self.assertTrue((values == again).all())
+            stats = limit.stats()
+            for name in ("pages", "bytes", "pages_out", "pages_in", "faults"):
+                self.assertGreater(stats[f"remote_{name}"], 1000, name)
+            self.assertEqual(stats["remote_failures"] + stats["remote_lost_pages"], 0)
+            with self.assertRaisesRegex(OSError, "remote store"):
+                memfold.Limit("24M", remote=f"valkey://127.0.0.1:{server.port}")
+            del values, limit
+
+    def test_what_cannot_be_is_an_error(self):
+        for address in ("http://x", ""):
+            with self.assertRaisesRegex(ValueError, "address"):
+                memfold.Remote(address)
+        for wrong in ({"replicas": 17}, {"timeout": 0}, {"time_to_live": datetime.timedelta(days=99)}):
+            with self.assertRaisesRegex(ValueError, next(iter(wrong))):
+                memfold.Remote("valkey://x", **wrong)
+        with self.assertRaisesRegex(OSError, "a limit for everything|userfaultfd|connect"):
+            memfold.Limit(resident_limit="24M", remote="valkey://127.0.0.1:1")
+        shown = repr(memfold.Remote("valkey://x", password="secret"))
+        self.assertEqual(shown, "<memfold.Remote at valkey://x>")
+
+
+if __name__ == "__main__":
+    unittest.main()
