@@ -436,6 +436,10 @@ pub struct ServeArguments {
     /// Where blocks go that fit into neither
     #[command(flatten)]
     pub remote: RemoteArguments,
+    /// Compress blocks with Zstandard, together with neighbours, that were neither read nor written for this
+    /// long, while CPUs are idle, or `off`
+    #[arg(long, value_name = "DURATION", default_value = "10s")]
+    pub recompress_after: After,
     /// Store blocks without a checksum
     #[arg(long)]
     pub no_checksum: bool,

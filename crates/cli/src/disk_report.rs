@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_fixed_names_are_there() {
-        const NAMES: [&str; 25] = [
+        const NAMES: [&str; 27] = [
             "wall_seconds",
             "size_bytes",
             "limit_bytes",
@@ -103,6 +103,8 @@ mod tests {
             "stored_bytes",
             "same_filled_blocks",
             "incompressible_blocks",
+            "packed_blocks",
+            "dead_bytes",
             "file_blocks",
             "file_bytes",
             "remote_blocks",

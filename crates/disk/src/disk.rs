@@ -3,14 +3,17 @@
 use crate::block_map::{Block, LEAF_BLOCKS, Leaf};
 use crate::error::{DiskError, NewDiskError, SwapOffError};
 use crate::memory::Memory;
+use crate::packing::Host;
 use crate::swap_file::SwapFile;
 use crate::swap_off::swap_off;
+use crate::unpack::Hot;
 use crate::usage::{Counters, DiskUsage, add};
 use memfold_swap::{FileTier, PAGE_SIZE, Page, Scratch, Slot, StoreError, SwapSpace, fill_word};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use zsmalloc::PageSource;
+use std::time::Duration;
+use zsmalloc::{MAX_CHAIN_PAGES, PageSource};
 
 /// Bytes of a block.
 pub const BLOCK: u64 = PAGE_SIZE as u64;
@@ -22,6 +25,9 @@ const BATCH: u64 = 32;
 /// Bytes that a new leaf of the map may take with its share of a new region, and the swap tables of its
 /// blocks.
 const LEAF_BYTES: u64 = 1 << 15;
+
+/// Bytes by which storing a page may enlarge the pool: a zspage of its own.
+const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
 
 /// A disk. Any number of threads may use it.
 ///
@@ -106,6 +112,17 @@ impl<S: PageSource + 'static> Disk<S> {
         })
     }
 
+    /// Has a thread compress blocks together with neighbours that are neither read nor written for a `period`
+    /// to two, sooner where memory is short, while `host` says that CPUs are idle. A write that finds no
+    /// room then does the same before it fails.
+    ///
+    /// # Errors
+    ///
+    /// If the thread cannot be started.
+    pub fn pack(&mut self, period: Duration, host: impl Host) -> Result<(), NewDiskError> {
+        self.memory.pack(period, host)
+    }
+
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
         self.size
@@ -161,26 +178,44 @@ impl<S: PageSource + 'static> Disk<S> {
             let end = (block / BATCH + 1) * BATCH * BLOCK;
             let length = (out.len() as u64).min(end - offset) as usize;
             let (now, later) = std::mem::take(&mut out).split_at_mut(length);
-            match self.memory.map.read(block / LEAF_BLOCKS) {
-                Some(leaf) if leaf.is_some() => {
-                    let leaf = leaf.as_deref().expect("looked at before");
-                    let slot = |part: Part| match leaf.get((part.block % LEAF_BLOCKS) as usize) {
-                        Block::Stored(slot) => Some(slot),
-                        Block::Hole | Block::Zero => None,
-                    };
-                    self.memory
-                        .space
-                        .prefetch(parts(offset, length).filter_map(slot));
-                    for part in parts(offset, length) {
-                        let out = &mut now[part.of_request];
-                        let index = (part.block % LEAF_BLOCKS) as usize;
-                        self.read_block(leaf.get(index), part.within, out, scratch)?;
-                    }
-                }
-                _ => now.fill(0),
-            }
+            let mut hot = Hot::default();
+            let read = self.read_batch(offset, now, &mut hot, scratch);
+            self.memory.unpack(hot, scratch);
+            read?;
             out = later;
             offset += length as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a range of one leaf, and tells which of its blocks are to be stored anew.
+    fn read_batch(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        hot: &mut Hot,
+        scratch: &mut Scratch,
+    ) -> Result<(), DiskError> {
+        let leaf = self.memory.map.read(offset / BLOCK / LEAF_BLOCKS);
+        let Some(leaf) = leaf.as_ref().and_then(|leaf| leaf.as_deref()) else {
+            out.fill(0);
+            return Ok(());
+        };
+        let block = |part: &Part| leaf.get((part.block % LEAF_BLOCKS) as usize);
+        let slot = |part: Part| match block(&part) {
+            Block::Stored(slot) => Some(slot),
+            Block::Hole | Block::Zero => None,
+        };
+        { &self.memory.space }.prefetch(parts(offset, out.len()).filter_map(slot));
+        for part in parts(offset, out.len()) {
+            let out = &mut out[part.of_request.clone()];
+            let packed = self.memory.hot_slot(block(&part));
+            self.read_block(block(&part), part.within.clone(), out, scratch)?;
+            if let Some(slot) = packed
+                && let Ok(page) = <&Page>::try_from(&*out)
+            {
+                self.memory.note_hot(part.block, slot, page, hot);
+            }
         }
         Ok(())
     }
@@ -335,15 +370,24 @@ impl<S: PageSource + 'static> Disk<S> {
         if pages.is_empty() {
             return;
         }
-        let bytes = (pages.len() * PAGE_SIZE) as u64;
-        let Ok(_room) = self.memory.reserve(bytes, scratch) else {
-            stored.extend(pages.iter().map(|_| Err(StoreError::NoTier)));
-            return;
+        let note_peak = || {
+            let used = self.used_bytes();
+            self.counters.peak_bytes.fetch_max(used, Ordering::Relaxed);
         };
-        self.memory.space.store_batch(pages, scratch, stored);
-        self.counters
-            .peak_bytes
-            .fetch_max(self.used_bytes(), Ordering::Relaxed);
+        let most = (pages.len() as u64) * MOST_STORED;
+        if let Some(_room) = self.memory.try_reserve(most) {
+            self.memory.space.store_batch(pages, scratch, stored);
+            note_peak();
+        } else {
+            for page in pages {
+                let outcome = match self.memory.reserve(MOST_STORED, scratch) {
+                    Ok(_room) => self.memory.space.store(page, scratch),
+                    Err(_) => Err(StoreError::NoTier),
+                };
+                stored.push(outcome);
+                note_peak();
+            }
+        }
         for (outcome, page) in stored.iter_mut().zip(pages) {
             if outcome.is_err() && self.memory.discarder.flush() {
                 *outcome = self.memory.space.store(page, scratch);
@@ -519,6 +563,8 @@ impl<S: PageSource + 'static> Disk<S> {
             stored_bytes: space.stored_bytes,
             same_filled_blocks: space.same_filled_pages,
             incompressible_blocks: space.incompressible_pages,
+            packed_blocks: space.block_pages,
+            dead_bytes: space.dead_bytes,
             file_blocks: space.file_pages,
             file_bytes: space.file_bytes,
             remote_blocks: space.remote_pages,

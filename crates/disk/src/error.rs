@@ -9,8 +9,8 @@ pub enum NewDiskError {
     /// The size is not a multiple of a block, zero, or too large.
     #[error("the size of a disk must be a multiple of 4096 bytes, from 4096 bytes to 1 PiB")]
     Size,
-    /// The worker that frees discarded blocks could not be started.
-    #[error("the thread that frees discarded blocks could not be started; raise `ulimit -u`")]
+    /// A thread that works for the disk could not be started.
+    #[error("a thread of the disk could not be started; raise `ulimit -u`")]
     Thread,
     /// The swap space has a file already.
     #[error("the swap space has a file already")]

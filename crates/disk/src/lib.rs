@@ -28,6 +28,8 @@
 //! | `memory` | what blocks are kept in; the limit, and making room below it |
 //! | `swap_file` | the file, and the threads that wait while it is given up |
 //! | `swap_off` | bringing blocks back from the swap file |
+//! | `packing` | compressing cold blocks together with neighbours |
+//! | `unpack` | storing hot blocks alone again |
 //! | [`nbd`] | the protocol, connections, the server |
 //!
 //! The crate makes no system call of its own beside those of `std`: sockets are passed in.
@@ -42,10 +44,13 @@ mod error;
 pub mod fuzzing;
 mod memory;
 pub mod nbd;
+mod packing;
 mod swap_file;
 mod swap_off;
+mod unpack;
 mod usage;
 
 pub use disk::{BLOCK, Disk, Extent, MAX_SIZE};
 pub use error::{DiskError, NewDiskError, SwapOffError};
+pub use packing::Host;
 pub use usage::DiskUsage;

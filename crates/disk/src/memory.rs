@@ -3,14 +3,20 @@
 use crate::block_map::BlockMap;
 use crate::discard::Discarder;
 use crate::error::{DiskError, NewDiskError};
+use crate::packing::{Host, Packer, RoomFinder};
 use crate::swap_file::SwapFile;
 use memfold_swap::{Scratch, SwapSpace};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use zsmalloc::PageSource;
 
 /// Bytes written back to the file for one step of a writer that finds no room.
 const WRITE_BACK_BYTES: u64 = 1 << 20;
+
+/// Most bytes below the limit that writes leave to packing, which stores blocks before it frees what they
+/// were in.
+const PACKING_BYTES: u64 = 1 << 20;
 
 /// The memory of a disk.
 pub(crate) struct Memory<S: PageSource + 'static> {
@@ -18,6 +24,9 @@ pub(crate) struct Memory<S: PageSource + 'static> {
     pub(crate) map: BlockMap,
     pub(crate) discarder: Discarder<S>,
     pub(crate) file: Option<SwapFile>,
+    /// If blocks are packed.
+    packer: Option<Packer<S>>,
+    room_finder: RoomFinder,
     room: Room,
 }
 
@@ -36,8 +45,18 @@ impl<S: PageSource + 'static> Memory<S> {
             discarder,
             space,
             file,
+            packer: None,
+            room_finder: RoomFinder::default(),
             room: Room::new(limit),
         })
+    }
+
+    /// Packs from now on.
+    pub(crate) fn pack(&mut self, period: Duration, host: impl Host) -> Result<(), NewDiskError> {
+        let packer = Packer::start(self.space.clone(), self.limit(), period, host);
+        self.packer = Some(packer.map_err(|_| NewDiskError::Thread)?);
+        self.room.held_back = (self.limit() / 16).min(PACKING_BYTES);
+        Ok(())
     }
 
     /// Bytes in use: pool, tables and map.
@@ -55,9 +74,9 @@ impl<S: PageSource + 'static> Memory<S> {
         self.room.reserve(bytes, || self.used_bytes())
     }
 
-    /// Reserves room for `bytes` more, however badly they compress. Discarded blocks are freed, and blocks
-    /// are written back to the file, until there is room. A swapoff, during which the file takes none, is
-    /// waited for.
+    /// Reserves room for `bytes` more, however badly they compress. Discarded blocks are freed, blocks are
+    /// written back to the file, and packed if the disk does that, until there is room. A swapoff, during
+    /// which the file takes none, is waited for.
     pub(crate) fn reserve(
         &self,
         bytes: u64,
@@ -81,10 +100,21 @@ impl<S: PageSource + 'static> Memory<S> {
             }
             let is_stuck = report.bytes_before == 0 || report.store_error.is_some();
             let file = self.file.as_ref().zip(changes);
-            if is_stuck && !file.is_some_and(|(file, changes)| file.waits_for_swap_off(changes)) {
+            if is_stuck
+                && !file.is_some_and(|(file, changes)| file.waits_for_swap_off(changes))
+                && !self.packs_for(bytes, scratch)
+            {
                 return Err(DiskError::NoSpace);
             }
         }
+    }
+}
+
+impl<S: PageSource + 'static> Memory<S> {
+    /// Makes room for `bytes` by packing. Whether there is.
+    fn packs_for(&self, bytes: u64, scratch: &mut Scratch) -> bool {
+        let has_room = || self.try_reserve(bytes).is_some();
+        self.packer.is_some() && self.room_finder.find(&self.space, scratch, has_room)
     }
 }
 
@@ -92,6 +122,8 @@ impl<S: PageSource + 'static> Memory<S> {
 #[derive(Debug)]
 struct Room {
     limit: u64,
+    /// Bytes of it that are not given.
+    held_back: u64,
     reserved: AtomicU64,
 }
 
@@ -112,6 +144,7 @@ impl Room {
     fn new(limit: u64) -> Room {
         Room {
             limit,
+            held_back: 0,
             reserved: AtomicU64::new(0),
         }
     }
@@ -120,7 +153,8 @@ impl Room {
     fn reserve(&self, bytes: u64, used: impl Fn() -> u64) -> Option<Reserved<'_>> {
         let fits = |reserved: u64| {
             let reserved = reserved.saturating_add(bytes);
-            (used().saturating_add(reserved) <= self.limit).then_some(reserved)
+            let taken = used().saturating_add(reserved);
+            (taken <= self.limit - self.held_back).then_some(reserved)
         };
         let taken = { &self.reserved }.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         taken.ok().map(|_| Reserved { room: self, bytes })

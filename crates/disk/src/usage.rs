@@ -24,6 +24,10 @@ pub struct DiskUsage {
     pub same_filled_blocks: u64,
     /// Stored blocks that do not compress.
     pub incompressible_blocks: u64,
+    /// Stored blocks that are compressed together with neighbours.
+    pub packed_blocks: u64,
+    /// Bytes of the pool that blocks which are gone take beside such neighbours.
+    pub dead_bytes: u64,
     /// Stored blocks that are in the file.
     pub file_blocks: u64,
     /// Bytes of the file that they take.

@@ -1,9 +1,10 @@
 //! The disk against an oracle, its limit, and what it counts.
 
-use memfold_disk::{BLOCK, Disk, DiskError, NewDiskError, SwapOffError};
+use memfold_disk::{BLOCK, Disk, DiskError, Host, NewDiskError, SwapOffError};
 use memfold_swap::{FileBackend, FileTier, Scratch, SwapConfig, SwapSpace, TierKey};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use zsmalloc::HeapSource;
 
 fn disk(size: u64, limit: u64) -> Disk<HeapSource> {
@@ -16,6 +17,48 @@ fn disk(size: u64, limit: u64) -> Disk<HeapSource> {
     Disk::new(space, size, limit).expect("a disk")
 }
 
+/// A host whose CPUs are always idle.
+struct Idle;
+
+impl Host for Idle {
+    fn is_idle(&mut self) -> Option<bool> {
+        Some(true)
+    }
+}
+
+/// A disk that packs at once what is not touched.
+fn packing_disk(size: u64, limit: u64) -> Disk<HeapSource> {
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 14,
+        max_slots: 1 << 16,
+        block_pages: 8,
+        block_saving: 32,
+        ..SwapConfig::default()
+    };
+    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+    let mut disk = Disk::new(space, size, limit).expect("a disk");
+    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
+    disk
+}
+
+/// Waits for the thread that packs.
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Related blocks: half of each is its own, the rest as in its neighbours.
+fn related(seed: u64) -> Vec<u8> {
+    let mut data = noise(seed / 8, BLOCK as usize);
+    data[..8].copy_from_slice(&seed.to_le_bytes());
+    data[64..2048].copy_from_slice(&[seed as u8; 1984]);
+    data
+}
+
 #[derive(Debug, Clone)]
 enum Request {
     Write(u64, usize, u8),
@@ -24,6 +67,10 @@ enum Request {
     Zero(u64, u64, bool),
     Discard(u64, u64),
     Read(u64, usize),
+    /// Related blocks from this one on.
+    Related(u64, u64),
+    /// Long enough for the thread that packs to look at all.
+    Wait,
 }
 
 const SIZE: u64 = 5 << 20;
@@ -35,13 +82,15 @@ fn request() -> impl Strategy<Value = Request> {
         (1..80_u64).prop_map(|blocks| blocks * BLOCK),
         Just(4 << 20)
     ];
-    (offset, length, any::<u8>(), 0..6_u32).prop_map(|(offset, length, byte, kind)| {
+    (offset, length, any::<u8>(), 0..9_u32).prop_map(|(offset, length, byte, kind)| {
         let length = length.min(SIZE - offset);
         match kind {
             0 => Request::Write(offset, length as usize, byte),
             1 => Request::Noise(offset, length as usize),
             2 => Request::Zero(offset, length, byte.is_multiple_of(2)),
             3 => Request::Discard(offset, length),
+            4 | 5 => Request::Related(offset / BLOCK, length / BLOCK),
+            6 => Request::Wait,
             _ => Request::Read(offset, length as usize),
         }
     })
@@ -56,8 +105,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn reads_see_the_last_write(requests in proptest::collection::vec(request(), 1..40)) {
-        let disk = disk(SIZE, 1 << 30);
+    fn reads_see_the_last_write(
+        requests in proptest::collection::vec(request(), 1..40),
+        packs in any::<bool>(),
+    ) {
+        let disk = if packs { packing_disk(SIZE, 1 << 30) } else { disk(SIZE, 1 << 30) };
         let mut scratch = Scratch::new();
         let mut expected = vec![0_u8; SIZE as usize];
         for (number, request) in requests.into_iter().enumerate() {
@@ -81,6 +133,16 @@ proptest! {
                     let (start, end) = (offset.next_multiple_of(BLOCK), (offset + length) / BLOCK * BLOCK);
                     if start < end {
                         expected[start as usize..end as usize].fill(0);
+                    }
+                }
+                Request::Related(first, blocks) => {
+                    let data: Vec<u8> = (first..first + blocks).flat_map(related).collect();
+                    disk.write(first * BLOCK, &data, &mut scratch).expect("there is room");
+                    expected[(first * BLOCK) as usize..][..data.len()].copy_from_slice(&data);
+                }
+                Request::Wait => {
+                    if packs {
+                        std::thread::sleep(Duration::from_millis(250));
                     }
                 }
                 Request::Read(offset, length) => {
@@ -108,7 +170,8 @@ proptest! {
         // Discarded, it takes no more than its map.
         disk.discard(0, SIZE).expect("it is inside");
         disk.settle_discards();
-        prop_assert_eq!(disk.usage().original_bytes, 0);
+        // (What moves meanwhile is freed once it has moved.)
+        wait_until("nothing is left", || disk.usage().original_bytes == 0);
     }
 }
 
@@ -144,6 +207,111 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         disk.write(block * BLOCK, &data, &mut scratch)
             .expect("there is room");
     }
+}
+
+fn write_related(disk: &Disk<HeapSource>, blocks: std::ops::Range<u64>) {
+    let mut scratch = Scratch::new();
+    for block in blocks {
+        disk.write(block * BLOCK, &related(block), &mut scratch)
+            .expect("there is room");
+    }
+}
+
+#[track_caller]
+fn assert_related(disk: &Disk<HeapSource>, blocks: impl Iterator<Item = u64>) {
+    let (mut scratch, mut back) = (Scratch::new(), vec![0; BLOCK as usize]);
+    for block in blocks {
+        disk.read(block * BLOCK, &mut back, &mut scratch)
+            .expect("it is there");
+        assert!(back == related(block), "block {block}");
+    }
+}
+
+#[test]
+fn cold_blocks_are_packed_and_hot_ones_stored_alone_again() {
+    let disk = packing_disk(16 << 20, 1 << 30);
+    write_related(&disk, 0..4096);
+    let alone = disk.used_bytes();
+    // One whose neighbours were packed earlier stays alone.
+    wait_until("nearly all are packed", || {
+        disk.usage().packed_blocks > 4000
+    });
+    wait_until("memory is given back", || disk.used_bytes() < alone * 2 / 3);
+    // What is read again and again is not packed for long, whatever the thread does meanwhile.
+    let before = disk.usage();
+    wait_until("blocks 8 to 15 are unpacked", || {
+        assert_related(&disk, 8..16);
+        disk.usage().packed_blocks + 8 <= before.packed_blocks
+    });
+    assert_related(&disk, 0..4096);
+    // Discards and overwrites of some of the neighbours.
+    wait_until("nearly all are packed", || {
+        disk.usage().packed_blocks > 4000
+    });
+    for block in (0..4096).step_by(2) {
+        disk.discard(block * BLOCK, BLOCK).expect("it is inside");
+    }
+    assert_related(&disk, (1..4096).step_by(2));
+    wait_until("blocks that are half gone are packed anew", || {
+        let usage = disk.usage();
+        usage.dead_bytes * 20 < usage.stored_bytes && usage.packed_blocks > 1900
+    });
+    assert_related(&disk, (1..4096).step_by(2));
+    disk.discard(0, 16 << 20).expect("it is inside");
+    disk.settle_discards();
+    wait_until("nothing is left", || disk.usage().stored_bytes == 0);
+    assert_eq!(disk.usage().dead_bytes, 0);
+}
+
+#[test]
+fn a_write_without_room_packs_what_is_there() {
+    // The thread never comes to it.
+    struct Busy;
+    impl Host for Busy {
+        fn is_idle(&mut self) -> Option<bool> {
+            None
+        }
+    }
+    let fit = |packs: bool| {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 14,
+            max_slots: 1 << 16,
+            block_pages: 8,
+            ..SwapConfig::default()
+        };
+        let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+        let mut disk = Disk::new(space, 64 << 20, 8 << 20).expect("a disk");
+        if packs {
+            disk.pack(Duration::from_secs(3600), Busy)
+                .expect("a thread");
+        }
+        let (mut scratch, mut written) = (Scratch::new(), 0);
+        while disk
+            .write(written * BLOCK, &related(written), &mut scratch)
+            .is_ok()
+        {
+            written += 1;
+        }
+        assert_related(&disk, 0..written);
+        // Overwrites leave gaps in what is packed, which are found as well.
+        for round in 0..4 {
+            for block in (round..written).step_by(4) {
+                match disk.write(block * BLOCK, &related(block), &mut scratch) {
+                    Ok(()) | Err(DiskError::NoSpace) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+        assert_related(&disk, 0..written);
+        let usage = disk.usage();
+        assert!(usage.peak_bytes <= usage.limit_bytes, "{usage:?}");
+        (written, usage)
+    };
+    let ((alone, _), (packed, usage)) = (fit(false), fit(true));
+    assert!(
+        packed > alone * 3 / 2,
+        "{alone} and {packed} blocks fit: {usage:?}"
+    );
 }
 
 #[test]
@@ -208,11 +376,20 @@ fn requests_outside_and_impossible_sizes_are_refused() {
 
 #[test]
 fn threads_share_a_disk() {
+    threads_share(&disk(16 << 20, 1 << 30));
+}
+
+#[test]
+fn threads_share_a_disk_that_packs() {
+    let disk = packing_disk(16 << 20, 1 << 30);
+    threads_share(&disk);
+    wait_until("some are packed", || disk.usage().packed_blocks > 0);
+}
+
+fn threads_share(disk: &Disk<HeapSource>) {
     const THREADS: u64 = 4;
-    let disk = disk(16 << 20, 1 << 30);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let disk = &disk;
             scope.spawn(move || {
                 let mut scratch = Scratch::new();
                 let mut random = memfold_testing::Random::new(thread);

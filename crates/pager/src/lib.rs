@@ -19,6 +19,7 @@
 //! | `statistics` | the table that each statistic is a line of |
 //! | `size` | sizes as users write them |
 //! | `options` | limits and settings, for both engines |
+//! | `cpu_waiting` | whether CPUs are idle |
 //! | `sync`, `time` | locking and waking; the clock |
 
 #![cfg_attr(
@@ -32,6 +33,7 @@ pub mod bugs;
 #[cfg(not(simulated))]
 #[allow(unreachable_pub, reason = "tests of the simulation use them")]
 mod bugs;
+mod cpu_waiting;
 mod density;
 #[cfg(not(simulated))]
 pub mod embedded;
@@ -59,6 +61,7 @@ mod time;
 mod watermarks;
 mod zeros;
 
+pub use cpu_waiting::CpuWaiting;
 pub use memfold_swap::{Algorithm, ParseAlgorithmError};
 pub use options::{Limit, Options, Recompress, RemoteOptions, SwapFileOptions};
 #[cfg(not(simulated))]

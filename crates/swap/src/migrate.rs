@@ -8,6 +8,9 @@
 //! One migration runs at a time in a space, so that a page has one mover.
 
 mod blocks;
+mod scan;
+
+pub use scan::ScanPolicy;
 
 use zsmalloc::{ObjectWord, PageSource, Relocate};
 
@@ -31,51 +34,6 @@ const BATCH: usize = 64;
 /// The same where they may go to other machines. More share a round trip, with several machines at
 /// once.
 const REMOTE_BATCH: usize = 256;
-
-/// The tiers from which pages leave memory.
-const TO_WRITE_BACK: [TierKind; 4] = [
-    TierKind::Compressed,
-    TierKind::Recompressed,
-    TierKind::Uncompressed,
-    TierKind::Block,
-];
-/// The tiers from which pages are recompressed; of blocks, those that are to be taken apart.
-const TO_RECOMPRESS: [TierKind; 2] = [TierKind::Compressed, TierKind::Block];
-
-/// What a [scan](SwapSpace::scan) does with cold pages: those not loaded during the given number of
-/// scans before it, 1 to [`MAX_AGE`](crate::MAX_AGE).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ScanPolicy {
-    /// Recompress them with the stronger algorithm, together with neighbours.
-    pub recompress: Option<u8>,
-    /// Write them to the file, or send them to the store on other machines, after they were
-    /// recompressed, or at once if they are not to be. No effect without such a tier.
-    pub write_back: Option<u8>,
-}
-
-impl ScanPolicy {
-    /// Where to move a page of this age. `is_sparse`: it is in a block that is to be taken apart.
-    fn target(self, tier: TierKind, age: u8, is_sparse: bool) -> Option<Target> {
-        let is_due = |least: Option<u8>| least.is_some_and(|least| age >= least.max(1));
-        let is_dense = match tier {
-            TierKind::Compressed => false,
-            TierKind::Block => !is_sparse,
-            _ => true,
-        };
-        if !is_dense && is_due(self.recompress) {
-            return Some(Target::Recompressed);
-        }
-        let leaves = TO_WRITE_BACK.contains(&tier) && is_due(self.write_back);
-        leaves.then_some(Target::Outside)
-    }
-}
-
-/// Where a scan moves a page.
-enum Target {
-    Recompressed,
-    /// Out of memory.
-    Outside,
-}
 
 /// The outcome of a migration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -116,121 +74,6 @@ struct Moving {
 }
 
 impl<S: PageSource> SwapSpace<S> {
-    /// Examines about `budget` slots from where the last scan stopped, moves the pages that the
-    /// policy calls cold, and increments the age of all others.
-    ///
-    /// Call it at intervals: the age of a page is the number of scans through the space since it
-    /// was last stored or loaded.
-    pub fn scan(&self, policy: ScanPolicy, budget: usize, scratch: &mut Scratch) -> MigrateReport {
-        let mut report = MigrateReport::default();
-        let mut migrator = lock(&self.migrator);
-        let mut policy = policy;
-        if self.targets_outside().is_empty() {
-            policy.write_back = None;
-        }
-        for _ in 0..budget.div_ceil(CLUSTER_SLOTS) {
-            let cluster = ClusterId(migrator.next.max(1));
-            if self.allocator.is_past_end(cluster) {
-                migrator.next = 1;
-                report.finished = true;
-                break;
-            }
-            migrator.next = cluster.0 + 1;
-            self.scan_cluster(&mut migrator, cluster, policy, scratch, &mut report);
-        }
-        report
-    }
-
-    /// Slots of one scan through the whole space.
-    pub fn scan_length(&self) -> usize {
-        self.allocator.clusters_used() * CLUSTER_SLOTS
-    }
-
-    /// Makes room in the pool: moves pages that take about `bytes` there to the file, or to the store
-    /// on other machines, least recently stored or loaded first.
-    ///
-    /// A second-chance clock: pages used since the hand last passed are skipped once.
-    /// [`finished`](MigrateReport::finished) is set after two revolutions. Stops at the first page
-    /// that they refuse.
-    pub fn write_back(&self, bytes: u64, scratch: &mut Scratch) -> MigrateReport {
-        let mut report = MigrateReport::default();
-        let mut migrator = lock(&self.migrator);
-        if self.targets_outside().is_empty() {
-            report.finished = true;
-            return report;
-        }
-        let policy = ScanPolicy {
-            recompress: None,
-            write_back: Some(1),
-        };
-        let mut to_look_at = 2 * self.allocator.clusters_used() + 1;
-        while report.bytes_before < bytes && report.store_error.is_none() {
-            let cluster = ClusterId(migrator.next_written.max(1));
-            if self.allocator.is_past_end(cluster) {
-                migrator.next_written = 1;
-            } else {
-                migrator.next_written = cluster.0 + 1;
-                self.scan_cluster(&mut migrator, cluster, policy, scratch, &mut report);
-            }
-            to_look_at -= 1;
-            if to_look_at == 0 {
-                report.finished = true;
-                break;
-            }
-        }
-        report
-    }
-
-    /// Ages the pages of a cluster and moves the cold ones.
-    fn scan_cluster(
-        &self,
-        migrator: &mut Migrator,
-        cluster: ClusterId,
-        policy: ScanPolicy,
-        scratch: &mut Scratch,
-        report: &mut MigrateReport,
-    ) {
-        self.allocator.walk(cluster, || {
-            let mut recompress = Vec::new();
-            let mut write_back = Vec::new();
-            for index in 0..CLUSTER_SLOTS {
-                let slot = cluster.slot(index);
-                let cell = self.table.entry(slot);
-                let Some(Position { tier, location }) = cell.load().position() else {
-                    continue;
-                };
-                report.looked_at += 1;
-                // Slots freed meanwhile have no age.
-                let Some(age) = cell.grow_older() else {
-                    continue;
-                };
-                let is_sparse = tier == TierKind::Block && self.blocks.is_sparse(location);
-                match policy.target(tier, age, is_sparse) {
-                    Some(Target::Outside) => write_back.push(slot),
-                    Some(Target::Recompressed) => recompress.push(slot),
-                    None => {}
-                }
-            }
-            let recompress = Chosen {
-                slots: &recompress,
-                from: &TO_RECOMPRESS,
-                to: &[TierKind::Recompressed],
-            };
-            let outside = self.targets_outside();
-            let write_back = Chosen {
-                slots: &write_back,
-                from: &TO_WRITE_BACK,
-                to: &outside,
-            };
-            for chosen in [recompress, write_back] {
-                // If one fails, the other may succeed.
-                let before = report.store_error.take();
-                self.move_pages(migrator, chosen, scratch, report);
-                report.store_error = report.store_error.or(before);
-            }
-        });
-    }
-
     /// Moves every page of one tier to the tiers for new pages, while the space is in use: swapoff
     /// without a walk through address spaces. Pages that enter the tier meanwhile may be left.
     /// Same-filled pages stay.

@@ -37,6 +37,9 @@ pub struct SwapConfig {
     pub block_pages: usize,
     /// The Zstandard level for blocks.
     pub block_level: i32,
+    /// A block must save one in so many bytes of what its pages take; at least 1. Less is not worth the
+    /// longer loads.
+    pub block_saving: u64,
     /// Whether pages have a checksum that is verified on load.
     pub checksum: bool,
     /// Pages of address space for the pool, the most it can ever hold. It takes memory only for
@@ -55,6 +58,7 @@ impl Default for SwapConfig {
             recompress_level: 3,
             block_pages: BLOCK_PAGES,
             block_level: 1,
+            block_saving: 8,
             checksum: true,
             pool_capacity_pages: 1 << 24,
             max_slots: 1 << 28,
@@ -105,6 +109,7 @@ pub struct SwapSpace<S: PageSource> {
     pub(crate) tiers: [Option<Box<dyn Tier>>; TierKind::ALL.len()],
     pub(crate) blocks: Arc<BlockTier<SharedSource<S>>>,
     pub(crate) block_pages: usize,
+    pub(crate) block_saving: u64,
     pub(crate) counters: Counters,
     pub(crate) groups: Groups,
     pub(crate) grace: Grace,
@@ -200,6 +205,7 @@ impl<S: PageSource + 'static> SwapSpace<S> {
             tiers,
             blocks,
             block_pages: config.block_pages,
+            block_saving: config.block_saving.max(1),
             counters: Counters::new(shards),
             groups: Groups::new(shards),
             grace: Grace::new(shards),
@@ -413,6 +419,15 @@ impl<S: PageSource> SwapSpace<S> {
     #[inline]
     pub fn may_wait(&self, slot: Slot) -> bool {
         matches!(self.look_up(slot), Some((TierKind::Remote, _)))
+    }
+
+    /// Whether the page in `slot` is in a block though it was loaded since the last [scan](Self::scan): it is
+    /// loaded faster if it is stored anew. May be outdated at once.
+    #[inline]
+    pub fn is_hot_in_block(&self, slot: Slot) -> bool {
+        let entry = self.table.entry(slot).load();
+        let tier = entry.position().map(|position| position.tier);
+        tier == Some(TierKind::Block) && entry.age() == 0
     }
 
     /// The tier and location of the page in `slot`; `None` if the slot holds no page. Takes no

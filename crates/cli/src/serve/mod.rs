@@ -5,6 +5,7 @@
 mod block_device;
 mod instance_folder;
 mod listener;
+mod packing_host;
 mod service;
 
 use crate::address::Address;
@@ -20,12 +21,13 @@ use block_device::BlockDevice;
 use instance_folder::InstanceFolder;
 use listener::Listener;
 use memfold_disk::nbd::Server;
-use memfold_disk::{BLOCK, Disk, MAX_SIZE};
+use memfold_disk::{BLOCK, Disk, MAX_SIZE, NewDiskError};
 use memfold_pager::{MappedSource, open_swap_file};
 use memfold_remote::RemoteStore;
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use packing_host::PackingHost;
 use service::Service;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,6 +35,13 @@ use std::time::Instant;
 
 /// Less holds next to nothing.
 const LEAST_LIMIT: u64 = 4 << 20;
+
+/// Blocks of the disk that are compressed together. More take less memory, and longer to read one of.
+const BLOCK_PAGES: usize = 8;
+/// The Zstandard level for them. Higher takes less memory and more time of idle CPUs.
+const BLOCK_LEVEL: i32 = 5;
+/// They must save one in so many bytes.
+const BLOCK_SAVING: u64 = 32;
 
 /// `memfold serve`.
 pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
@@ -129,6 +138,9 @@ fn disk(
         algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
         pool_capacity_pages: (limit / BLOCK) as usize,
+        block_pages: BLOCK_PAGES,
+        block_level: BLOCK_LEVEL,
+        block_saving: BLOCK_SAVING,
         // Until they are freed, discarded blocks have slots, too.
         max_slots: blocks.saturating_mul(2).clamp(1 << 16, (1 << 32) - 1024) as usize,
         shards: std::thread::available_parallelism().map_or(0, usize::from),
@@ -152,11 +164,16 @@ fn disk(
             space.prefer_remote();
         }
     }
+    let failed = |error: NewDiskError| Failure::own(error.to_string());
     let disk = match file {
         Some(file) => Disk::with_file(space, file, size, limit),
         None => Disk::new(space, size, limit),
     };
-    disk.map_err(|error| Failure::own(error.to_string()))
+    let mut disk = disk.map_err(failed)?;
+    if let Some(after) = arguments.recompress_after.0 {
+        disk.pack(after, PackingHost::default()).map_err(failed)?;
+    }
+    Ok(disk)
 }
 
 /// What ends the server.

@@ -11,9 +11,6 @@ use crate::{
     tier::Placed,
 };
 
-/// A block must save this part of what its pages take: less is not worth the longer loads.
-const LEAST_SAVING: u64 = 8;
-
 impl<S: PageSource> SwapSpace<S> {
     /// Moves pages into blocks, neighbours together. Returns those that are to be stored one by one.
     pub(super) fn store_in_blocks(
@@ -69,7 +66,7 @@ impl<S: PageSource> SwapSpace<S> {
         }
         let before: u64 = placed.iter().map(|(page, _)| self.held_bytes(page)).sum();
         let after: u64 = placed.iter().map(|(_, to)| tier.bytes(*to)).sum();
-        let is_worth = after <= before - before / LEAST_SAVING;
+        let is_worth = after <= before - before / self.block_saving;
         for (page, location) in placed {
             if is_worth {
                 let to = Position {

@@ -168,6 +168,12 @@ impl<S: PageSource> BlockTier<S> {
         record.live_pages() * 2 <= record.pages()
     }
 
+    /// Whether all pages of the block are in use.
+    pub(crate) fn is_whole(&self, location: Location) -> bool {
+        let record = self.record(location);
+        record.live_pages() == record.pages()
+    }
+
     /// Bytes that would be freed for the page at `location` if the whole block moved.
     pub(crate) fn held_bytes(&self, location: Location) -> u64 {
         let record = self.record(location);

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use crate::cpu_waiting::CpuWaiting;
 use crate::time::Instant;
 
 /// Fewest page-outs between two passes. More spares small pools, which have little to give.
@@ -90,7 +91,7 @@ impl Packing {
 
     /// Notes a step over so many slots, at the end of which the thread had run and had waited for a CPU for
     /// these times.
-    pub(super) fn note_step(&mut self, slots: usize, waiting: Waiting, now: Instant) {
+    pub(super) fn note_step(&mut self, slots: usize, waiting: CpuWaiting, now: Instant) {
         self.left = self.left.saturating_sub(slots);
         if waiting.is_idle() {
             self.pause = FIRST_PAUSE;
@@ -99,43 +100,6 @@ impl Packing {
             self.paused_until = Some(now + self.pause);
             self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         }
-    }
-}
-
-/// How long a thread ran and waited for a CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Waiting {
-    ran: Duration,
-    waited: Duration,
-}
-
-impl Waiting {
-    /// Those of the calling thread, as the scheduler counts them; `None` where the kernel does not say.
-    pub(super) fn of_this_thread() -> Option<Waiting> {
-        Waiting::parse(&std::fs::read_to_string("/proc/thread-self/schedstat").ok()?)
-    }
-
-    /// Parses nanoseconds on a CPU, nanoseconds in a run queue, and the number of times.
-    fn parse(schedstat: &str) -> Option<Waiting> {
-        let mut fields = schedstat.split_ascii_whitespace();
-        let mut time = || Some(Duration::from_nanos(fields.next()?.parse().ok()?));
-        Some(Waiting {
-            ran: time()?,
-            waited: time()?,
-        })
-    }
-
-    /// What was added since an earlier reading.
-    pub(super) fn since(self, earlier: Waiting) -> Waiting {
-        Waiting {
-            ran: self.ran.saturating_sub(earlier.ran),
-            waited: self.waited.saturating_sub(earlier.waited),
-        }
-    }
-
-    /// Whether CPUs had little else to do: at its low priority, the thread hardly waited for one.
-    fn is_idle(self) -> bool {
-        self.waited <= self.ran / 4
     }
 }
 
@@ -154,11 +118,8 @@ mod tests {
         }
     }
 
-    fn waiting(ran: u64, waited: u64) -> Waiting {
-        Waiting {
-            ran: Duration::from_millis(ran),
-            waited: Duration::from_millis(waited),
-        }
+    fn waiting(ran: u64, waited: u64) -> CpuWaiting {
+        CpuWaiting::of_times(Duration::from_millis(ran), Duration::from_millis(waited))
     }
 
     #[test]
@@ -224,21 +185,5 @@ mod tests {
         }
         packing.note_step(512, waiting(5, 0), start);
         assert!(packing.may_step(start));
-    }
-
-    #[test]
-    fn the_schedulers_counts_are_read() {
-        let read = Waiting::parse("2500000 1000000 17\n");
-        assert_eq!(
-            read,
-            Some(Waiting {
-                ran: Duration::from_micros(2500),
-                waited: Duration::from_millis(1),
-            })
-        );
-        assert_eq!(Waiting::parse(""), None);
-        assert_eq!(Waiting::parse("1 x 2"), None);
-        assert!(waiting(9, 5).since(waiting(5, 4)).is_idle());
-        assert!(!waiting(9, 6).since(waiting(5, 4)).is_idle());
     }
 }

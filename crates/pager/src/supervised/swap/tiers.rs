@@ -9,6 +9,7 @@
 //! Independently, pages that stay cold are recompressed, neighbours together as blocks, and later written to
 //! the file. Without a time for that, they are recompressed under pressure, while CPUs are idle ([`Packing`]).
 
+use crate::cpu_waiting::CpuWaiting;
 use crate::supervised::group::{Group, Remote};
 use crate::sync::lock;
 use crate::time::Instant;
@@ -23,7 +24,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::options::{Options, SwapFileOptions};
-use crate::supervised::swap::packing::{Counts, Packing, Waiting};
+use crate::supervised::swap::packing::{Counts, Packing};
 use crate::supervised::swap::swap_file::SwapFile;
 
 /// Bytes of the pool written to the file per step. More makes fewer steps and blocks other threads for
@@ -372,14 +373,14 @@ impl Background {
             && packing.may_step(Instant::now())
             && packing.has_work(group.packing_counts(), limit, swap.scan_length())
         {
-            let Some(before) = Waiting::of_this_thread() else {
+            let Some(before) = CpuWaiting::of_this_thread() else {
                 log::debug!("the kernel keeps no scheduler statistics: no blocks under pressure");
                 self.packing = None;
                 return;
             };
             let report = swap.scan(policy, SCAN_SLOTS, &mut self.scratch);
             group.note_trouble(&report);
-            let Some(now) = Waiting::of_this_thread() else {
+            let Some(now) = CpuWaiting::of_this_thread() else {
                 return;
             };
             packing.note_step(SCAN_SLOTS, now.since(before), Instant::now());
