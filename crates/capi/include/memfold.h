@@ -149,6 +149,10 @@ typedef struct {
    Pages that it was found to have lost when their time to live was renewed.
    */
   uint64_t remote_lost_pages;
+  /*
+   Waits of threads that needed room for the store to take pages.
+   */
+  uint64_t remote_room_waits;
 } memfold_stats;
 
 

@@ -101,3 +101,4 @@ class Stats(TypedDict):
     remote_retries: int
     remote_failures: int
     remote_lost_pages: int
+    remote_room_waits: int

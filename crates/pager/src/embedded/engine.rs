@@ -170,6 +170,7 @@ impl Engine {
             keeps: Barrier::new(2),
         });
         state.refresh_account();
+        state.compression.note_outlet(state.remote.is_some());
         let signal = match mode {
             Mode::Signal => Some(signals::MISSING),
             Mode::Protection => Some(signals::PROTECTED),

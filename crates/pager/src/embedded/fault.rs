@@ -192,6 +192,7 @@ impl EngineState {
         count(&self.counters.direct_reclaims, 1);
         let mut fruitless = 0;
         while fruitless < 8 {
+            self.wait_for_store();
             if self.reclaim_batch(worker) == 0 {
                 fruitless += 1;
                 std::thread::yield_now();

@@ -122,6 +122,7 @@ impl EngineState {
             return out;
         }
         while next < range.end {
+            self.wait_for_store();
             worker.victims.clear();
             next = claim(area, next..range.end, true, worker);
             out += self.page_out_victims(area, Initiator::Program, worker);
@@ -394,6 +395,7 @@ impl EngineState {
             if self.account.is_below_low() {
                 let mut worker = worker::take();
                 while !self.account.is_at_high() && !self.is_stopping() {
+                    self.wait_for_store();
                     if self.reclaim_batch(&mut worker) == 0 {
                         fruitless = true;
                         break;

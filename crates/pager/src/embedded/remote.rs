@@ -1,4 +1,7 @@
 //! The threads that bring in and send pages on other machines.
+//!
+//! The pool may take half of the limit. Threads that need room wait while it takes more and the store takes
+//! pages: a slow store slows them down, and the limit holds. A store that takes none is not waited for.
 
 use super::engine_state::EngineState;
 use super::fault::Cause;
@@ -9,6 +12,7 @@ use crate::sync::lock;
 use memfold_swap::{Scratch, Slot};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::owned_uffd::borrow;
+use memfold_sys::thread::nap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,6 +22,30 @@ const INTERVAL: Duration = Duration::from_millis(20);
 const AT_ONCE: u64 = 1 << 20;
 /// After a failure nothing is sent for as long.
 const REST: Duration = Duration::from_millis(100);
+/// Between two looks of a thread that waits for the store. Longer takes less CPU time, and leaves the store
+/// unused for longer once there is room.
+const NAP: Duration = Duration::from_micros(500);
+
+/// Sizes of the pool.
+struct Share {
+    /// Above this pages are sent.
+    start: u64,
+    /// Until it is below this.
+    stop: u64,
+    /// Above this no thread enlarges it while the store takes pages.
+    most: u64,
+}
+
+impl Share {
+    fn of(limit: u64) -> Share {
+        let most = limit / 2;
+        Share {
+            start: most - limit / 64,
+            stop: most - limit / 32,
+            most,
+        }
+    }
+}
 
 impl EngineState {
     /// Whether the page in a slot is on other machines.
@@ -59,16 +87,16 @@ impl EngineState {
 
     /// Sends what does not fit into half of the limit, oldest first, until the engine stops.
     pub(super) fn send_thread(&self) {
-        let limit = self.account.limit().total_bytes.unwrap_or(u64::MAX);
-        let (start, stop) = (limit / 2 - limit / 64, limit / 2 - limit / 32);
+        let Some(remote) = &self.remote else { return };
+        let share = self.share();
         let mut scratch = Scratch::new();
         while !self.is_stopping() {
-            std::thread::park_timeout(INTERVAL);
-            if self.space.pool_bytes() <= start {
+            remote.to_send.wait(INTERVAL);
+            if self.space.pool_bytes() <= share.start {
                 continue;
             }
             while !self.is_stopping() {
-                let excess = self.space.pool_bytes().saturating_sub(stop);
+                let excess = self.space.pool_bytes().saturating_sub(share.stop);
                 if excess == 0 {
                     break;
                 }
@@ -76,11 +104,39 @@ impl EngineState {
                 // The memory is free once its zspages are, and the limit is for what is left.
                 self.space.trim_spare();
                 self.refresh_account();
-                if report.moved == 0 {
-                    std::thread::park_timeout(REST);
+                let takes = report.moved > 0;
+                remote.takes_pages.store(takes, Ordering::Relaxed);
+                self.compression.note_outlet(takes);
+                if !takes {
+                    remote.to_send.wait(REST);
                     break;
                 }
             }
+        }
+    }
+
+    fn share(&self) -> Share {
+        Share::of(self.account.limit().total_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// Waits while the pool takes more than its share and the store takes pages, before it is enlarged. The
+    /// thread that sends needs nothing that a waiting thread has, and each call to a store ends in a
+    /// bounded time.
+    pub(super) fn wait_for_store(&self) {
+        let Some(remote) = &self.remote else { return };
+        let share = self.share();
+        let pool = || self.space.pool_bytes();
+        if pool() > share.start {
+            remote.to_send.set();
+        }
+        let waits = || {
+            pool() > share.most && remote.takes_pages.load(Ordering::Relaxed) && !self.is_stopping()
+        };
+        if waits() {
+            count(&self.counters.remote_room_waits, 1);
+        }
+        while waits() {
+            nap(NAP);
         }
     }
 }

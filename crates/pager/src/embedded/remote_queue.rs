@@ -11,7 +11,7 @@ use memfold_swap::{RemoteTier, RemoteUsage};
 use memfold_sys::PAGE_SIZE;
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,6 +45,10 @@ pub(crate) struct RemoteFaults {
     pub(super) queues: [Queue; THREADS],
     /// Threads that have taken a queue.
     pub(super) taken: AtomicU32,
+    /// Set when the pool has pages to send.
+    pub(super) to_send: Event,
+    /// Whether the store took pages when it was last asked to.
+    pub(super) takes_pages: AtomicBool,
     store: Remote,
 }
 
@@ -64,6 +68,8 @@ impl RemoteFaults {
         RemoteFaults {
             queues,
             taken: AtomicU32::new(0),
+            to_send: Event::default(),
+            takes_pages: AtomicBool::new(true),
             store,
         }
     }
@@ -96,6 +102,7 @@ impl RemoteFaults {
         for queue in &self.queues {
             queue.event.set();
         }
+        self.to_send.set();
     }
 
     pub(crate) fn usage(&self) -> RemoteUsage {

@@ -117,6 +117,8 @@ engine_statistics! {
     gauge remote_failures;
     /// Pages that it was found to have lost when their time to live was renewed.
     gauge remote_lost_pages;
+    /// Waits of threads that needed room for the store to take pages.
+    counter remote_room_waits;
 }
 
 /// Adds to a counter.
