@@ -3,7 +3,7 @@
 #
 #   crates/disk/benches/compare-image.sh IMAGE [ROUNDS]
 #
-# Memory once the image is copied and after half a minute without requests; then random reads of what was
+# Memory once the image is copied and, of memfold, after 40 seconds without requests; then random reads of what was
 # left alone, the same once more, and random writes. Needs fio with its nbd engine, nbdcopy, nbdkit, python3,
 # and target/release/memfold. Prints the median, least and most of each figure over the rounds.
 set -euo pipefail
@@ -33,20 +33,21 @@ seconds_of_cpu() {
     awk '{ print ($14 + $15) / 100 }' "/proc/$1/stat"
 }
 
+# Name, seconds to wait, command.
 measure() {
-    local name="$1"
-    shift
+    local name="$1" seconds="$2"
+    shift 2
     "$@" &
     local server=$!
     until [[ -S "$socket" ]]; do sleep 0.02; done
     nbdcopy "$image" "$uri"
     echo "$name resident_mib $(resident "$server")"
     local before="$(seconds_of_cpu "$server")"
-    sleep 30
+    sleep "$seconds"
     echo "$name resident_later_mib $(resident "$server")"
     echo "$name idle_cpu_seconds $(python3 -c "print($(seconds_of_cpu "$server") - $before)")"
     echo "$name random_reads_per_s $(operations randread 3)"
-    operations randread 6 > /dev/null
+    operations randread 5 > /dev/null
     echo "$name random_reads_again_per_s $(operations randread 3)"
     echo "$name random_writes_per_s $(operations randwrite 3)"
     kill "$server"
@@ -56,11 +57,11 @@ measure() {
 
 for ((round = 0; round < rounds; round++)); do
     for algorithm in lz4 zstd; do
-        measure "memfold-$algorithm" "$memfold" serve --nbd "unix:$socket" --size "$size" --limit 2G \
+        measure "memfold-$algorithm" 40 "$memfold" serve --nbd "unix:$socket" --size "$size" --limit 2G \
             --algo "$algorithm" --quiet
     done
     for allocator in zstd malloc; do
-        measure "nbdkit-$allocator" nbdkit -f -U "$socket" memory size="$size" allocator="$allocator"
+        measure "nbdkit-$allocator" 1 nbdkit -f -U "$socket" memory size="$size" allocator="$allocator"
     done
 done > "$folder/figures"
 

@@ -39,7 +39,7 @@ const LEAST_LIMIT: u64 = 4 << 20;
 /// Blocks of the disk that are compressed together. More take less memory, and longer to read one of.
 const BLOCK_PAGES: usize = 8;
 /// The Zstandard level for them. Higher takes less memory and more time of idle CPUs.
-const BLOCK_LEVEL: i32 = 5;
+const BLOCK_LEVEL: i32 = 8;
 /// They must save one in so many bytes.
 const BLOCK_SAVING: u64 = 32;
 
