@@ -152,6 +152,66 @@ fn a_python_program_with_threads_forks_while_it_is_held_and_afterwards() {
     assert!(log.lines().all(|line| line == "right"), "{log}");
 }
 
+/// A program that checks its own data, with its arguments.
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdout(Stdio::piped());
+    command
+}
+
+/// Attaches and detaches a program until it ends, and compares what it prints with what it prints natively. Returns how
+/// often that was.
+fn cycles_until_its_end(words: &[&str], limit: &str) -> u32 {
+    let native = command(words).output().expect("it runs");
+    let mut program = command(words).spawn().expect("it starts");
+    let mut cycles = 0;
+    while program.try_wait().expect("a status").is_none() {
+        let attach = attach_under(limit, program.id());
+        std::thread::sleep(Duration::from_millis(150));
+        let detached = detach(program.id());
+        let attached = attach.wait_with_output().expect("it ends");
+        if program.try_wait().expect("a status").is_none() {
+            let errors = text(&attached.stderr) + &text(&detached.stderr);
+            assert!(
+                attached.status.success() && detached.status.success(),
+                "{errors}"
+            );
+            cycles += 1;
+        }
+    }
+    let output = program.wait_with_output().expect("it ends");
+    assert_eq!(text(&output.stdout), text(&native.stdout));
+    assert!(output.status.success() && native.status.success());
+    cycles
+}
+
+#[test]
+fn collectors_and_compilers_at_work_are_attached_and_detached_many_times() {
+    beside!(&["java", "node", "python3"]);
+    let source = |name: &str| source(name).display().to_string();
+    let python = crate::support::python().display().to_string();
+    let programs: [(&[&str], &str); 3] = [
+        (&["node", &source("heap.js"), "60000"], "60M"),
+        (
+            &[
+                "java",
+                "-XX:-UseContainerSupport",
+                "-Xmx200m",
+                &source("Heap.java"),
+                "60000",
+            ],
+            "100M",
+        ),
+        (&[&python, &source("objects.py"), "0.6"], "80M"),
+    ];
+    for (words, limit) in programs {
+        let cycles: u32 = (0..rounds())
+            .map(|_| cycles_until_its_end(words, limit))
+            .sum();
+        assert!(cycles >= rounds(), "{words:?}: {cycles}");
+    }
+}
+
 #[test]
 fn memfold_ends_with_the_program_it_is_attached_to() {
     beside!(&["cc"]);

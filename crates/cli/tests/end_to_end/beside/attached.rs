@@ -70,7 +70,8 @@ fn a_go_program_is_held() {
     }
 }
 
-fn go_heap() -> PathBuf {
+/// A program of Go's linker, which needs no C library.
+pub(super) fn go_heap() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let program = folder.join("heap-go");
     let status = Command::new("go")

@@ -1,5 +1,6 @@
 //! Containers with the default capabilities and seccomp profile of Docker and Podman, and /dev/userfaultfd.
 
+use super::attached::go_heap;
 use crate::support::{STRANGER, Stage, compiled, find_program, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -73,6 +74,30 @@ fn a_tree_of_forks_is_managed_in_a_default_container() {
         let out = succeeds(&stage, &profile, options, &script);
         assert!(out.contains("prepared by the programs' library"), "{out}");
         assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");
+        assert!(
+            number(&out, "pages_in") > 1000,
+            "hardly anything was out: {out}"
+        );
+        assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+    }
+}
+
+/// It has no loader, and is attached by `ptrace`, as its own user.
+#[test]
+fn a_go_program_is_held_in_a_default_container() {
+    beside!(&["crun", "go", "python3", "unshare"]);
+    let (stage, Some(profile)) = (Stage::new(), profile()) else {
+        return;
+    };
+    let heap = stage.program(&go_heap(), "heap");
+    let script = format!(
+        "memfold run --resident 32M --stats - -- {} 64 3",
+        heap.display()
+    );
+    let user = STRANGER.to_string();
+    for options in [&["--user", &user][..], &[]] {
+        let out = succeeds(&stage, &profile, options, &script);
+        assert!(out.contains("heap ok\n"), "{out}");
         assert!(
             number(&out, "pages_in") > 1000,
             "hardly anything was out: {out}"
