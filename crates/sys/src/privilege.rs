@@ -50,6 +50,23 @@ pub fn lower() -> io::Result<()> {
     Ok(())
 }
 
+/// Takes the file's capabilities from the calling thread for good, whatever its starter had raised: for what is to be
+/// done with the user's own rights alone. Nothing where there are none.
+///
+/// # Errors
+/// If the kernel refuses: the thread must not go on then.
+pub fn give_up_in_thread() -> io::Result<()> {
+    if !LOWERED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let sets = get()?;
+    set(CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        ..sets
+    })
+}
+
 fn with_effective(sets: CapabilitySets, effective: CapabilitySet) -> CapabilitySets {
     CapabilitySets { effective, ..sets }
 }

@@ -7,13 +7,20 @@
 //! an interrupted system call is restarted by the kernel as after any stop. While it is stopped, the kernel kills
 //! the process if the tracing thread ends (`PTRACE_O_EXITKILL`): with another's registers it would run anywhere.
 //!
+//! Memory is read and written through `/proc/PID/mem`, opened once while the thread is stopped, which shows that the file
+//! is of its address space: if another thread executes a program, perhaps one with more rights, this one ends, and the
+//! file is of nothing any more. The PID would be of that program.
+//!
 //! The kernel knows a tracer by its thread, so a [`Tracee`] stays on the one that made it. Stops are found by asking for
 //! their signal, not by `waitpid`: another thread of this process that waits for any child would take them.
 
+use crate::deadline;
 use crate::process::Process;
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,14 +30,21 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Between two looks whether it has stopped: short at first, as most stops take microseconds.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
+/// How long a system call may take.
+const CALL: Duration = Duration::from_secs(5);
+
 /// How often it is looked in the shorter interval.
 const EARLY: u32 = 100;
 
 /// All signals but `SIGTRAP`: one that the kernel forces on a thread that blocks it loses its handler.
 const ALL_BUT_TRAPS: u64 = !(1 << (libc::SIGTRAP - 1));
 
-/// As much of a mapping is searched for a system call instruction.
-const SEARCHED: u64 = 1 << 20;
+/// How long reading or writing the program's memory may take: it may have mapped a file of its own FUSE server there.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a thread is waited for that is to be put back, and cannot be, as its process is frozen or waits for a file
+/// server. Less would have the kernel kill it.
+const PUTTING_BACK: Duration = Duration::from_secs(300);
 
 const MASK_BYTES: usize = 8;
 
@@ -49,6 +63,7 @@ enum Stop {
 #[derive(Debug)]
 pub struct Tracee {
     process: Arc<Process>,
+    memory: Arc<File>,
     thread: i32,
     registers: libc::user_regs_struct,
     mask: u64,
@@ -68,24 +83,47 @@ impl Tracee {
     /// (`rseq`); `ENOEXEC` if it runs 32-bit code, or no system call instruction is found; `ESRCH` if it is gone.
     pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
         trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
-        // While its handle shows that the process is not reaped, its PID, and the numbers of its threads, are its own.
+        // While its handle shows that the process is not reaped, its PID is its own.
         let stopped = process
             .signal(0)
             .and_then(|()| trace(libc::PTRACE_INTERRUPT, thread, 0, 0))
-            .and_then(|()| wait(process, thread, patience));
+            .and_then(|()| stop_by_event(process, thread, patience));
         stopped?;
-        let kept = keep(thread).and_then(|kept| Ok((kept, find_syscall(process)?)));
-        let ((registers, mask), syscall) = kept.inspect_err(|_| detach(thread))?;
-        let tracee = Tracee {
+        // The number may have been another process's by then. A thread that is stopped here keeps it.
+        if has_ended(process, thread) {
+            detach(thread);
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let tracee = Tracee::keep(process, thread).inspect_err(|_| detach(thread))?;
+        tracee.guard()?;
+        Ok(tracee)
+    }
+
+    /// Takes note of what is put back.
+    fn keep(process: &Arc<Process>, thread: i32) -> io::Result<Tracee> {
+        // That of 64-bit code; the instructions of a 32-bit program are others.
+        const CODE_SEGMENT: u64 = 0x33;
+        let memory = Arc::new(process.open_memory()?);
+        // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.
+        let registers = registers_of(thread)?;
+        if registers.cs != CODE_SEGMENT {
+            return Err(io::Error::from_raw_os_error(libc::ENOEXEC));
+        }
+        if is_in_sequence(thread, &memory)? {
+            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        }
+        let mut mask = 0u64;
+        let place = (&raw mut mask) as usize;
+        trace(libc::PTRACE_GETSIGMASK, thread, MASK_BYTES, place)?;
+        Ok(Tracee {
+            syscall: find_syscall(process, &memory)?,
             process: process.clone(),
+            memory,
             thread,
             registers,
             mask,
-            syscall,
             _thread: PhantomData,
-        };
-        tracee.guard()?;
-        Ok(tracee)
+        })
     }
 
     /// Blocks signals, and has the process end with this thread.
@@ -112,7 +150,7 @@ impl Tracee {
         [registers.rdi, registers.rsi, registers.rdx] = [arguments[0], arguments[1], arguments[2]];
         [registers.r10, registers.r8, registers.r9] = [arguments[3], arguments[4], arguments[5]];
         set_registers(self.thread, &registers)?;
-        self.go_on(libc::PTRACE_SINGLESTEP, Duration::from_secs(5))?;
+        self.go_on_or_stop(libc::PTRACE_SINGLESTEP, CALL)?;
         let after = registers_of(self.thread)?;
         if after.rip != self.syscall + SYSCALL.len() as u64 {
             return Err(io::Error::other("the thread is not where it was put"));
@@ -136,32 +174,44 @@ impl Tracee {
         registers.rbp = 0;
         registers.orig_rax = u64::MAX;
         set_registers(self.thread, &registers)?;
-        if let Err(error) = self.go_on(libc::PTRACE_CONT, patience) {
-            if error.kind() == io::ErrorKind::TimedOut {
-                trace(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
-                wait(&self.process, self.thread, patience)?;
-            }
-            return Err(error);
-        }
+        self.go_on_or_stop(libc::PTRACE_CONT, patience)?;
         Ok(registers_of(self.thread)?.rax)
+    }
+
+    /// The same as `go_on`; a thread that took too long is stopped where it is, if that can be.
+    fn go_on_or_stop(&self, how: libc::c_uint, patience: Duration) -> io::Result<()> {
+        self.go_on(how, patience).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::TimedOut {
+                let _ = self.interrupt(patience);
+            }
+        })
+    }
+
+    fn interrupt(&self, patience: Duration) -> io::Result<()> {
+        trace(libc::PTRACE_INTERRUPT, self.thread, 0, 0)?;
+        stop_by_event(&self.process, self.thread, patience)
     }
 
     /// Resumes the thread until it traps.
     fn go_on(&self, how: libc::c_uint, patience: Duration) -> io::Result<()> {
         let deadline = Instant::now() + patience;
+        let mut pass_on = 0;
         loop {
-            trace(how, self.thread, 0, 0)?;
+            trace(how, self.thread, 0, pass_on)?;
             let rest = deadline.saturating_duration_since(Instant::now());
-            match wait(&self.process, self.thread, rest)? {
+            pass_on = match wait(&self.process, self.thread, rest)? {
                 Stop::Trap => return Ok(()),
+                _ if rest.is_zero() => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
                 // Of the whole process, perhaps: this thread goes on, the others stay, and it joins them when let go.
-                Stop::Event => {}
+                Stop::Event => 0,
+                // It cannot be blocked.
+                Stop::Signal(libc::SIGSTOP) => libc::SIGSTOP as usize,
                 Stop::Signal(signal) => {
                     return Err(io::Error::other(format!(
                         "its thread was stopped by signal {signal}"
                     )));
                 }
-            }
+            };
         }
     }
 
@@ -170,68 +220,52 @@ impl Tracee {
     /// # Errors
     /// If not all of it can be read.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> io::Result<()> {
-        read(self.process.pid(), address, bytes)
+        bytes.copy_from_slice(&read(&self.memory, address, bytes.len())?);
+        Ok(())
     }
 
-    /// Writes to memory that the program itself may write.
+    /// Writes to the program's memory. Where the program may not write itself, most kernels write all the same.
     ///
     /// # Errors
     /// If not all of it can be written.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
-        let local = libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        let remote = libc::iovec {
-            iov_base: address as *mut libc::c_void,
-            iov_len: bytes.len(),
-        };
-        // SAFETY: the kernel reads the local bytes only; the remote ones are another process's, which is stopped by
-        // this one, so its PID is its own.
-        let written = unsafe {
-            libc::process_vm_writev(
-                self.process.pid(),
-                &raw const local,
-                1,
-                &raw const remote,
-                1,
-                0,
-            )
-        };
-        complete(written, bytes.len())
+        let (memory, bytes) = (self.memory.clone(), bytes.to_vec());
+        let written = deadline::within(MEMORY_PATIENCE, move || {
+            memory.write_all_at(&bytes, address)
+        });
+        written.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
     }
+}
+
+fn read(memory: &Arc<File>, address: u64, length: usize) -> io::Result<Vec<u8>> {
+    let memory = memory.clone();
+    let read = deadline::within(MEMORY_PATIENCE, move || {
+        let mut bytes = vec![0; length];
+        memory.read_exact_at(&mut bytes, address).map(|()| bytes)
+    });
+    read.unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
 impl Drop for Tracee {
     fn drop(&mut self) {
-        // Fails only if the process is gone.
-        let _ = set_registers(self.thread, &self.registers);
+        let since = Instant::now();
+        while set_registers(self.thread, &self.registers).is_err()
+            && !has_ended(&self.process, self.thread)
+            && since.elapsed() < PUTTING_BACK
+        {
+            // It runs, or waits in the kernel.
+            let _ = self.interrupt(Duration::from_secs(1));
+        }
+        // These fail only if the process is gone.
         let _ = set_mask(self.thread, self.mask);
         let _ = trace(libc::PTRACE_SETOPTIONS, self.thread, 0, 0);
         detach(self.thread);
     }
 }
 
-/// What is put back: registers and signal mask.
-fn keep(thread: i32) -> io::Result<(libc::user_regs_struct, u64)> {
-    let registers = registers_of(thread)?;
-    // That of 64-bit code; the instructions of a 32-bit program are others.
-    const CODE_SEGMENT: u64 = 0x33;
-    if registers.cs != CODE_SEGMENT {
-        return Err(io::Error::from_raw_os_error(libc::ENOEXEC));
-    }
-    if is_in_sequence(thread)? {
-        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
-    }
-    let mut mask = 0u64;
-    let place = (&raw mut mask) as usize;
-    trace(libc::PTRACE_GETSIGMASK, thread, MASK_BYTES, place)?;
-    Ok((registers, mask))
-}
-
 /// Whether the thread is in a restartable sequence, which the kernel would not abort if it goes on elsewhere and comes
 /// back. Between two of them the pointer to one may still be set: then the answer is yes, too.
-fn is_in_sequence(thread: i32) -> io::Result<bool> {
+fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
     /// As `linux/ptrace.h` has it.
     #[repr(C)]
     #[derive(Default)]
@@ -258,9 +292,8 @@ fn is_in_sequence(thread: i32) -> io::Result<bool> {
     if found.area == 0 {
         return Ok(false);
     }
-    let mut pointer = [0; 8];
-    read(thread, found.area + POINTER, &mut pointer)?;
-    Ok(u64::from_ne_bytes(pointer) != 0)
+    let pointer = read(memory, found.area.wrapping_add(POINTER), size_of::<u64>())?;
+    Ok(pointer.iter().any(|byte| *byte != 0))
 }
 
 fn registers_of(thread: i32) -> io::Result<libc::user_regs_struct> {
@@ -302,6 +335,20 @@ fn trace(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io:
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Waits for a thread that was asked to stop. A signal that comes first is delivered.
+fn stop_by_event(process: &Process, thread: i32, patience: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let signal = match wait(process, thread, rest)? {
+            Stop::Event => return Ok(()),
+            Stop::Trap => libc::SIGTRAP,
+            Stop::Signal(signal) => signal,
+        };
+        trace(libc::PTRACE_CONT, thread, 0, signal as usize)?;
+    }
 }
 
 /// Waits for a thread to stop.
@@ -349,52 +396,32 @@ fn has_ended(process: &Process, thread: i32) -> bool {
     state.is_none_or(|rest| rest.starts_with(['Z', 'X']))
 }
 
-/// Address of a system call instruction of the program's: the kernel's own in each process, else one of a
-/// library or the program.
-fn find_syscall(process: &Process) -> io::Result<u64> {
-    let maps = process.text("maps")?;
-    let executable = maps.lines().filter_map(|line| {
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        let is_executable = fields.next()?.starts_with("r-x");
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        is_executable.then_some((line.ends_with("[vdso]"), number(start)?, number(end)?))
-    });
-    let mut places: Vec<_> = executable.collect();
-    places.sort_by_key(|(is_vdso, _, _)| !is_vdso);
-    for (_, start, end) in places {
-        let mut bytes = vec![0; (end - start).min(SEARCHED) as usize];
-        if read(process.pid(), start, &mut bytes).is_err() {
-            continue;
-        }
-        let found = bytes.windows(SYSCALL.len()).position(|two| two == SYSCALL);
-        if let Some(found) = found {
-            return Ok(start + found as u64);
-        }
-    }
-    Err(io::Error::from_raw_os_error(libc::ENOEXEC))
+/// Address of a system call instruction of the program's: one of the kernel's own in each process (the vDSO), whose name
+/// no mapping of the program's has.
+fn find_syscall(process: &Process, memory: &Arc<File>) -> io::Result<u64> {
+    let none = || io::Error::from_raw_os_error(libc::ENOEXEC);
+    let maps = BufReader::new(process.open_file("maps")?);
+    let mut lines = maps.split(b'\n').map_while(Result::ok);
+    let found = lines.find_map(|line| vdso(&line));
+    let (start, end) = found.ok_or_else(none)?;
+    /// It has a few pages.
+    const LONGEST: u64 = 1 << 20;
+    let length = end.checked_sub(start).filter(|length| *length <= LONGEST);
+    let bytes = read(memory, start, length.ok_or_else(none)? as usize)?;
+    let found = bytes.windows(SYSCALL.len()).position(|two| two == SYSCALL);
+    Ok(start + found.ok_or_else(none)? as u64)
 }
 
-fn read(pid: i32, address: u64, bytes: &mut [u8]) -> io::Result<()> {
-    let local = libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
+/// The addresses in a line of `maps`, if that is of the vDSO.
+fn vdso(line: &[u8]) -> Option<(u64, u64)> {
+    let line = std::str::from_utf8(line).ok()?;
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let [addresses, "r-xp", _, "00:00", "0", "[vdso]"] = fields[..] else {
+        return None;
     };
-    let remote = libc::iovec {
-        iov_base: address as *mut libc::c_void,
-        iov_len: bytes.len(),
-    };
-    // SAFETY: the kernel writes the local bytes, which are exclusively borrowed.
-    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    complete(read, bytes.len())
-}
-
-fn complete(done: isize, wanted: usize) -> io::Result<()> {
-    match usize::try_from(done) {
-        Ok(done) if done == wanted => Ok(()),
-        Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
+    let (start, end) = addresses.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some((number(start)?, number(end)?))
 }
 
 #[cfg(test)]
@@ -457,6 +484,43 @@ mod tests {
         child.0.wait().unwrap();
         let stopped = Tracee::stop(&process, process.pid(), Duration::from_secs(5));
         assert_eq!(stopped.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn only_the_kernels_own_mapping_is_the_vdso() {
+        let own = b"7ffd0000-7ffd2000 r-xp 00000000 00:00 0                          [vdso]";
+        assert_eq!(vdso(own), Some((0x7ffd_0000, 0x7ffd_2000)));
+        for other in [
+            &b"7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  /tmp/[vdso]"[..],
+            b"7ffd0000-7ffd2000 r-xp 00000000 fe:00 7                  [vdso]",
+            b"7ffd0000-7ffd2000 r--p 00000000 00:00 0                  [vvar]",
+            b"7ffd0000-7ffd2000 r-xp 00000000 00:00 0                  [vdso] (deleted)",
+            b"",
+        ] {
+            assert_eq!(vdso(other), None);
+        }
+    }
+
+    /// One that is sent while the thread is stopped, and others as it is stopped again and again.
+    #[test]
+    fn no_signal_is_lost() {
+        let script = "n=0; trap 'n=$((n+1)); echo $n' USR1; echo 0; while :; do sleep 0.01; done";
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", script])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let process = Arc::new(Process::open(child.id() as i32).unwrap());
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "0");
+        let child = Started(child);
+        for sent in 1..=50 {
+            process.signal(libc::SIGUSR1).unwrap();
+            let pid = process.pid();
+            drop(Tracee::stop(&process, pid, Duration::from_secs(5)).unwrap());
+            assert_eq!(lines.next().unwrap().unwrap(), sent.to_string());
+        }
+        drop(child);
     }
 
     #[test]

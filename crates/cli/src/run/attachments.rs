@@ -2,12 +2,16 @@
 //! while they run.
 
 use memfold_pager::{AttachError, Attacher};
+use memfold_sys::privilege;
 use memfold_sys::process::Process;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How often a program is tried whose threads could not be stopped.
 const TRIES: u32 = 5;
+
+/// How many are attached at a time. The others wait for a later look.
+const MOST_AT_A_TIME: usize = 8;
 
 /// What became of one.
 #[derive(Debug)]
@@ -36,11 +40,17 @@ impl Attachments {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to attach a process below this one, unless that is under way.
-    pub fn begin(&self, pid: i32) {
+    /// Begins to attach a process below this one. Returns whether that is under way.
+    pub fn begin(&self, pid: i32) -> bool {
         let mut attempts = self.attempts();
         if matches!(attempts.get(&pid), Some(Attempt::UnderWay)) {
-            return;
+            return true;
+        }
+        let under_way = attempts
+            .values()
+            .filter(|one| matches!(one, Attempt::UnderWay));
+        if under_way.count() >= MOST_AT_A_TIME {
+            return false;
         }
         let this = self.clone();
         let thread = std::thread::Builder::new().name("attach".to_owned());
@@ -49,6 +59,7 @@ impl Attachments {
             Err(error) => Attempt::Failed(error.into()),
         };
         attempts.insert(pid, attempt);
+        true
     }
 
     fn attach(&self, pid: i32) {
@@ -74,6 +85,8 @@ impl Attachments {
 }
 
 fn attach(attacher: &Attacher, pid: i32) -> Result<(), AttachError> {
+    // Whatever the thread that started this one had raised.
+    privilege::give_up_in_thread()?;
     let process = Arc::new(Process::open(pid).map_err(|_| AttachError::Gone)?);
     // The PID is looked up once: it is of the process found here, and that must be one of memfold's own.
     if !process.descends_from_here()? {

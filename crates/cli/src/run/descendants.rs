@@ -154,7 +154,7 @@ impl Descendants {
     fn judge(&self, pid: i32, image: &mut Image) -> Option<Reason> {
         if image.standing == Standing::New {
             let is_static = deadline::within(PATIENCE, move || unmanaged::is_static(pid));
-            if is_static != Some(true) || !self.attach(pid, image) {
+            if is_static != Some(true) || !self.attach(pid, image)? {
                 image.standing = Standing::Interpreted;
             }
         }
@@ -168,7 +168,7 @@ impl Descendants {
             Standing::Interpreted if image.since.elapsed() >= GRACE => {
                 let preload = self.preload.clone();
                 let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
-                if reason == Some(Reason::Environment) && self.attach(pid, image) {
+                if reason == Some(Reason::Environment) && self.attach(pid, image)? {
                     return None;
                 }
                 Some(reason.unwrap_or(Reason::Unseen))
@@ -177,15 +177,17 @@ impl Descendants {
         }
     }
 
-    /// Begins to attach a process. Returns whether that is done at all.
-    fn attach(&self, pid: i32, image: &mut Image) -> bool {
+    /// Begins to attach a process. Returns whether that is done at all; `None` if it is at a later look.
+    fn attach(&self, pid: i32, image: &mut Image) -> Option<bool> {
         let Some(attachments) = &self.attachments else {
-            return false;
+            return Some(false);
         };
+        if !attachments.begin(pid) {
+            return None;
+        }
         image.standing = Standing::Attaching;
         image.since = Instant::now();
-        attachments.begin(pid);
-        true
+        Some(true)
     }
 
     /// The image as it is known, or a new one where the process or its program changed.

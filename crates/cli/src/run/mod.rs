@@ -45,6 +45,7 @@ use rustix::process::umask;
 use signals::Signals;
 use stats_file::StatsFile;
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -98,7 +99,13 @@ impl Subject<'_> {
         match self {
             Subject::Program(program) => command_line(program),
             Subject::Process(process) => {
-                let words = process.text("cmdline").unwrap_or_default();
+                // The program chooses its length.
+                const MOST: u64 = 4096;
+                let mut words = Vec::new();
+                if let Ok(file) = process.open_file("cmdline") {
+                    let _ = file.take(MOST).read_to_end(&mut words);
+                }
+                let words = String::from_utf8_lossy(&words);
                 shown(words.trim_end_matches('\0').replace('\0', " ").as_str())
             }
         }

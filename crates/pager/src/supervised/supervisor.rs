@@ -250,7 +250,11 @@ impl Supervisor {
 impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
+        // A program that is traced would end with this process, and one that is let go would hang.
         let _tracing = self.guests.trace();
+        while self.guests.is_detaching() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         if let Some(remote) = &self.group.remote {
             remote.faults.stop();
         }

@@ -119,6 +119,16 @@ impl Process {
         open_below(self.folder.as_fd(), path)
     }
 
+    /// Opens its memory, for reading and writing: that of the program that it executes now, also once it executes another.
+    ///
+    /// # Errors
+    /// As [`Process::open_file`], and if it may not be traced.
+    pub(crate) fn open_memory(&self) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.folder, "mem", flags, Mode::empty())?;
+        Ok(File::from(opened))
+    }
+
     /// The text of such a file; bytes that are not UTF-8 as `�`.
     ///
     /// # Errors

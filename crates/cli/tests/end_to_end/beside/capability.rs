@@ -1,6 +1,6 @@
 //! A memfold with a file capability, which its user has not.
 
-use crate::support::{STRANGER, Stage};
+use crate::support::{STRANGER, Stage, compiled};
 use std::process::{Command, Output, Stdio};
 
 const TOOLS: [&str; 3] = ["setpriv", "unshare", "setcap"];
@@ -55,6 +55,29 @@ fn a_program_has_its_whole_environment_and_no_capability() {
             "{text}"
         );
     }
+}
+
+/// It has no loader, so it would be attached, and runs as root.
+#[test]
+fn a_set_user_id_program_is_not_attached_by_the_capability() {
+    beside!(&TOOLS);
+    let stage = prepared();
+    let program = compiled("naps", &["naps.c"], &["-static"]);
+    stage.program(&program, "naps");
+    stage.allow("naps", 0o4755);
+    let output = as_stranger(
+        &stage,
+        "./memfold run --limit 64M --stats - -- sh -c './naps 2; true'",
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    assert!(text.starts_with("effective user 0, threads 1\n"), "{text}");
+    assert!(
+        errors.contains("naps (PID ") && errors.contains("not under the limit"),
+        "{errors}"
+    );
+    assert!(text.contains("\"processes_unmanaged\": 1"), "{text}");
 }
 
 #[test]

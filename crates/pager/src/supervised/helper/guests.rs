@@ -2,14 +2,35 @@
 
 use crate::sync::lock;
 use memfold_sys::process::Process;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A process that was attached.
+#[derive(Debug)]
+struct Guest {
+    process: Arc<Process>,
+    /// Where the library is in it, once it is.
+    library: Option<u64>,
+}
 
 /// The processes. Any thread.
 #[derive(Debug, Default)]
 pub(crate) struct Guests {
-    guests: Mutex<Vec<Arc<Process>>>,
-    /// Taken while one is attached or detached: it ends with this process as long as that traces it.
+    invited: Mutex<Vec<Guest>>,
+    /// Taken while one is traced: it ends with this process as long as that traces it.
     tracing: Mutex<()>,
+    /// Detachments under way. `SeqCst`: `is_detaching` is asked after the end was announced, which they look at.
+    detaching: AtomicUsize,
+}
+
+/// A detachment that is under way as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Detaching<'a>(&'a Guests);
+
+impl Drop for Detaching<'_> {
+    fn drop(&mut self) {
+        self.0.detaching.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Guests {
@@ -18,27 +39,55 @@ impl Guests {
         lock(&self.tracing)
     }
 
-    /// Lets a process in from now on.
-    pub(crate) fn invite(&self, process: &Arc<Process>) {
-        let mut guests = lock(&self.guests);
-        guests.retain(|guest| guest.signal(0).is_ok());
-        guests.push(process.clone());
+    /// Begins a detachment.
+    pub(crate) fn detach(&self) -> Detaching<'_> {
+        self.detaching.fetch_add(1, Ordering::SeqCst);
+        Detaching(self)
     }
 
-    /// Takes that back. Returns whether it was invited.
-    pub(crate) fn forget(&self, process: &Process) -> bool {
-        let mut guests = lock(&self.guests);
-        let before = guests.len();
-        guests.retain(|guest| guest.pid() != process.pid());
-        guests.len() < before
+    /// Whether a detachment is under way.
+    pub(crate) fn is_detaching(&self) -> bool {
+        self.detaching.load(Ordering::SeqCst) > 0
+    }
+
+    /// Lets a process in from now on.
+    pub(crate) fn invite(&self, process: &Arc<Process>) {
+        let mut guests = lock(&self.invited);
+        guests.retain(|guest| guest.process.signal(0).is_ok());
+        guests.push(Guest {
+            process: process.clone(),
+            library: None,
+        });
+    }
+
+    /// Notes where the library is in a guest.
+    pub(crate) fn note_library(&self, process: &Process, address: u64) {
+        let mut guests = lock(&self.invited);
+        let of_process = guests.iter_mut().filter(|guest| is_it(guest, process));
+        of_process.for_each(|guest| guest.library = Some(address));
+    }
+
+    /// Takes an invitation back. Returns where the library was brought to, if it was.
+    pub(crate) fn forget(&self, process: &Process) -> Option<u64> {
+        let mut guests = lock(&self.invited);
+        let library = { guests.iter() }
+            .filter(|guest| is_it(guest, process))
+            .find_map(|guest| guest.library);
+        guests.retain(|guest| !is_it(guest, process));
+        library
     }
 
     /// Whether a process was invited.
     pub(crate) fn includes(&self, process: &Process) -> bool {
-        // While the guest is not reaped, its PID is no other process's.
-        let is_it = |guest: &Arc<Process>| guest.pid() == process.pid() && guest.signal(0).is_ok();
-        lock(&self.guests).iter().any(is_it)
+        lock(&self.invited)
+            .iter()
+            .any(|guest| is_it(guest, process))
     }
+}
+
+/// While the guest is not reaped, its PID is no other process's.
+fn is_it(guest: &Guest, process: &Process) -> bool {
+    guest.process.pid() == process.pid() && guest.process.signal(0).is_ok()
 }
 
 #[cfg(test)]
@@ -63,8 +112,10 @@ mod tests {
         guest.wait().unwrap();
         assert!(!guests.includes(&invited));
         guests.invite(&stranger);
-        guests.forget(&stranger);
+        guests.note_library(&stranger, 7);
+        assert_eq!(guests.forget(&stranger), Some(7));
         assert!(!guests.includes(&stranger));
+        assert_eq!(guests.forget(&stranger), None);
         other.kill().unwrap();
         other.wait().unwrap();
     }

@@ -8,6 +8,7 @@ pub(crate) mod cow;
 pub(crate) mod departure;
 pub(crate) mod fork_state;
 pub(crate) mod gate;
+pub(crate) mod let_go;
 pub(crate) mod life;
 pub(crate) mod listeners;
 pub(crate) mod orphan;
@@ -23,6 +24,7 @@ pub(crate) mod unevictable;
 use self::clock::Clock;
 use self::cow::CowProtection;
 use self::fork_state::ForkState;
+use self::let_go::LetGo;
 use self::life::{Kill, Life, Phase};
 use self::listeners::Listeners;
 use self::orphan::Orphan;
@@ -127,8 +129,8 @@ pub(crate) struct AddressSpace {
     /// TID of the helper in its PID namespace; 0 if there is none.
     pub helper: AtomicU32,
     attached: OnceLock<Attached>,
-    /// A user detached the program.
-    let_go: AtomicBool,
+    /// Whether a user detached the program.
+    pub let_go: LetGo,
     /// Whether the stage is sealed; read before the first command.
     seal: sealed::Seal,
     /// The process of a forked child that has no helper, or none yet.
@@ -198,7 +200,7 @@ impl AddressSpace {
             helper_port: Mutex::new(helper_port),
             helper: AtomicU32::new(0),
             attached: OnceLock::new(),
-            let_go: AtomicBool::new(false),
+            let_go: LetGo::default(),
             seal: sealed::Seal::default(),
             child_process: Mutex::default(),
             listeners: Mutex::default(),
@@ -274,16 +276,6 @@ impl AddressSpace {
     /// Whether the program exited or executed another one.
     pub(crate) fn has_left(&self) -> bool {
         self.life.phase() >= Phase::Left
-    }
-
-    /// From now on the governor brings all of the program back and lets it go.
-    pub(crate) fn let_go(&self) {
-        self.let_go.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether that was asked for.
-    pub(crate) fn is_let_go(&self) -> bool {
-        self.let_go.load(Ordering::Relaxed)
     }
 
     /// The program exited or executed another one: nothing of it is resident.

@@ -16,10 +16,12 @@ use crate::supervised::helper::guests::Guests;
 use crate::supervised::space::{AddressSpace, Arena};
 use image::{Access, Fixup, Image, Segment};
 use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::Filters;
+use memfold_sys::privilege;
 use memfold_sys::process::{Process, own_filters};
 use memfold_sys::raw::nr;
 use memfold_sys::tracee::Tracee;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -52,6 +54,9 @@ pub enum AttachError {
     /// It runs 32-bit code.
     #[error("it is not a 64-bit program; use a 64-bit build to have it held")]
     NotSixtyFourBit,
+    /// It is stopped.
+    #[error("it is stopped, or a debugger holds it; let it go on first")]
+    Stopped,
     /// No thread of it could be stopped in time.
     #[error("none of its threads could be stopped; try again")]
     Busy,
@@ -125,21 +130,40 @@ impl Attacher {
     /// # Errors
     /// See [`AttachError`]: the program is as it was.
     pub fn attach(&self, process: &Arc<Process>) -> Result<(), AttachError> {
+        privilege::give_up_in_thread()?;
         if self.group.resources.prepares_forks() && !is_made_by_go(process) {
             return Err(AttachError::ForksUnseen);
         }
-        let spaces = self.group.spaces();
-        let mut known = spaces.iter().filter(|space| !space.has_left());
-        if known.any(|space| is_of(space, process.pid())) {
+        let _tracing = self.guests.trace();
+        if self.group.stopping.load(Ordering::Relaxed) {
+            return Err(AttachError::Gone);
+        }
+        if self.space_of(process.pid()).is_some() {
             return Err(AttachError::Held);
         }
-        let _tracing = self.guests.trace();
+        self.library.examine(process)?;
         self.guests.invite(process);
-        let result = self.library.inject(process);
-        if result.is_err() {
-            self.guests.forget(process);
+        match self.library.inject(process) {
+            Ok(start) => {
+                self.guests.note_library(process, start);
+                Ok(())
+            }
+            // Its helper was let in all the same, late.
+            Err(_) if self.space_of(process.pid()).is_some() => Ok(()),
+            Err(error) => {
+                self.guests.forget(process);
+                Err(error)
+            }
         }
-        result
+    }
+
+    /// The address space of the program with this PID.
+    fn space_of(&self, pid: i32) -> Option<Arc<AddressSpace>> {
+        let is_it = |space: &&Arc<AddressSpace>| {
+            let inspector = space.inspector();
+            !space.has_left() && inspector.is_some_and(|inspector| inspector.pid() == pid)
+        };
+        self.group.spaces().iter().find(is_it).cloned()
     }
 
     /// Whether a process was attached and not detached since.
@@ -154,15 +178,13 @@ impl Attacher {
     /// See [`DetachError`].
     pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
         const STEP: Duration = Duration::from_millis(2);
-        let is_it = |space: &&Arc<AddressSpace>| !space.has_left() && is_of(space, pid);
-        let space = self.group.spaces().iter().find(is_it).cloned();
-        let space = space.ok_or(DetachError::NotHeld)?;
+        let space = self.space_of(pid).ok_or(DetachError::NotHeld)?;
         let attached = space.attached().ok_or(DetachError::NotHeld)?;
         let process = attached.inspector.process().clone();
         let arena = unsealed_parts(&attached.arena);
-        let _tracing = self.guests.trace();
-        let was_attached = self.guests.forget(&process);
-        space.let_go();
+        let _detaching = self.guests.detach();
+        let library = self.guests.forget(&process);
+        space.let_go.ask();
         while self.group.space(space.id).is_some() {
             if self.group.stopping.load(Ordering::Relaxed) {
                 return Err(DetachError::Stopping);
@@ -184,8 +206,11 @@ impl Attacher {
             log::error!("process {pid} is still referred to, and may hang; please report this");
         }
         // Where a loader brought the library, the C library calls it when the program forks, and it stays.
-        if was_attached && let Err(error) = self.library.unmap(&process, &arena) {
-            log::debug!("the library stays mapped in process {pid}: {error}");
+        if let Some(start) = library {
+            let _tracing = self.guests.trace();
+            if let Err(error) = self.library.unmap(&process, start, &arena) {
+                log::debug!("the library stays mapped in process {pid}: {error}");
+            }
         }
         Ok(())
     }
@@ -228,22 +253,41 @@ impl Library {
     }
 
     /// Brings the library into a program and starts its helper. Takes some milliseconds; the program's other threads run
-    /// on.
-    pub(crate) fn inject(&self, process: &Arc<Process>) -> Result<(), AttachError> {
-        self.examine(process)?;
-        on_tracer(|| self.inject_from_here(process))
+    /// on. Returns where the library is.
+    fn inject(&self, process: &Arc<Process>) -> Result<u64, AttachError> {
+        by_any_thread(process, |tracee| self.inject_by(tracee))
+    }
+
+    fn inject_by(&self, tracee: &mut Tracee) -> Result<u64, AttachError> {
+        let place = Place::reserve(tracee, self.image.length)?;
+        self.map(tracee, &place)
+            .inspect_err(|_| place.free(tracee))?;
+        let entered = self.enter(tracee, &place);
+        match &entered {
+            // What is not needed any more.
+            Ok(()) => place.free_stack(tracee),
+            Err(AttachError::Refused) => place.free(tracee),
+            // A helper may run.
+            Err(_) => {}
+        }
+        entered.map(|()| place.start)
     }
 
     /// Unmaps the library and these parts of its arena from a program whose helper has ended.
-    fn unmap(&self, process: &Arc<Process>, arena: &[PageRange]) -> Result<(), AttachError> {
-        let maps = process.text("maps").map_err(|_| AttachError::Gone)?;
+    fn unmap(
+        &self,
+        process: &Arc<Process>,
+        start: u64,
+        arena: &[PageRange],
+    ) -> Result<(), AttachError> {
         let path = self.path.to_string_lossy();
-        let of_library = maps.lines().find(|line| line.contains(&*path));
-        let start = of_library.and_then(|line| line.split_once('-'));
-        let start = start.and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
-        let start = start.ok_or(AttachError::Gone)?;
-        on_tracer(|| {
-            let mut tracee = stop_any(process)?;
+        let begins = format!("{start:x}-");
+        let is_library = |line: &str| line.starts_with(&begins) && line.contains(&*path);
+        if !has_mapping(process, is_library)? {
+            // It executed another program.
+            return Err(AttachError::Gone);
+        }
+        by_any_thread(process, |tracee| {
             tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
             for part in arena {
                 let (start, length) = (part.start.address(), bytes(part.pages()));
@@ -255,41 +299,25 @@ impl Library {
 
     /// What rules it out.
     fn examine(&self, process: &Process) -> Result<(), AttachError> {
-        let status = process.text("status").map_err(|_| AttachError::Gone)?;
-        let mut filters = memfold_sys::hello::Filters::default();
-        filters.look(status.as_bytes());
-        if filters.count > own_filters() {
-            return Err(AttachError::Filtered);
+        let stat = process.text("stat").map_err(|_| AttachError::Gone)?;
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        match state.chars().next() {
+            Some('T' | 't') => return Err(AttachError::Stopped),
+            None | Some('Z' | 'X') => return Err(AttachError::Gone),
+            _ => {}
         }
         // The library alone may be left of an earlier memfold.
-        let maps = process
-            .text("maps")
-            .map_err(|_| AttachError::NotPermitted)?;
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let is_helper = |thread: &i32| {
             let name = process.text(&format!("task/{thread}/comm"));
             name.is_ok_and(|name| name == "memfold\n")
         };
-        let has_library = maps.lines().any(|line| line.contains(&*name));
-        if has_library && process.threads().iter().any(is_helper) {
+        if has_mapping(process, |line| line.contains(&*name))?
+            && process.threads().iter().any(is_helper)
+        {
             return Err(AttachError::Held);
         }
         Ok(())
-    }
-
-    fn inject_from_here(&self, process: &Arc<Process>) -> Result<(), AttachError> {
-        let mut tracee = stop_any(process)?;
-        let place = Place::reserve(&mut tracee, self.image.length)?;
-        let result = self
-            .map(&mut tracee, &place)
-            .and_then(|()| self.enter(&mut tracee, &place));
-        match &result {
-            Err(AttachError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {}
-            // Nothing uses it any more.
-            Ok(()) => place.free_stack(&mut tracee),
-            Err(_) => place.free(&mut tracee),
-        }
-        result
     }
 
     /// Maps the segments, and writes what depends on the address.
@@ -377,18 +405,61 @@ fn unsealed_parts(arena: &Arena) -> Vec<PageRange> {
     parts.ranges().to_vec()
 }
 
-fn is_of(space: &AddressSpace, pid: i32) -> bool {
-    let inspector = space.inspector();
-    inspector.is_some_and(|inspector| inspector.pid() == pid)
+/// Whether a line of the mappings of a process is meant. However many there are, one at a time is kept.
+fn has_mapping(process: &Process, is_meant: impl Fn(&str) -> bool) -> Result<bool, AttachError> {
+    let maps = process.open_file("maps");
+    let maps = BufReader::new(maps.map_err(|_| AttachError::NotPermitted)?);
+    let mut lines = maps.split(b'\n').map_while(Result::ok);
+    Ok(lines.any(|line| is_meant(&String::from_utf8_lossy(&line))))
 }
 
-/// Does something on a thread of its own: a tracer is a thread, and what is still traced when it ends is let go.
-fn on_tracer(work: impl FnOnce() -> Result<(), AttachError> + Send) -> Result<(), AttachError> {
-    std::thread::scope(|scope| {
-        let tracer = std::thread::Builder::new().name("tracer".to_owned());
-        let ended = tracer.spawn_scoped(scope, work)?.join();
-        ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
-    })
+/// Stops a thread of a process, the main thread if that can be, and does something by it.
+///
+/// A tracer is a thread: what could not be stopped is let go when that ends.
+fn by_any_thread<T: Send>(
+    process: &Arc<Process>,
+    work: impl Fn(&mut Tracee) -> Result<T, AttachError> + Sync,
+) -> Result<T, AttachError> {
+    let mut threads = vec![process.pid()];
+    let others = process.threads().into_iter();
+    threads.extend(others.filter(|thread| *thread != process.pid()));
+    let mut last = AttachError::Gone;
+    for thread in threads.into_iter().take(THREADS) {
+        let by_thread = || work(&mut stop(process, thread)?);
+        let outcome = std::thread::scope(|scope| {
+            let tracer = std::thread::Builder::new().name("tracer".to_owned());
+            let ended = tracer.spawn_scoped(scope, by_thread)?.join();
+            ended.unwrap_or_else(|_| Err(io::Error::other("the tracing thread failed").into()))
+        });
+        match outcome {
+            Err(error @ (AttachError::Busy | AttachError::Gone)) => last = error,
+            outcome => return outcome,
+        }
+    }
+    Err(last)
+}
+
+/// Stops a thread, unless it filters its system calls.
+fn stop(process: &Arc<Process>, thread: i32) -> Result<Tracee, AttachError> {
+    privilege::give_up_in_thread()?;
+    let tracee =
+        Tracee::stop(process, thread, STOPPING).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
+            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
+            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
+            Some(libc::ESRCH) => AttachError::Gone,
+            _ => error.into(),
+        })?;
+    let status = process.text(&format!("task/{thread}/status"));
+    let status = status.map_err(|_| AttachError::Gone)?;
+    let mut filters = Filters::default();
+    filters.look(status.as_bytes());
+    // In strict mode there is none.
+    let is_strict = status.lines().any(|line| line == "Seccomp:\t1");
+    if is_strict || filters.count > own_filters() {
+        return Err(AttachError::Filtered);
+    }
+    Ok(tracee)
 }
 
 fn is_made_by_go(process: &Process) -> bool {
@@ -401,28 +472,6 @@ fn is_made_by_go(process: &Process) -> bool {
         Ok(head)
     };
     read().is_ok_and(|head| image::is_go(&head))
-}
-
-/// Stops a thread, the main thread if that can be.
-fn stop_any(process: &Arc<Process>) -> Result<Tracee, AttachError> {
-    let mut threads = vec![process.pid()];
-    let others = process.threads().into_iter();
-    threads.extend(others.filter(|thread| *thread != process.pid()));
-    let mut last = AttachError::Gone;
-    for thread in threads.into_iter().take(THREADS) {
-        let error = match Tracee::stop(process, thread, STOPPING) {
-            Ok(tracee) => return Ok(tracee),
-            Err(error) => error,
-        };
-        last = match error.raw_os_error() {
-            Some(libc::EPERM) => AttachError::NotPermitted,
-            Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
-            Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,
-            Some(libc::ESRCH) => AttachError::Gone,
-            _ => error.into(),
-        };
-    }
-    Err(last)
 }
 
 /// Where the image and the stack are in a program.

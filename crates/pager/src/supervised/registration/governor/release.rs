@@ -10,9 +10,11 @@
 //!   with it the last copies of the userfaultfd are closed.
 
 use super::recall::SLICE;
-use super::request::Request;
+use super::request::{Outcome, Request, look_patiently};
+use super::waiting::Progress;
 use super::{GATE_PATIENCE, Governor};
 use crate::page::PageRange;
+use crate::page_table::PageTable;
 use crate::supervised::fork::prepared::answer_with;
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
@@ -31,7 +33,7 @@ impl Governor {
     pub(super) fn release_programs(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         let wants = |space: &&Arc<AddressSpace>| {
             let asks = space.prepared.releases.load(Ordering::Relaxed);
-            (asks || space.is_let_go()) && !space.is_dead()
+            (asks || space.let_go.is_asked()) && !space.is_dead()
         };
         let mut is_awaited = false;
         for space in spaces.iter().filter(wants) {
@@ -46,10 +48,13 @@ impl Governor {
     /// A slice. Returns whether the program was answered.
     fn release(&mut self, space: &Arc<AddressSpace>) -> bool {
         space.prepared.released.store(true, Ordering::Relaxed);
-        if space.has_left() && space.is_let_go() {
-            // Its helper has ended, or the program, which is found gone elsewhere.
-            let is_empty = lock(&space.managed).ranges().is_empty();
-            return !is_empty || self.let_go(space);
+        if space.has_left() {
+            // A program that ended is found gone elsewhere: another process may use its memory still.
+            if space.let_go.has_ended_helper() {
+                self.handlers.forget(space);
+                self.group.dismiss(space);
+            }
+            return true;
         }
         if self.waiting.is_under_way(space.id) {
             return false;
@@ -60,7 +65,11 @@ impl Governor {
             let next = || lock(&space.managed).ranges().first().copied();
             let request = match (known, next()) {
                 (Some(request), _) => request,
-                (None, None) if space.is_let_go() => return self.let_go(space),
+                (None, None) if !self.brings_all_back(space, deadline) => return false,
+                (None, None) if space.let_go.is_asked() => {
+                    self.end_helper(space);
+                    return false;
+                }
                 (None, None) => return self.answer_released(space),
                 (None, Some(range)) => match self.begin(space, range, 0) {
                     Some(request) => request,
@@ -94,19 +103,36 @@ impl Governor {
         (!is_done).then_some(request)
     }
 
-    /// Nothing of a detached program is out any more. Returns whether it is forgotten.
-    fn let_go(&mut self, space: &Arc<AddressSpace>) -> bool {
-        if space.is_detached() {
-            self.handlers.forget(space);
-            self.group.dismiss(space);
-            return true;
+    /// Brings back what is out elsewhere than in a managed range: what the program has moved meanwhile. Returns whether
+    /// nothing is out any more.
+    fn brings_all_back(&mut self, space: &Arc<AddressSpace>, deadline: Instant) -> bool {
+        let is_back = match self.waiting.take(space.id) {
+            Progress::Waits => return false,
+            Progress::Done(Outcome::AllBack(true)) => Some(true),
+            Progress::Done(_) | Progress::None => self.messages.is_all_back(space),
+        };
+        match is_back {
+            Some(true) => self.waiting.note_success(space.id),
+            Some(false) => {
+                let everything = PageTable::everything();
+                self.recall(space, everything, deadline, |_| {});
+            }
+            None => {
+                let step = look_patiently(self.handlers.clone(), space.clone());
+                self.waiting.note_miss(space.id, step);
+            }
         }
+        is_back == Some(true)
+    }
+
+    /// Nothing of a detached program is out any more.
+    fn end_helper(&mut self, space: &Arc<AddressSpace>) {
         if gives_all(space) {
+            space.let_go.end_helper();
             space.channel.release_helper();
         } else {
             self.read_events(space);
         }
-        false
     }
 
     fn answer_released(&mut self, space: &Arc<AddressSpace>) -> bool {

@@ -3,6 +3,7 @@
 use super::messages::MessageService;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::PageState;
+use crate::page_table::PageTable;
 use crate::range_set::RangeSet;
 use crate::supervised::fault::listen::Handlers;
 use crate::supervised::kernel::{Memory, Process};
@@ -39,6 +40,8 @@ pub(super) enum Outcome {
     Begun(Option<Request>),
     /// The range, and whether it was unregistered.
     Finished(PageRange, bool),
+    /// Whether no page of the program is out.
+    AllBack(bool),
 }
 
 /// The step that begins a request, for a thread that may wait for the program.
@@ -67,7 +70,31 @@ pub(super) fn finish_patiently(
     }
 }
 
+/// The look whether all of a program is back, for a thread that may wait for the program.
+pub(super) fn look_patiently(
+    handlers: Arc<Handlers>,
+    space: Arc<AddressSpace>,
+) -> impl FnOnce() -> Outcome + Send + 'static {
+    move || {
+        let mut messages = MessageService::that_waits(handlers, PATIENCE);
+        Outcome::AllBack(messages.is_all_back(&space) == Some(true))
+    }
+}
+
 impl MessageService {
+    /// Whether no page is out anywhere, wherever the program has moved it, and none is on its way. Where nothing is
+    /// managed and nothing comes to be, that stays so. `None` if the gate is not available, or a change is in progress.
+    pub(super) fn is_all_back(&mut self, space: &Arc<AddressSpace>) -> Option<bool> {
+        let mut gate = space.exclusive_within(self.patience).ok()?;
+        let messages = self.read_pending_events(space, &mut gate)?;
+        // A batch that the helper has not begun is stale from now on.
+        space.begin_events(&gate);
+        let is_back = !space.is_changing() && !is_any_out(&gate, PageTable::everything());
+        drop(gate);
+        self.serve(space, messages);
+        Some(is_back)
+    }
+
     /// Makes the range unmanaged. `None` if the gate is not available, or a change is in progress.
     pub(super) fn begin(
         &mut self,
