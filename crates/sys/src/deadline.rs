@@ -1,6 +1,7 @@
 //! Work that another process can hold up for as long as it likes: a read of its memory or of its
 //! executable waits for the FUSE server that it chose.
 
+use crate::thread::{self, Standing};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -26,7 +27,11 @@ fn worker() -> Option<mpsc::Sender<Job>> {
         let started = std::thread::Builder::new()
             .name("deadline".into())
             .stack_size(64 << 10)
-            .spawn(move || jobs.into_iter().for_each(|job| job()));
+            .spawn(move || {
+                // What is read within a deadline takes microseconds: on a busy machine the wait would be for a CPU.
+                thread::set_standing(thread::current_id(), Standing::Before);
+                jobs.into_iter().for_each(|job| job());
+            });
         started.ok().map(|_| sender)
     })
 }

@@ -17,9 +17,10 @@ use memfold_sys::process::{own_id, processes_by_own_number};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest wait for reading the beacon of a candidate process. An anonymous page takes microseconds; longer lets
-/// a process that maps a file there block the handler of its CPU for longer.
-const BEACON_PATIENCE: Duration = Duration::from_millis(50);
+/// Longest wait for reading the beacon of a candidate process. An anonymous page takes microseconds, but a thread may wait
+/// for a CPU where many others run: with 50 ms, one child in 150 was not found beside ten that never sleep. Longer lets a
+/// process that maps a file there block the handler of its CPU for longer.
+const BEACON_PATIENCE: Duration = Duration::from_millis(200);
 
 impl AddressSpace {
     /// Whether the beacon of a process has the contents of this address space's beacon, which shows that it is the

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 /// Number of searches: listing `/proc` may miss a process while others exit, and a candidate's beacon may not be read in
 /// time on a busy machine. More delays the first fault of a child that cannot be found; with fewer more children are not
 /// found, which the guardian cannot kill then.
-const SEARCHES: u32 = 6;
+const SEARCHES: u32 = 4;
 
 impl AddressSpace {
     /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
