@@ -290,6 +290,7 @@ extern "C" fn guard(list: *const u8) -> ! {
             is_ended(process, Some(5));
         }
     });
+    close_all_but_spaces(list);
     each(list, |uffd, kind| {
         while kind == Kind::Space && !Uffd(uffd).is_gone() {
             pause();
@@ -298,6 +299,33 @@ extern "C" fn guard(list: *const u8) -> ! {
     loop {
         // SAFETY: ends this process.
         unsafe { syscall(nr::EXIT_GROUP, [0; 6]) };
+    }
+}
+
+/// Closes what nothing is held by: a program that is being admitted waits for an answer on a socket, and what reads a
+/// pipe for its end.
+fn close_all_but_spaces(list: &'static List) {
+    let mut from = 0;
+    loop {
+        let mut held = i32::MAX;
+        each(list, |uffd, kind| {
+            if kind == Kind::Space && (from..held).contains(&uffd) {
+                held = uffd;
+            }
+        });
+        if held > from {
+            let last = if held == i32::MAX {
+                u32::MAX as usize
+            } else {
+                held as usize - 1
+            };
+            // SAFETY: numbers. This process alone has the descriptors, and uses only those that are held from here on.
+            unsafe { syscall(nr::CLOSE_RANGE, [from as usize, last, 0, 0, 0, 0]) };
+        }
+        if held == i32::MAX {
+            return;
+        }
+        from = held + 1;
     }
 }
 
@@ -348,6 +376,7 @@ mod tests {
     use super::*;
     use std::os::fd::FromRawFd;
     use std::process::{Command, Stdio};
+    use std::time::Duration;
 
     fn pidfd(pid: i32) -> OwnedFd {
         // SAFETY: numbers only; the descriptor is fresh.
@@ -385,6 +414,62 @@ mod tests {
         let mut left = 0;
         each(running.list, |_, _| left += 1);
         assert_eq!(left, 1001);
+    }
+
+    /// Runs this test's binary anew: the process that is to die. An address space that is its own is never gone for
+    /// its guardian, which shares it.
+    #[test]
+    fn nothing_but_address_spaces_stays_open() {
+        const ROLE: &str = "MEMFOLD_TEST_GUARDIAN_HOLDS";
+        if std::env::var_os(ROLE).is_some() {
+            let guardian = Guardian::default();
+            // SAFETY: numbers only; the descriptor is fresh. Any process may have one for its own faults.
+            let held = unsafe {
+                let uffd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1) as i32;
+                assert!(uffd >= 0);
+                OwnedFd::from_raw_fd(uffd)
+            };
+            guardian.hold_for_good(held).unwrap();
+            println!("guardian {}", guardian.process().unwrap());
+            std::process::exit(0);
+        }
+        let mut dying = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "guardian::tests::nothing_but_address_spaces_stays_open",
+                "--nocapture",
+            ])
+            .env(ROLE, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = dying.stdout.take().unwrap();
+        let (told, tells) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let mut part = [0; 512];
+            while let Ok(length @ 1..) = std::io::Read::read(&mut output, &mut part) {
+                text += &String::from_utf8_lossy(&part[..length]);
+                let _ = told.send((text.clone(), false));
+            }
+            let _ = told.send((text, true));
+        });
+        dying.wait().unwrap();
+        let (mut text, mut is_closed) = (String::new(), false);
+        while let Ok(found) = tells.recv_timeout(Duration::from_secs(10)) {
+            (text, is_closed) = found;
+            if is_closed {
+                break;
+            }
+        }
+        let number = text
+            .split("guardian ")
+            .nth(1)
+            .and_then(|rest| rest.lines().next());
+        let guardian: i32 = number.and_then(|number| number.parse().ok()).expect(&text);
+        // SAFETY: numbers only; the guardian holds what is never gone, so it is there.
+        assert_eq!(unsafe { libc::kill(guardian, SIGKILL as i32) }, 0);
+        assert!(is_closed, "the guardian keeps the pipe: {text}");
     }
 
     /// Runs this test's binary anew: the process that is to die.
