@@ -389,11 +389,7 @@ fn stop_of(thread: i32) -> io::Result<Option<Stop>> {
 }
 
 fn has_ended(process: &Process, thread: i32) -> bool {
-    let Ok(text) = process.text(&format!("task/{thread}/stat")) else {
-        return true;
-    };
-    let state = text.rsplit_once(") ").map(|(_, rest)| rest);
-    state.is_none_or(|rest| rest.starts_with(['Z', 'X']))
+    matches!(process.state(thread), None | Some('Z' | 'X'))
 }
 
 /// Address of a system call instruction of the program's: one of the kernel's own in each process (the vDSO), whose name

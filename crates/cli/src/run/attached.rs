@@ -157,9 +157,8 @@ impl AttachedWatch<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        let state = self.process.text("stat").unwrap_or_default();
-        let state = state.rsplit_once(") ").map(|(_, rest)| rest);
-        state.is_none_or(|rest| rest.starts_with(['Z', 'X']))
+        let main_thread = self.process.pid();
+        matches!(self.process.state(main_thread), None | Some('Z' | 'X'))
     }
 
     /// Says once why memfold is still there.

@@ -253,6 +253,11 @@ impl Process {
         threads_in(self.folder.as_fd())
     }
 
+    /// The state of one of its threads, as `stat` has it: `R`, `S`, `T`, `Z` and so on. `None` if that is gone.
+    pub fn state(&self, thread: i32) -> Option<char> {
+        stat_field(&self.text(&format!("task/{thread}/stat")).ok()?, 3)
+    }
+
     /// Its children's PIDs.
     pub fn children(&self) -> Vec<i32> {
         children_in(self.folder.as_fd())

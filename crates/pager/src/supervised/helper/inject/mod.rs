@@ -299,9 +299,7 @@ impl Library {
 
     /// What rules it out.
     fn examine(&self, process: &Process) -> Result<(), AttachError> {
-        let stat = process.text("stat").map_err(|_| AttachError::Gone)?;
-        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        match state.chars().next() {
+        match process.state(process.pid()) {
             Some('T' | 't') => return Err(AttachError::Stopped),
             None | Some('Z' | 'X') => return Err(AttachError::Gone),
             _ => {}
