@@ -112,8 +112,8 @@ impl Drop for RemoteStore {
         drop(self.keeper.take());
         if !self.tier.clear(LAST_WAIT) {
             log::warn!(
-                "the store does not answer, so pages are left there; it forgets them when their time to \
-                 live is over"
+                "the store, or a replica of it, does not answer, so pages may be left there; it forgets them \
+                 when their time to live is over"
             );
         }
     }

@@ -410,7 +410,8 @@ impl RemoteBackend for Store {
             };
             (key, vec![command])
         };
-        let outcomes = self.call(removals.iter().map(commands).collect(), 0);
+        // A replica that takes over without having heard of it would keep them.
+        let outcomes = self.call(removals.iter().map(commands).collect(), self.replicas);
         let removed = |outcome: Result<_, Failure>| outcome.map(drop).map_err(Failure::error);
         outcomes.into_iter().map(removed).collect()
     }

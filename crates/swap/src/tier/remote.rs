@@ -187,33 +187,45 @@ impl RemoteTier {
         removed && renewed
     }
 
-    /// Removes everything from the store, at the end: no page may be loaded or stored any more. Gives
-    /// up after `within`; the store then forgets the rest when its time to live is over. Returns
-    /// whether all was removed.
+    /// Removes everything from the store, at the end: no page may be loaded any more, and none is stored. What is
+    /// under way to the store is waited for. Gives up after `within`; the store then forgets the rest when its
+    /// time to live is over. Returns whether all was removed.
     pub fn clear(&self, within: Duration) -> bool {
         self.set_closed(true);
         let deadline = self.backend.now() + within;
         let mut all = lock(&self.batches).take_all();
-        while !all.is_empty() {
+        loop {
+            if all.is_empty() {
+                let late = lock(&self.batches).take_late();
+                let Some(late) = late else {
+                    return true;
+                };
+                all = late;
+            }
             if self.backend.now() >= deadline {
                 return false;
             }
             let now = all.split_off(all.len().saturating_sub(AT_ONCE));
-            let outcomes = self.backend.remove(&now);
-            let failed = now.into_iter().zip(outcomes);
             let before = all.len();
+            let outcomes = match &now[..] {
+                [] => Vec::new(),
+                now => self.backend.remove(now),
+            };
+            let is_idle = now.is_empty();
+            let failed = now.into_iter().zip(outcomes);
             all.extend(failed.filter_map(|(removal, outcome)| outcome.is_err().then_some(removal)));
-            if all.len() > before {
+            if all.len() > before || is_idle {
                 self.backend.sleep(pause_before(4));
             }
         }
-        true
     }
 
+    /// Removes what was freed, until a removal fails: a store in trouble takes long for each, and what is in use
+    /// must be renewed in time.
     fn remove_freed(&self) -> bool {
         let mut left = lock(&self.batches).left_to_remove();
         let mut failed = 0;
-        while left > 0 {
+        while left > 0 && failed == 0 {
             let removals = lock(&self.batches).removals(AT_ONCE.min(left));
             left -= AT_ONCE.min(left);
             let outcomes = self.backend.remove(&removals);
@@ -316,21 +328,16 @@ impl RemoteTier {
         }
         let outcomes = self.backend.put(&batches);
         let now = self.backend.now();
-        // They arrive after everything was removed.
-        let mut late = Vec::new();
         for ((batch, pages), outcome) in batches.iter().zip(sent).zip(outcomes) {
             self.health.note_store(outcome, now);
             let copies = pages.iter().filter_map(|(.., copy)| *copy);
             let is_noted = match outcome {
                 Ok(()) => lock(&self.batches).add(batch.id, pages.len(), copies.clone().collect()),
-                Err(_) => lock(&self.batches).abandon(batch.id),
+                Err(_) => {
+                    lock(&self.batches).abandon(batch.id);
+                    false
+                }
             };
-            if !is_noted {
-                late.push(Removal {
-                    batch: batch.id,
-                    pages: None,
-                });
-            }
             let reason = match outcome {
                 Ok(()) if is_noted => {
                     let count = pages.len() as u64;
@@ -348,10 +355,6 @@ impl RemoteTier {
             for (outcome, ..) in pages {
                 out[outcome] = Err(Self::error(reason));
             }
-        }
-        if !late.is_empty() {
-            // What is not removed, the store forgets when its time to live is over.
-            let _ = self.backend.remove(&late);
         }
     }
 

@@ -1,12 +1,17 @@
 //! The remote tier with a store that fails in every way: pages stay until they are acknowledged, and
 //! nothing but the right page ever comes back.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Barrier},
+    time::Duration,
+};
 
 use crate::common::{MemoryFile, assert_empty, config, noise, text};
 use memfold_swap::{
-    Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, RemoteConfig, RemoteTier,
-    ScanPolicy, Scratch, Slot, StoreError, SwapConfig, SwapSpace, TierKey, TierKind,
+    Batch, BatchId, Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, Place,
+    RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal, ScanPolicy, Scratch, Slot,
+    StoreError, SwapConfig, SwapSpace, Tier, TierKey, TierKind,
 };
 use proptest::prelude::*;
 use zsmalloc::HeapSource;
@@ -293,6 +298,70 @@ fn a_clean_end_removes_everything() {
     // Slots may be released later.
     let slots: Vec<_> = stored.iter().map(|one| one.0).collect();
     world.space.release_bulk(&slots);
+}
+
+/// A store whose acknowledgements wait until they are let go.
+#[derive(Clone)]
+struct Held {
+    store: ModelStore,
+    has_arrived: Arc<Barrier>,
+    may_answer: Arc<Barrier>,
+}
+
+impl RemoteBackend for Held {
+    fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
+        let outcomes = self.store.put(batches);
+        self.has_arrived.wait();
+        self.may_answer.wait();
+        outcomes
+    }
+
+    fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
+        self.store.get(places)
+    }
+
+    fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>> {
+        self.store.remove(removals)
+    }
+
+    fn renew(&self, batches: &[BatchId]) -> Vec<Result<bool, RemoteError>> {
+        self.store.renew(batches)
+    }
+
+    fn now(&self) -> Duration {
+        // Only a test that fails waits for long.
+        Duration::ZERO
+    }
+
+    fn sleep(&self, duration: Duration) {
+        std::thread::sleep(duration);
+    }
+}
+
+#[test]
+fn a_clean_end_waits_for_what_is_under_way() {
+    let barrier = || Arc::new(Barrier::new(2));
+    let backend = Held {
+        store: ModelStore::new(None),
+        has_arrived: barrier(),
+        may_answer: barrier(),
+    };
+    let key = TierKey::new([9; 32]);
+    let tier = RemoteTier::new(Box::new(backend.clone()), &key, RemoteConfig::default());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let slot = Slot::from_raw(7);
+            let stored = tier.store(slot, &text(1), &mut Scratch::new());
+            assert!(stored.is_err(), "the store was cleared");
+        });
+        backend.has_arrived.wait();
+        let clear = scope.spawn(|| tier.clear(Duration::from_secs(10)));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!clear.is_finished());
+        backend.may_answer.wait();
+        assert!(clear.join().expect("it ends"));
+        assert_eq!(backend.store.records(), 0);
+    });
 }
 
 #[test]

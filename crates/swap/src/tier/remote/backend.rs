@@ -127,7 +127,8 @@ pub trait RemoteBackend: Send + Sync {
     /// Gets records; `None` if the store has none there.
     fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>>;
 
-    /// Removes records. To remove what is not there is no error.
+    /// Removes records: from the store, and from as many replicas as were asked for. To remove what is not
+    /// there is no error.
     fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>>;
 
     /// Renews the time to live of batches; `false` for one that the store no longer has.

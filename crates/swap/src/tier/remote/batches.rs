@@ -33,23 +33,36 @@ pub(super) struct Batches {
     /// The last abandoned batches. Each may still arrive after it was removed, so it is removed once
     /// more at the end.
     abandoned: VecDeque<u64>,
-    /// All were forgotten at the end, while slots may still be released.
+    /// Batches that were numbered, and neither added nor abandoned yet.
+    sending: usize,
+    /// All were forgotten at the end, while slots may still be released and batches be under way.
     is_over: bool,
+    /// Batches that were under way then, and may be in the store.
+    late: Vec<u64>,
+}
+
+fn whole(number: u64) -> Removal {
+    Removal {
+        batch: BatchId::from_raw(number),
+        pages: None,
+    }
 }
 
 impl Batches {
-    /// A new number; `None` if all were used.
+    /// A new number, for a batch that must be [added](Self::add) or [abandoned](Self::abandon). `None` if all
+    /// were used, and once all batches are forgotten.
     pub(super) fn number(&mut self) -> Option<BatchId> {
-        if self.next == BatchId::END {
+        if self.is_over || self.next == BatchId::END {
             return None;
         }
         self.next += 1;
+        self.sending += 1;
         Some(BatchId::from_raw(self.next - 1))
     }
 
-    /// Notes an acknowledged batch of so many pages. `false` once all are forgotten: the caller removes it.
+    /// Notes an acknowledged batch of so many pages. `false` once all are forgotten: it is removed, too.
     pub(super) fn add(&mut self, batch: BatchId, pages: usize, copies: Box<[FileCopy]>) -> bool {
-        if self.is_over {
+        if self.has_arrived_late(batch) {
             return false;
         }
         let record = Record {
@@ -61,11 +74,18 @@ impl Batches {
         true
     }
 
-    /// Notes a batch that may be in the store although it was not acknowledged. `false` as by
-    /// [`add`](Self::add).
-    pub(super) fn abandon(&mut self, batch: BatchId) -> bool {
+    fn has_arrived_late(&mut self, batch: BatchId) -> bool {
+        self.sending -= 1;
         if self.is_over {
-            return false;
+            self.late.push(batch.into_raw());
+        }
+        self.is_over
+    }
+
+    /// Notes a batch that may be in the store although it was not acknowledged.
+    pub(super) fn abandon(&mut self, batch: BatchId) {
+        if self.has_arrived_late(batch) {
+            return;
         }
         let record = Record {
             live: 0,
@@ -78,7 +98,6 @@ impl Batches {
             self.abandoned.pop_front();
         }
         self.abandoned.push_back(batch.into_raw());
-        true
     }
 
     /// The copy of a page in the file, if one is kept.
@@ -167,15 +186,17 @@ impl Batches {
     pub(super) fn take_all(&mut self) -> Vec<Removal> {
         self.is_over = true;
         self.to_remove.clear();
-        let whole = |number| Removal {
-            batch: BatchId::from_raw(number),
-            pages: None,
-        };
         let records = self.records.drain().map(|(number, _)| number);
         let mut all: Vec<_> = records.chain(self.abandoned.drain(..)).collect();
         all.sort_unstable();
         all.dedup();
         all.into_iter().map(whole).collect()
+    }
+
+    /// Takes those that arrived after all were forgotten; `None` if there are none and none is under way.
+    pub(super) fn take_late(&mut self) -> Option<Vec<Removal>> {
+        let late: Vec<_> = self.late.drain(..).map(whole).collect();
+        (!late.is_empty() || self.sending > 0).then_some(late)
     }
 }
 
@@ -184,15 +205,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_after_the_end_is_left_to_its_sender() {
+    fn what_is_under_way_at_the_end_is_waited_for_and_removed() {
         let mut batches = Batches::default();
         let mut number = || batches.number().expect("a number");
         let (early, late, lost) = (number(), number(), number());
         assert!(batches.add(early, 3, Box::default()));
         let all = batches.take_all();
-        assert_eq!(all.len(), 1);
+        assert_eq!(all, [whole(early.into_raw())]);
+        assert_eq!(batches.number(), None);
+        assert_eq!(batches.take_late(), Some(Vec::new()));
         assert!(!batches.add(late, 3, Box::default()));
-        assert!(!batches.abandon(lost));
-        assert!(batches.take_all().is_empty());
+        assert_eq!(batches.take_late(), Some(vec![whole(late.into_raw())]));
+        batches.abandon(lost);
+        assert_eq!(batches.take_late(), Some(vec![whole(lost.into_raw())]));
+        assert_eq!(batches.take_late(), None);
     }
 }
