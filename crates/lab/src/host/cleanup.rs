@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::Result;
+use signal_hook::iterator::Signals;
 use tempfile::TempDir;
 
 use super::undo::PREFIX;
@@ -46,32 +47,24 @@ fn pending() -> MutexGuard<'static, Pending> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the thread that handles [`SIGNALS`]. Threads started later inherit the blocked mask;
-/// programs do not, as the standard library clears the mask on spawn.
+/// Starts the thread that handles [`SIGNALS`]. They are caught, not blocked: programs inherit what is blocked, and would
+/// not end by them.
 fn watch() -> Result<()> {
     let mut started = Ok(());
     WATCH.call_once(|| {
-        // SAFETY: an all-zero set is a valid value, and the calls receive pointers to it only.
-        let signals = unsafe {
-            let mut signals: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&raw mut signals);
-            for signal in SIGNALS {
-                libc::sigaddset(&raw mut signals, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
-            signals
-        };
         let thread = std::thread::Builder::new().name("signals".to_owned());
-        started = thread.spawn(move || exit_on_signal(signals)).map(drop);
+        let signals = Signals::new(SIGNALS);
+        started =
+            signals.and_then(|signals| thread.spawn(move || exit_on_signal(signals)).map(drop));
     });
     Ok(started?)
 }
 
 /// Waits for a signal, cleans up, and exits with 128 + its number.
-fn exit_on_signal(signals: libc::sigset_t) {
-    let mut signal = 0;
-    // SAFETY: both pointers are to values of this thread.
-    while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0 {}
+fn exit_on_signal(mut signals: Signals) {
+    let Some(signal) = signals.forever().next() else {
+        return;
+    };
     SIGNAL.store(signal, Ordering::SeqCst);
     let child = pending().child;
     if let Some(child) = child {

@@ -59,13 +59,20 @@ pub fn start(command: &mut Command) -> Result<Child> {
 
 /// Starts a program that receives `signal` when the thread that started it exits.
 pub fn start_to_end_with_us(command: &mut Command, signal: libc::c_int) -> Result<Child> {
-    // SAFETY: prctl with these arguments is one system call: async-signal-safe, no allocation.
-    unsafe {
-        command.pre_exec(move || match libc::prctl(libc::PR_SET_PDEATHSIG, signal) {
+    let own = std::process::id().cast_signed();
+    let follow = move || {
+        // SAFETY: neither touches memory. Each is one system call: async-signal-safe, no allocation.
+        let (set, parent) =
+            unsafe { (libc::prctl(libc::PR_SET_PDEATHSIG, signal), libc::getppid()) };
+        match set {
+            // This process ended before it was asked for the signal.
+            0 if parent != own => Err(io::Error::from_raw_os_error(libc::ESRCH)),
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
-        })
+        }
     };
+    // SAFETY: see above.
+    unsafe { command.pre_exec(follow) };
     let name = command.get_program().to_owned();
     command
         .spawn()
