@@ -34,7 +34,7 @@ const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
 /// Requests of several threads on one block take effect one after the other. A request on several blocks
 /// is not atomic, as on other disks.
 pub struct Disk<S: PageSource + 'static> {
-    memory: Memory<S>,
+    pub(crate) memory: Memory<S>,
     size: u64,
     counters: Counters,
 }

@@ -30,6 +30,7 @@
 //! | `swap_off` | bringing blocks back from the swap file |
 //! | `packing` | compressing cold blocks together with neighbours |
 //! | `unpack` | storing hot blocks alone again |
+//! | `pace` | how long a read takes |
 //! | [`nbd`] | the protocol, connections, the server |
 //!
 //! The crate makes no system call of its own beside those of `std`: sockets are passed in.
@@ -44,6 +45,7 @@ mod error;
 pub mod fuzzing;
 mod memory;
 pub mod nbd;
+mod pace;
 mod packing;
 mod swap_file;
 mod swap_off;

@@ -1,12 +1,13 @@
 //! The protocol, by a client that says each byte itself.
 
 use memfold_disk::nbd::{Connection, MOST_CONNECTIONS, Server};
-use memfold_disk::{BLOCK, Disk};
-use memfold_swap::{SwapConfig, SwapSpace};
+use memfold_disk::{BLOCK, Disk, Host};
+use memfold_swap::{Scratch, SwapConfig, SwapSpace};
+use memfold_testing::Random;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zsmalloc::HeapSource;
 
 const SIZE: u64 = 64 << 20;
@@ -323,4 +324,114 @@ fn clients_that_misbehave_are_hung_up_on_and_harm_no_other() {
     assert!(refused >= 10 && server.connections() <= MOST_CONNECTIONS);
     good.request(READ, 0, 1 << 20, 10);
     assert_eq!(good.chunks().len(), 1);
+}
+
+struct Idle;
+
+impl Host for Idle {
+    fn is_idle(&mut self) -> Option<bool> {
+        Some(true)
+    }
+}
+
+/// A block that takes less memory with its neighbours than alone.
+fn related(number: u64) -> Vec<u8> {
+    let mut shared = Random::new(number / 8);
+    let mut block: Vec<u8> = (0..BLOCK / 8)
+        .flat_map(|_| shared.next_word().to_le_bytes())
+        .collect();
+    block[64..2048].fill(number as u8);
+    block[..8].copy_from_slice(&number.to_le_bytes());
+    block
+}
+
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|one| one.trim_end() == name).count()
+}
+
+#[test]
+fn slow_reads_that_came_together_are_shared_and_answered_in_order() {
+    const BLOCKS: u64 = 1024;
+    let config = SwapConfig {
+        pool_capacity_pages: 1 << 14,
+        max_slots: 1 << 16,
+        block_pages: 8,
+        block_saving: 32,
+        ..SwapConfig::default()
+    };
+    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+    let mut disk = Disk::new(space, SIZE, 1 << 30).expect("a disk");
+    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
+    let disk = Arc::new(disk);
+    let mut scratch = Scratch::new();
+    for block in (0..BLOCKS).filter(|block| block % 64 != 5) {
+        let written = disk.write(block * BLOCK, &related(block), &mut scratch);
+        written.expect("there is room");
+    }
+    let began = Instant::now();
+    while disk.usage().packed_blocks < BLOCKS * 3 / 4 {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "nothing is packed"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let server = Server::new(Arc::clone(&disk));
+    let mut client = Client::ready(&server);
+    let mut random = Random::new(1);
+    for _ in 0..200 {
+        let asked: Vec<(u64, u32)> = (0..32)
+            .map(|_| {
+                let offset = random.next_word() % (BLOCKS * BLOCK);
+                let whole = random.next_word() % 4 != 0;
+                let offset = if whole {
+                    offset / BLOCK * BLOCK
+                } else {
+                    offset
+                };
+                // The disk ends elsewhere, so all are inside.
+                (offset, 1 + (random.next_word() % (2 * BLOCK)) as u32)
+            })
+            .collect();
+        for (index, (offset, length)) in asked.iter().enumerate() {
+            client.request(READ, u16::from(index % 5 == 0) << 2, *offset, *length);
+            if index % 16 == 9 {
+                client.request(READ, 0, SIZE, 1);
+            }
+        }
+        for (index, (offset, length)) in asked.iter().enumerate() {
+            let mut data = Vec::new();
+            for (kind, contents) in client.chunks() {
+                match kind {
+                    1 => data.extend_from_slice(&contents[8..]),
+                    2 => {
+                        let hole = u32::from_be_bytes(contents[8..].try_into().expect("a length"));
+                        data.resize(data.len() + hole as usize, 0);
+                    }
+                    other => panic!("a chunk of type {other:#x}"),
+                }
+            }
+            let mut right = vec![0; *length as usize];
+            disk.read(*offset, &mut right, &mut scratch)
+                .expect("it is there");
+            assert!(data == right, "{offset} {length}");
+            let block = offset / BLOCK;
+            if *length > 8 && offset % BLOCK == 0 && block % 64 != 5 && block < BLOCKS {
+                assert_eq!(data[..8], related(block)[..8]);
+            }
+            if index % 16 == 9 {
+                assert_eq!(client.errno(), 22);
+            }
+        }
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if cpus > 1 {
+        assert!(
+            threads_named("memfold-reads") > 0,
+            "each read was served alone"
+        );
+    }
 }

@@ -1,7 +1,8 @@
 //! Connections: a thread each.
 
 use super::handshake::{HandshakeError, negotiate};
-use super::transmission::transmit;
+use super::team::Team;
+use super::transmission::transmit_beside;
 use crate::disk::Disk;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -133,6 +134,14 @@ pub fn serve_connection<S: PageSource + 'static>(
     disk: &Disk<S>,
     connection: &Connection,
 ) -> Result<(), HandshakeError> {
+    serve_beside(disk, None, connection)
+}
+
+fn serve_beside<S: PageSource + 'static>(
+    disk: &Disk<S>,
+    team: Option<&Team<S>>,
+    connection: &Connection,
+) -> Result<(), HandshakeError> {
     connection.prepare()?;
     let mut hurried = Hurried {
         connection,
@@ -140,7 +149,12 @@ pub fn serve_connection<S: PageSource + 'static>(
     };
     let agreed = negotiate(&mut hurried, disk.size())?;
     connection.set_patience(None)?;
-    Ok(transmit(disk, agreed, connection, connection)?)
+    Ok(transmit_beside(
+        disk,
+        team,
+        agreed,
+        (connection, connection),
+    )?)
 }
 
 struct Client {
@@ -157,6 +171,7 @@ struct Clients {
 /// Serves any number of clients. Dropping it hangs up on all.
 pub struct Server<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
+    team: Arc<Team<S>>,
     clients: Arc<Mutex<Clients>>,
     closing: AtomicBool,
 }
@@ -178,6 +193,7 @@ impl<S: PageSource + Send + Sync + 'static> Server<S> {
     /// A server of a disk, without clients.
     pub fn new(disk: Arc<Disk<S>>) -> Self {
         Server {
+            team: Arc::new(Team::new(Arc::clone(&disk))),
             disk,
             clients: Arc::default(),
             closing: AtomicBool::new(false),
@@ -198,11 +214,12 @@ impl<S: PageSource + Send + Sync + 'static> Server<S> {
         let number = clients.next;
         clients.next += 1;
         let its = connection.try_clone()?;
-        let (disk, all) = (self.disk.clone(), self.clients.clone());
+        let (disk, team) = (self.disk.clone(), self.team.clone());
+        let all = self.clients.clone();
         let builder = std::thread::Builder::new().name("memfold-nbd".to_owned());
         // It takes itself off the list when this is done with it.
         let thread = builder.spawn(move || {
-            match serve_connection(&disk, &its) {
+            match serve_beside(&disk, Some(&team), &its) {
                 Ok(()) | Err(HandshakeError::Ended) => {}
                 Err(error) => log::debug!("a client is hung up on: {error}"),
             }

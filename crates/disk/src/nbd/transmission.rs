@@ -2,6 +2,7 @@
 
 use super::BUFFER;
 use super::handshake::Agreed;
+use super::team::{self, MOST_READS, OneRead, Outcome, Team};
 use super::wire::{
     ALLOCATION_ID, EXTENT_HOLE, EXTENT_ZERO, Errno, MOST_BYTES, Request, chunk, command, flag,
     skip, write_chunk, write_simple,
@@ -9,7 +10,7 @@ use super::wire::{
 use crate::disk::{BLOCK, Disk};
 use crate::error::DiskError;
 use memfold_swap::Scratch;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use zsmalloc::PageSource;
 
@@ -28,8 +29,20 @@ pub fn transmit<S: PageSource + 'static>(
     from: impl Read,
     to: impl Write,
 ) -> io::Result<()> {
+    transmit_beside(disk, None, agreed, (from, to))
+}
+
+/// The same with a team of the same disk, which shares slow reads.
+pub(super) fn transmit_beside<S: PageSource + 'static>(
+    disk: &Disk<S>,
+    team: Option<&Team<S>>,
+    agreed: Agreed,
+    (from, to): (impl Read, impl Write),
+) -> io::Result<()> {
     let mut transmission = Transmission {
         disk,
+        team,
+        alone: 0,
         agreed,
         from: BufReader::with_capacity(BUFFER, from),
         to,
@@ -43,6 +56,9 @@ pub fn transmit<S: PageSource + 'static>(
 
 struct Transmission<'a, S: PageSource + 'static, R, W> {
     disk: &'a Disk<S>,
+    team: Option<&'a Team<S>>,
+    /// Requests to come that need not be looked at: the team is not worth waking for them.
+    alone: usize,
     agreed: Agreed,
     from: BufReader<R>,
     to: W,
@@ -70,7 +86,11 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
                 self.send()?;
                 return Ok(false);
             }
-            command::READ => self.read(request)?,
+            command::READ => {
+                if !self.read_together(request)? {
+                    self.read(request)?;
+                }
+            }
             command::WRITE => {
                 let outcome = self.write(request)?;
                 self.reply(request, outcome)?;
@@ -176,6 +196,72 @@ impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Serves a read, and those that came with it, side by side. `false` if it is served faster alone.
+    fn read_together(&mut self, first: Request) -> io::Result<bool> {
+        let Some(team) = self.team else {
+            return Ok(false);
+        };
+        if self.alone > 0 {
+            self.alone -= 1;
+            return Ok(false);
+        }
+        let (mut requests, mut reads) = (Vec::new(), Vec::new());
+        let (mut next, mut bytes) = (Some(first), 0);
+        let mut rest = self.from.buffer();
+        while let Some(request) = next
+            && let Some(read) = self.one_read(request)
+            && bytes + request.length as usize <= BUFFER
+            && requests.len() < MOST_READS
+        {
+            bytes += request.length as usize;
+            requests.push(request);
+            reads.push(read);
+            // One that makes no sense is met where it is served.
+            let has_come = rest.len() >= Request::BYTES;
+            next = has_come.then(|| Request::read(&mut rest).ok()).flatten();
+        }
+        let Some(outcomes) = team.serve(&reads, &mut self.scratch) else {
+            self.alone = requests.len().saturating_sub(1);
+            return Ok(false);
+        };
+        self.from.consume((requests.len() - 1) * Request::BYTES);
+        for (request, outcome) in requests.into_iter().zip(outcomes) {
+            self.reply_with(request, outcome)?;
+        }
+        Ok(true)
+    }
+
+    /// The read of a request, if it can be served with others: its reply has one chunk.
+    fn one_read(&self, request: Request) -> Option<OneRead> {
+        let Request { offset, length, .. } = request;
+        let allowed = if self.agreed.structured { flag::DF } else { 0 };
+        let is_plain = request.command == command::READ
+            && request.flags & !allowed == 0
+            && (1..=team::MOST_BYTES).contains(&length);
+        let range = self.disk.check(offset, length.into()).ok();
+        let range = range.filter(|_| is_plain)?;
+        let pace = self.disk.pace(&range)?;
+        Some(OneRead { range, pace })
+    }
+
+    fn reply_with(&mut self, request: Request, outcome: Outcome) -> io::Result<()> {
+        let data = match outcome {
+            Some(Ok(data)) => data,
+            Some(Err(error)) => return self.reply(request, Err(errno_of(error))),
+            None => return self.reply(request, Err(Errno::Io)),
+        };
+        if self.agreed.structured {
+            let kind = (chunk::DONE, chunk::OFFSET_DATA);
+            let length = 8 + data.len() as u32;
+            write_chunk(&mut self.replies, request.cookie, kind, length)?;
+            self.replies.extend(request.offset.to_be_bytes());
+        } else {
+            write_simple(&mut self.replies, request.cookie, 0)?;
+        }
+        self.replies.extend_from_slice(&data);
+        Ok(())
     }
 
     fn read(&mut self, request: Request) -> io::Result<()> {
