@@ -386,7 +386,7 @@ fn slow_reads_that_came_together_are_shared_and_answered_in_order() {
         let asked: Vec<(u64, u32)> = (0..32)
             .map(|_| {
                 let offset = random.next_word() % (BLOCKS * BLOCK);
-                let whole = random.next_word() % 4 != 0;
+                let whole = !random.next_word().is_multiple_of(4);
                 let offset = if whole {
                     offset / BLOCK * BLOCK
                 } else {

@@ -134,33 +134,48 @@ pub fn kernel_frees_locked() -> bool {
     asked == 0
 }
 
-/// Moves the pages of a range, without copying them, over another one of the same length; what was there is lost. The
-/// first range stays mapped, and registered with its userfaultfd, and its pages are missing from that moment on: no
-/// access in between sees anything else. Needs nothing of a userfaultfd, unlike `UFFDIO_MOVE`, and so cannot be refused
-/// for a page that a device writes to just now: what it writes later arrives at the new place.
+/// Takes the pages of a range away, and copies them over another one of the same length. The first range stays mapped,
+/// and registered with its userfaultfd, and its pages are missing from one moment on: no access in between sees anything
+/// else, and the copies have all that was written before. Needs nothing of a userfaultfd, unlike `UFFDIO_MOVE`, and so
+/// cannot be refused for a page that a device writes to just now: what it writes later is lost. Of a range that is locked
+/// meanwhile, pages may be taken nevertheless.
+///
+/// The pages are not moved to the second range itself: the kernel unmaps that before it looks whether it can move
+/// them, and another thread's memory could come to lie there.
 ///
 /// # Errors
 /// `EINVAL` if part of the first range is locked, `EFAULT` if it lies in several mappings, `ENOMEM` if the process has too
-/// many. Nothing was moved then.
+/// many. Nothing was taken then.
 ///
 /// # Safety
 /// Both page-aligned ranges are private anonymous memory of the caller's, and there are no references into the second. The
-/// first one's userfaultfd asks for no events.
+/// first one's userfaultfd asks for no events, and the second has none.
 pub unsafe fn carry_off(
     from: NonNull<u8>,
     to: NonNull<u8>,
     length: usize,
 ) -> Result<(), crate::Errno> {
-    use rustix::mm::MremapFlags;
     let errno = |error: io::Error| crate::Errno(error.raw_os_error().unwrap_or(libc::EINVAL));
     // The kernel would move locked pages, and forget that their old place is locked. It refuses this advice there.
     // SAFETY: the caller's promise; the advice changes no contents.
     unsafe { advise(from, length, libc::MADV_COLD) }.map_err(errno)?;
-    let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
-    let (from, to) = (from.as_ptr().cast(), to.as_ptr().cast());
-    // SAFETY: the caller's promise.
-    let moved = unsafe { rustix::mm::mremap_fixed(from, length, length, flags, to) };
-    moved.map(|_| ()).map_err(|error| errno(error.into()))
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+    let nowhere = std::ptr::null_mut::<libc::c_void>();
+    // rustix's passes no fifth argument, which the kernel takes for a wish here.
+    // SAFETY: the caller's promise; the kernel chooses a free place.
+    let moved = unsafe { libc::mremap(from.as_ptr().cast(), length, length, flags, nowhere) };
+    if moved == libc::MAP_FAILED {
+        return Err(errno(io::Error::last_os_error()));
+    }
+    // SAFETY: the new mapping is this function's alone, and the second range the caller's.
+    unsafe {
+        std::ptr::copy_nonoverlapping(moved.cast::<u8>(), to.as_ptr(), length);
+        // It fails only if it would split a mapping where there are too many: the kernel may have merged this one.
+        if libc::munmap(moved, length) != 0 {
+            libc::madvise(moved, length, libc::MADV_DONTNEED);
+        }
+    }
+    Ok(())
 }
 
 /// Ranges per `process_madvise`. Few enough for the stack: giving memory back must not allocate.
@@ -279,6 +294,29 @@ mod tests {
             rustix::mm::munlock(page, PAGE_SIZE).unwrap();
             carry_off(from, to, PAGE_SIZE).unwrap();
             assert_eq!((from.read_volatile(), to.read_volatile()), (0, 9));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_carried_off_stays_and_so_does_the_place() {
+        let mapping = Mapping::anonymous(8 * PAGE_SIZE).unwrap();
+        // SAFETY: pages of the mapping, whose bytes are any value, and to which there is no reference.
+        unsafe {
+            let (from, to) = (mapping.start(), mapping.start().add(4 * PAGE_SIZE));
+            from.write_volatile(7);
+            from.add(PAGE_SIZE).write_volatile(8);
+            to.write_volatile(9);
+            // Two mappings from now on.
+            advise(from, PAGE_SIZE, libc::MADV_DONTDUMP).unwrap();
+            let refused = carry_off(from, to, 2 * PAGE_SIZE);
+            assert_eq!(refused, Err(crate::Errno::EFAULT));
+            let second = from.add(PAGE_SIZE).read_volatile();
+            assert_eq!(
+                (from.read_volatile(), second, to.read_volatile()),
+                (7, 8, 9)
+            );
+            carry_off(from, to, PAGE_SIZE).unwrap();
+            assert_eq!((from.read_volatile(), to.read_volatile()), (0, 7));
         }
     }
 

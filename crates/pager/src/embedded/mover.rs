@@ -1,10 +1,10 @@
 //! By what pages get to the stage.
 //!
-//! `UFFDIO_MOVE` (Linux 6.8), or else `mremap` with `MREMAP_DONTUNMAP`: the mapping stays where it is, and its pages are
-//! missing there. Both are atomic for every other thread. What the first one checks beside that holds here
+//! `UFFDIO_MOVE` (Linux 6.8), or else `mremap` with `MREMAP_DONTUNMAP`, to a place of its own, and a copy: the mapping stays
+//! where it is, and its pages are missing there. Both are atomic for every other thread. What the first one checks beside that holds here
 //! otherwise: mappings of regions are the engine's alone, are not inherited by forks, and are not unmapped while the
 //! area's gate is held. It also refuses pages that a device writes to just now (pinned by the kernel), which `mremap`
-//! moves. So only [`Mode::Signal`] does without it, where memory for system calls is pinned by the program (`Region::pin`)
+//! takes. So only [`Mode::Signal`] does without it, where memory for system calls is pinned by the program (`Region::pin`)
 //! and stays.
 
 use super::config::Mode;

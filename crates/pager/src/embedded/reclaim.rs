@@ -341,7 +341,7 @@ impl EngineState {
             return;
         };
         // SAFETY: the worker's part of the stage, of which no page is staged or returning any more.
-        // (If it fails, the next UFFDIO_MOVE to these places fails with EEXIST, and mremap replaces them.)
+        // (If it fails, the next UFFDIO_MOVE to these places fails with EEXIST, and a copy replaces them.)
         let _ = unsafe { discard(start, worker.victims.len() * PAGE_SIZE) };
     }
 
