@@ -38,7 +38,7 @@ impl Keeper {
                 let mut warnings = Warnings::new(store, patience);
                 while !stop.load(Relaxed) {
                     std::thread::park_timeout(INTERVAL);
-                    tier.maintain();
+                    tier.maintain(&|| stop.load(Relaxed));
                     warnings.note(&tier.usage());
                 }
             })?;

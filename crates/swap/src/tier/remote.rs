@@ -28,6 +28,7 @@ mod config;
 mod health;
 #[cfg(feature = "testing")]
 pub(super) mod model;
+mod upkeep;
 
 use std::{
     fmt,
@@ -42,6 +43,7 @@ use ahead::Ahead;
 use backend::{BATCH_PAGES, UNIT, units};
 use batches::{Batches, FileCopy};
 use health::{Health, pause_before};
+use upkeep::Renewal;
 
 use crate::{
     entry::{Location, TierKind},
@@ -56,10 +58,6 @@ use crate::{
     },
     tier::{Placed, Stored, Tier, TierKey, file::FileTier, record::RecordCodec, store_one},
 };
-
-/// Batches of one call to the backend while removing and renewing. More make fewer round trips, and
-/// each takes longer.
-const AT_ONCE: usize = 512;
 
 #[derive(Debug, Default)]
 struct Counters {
@@ -90,14 +88,6 @@ pub struct RemoteTier {
     closed: AtomicBool,
 }
 
-/// Renewals of the time to live.
-struct Renewal {
-    /// When all batches are renewed next.
-    due: Duration,
-    /// Those of the last round that could not be renewed.
-    failed: Vec<BatchId>,
-}
-
 /// A page that is packed for the store.
 struct Packed {
     slot: Slot,
@@ -110,10 +100,7 @@ struct Packed {
 impl RemoteTier {
     /// A tier in the store behind `backend`.
     pub fn new(backend: Box<dyn RemoteBackend>, key: &TierKey, config: RemoteConfig) -> Self {
-        let renewal = Renewal {
-            due: backend.now() + config.renew_every,
-            failed: Vec::new(),
-        };
+        let renewal = Renewal::new(backend.now() + config.renew_every);
         Self {
             backend,
             records: RecordCodec::new(TierKind::Remote, key, config.level),
@@ -176,100 +163,6 @@ impl RemoteTier {
             waiting_for,
             trouble,
         }
-    }
-
-    /// Removes what was freed from the store, and renews the time to live of the rest when that is
-    /// due. To be called at intervals much shorter than [`RemoteConfig::renew_every`], by one thread:
-    /// it waits for the store. Returns whether all of it was done.
-    pub fn maintain(&self) -> bool {
-        let removed = self.remove_freed();
-        let renewed = self.renew();
-        removed && renewed
-    }
-
-    /// Removes everything from the store, at the end: no page may be loaded any more, and none is stored. What is
-    /// under way to the store is waited for. Gives up after `within`; the store then forgets the rest when its
-    /// time to live is over. Returns whether all was removed.
-    pub fn clear(&self, within: Duration) -> bool {
-        self.set_closed(true);
-        let deadline = self.backend.now() + within;
-        let mut all = lock(&self.batches).take_all();
-        loop {
-            if all.is_empty() {
-                let late = lock(&self.batches).take_late();
-                let Some(late) = late else {
-                    return true;
-                };
-                all = late;
-            }
-            if self.backend.now() >= deadline {
-                return false;
-            }
-            let now = all.split_off(all.len().saturating_sub(AT_ONCE));
-            let before = all.len();
-            let outcomes = match &now[..] {
-                [] => Vec::new(),
-                now => self.backend.remove(now),
-            };
-            let is_idle = now.is_empty();
-            let failed = now.into_iter().zip(outcomes);
-            all.extend(failed.filter_map(|(removal, outcome)| outcome.is_err().then_some(removal)));
-            if all.len() > before || is_idle {
-                self.backend.sleep(pause_before(4));
-            }
-        }
-    }
-
-    /// Removes what was freed, until a removal fails: a store in trouble takes long for each, and what is in use
-    /// must be renewed in time.
-    fn remove_freed(&self) -> bool {
-        let mut left = lock(&self.batches).left_to_remove();
-        let mut failed = 0;
-        while left > 0 && failed == 0 {
-            let removals = lock(&self.batches).removals(AT_ONCE.min(left));
-            left -= AT_ONCE.min(left);
-            let outcomes = self.backend.remove(&removals);
-            let mut batches = lock(&self.batches);
-            for (removal, outcome) in removals.into_iter().zip(outcomes) {
-                match outcome {
-                    Ok(()) => batches.removed(removal),
-                    Err(_) => {
-                        failed += 1;
-                        batches.not_removed(removal);
-                    }
-                }
-            }
-        }
-        self.counters.retries.fetch_add(failed, Relaxed);
-        failed == 0
-    }
-
-    /// Renews all batches if that is due, else those that could not be renewed then.
-    fn renew(&self) -> bool {
-        let mut renewal = lock(&self.renewal);
-        let now = self.backend.now();
-        let batches = if now < renewal.due {
-            std::mem::take(&mut renewal.failed)
-        } else {
-            renewal.due = now + self.config.renew_every;
-            renewal.failed.clear();
-            lock(&self.batches).in_use()
-        };
-        for ids in batches.chunks(AT_ONCE) {
-            for (&id, outcome) in ids.iter().zip(self.backend.renew(ids)) {
-                let in_use = lock(&self.batches).live(id);
-                match outcome {
-                    Ok(true) => {}
-                    Ok(false) => {
-                        self.counters.lost_pages.fetch_add(in_use, Relaxed);
-                    }
-                    Err(_) => renewal.failed.push(id),
-                }
-            }
-        }
-        let failed = renewal.failed.len() as u64;
-        self.counters.retries.fetch_add(failed, Relaxed);
-        failed == 0
     }
 
     const fn error(reason: &'static str) -> StoreError {

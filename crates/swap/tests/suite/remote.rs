@@ -2,6 +2,7 @@
 //! nothing but the right page ever comes back.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     sync::{Arc, Barrier},
     time::Duration,
@@ -9,7 +10,7 @@ use std::{
 
 use crate::common::{MemoryFile, assert_empty, config, noise, text};
 use memfold_swap::{
-    Batch, BatchId, Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, Place,
+    Batch, BatchId, Corruption, LoadError, ModelFault, ModelStore, PAGE_SIZE, Page, Place, Placed,
     RemoteBackend, RemoteConfig, RemoteError, RemoteTier, Removal, ScanPolicy, Scratch, Slot,
     StoreError, SwapConfig, SwapSpace, Tier, TierKey, TierKind,
 };
@@ -115,7 +116,7 @@ impl World {
         self.space.release_bulk(&slots);
         assert_empty(&self.space);
         self.store.disarm();
-        assert!(self.tier.maintain());
+        assert!(self.tier.maintain(&|| false));
         assert_eq!(self.store.records(), 0);
     }
 }
@@ -165,7 +166,7 @@ fn what_is_not_acknowledged_stays() {
         world.assert_all_right(&stored);
         world.store.disarm();
         world.store.pass(LONG);
-        assert!(world.tier.maintain());
+        assert!(world.tier.maintain(&|| false));
         assert_eq!(world.store.records(), 0, "abandoned batches are removed");
         assert_eq!(world.write_back(), 399);
         assert_eq!(world.tier.usage().trouble, None);
@@ -236,9 +237,11 @@ fn what_the_store_lost_is_never_replaced() {
         };
         assert_eq!(what, Corruption::Lost);
     }
-    world.store.pass(TIME_TO_LIVE / 4);
-    world.tier.maintain();
-    assert_eq!(world.tier.usage().lost_pages, 199);
+    for _ in 0..2 {
+        world.store.pass(TIME_TO_LIVE / 4);
+        world.tier.maintain(&|| false);
+        assert_eq!(world.tier.usage().lost_pages, 199);
+    }
     world.end(&stored);
 }
 
@@ -250,8 +253,8 @@ fn pages_live_for_as_long_as_they_are_renewed() {
     for _ in 0..20 {
         world.store.arm(ModelFault::RenewLost, 1);
         world.store.pass(TIME_TO_LIVE / 4);
-        assert!(!world.tier.maintain());
-        assert!(world.tier.maintain());
+        assert!(!world.tier.maintain(&|| false));
+        assert!(world.tier.maintain(&|| false));
     }
     world.assert_all_right(&stored);
     // The run was killed.
@@ -362,6 +365,65 @@ fn a_clean_end_waits_for_what_is_under_way() {
         assert!(clear.join().expect("it ends"));
         assert_eq!(backend.store.records(), 0);
     });
+}
+
+/// A store that takes a second to remove something.
+#[derive(Clone)]
+struct Slow(ModelStore);
+
+impl RemoteBackend for Slow {
+    fn put(&self, batches: &[Batch]) -> Vec<Result<(), RemoteError>> {
+        self.0.put(batches)
+    }
+
+    fn get(&self, places: &[Place]) -> Vec<Result<Option<Vec<u8>>, RemoteError>> {
+        self.0.get(places)
+    }
+
+    fn remove(&self, removals: &[Removal]) -> Vec<Result<(), RemoteError>> {
+        self.0.pass(Duration::from_secs(1));
+        self.0.remove(removals)
+    }
+
+    fn renew(&self, batches: &[BatchId]) -> Vec<Result<bool, RemoteError>> {
+        self.0.renew(batches)
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.0.sleep(duration);
+    }
+}
+
+#[test]
+fn removals_hold_up_neither_renewals_nor_the_end() {
+    let backend = Slow(ModelStore::new(Some(Duration::from_secs(10))));
+    let mut config = RemoteConfig::default();
+    config.renew_every = Duration::from_millis(2500);
+    let tier = RemoteTier::new(Box::new(backend.clone()), &TierKey::new([9; 32]), config);
+    let mut scratch = Scratch::new();
+    let mut store = |number| {
+        let placed = tier.store(Slot::from_raw(number), &text(1), &mut scratch);
+        let Ok(Placed::WithAnnex(location, _)) = placed else {
+            panic!("{placed:?}");
+        };
+        location
+    };
+    // A batch each.
+    let mut freed: Vec<_> = (1..10_000).map(&mut store).collect();
+    store(0);
+    tier.free(&mut freed);
+    let calls = Cell::new(0);
+    let is_over = || calls.replace(calls.get() + 1) == 3;
+    assert!(!tier.maintain(&is_over));
+    assert!(backend.0.records() > 5_000, "all were removed first");
+    assert!(tier.maintain(&|| false));
+    assert!(backend.now() > Duration::from_secs(15));
+    assert_eq!(backend.0.records(), 1, "the page in use has expired");
+    assert_eq!(tier.usage().lost_pages, 0);
 }
 
 #[test]
@@ -480,10 +542,10 @@ impl Pair {
             Operation::Pass(seconds) => {
                 self.world.store.pass(Duration::from_secs(*seconds));
                 // As the thread of the command does, often enough.
-                while !self.world.tier.maintain() {}
+                while !self.world.tier.maintain(&|| false) {}
             }
             Operation::Maintain => {
-                self.world.tier.maintain();
+                self.world.tier.maintain(&|| false);
             }
             Operation::Evict(which) => self.lost |= self.world.store.evict(*which),
         }

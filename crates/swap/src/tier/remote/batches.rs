@@ -21,6 +21,8 @@ struct Record {
     freed: u64,
     /// By index; empty if no copies are kept.
     copies: Box<[FileCopy]>,
+    /// The store no longer has it.
+    is_lost: bool,
 }
 
 /// What is known of each batch in the store.
@@ -69,6 +71,7 @@ impl Batches {
             live: u64::MAX >> (u64::BITS as usize - pages),
             freed: 0,
             copies,
+            is_lost: false,
         };
         self.records.insert(batch.into_raw(), record);
         true
@@ -91,6 +94,7 @@ impl Batches {
             live: 0,
             freed: u64::MAX,
             copies: Box::default(),
+            is_lost: false,
         };
         self.records.insert(batch.into_raw(), record);
         self.to_remove.push_back(batch.into_raw());
@@ -176,10 +180,15 @@ impl Batches {
         live.map(|(number, _)| BatchId::from_raw(*number)).collect()
     }
 
-    /// Pages in use in a batch.
-    pub(super) fn live(&self, batch: BatchId) -> u64 {
-        let record = self.records.get(&batch.into_raw());
-        record.map_or(0, |record| record.live.count_ones().into())
+    /// Notes that the store no longer has a batch. Returns how many pages are lost by that which were not before.
+    pub(super) fn note_lost(&mut self, batch: BatchId) -> u64 {
+        match self.records.get_mut(&batch.into_raw()) {
+            Some(record) if !record.is_lost => {
+                record.is_lost = true;
+                record.live.count_ones().into()
+            }
+            _ => 0,
+        }
     }
 
     /// Forgets all batches, which are to be removed whole.
