@@ -5,6 +5,7 @@
 //! `free`, and none to `realloc`, so the handler keeps its own records. Small allocations are the C
 //! library's; whether an address is a region's is asked without a lock.
 
+use crate::detached::Detached;
 use crate::mapped::Mapped;
 use memfold::{Memfold, is_region};
 use pyo3::exceptions::PyRuntimeError;
@@ -55,7 +56,7 @@ struct Handler {
 
 /// What the functions of a handler are given.
 struct Limit {
-    memfold: Memfold,
+    memfold: Detached<Memfold>,
     /// Bytes: smaller allocations are the C library's.
     smallest: usize,
 }
@@ -118,7 +119,7 @@ impl Limit {
             unsafe { ptr::copy_nonoverlapping(old.cast::<u8>(), new.cast(), region.len()) };
             // Unmapped outside the lock, with the last reference.
             let gone = regions().remove(&(old as usize));
-            drop(gone);
+            drop(Detached::new(gone));
         }
         new
     }
@@ -182,7 +183,7 @@ unsafe extern "C" fn free(context: *mut c_void, old: *mut c_void, _: usize) {
     }
     // Unmapped outside the lock, with the last reference.
     let gone = regions().remove(&(old as usize));
-    drop(gone);
+    drop(Detached::new(gone));
 }
 
 /// Drops the handler of a capsule.
@@ -213,7 +214,7 @@ pub fn new(py: Python<'_>, memfold: &Memfold, smallest: usize) -> PyResult<Py<Py
             free,
         },
         limit: Limit {
-            memfold: memfold.clone(),
+            memfold: Detached::new(memfold.clone()),
             smallest: smallest.max(1),
         },
     }));

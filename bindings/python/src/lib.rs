@@ -2,8 +2,10 @@
 //! `python/memfold/__init__.py`.
 
 mod allocator;
+mod detached;
 mod mapped;
 
+use detached::Detached;
 use mapped::Mapped;
 use memfold::{
     Algorithm, Error, Mode, Password, PinnedDetached, RemoteOptions, Size, SizeError, Stats,
@@ -99,7 +101,7 @@ impl Store {
 
 /// A limit on memory.
 #[pyclass(frozen, module = "memfold._memfold")]
-struct Memfold(memfold::Memfold);
+struct Memfold(Detached<memfold::Memfold>);
 
 #[pymethods]
 impl Memfold {
@@ -131,13 +133,14 @@ impl Memfold {
         }
         // A store may take a while to answer.
         let built = py.detach(|| builder.build());
-        built.map(Memfold).map_err(exception)
+        let memfold = built.map_err(exception)?;
+        Ok(Memfold(Detached::new(memfold)))
     }
 
     /// Maps memory of `length` bytes.
     fn map(&self, length: usize) -> PyResult<Memory> {
         let mapped = Mapped::new(&self.0, length).map_err(exception)?;
-        Ok(Memory(Arc::new(mapped)))
+        Ok(Memory(Detached::new(Arc::new(mapped))))
     }
 
     /// A handler for NumPy's allocations of at least `smallest` bytes, for `set_handler`.
@@ -164,7 +167,7 @@ impl Memfold {
 
 /// Memory of an array, unmapped when the last array over it is gone.
 #[pyclass(frozen, module = "memfold._memfold")]
-struct Memory(Arc<Mapped>);
+struct Memory(Detached<Arc<Mapped>>);
 
 #[pymethods]
 impl Memory {
@@ -191,14 +194,15 @@ impl Memory {
 
     fn pin(&self, py: Python<'_>, start: usize, end: usize) -> PyResult<Pinned> {
         let pin = py.detach(|| self.0.pin_detached(start..end));
-        pin.map(|pin| Pinned { _pin: pin }).map_err(exception)
+        let _pin = Detached::new(pin.map_err(exception)?);
+        Ok(Pinned { _pin })
     }
 }
 
 /// A range that stays resident as long as this lives.
 #[pyclass(frozen, module = "memfold._memfold")]
 struct Pinned {
-    _pin: PinnedDetached,
+    _pin: Detached<PinnedDetached>,
 }
 
 /// Makes a handler NumPy's, in the current context; without one, NumPy's own. Returns the one that was.
@@ -211,7 +215,8 @@ fn set_handler(py: Python<'_>, handler: Option<&Bound<'_, PyAny>>) -> PyResult<P
 /// The memory of the array that NumPy allocated at an address under a limit.
 #[pyfunction]
 fn memory_at(address: usize) -> Option<Memory> {
-    allocator::region_at(address).map(Memory)
+    let region = allocator::region_at(address);
+    region.map(|region| Memory(Detached::new(region)))
 }
 
 /// In a forked child: has an access to the parent's arrays end the process with a message.

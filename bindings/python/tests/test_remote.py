@@ -2,9 +2,11 @@
 
 import datetime
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import unittest
 
@@ -61,6 +63,39 @@ class Stores(unittest.TestCase):
             with self.assertRaisesRegex(OSError, "remote store"):
                 memfold.Limit("24M", remote=f"valkey://127.0.0.1:{server.port}")
             del values, limit
+
+    def test_other_threads_go_on_while_a_limit_waits_for_its_store(self):
+        program = shutil.which("redis-server") or shutil.which("valkey-server")
+        if program is None:
+            self.skipTest("redis-server or valkey-server is missing")
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(program, folder)
+            self.addCleanup(server.stop)
+            server.wait()
+            store = memfold.Remote(f"valkey://127.0.0.1:{server.port}", password="secret", timeout=20)
+            limit = memfold.Limit("24M", remote=store)
+            random = numpy.random.default_rng(5)
+            values = limit.array(random.integers(0, 1 << 32, 8 * MIB, dtype="i8"))
+            self.assertGreater(limit.stats()["remote_pages_out"], 1000)
+            server.process.send_signal(signal.SIGSTOP)
+            beats = []
+
+            def beat():
+                while not is_over.wait(0.01):
+                    beats.append(time.monotonic())
+
+            is_over = threading.Event()
+            thread = threading.Thread(target=beat)
+            thread.start()
+            began = time.monotonic()
+            # The last reference: memfold tries to remove what is in the store.
+            del values, limit
+            waited = time.monotonic() - began
+            is_over.set()
+            thread.join()
+            self.assertGreater(waited, 1)
+            gaps = [after - before for before, after in zip(beats, beats[1:])]
+            self.assertLess(max(gaps), waited / 2)
 
     def test_what_cannot_be_is_an_error(self):
         for address in ("http://x", ""):
