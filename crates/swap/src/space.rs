@@ -327,6 +327,25 @@ impl<S: PageSource> SwapSpace<S> {
         self.load_with(slot, out, scratch, Patience::Near)
     }
 
+    /// The same as [`load`](Self::load), but a page on other machines is asked for once, which takes at most a call to
+    /// the store, or none if it was [fetched](Self::prefetch).
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    ///
+    /// # Panics
+    ///
+    /// If the slot holds no page.
+    pub fn load_once(
+        &self,
+        slot: Slot,
+        out: &mut Page,
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        self.load_with(slot, out, scratch, Patience::None)
+    }
+
     fn load_with(
         &self,
         slot: Slot,

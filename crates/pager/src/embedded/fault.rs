@@ -272,13 +272,20 @@ impl EngineState {
             self.space
                 .prefetch(worker.claims.iter().map(|claim| claim.slot));
         }
-        let mut loaded = 0;
+        let (mut loaded, mut failed) = (0, false);
         for index in 0..worker.claims.len() {
             let claim = worker.claims[index];
             let (buffer, scratch) = worker.buffer_and_scratch();
             let out = &mut buffer[loaded];
             let found = match cause {
-                Cause::Remote => self.space.load(claim.slot, out, scratch),
+                Cause::Remote if index == 0 => self.space.load(claim.slot, out, scratch),
+                // One that the store does not return may be followed by others.
+                Cause::Remote if failed => Err(LoadError::Tier {
+                    slot: claim.slot,
+                    tier: TierKind::Remote,
+                    reason: "its neighbour is not there",
+                }),
+                Cause::Remote => self.space.load_once(claim.slot, out, scratch),
                 Cause::Fault | Cause::Advice => self.space.load_near(claim.slot, out, scratch),
             };
             // The page may have been sent since it was claimed.
@@ -289,6 +296,7 @@ impl EngineState {
                     ..
                 })
             ) && cause != Cause::Remote;
+            failed |= found.is_err();
             match found {
                 Ok(()) => {
                     worker.claims[loaded] = claim;

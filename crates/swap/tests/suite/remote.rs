@@ -199,6 +199,15 @@ fn a_load_waits_for_a_bounded_time() {
     let error = world.load(stored[0].0).unwrap_err();
     assert!(matches!(error, LoadError::Tier { .. }), "{error}");
     assert_eq!(world.tier.usage().waiting, 0);
+    let (before, tries) = (world.store.now(), world.tier.usage().retries);
+    let once = world
+        .space
+        .load_once(stored[0].0, &mut [0; PAGE_SIZE], &mut world.scratch);
+    assert!(matches!(once, Err(LoadError::Tier { .. })), "{once:?}");
+    assert_eq!(
+        (world.store.now(), world.tier.usage().retries),
+        (before, tries)
+    );
     world.store.disarm();
     // Nothing was lost by that.
     world.assert_all_right(&stored);

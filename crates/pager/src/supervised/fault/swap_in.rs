@@ -106,42 +106,44 @@ impl FaultService {
     /// Loads the claimed pages into the buffer. Returns the largest range of loaded pages around the
     /// faulting page; empty if that page is left to another thread, or cannot be loaded, which kills
     /// the program.
+    ///
+    /// The faulting page comes first, and is waited for. A neighbour that is not there is given up, with those behind
+    /// it: on another machine each could be waited for as long.
     fn load(&mut self, space: &AddressSpace, claim: &Claim) -> Range<usize> {
-        let resources = &space.resources;
+        let swap = &space.resources.swap;
         let faulting = claim.faulting();
         if self.waits {
-            resources.swap.prefetch(claim.slots());
+            swap.prefetch(claim.slots());
         }
-        let mut start = 0;
-        for (index, slot) in claim.slots().enumerate() {
-            let is_left = self.must_leave(slot);
-            let loaded = if is_left {
-                None
-            } else {
-                let page = &mut self.buffer[index];
-                Some(resources.swap.load(slot, page, &mut self.scratch))
-            };
-            let error = match loaded {
-                Some(Ok(())) => continue,
-                Some(Err(error)) => {
-                    resources.errors.fetch_add(1, Ordering::Relaxed);
-                    Some(error)
-                }
-                None => None,
-            };
-            if index == faulting {
-                let Some(error) = error else {
-                    return 0..0;
-                };
-                kill_program(space, claim.page(index), &error);
-                return 0..0;
-            }
-            if index > faulting {
-                return start..index;
-            }
-            start = index + 1;
+        let slot = claim.slot(faulting);
+        if self.must_leave(slot) {
+            return 0..0;
         }
-        start..claim.pages()
+        if let Err(error) = swap.load(slot, &mut self.buffer[faulting], &mut self.scratch) {
+            space.resources.errors.fetch_add(1, Ordering::Relaxed);
+            kill_program(space, claim.page(faulting), &error);
+            return 0..0;
+        }
+        let mut is_loaded = |index: &usize| self.load_neighbour(space, claim, *index);
+        let behind = (faulting + 1..claim.pages())
+            .take_while(&mut is_loaded)
+            .count();
+        let before = (0..faulting).rev().take_while(&mut is_loaded).count();
+        faulting - before..faulting + 1 + behind
+    }
+
+    fn load_neighbour(&mut self, space: &AddressSpace, claim: &Claim, index: usize) -> bool {
+        let resources = &space.resources;
+        let slot = claim.slot(index);
+        if self.must_leave(slot) {
+            return false;
+        }
+        let page = &mut self.buffer[index];
+        let loaded = resources.swap.load_once(slot, page, &mut self.scratch);
+        if loaded.is_err() {
+            resources.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        loaded.is_ok()
     }
 }
 
