@@ -24,6 +24,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, which libc has for glibc alone.
+const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+
 /// The instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
@@ -179,7 +182,7 @@ impl Tracee {
     }
 
     /// The same as `go_on`; a thread that took too long is stopped where it is, if that can be.
-    fn go_on_or_stop(&self, how: libc::c_uint, patience: Duration) -> io::Result<()> {
+    fn go_on_or_stop(&self, how: impl Into<i64> + Copy, patience: Duration) -> io::Result<()> {
         self.go_on(how, patience).inspect_err(|error| {
             if error.kind() == io::ErrorKind::TimedOut {
                 let _ = self.interrupt(patience);
@@ -193,7 +196,7 @@ impl Tracee {
     }
 
     /// Resumes the thread until it traps.
-    fn go_on(&self, how: libc::c_uint, patience: Duration) -> io::Result<()> {
+    fn go_on(&self, how: impl Into<i64> + Copy, patience: Duration) -> io::Result<()> {
         let deadline = Instant::now() + patience;
         let mut pass_on = 0;
         loop {
@@ -281,7 +284,7 @@ fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
     let mut found = Configuration::default();
     let place = (&raw mut found) as usize;
     let size = size_of::<Configuration>();
-    match trace(libc::PTRACE_GET_RSEQ_CONFIGURATION, thread, size, place) {
+    match trace(GET_RSEQ_CONFIGURATION, thread, size, place) {
         Ok(()) => {}
         // The kernel knows none (before Linux 5.13, or built without).
         Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
@@ -327,10 +330,11 @@ fn detach(thread: i32) {
     let _ = trace(libc::PTRACE_DETACH, thread, 0, 0);
 }
 
-/// The callers pass, where a request takes an address, that of a live value of the size that the kernel expects.
-fn trace(request: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
+/// Requests are of either sign: libc declares some as `int` and others as `unsigned int`, and for musl not the same ones as
+/// for glibc. The callers pass, where a request takes an address, that of a live value of the size that the kernel expects.
+fn trace(request: impl Into<i64>, thread: i32, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: what the kernel writes is the value at `data`, as promised above; the tracee is another process.
-    let result = unsafe { libc::ptrace(request, thread, address, data) };
+    let result = unsafe { libc::ptrace(request.into() as _, thread, address, data) };
     if result == -1 {
         return Err(io::Error::last_os_error());
     }
