@@ -11,6 +11,7 @@ mod cgroup;
 mod huge;
 mod move_bugs;
 mod newer;
+mod place;
 
 use crate::memory::Mapping;
 use crate::owned_uffd::{self, borrow};
@@ -20,10 +21,13 @@ use crate::uffd::{
     FEATURE_MOVE, FEATURE_SIGBUS, FEATURE_THREAD_ID, FEATURE_WRITE_PROTECT, open_device,
 };
 use crate::{Errno, PAGE_SIZE};
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{DumpableBehavior, Resource, getrlimit};
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 pub use move_bugs::{MoveBugs, move_bugs};
+
+use place::Place;
 
 pub use cgroup::{Allowance, AllowanceSource, Hierarchy, memory_allowance, memory_hierarchies};
 
@@ -104,8 +108,6 @@ const FEATURES: [(u64, &str); 6] = [
 const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
 const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, as Docker's default one does; \
      docs/containers.md has the commands";
-const CONTAINER: &str =
-    "in a container: docker run --device /dev/userfaultfd … (docs/containers.md has others)";
 
 /// What supervised programs cannot do without. All of it is there when no verdict is
 /// [`Verdict::Missing`].
@@ -125,6 +127,7 @@ pub fn requirements() -> Vec<Check> {
 pub fn notes() -> Vec<Check> {
     vec![
         library(),
+        container(),
         seccomp(),
         memlock(),
         addresses(),
@@ -172,38 +175,32 @@ fn create() -> Check {
         Ok(_) => Check::missing(
             NAME,
             "memfold may create a userfaultfd, the programs it starts may not",
-            unprivileged_remedy(),
+            device_remedy(),
         ),
         Err(Errno(libc::ENOSYS)) => Check::missing(
             NAME,
             "the kernel has no userfaultfd, or a container hides it",
-            format!("use a kernel with CONFIG_USERFAULTFD=y; {CONTAINER}"),
+            format!(
+                "use a kernel with CONFIG_USERFAULTFD=y; {}",
+                device_remedy()
+            ),
         ),
         Err(_) if has_capability(CAP_SYS_PTRACE) || allowed_to_all => Check::missing(
             NAME,
             "refused by a seccomp filter (Docker's default profile has one), and /dev/userfaultfd does not open",
-            CONTAINER,
+            device_remedy(),
         ),
         Err(_) => Check::missing(
             NAME,
             "a userfaultfd that serves the kernel's faults is not permitted to this user",
-            unprivileged_remedy(),
+            device_remedy(),
         ),
     }
 }
 
-fn unprivileged_remedy() -> String {
-    if fs::metadata("/dev/userfaultfd").is_ok() {
-        "sudo chgrp \"$(id -gn)\" /dev/userfaultfd && sudo chmod g+rw /dev/userfaultfd   (until the \
-         next boot; or for all users: sudo sysctl -w vm.unprivileged_userfaultfd=1, and the same in \
-         /etc/sysctl.d to keep it)"
-            .to_owned()
-    } else {
-        format!(
-            "sudo sysctl -w vm.unprivileged_userfaultfd=1   (until the next boot; in /etc/sysctl.d to keep it); \
-             {CONTAINER}"
-        )
-    }
+fn device_remedy() -> String {
+    let error = open_device().err().unwrap_or(Errno(libc::EACCES));
+    place::device_remedy(place::place(), error)
 }
 
 fn features() -> Check {
@@ -305,43 +302,51 @@ fn try_move() -> Result<bool, Errno> {
     Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
 }
 
+/// Programs' memory is read through `/proc/PID/mem`, which takes the rights of ptrace.
 fn read_memory() -> Check {
-    const NAME: &str = "process_vm_readv";
+    const NAME: &str = "read-memory";
     let word = 0x5eed_u64;
-    let mut copy = 0_u64;
-    let bytes = std::mem::size_of::<u64>();
-    let local = libc::iovec {
-        iov_base: (&raw mut copy).cast(),
-        iov_len: bytes,
-    };
-    let remote = libc::iovec {
-        iov_base: (&raw const word).cast_mut().cast(),
-        iov_len: bytes,
-    };
-    // SAFETY: both vectors name live words of this process, of that length.
-    let read = unsafe {
-        libc::process_vm_readv(
-            std::process::id() as i32,
-            &raw const local,
-            1,
-            &raw const remote,
-            1,
-            0,
-        )
-    };
-    let scope = read_line("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    if read != bytes as isize || copy != word {
-        let error = std::io::Error::last_os_error();
-        return Check::missing(NAME, format!("refused: {error}"), CONTAINER_SECCOMP);
-    }
-    if scope == "3" {
+    let mut copy = [0; size_of::<u64>()];
+    let read = fs::File::open("/proc/self/mem")
+        .and_then(|memory| memory.read_exact_at(&mut copy, (&raw const word) as u64));
+    // That of memfold itself is root's where it has a file capability; programs' is not.
+    let is_of_root = rustix::process::dumpable_behavior()
+        .is_ok_and(|behavior| behavior != DumpableBehavior::Dumpable);
+    if let Err(error) = read {
+        if is_of_root && error.kind() == std::io::ErrorKind::PermissionDenied {
+            return ptrace_scope(NAME);
+        }
         return Check::missing(
             NAME,
-            "kernel.yama.ptrace_scope is 3: no process may read another's memory",
-            "boot with kernel.yama.ptrace_scope=1 in /etc/sysctl.d (3 cannot be lowered)",
+            format!("/proc/self/mem: {error}"),
+            "mount /proc, with nothing over /proc/PID/mem",
         );
     }
-    Check::ok(NAME, "works")
+    if u64::from_ne_bytes(copy) != word {
+        return Check::missing(
+            NAME,
+            "/proc/self/mem has other contents",
+            "use a kernel of Linux itself",
+        );
+    }
+    ptrace_scope(NAME)
+}
+
+/// Yama's setting, the rest of [`read_memory`].
+fn ptrace_scope(name: &'static str) -> Check {
+    match read_line("/proc/sys/kernel/yama/ptrace_scope").as_deref() {
+        Some("3") => Check::missing(
+            name,
+            "kernel.yama.ptrace_scope is 3: no process may read another's memory",
+            "boot with kernel.yama.ptrace_scope=1 in /etc/sysctl.d (3 cannot be lowered)",
+        ),
+        Some("2") if !has_capability(CAP_SYS_PTRACE) => Check::missing(
+            name,
+            "kernel.yama.ptrace_scope is 2: reading another process's memory takes CAP_SYS_PTRACE",
+            "sudo sysctl -w kernel.yama.ptrace_scope=1   (until the next boot; in /etc/sysctl.d to keep it)",
+        ),
+        _ => Check::ok(name, "works"),
+    }
 }
 
 fn process_descriptors() -> Check {
@@ -383,17 +388,21 @@ fn library() -> Check {
         (Ok(_), Err(_)) => Check::note(
             NAME,
             "signal; no thread mode, which serves system calls on regions",
-            Some(&unprivileged_remedy()),
+            Some(&device_remedy()),
         ),
         (Err(errno), _) => Check::note(
             NAME,
             format!("protection, the slow one: no userfaultfd with SIGBUS ({errno})"),
-            Some(match errno.0 {
-                libc::EPERM => CONTAINER_SECCOMP,
-                _ => NEWER_KERNEL,
+            Some(&match errno.0 {
+                libc::EPERM => device_remedy(),
+                _ => NEWER_KERNEL.to_owned(),
             }),
         ),
     }
+}
+
+fn container() -> Check {
+    Check::note("container", place::place().name(), None)
 }
 
 fn seccomp() -> Check {
@@ -417,7 +426,11 @@ fn memlock() -> Check {
             "at most {} KiB may be locked: the host may swap memfold out",
             bytes / 1024
         ),
-        Some("ulimit -l unlimited   (as root, or in /etc/security/limits.conf)"),
+        Some(match place::place() {
+            Place::Docker => "docker run --ulimit memlock=-1 …",
+            Place::Podman => "podman run --ulimit memlock=-1 …",
+            _ => "ulimit -l unlimited   (as root, or in /etc/security/limits.conf)",
+        }),
     )
 }
 

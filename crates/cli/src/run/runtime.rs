@@ -123,10 +123,10 @@ pub fn check() -> Check {
 pub fn remedy() -> &'static str {
     if rustix::process::geteuid().is_root() {
         "set TMPDIR to a folder that only root can write to, all users can search, and that is not \
-         mounted noexec"
+         mounted noexec (in a container: the option --tmpfs /run:exec,mode=755)"
     } else {
         "set TMPDIR to a folder of your own that no other user can write to, with a short path \
-         without spaces, and not mounted noexec"
+         without spaces, and not mounted noexec (in a container: the option --tmpfs /tmp:exec)"
     }
 }
 

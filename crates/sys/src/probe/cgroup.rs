@@ -117,7 +117,12 @@ fn hierarchies(mounts: &str, cgroups: &str) -> Vec<Hierarchy> {
             .strip_prefix(unescaped(root))
             .unwrap_or_else(|_| Path::new(path).strip_prefix("/").unwrap_or(Path::new("")));
         let mount_point = PathBuf::from(unescaped(mount_point));
-        let folder = mount_point.join(below);
+        // Joined to nothing, a path would end in a slash.
+        let folder = if below.as_os_str().is_empty() {
+            mount_point.clone()
+        } else {
+            mount_point.join(below)
+        };
         found.push(Hierarchy {
             mount_point,
             folder,
@@ -186,6 +191,7 @@ mod tests {
         let found = hierarchies(mounts, "4:memory:/docker/abc\n1:cpu:/docker/abc\n0::/\n");
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].folders(), [PathBuf::from("/sys/fs/cgroup/memory")]);
+        assert_eq!(found[0].folder.as_os_str(), "/sys/fs/cgroup/memory");
         assert_eq!(found[0].limit_file, "memory.limit_in_bytes");
     }
 
