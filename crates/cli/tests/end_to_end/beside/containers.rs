@@ -7,6 +7,18 @@ use std::process::{Command, Output};
 
 const TOOLS: [&str; 4] = ["cc", "crun", "python3", "unshare"];
 
+/// 60 MB of values, of which 24 may be resident. What was saved is read by redis' own checker.
+pub(super) const REDIS_SAVES: &str = "
+    ask() { redis-cli -s /tmp/redis.sock \"$@\"; }
+    memfold run --resident 24M --stats - -- redis-server --port 0 --unixsocket /tmp/redis.sock --save '' \
+        --enable-debug-command yes --daemonize no > /tmp/log &
+    until ask ping > /tmp/answer 2>&1 && grep -q PONG /tmp/answer; do sleep 0.1; done
+    ask debug populate 60000 key 1000 && ask bgsave || exit 1
+    until ask info persistence | grep -q 'rdb_bgsave_in_progress:0'; do sleep 0.1; done
+    ask info persistence | grep -q 'rdb_last_bgsave_status:ok' || exit 2
+    redis-check-rdb /tmp/dump.rdb | grep -q '60000 keys read' || exit 3
+    ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
+
 /// `tests/containers`, of the repository.
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/containers")
@@ -51,7 +63,7 @@ fn succeeds(stage: &Stage, profile: &Path, options: &[&str], script: &str) -> St
 }
 
 /// Of the statistics as JSON, which end the output.
-fn number(out: &str, name: &str) -> u64 {
+pub(super) fn number(out: &str, name: &str) -> u64 {
     let json = out.rfind("\n{").map_or(out, |start| &out[start..]);
     let statistics: serde_json::Value = serde_json::from_str(json).expect("statistics");
     statistics[name].as_u64().expect("a number")
@@ -128,18 +140,7 @@ fn redis_saves_in_the_background_in_a_default_container() {
     let (stage, Some(profile)) = (Stage::new(), profile()) else {
         return;
     };
-    // 60 MB of values, of which 24 may be resident. What was saved is read by redis' own checker.
-    let script = "
-        ask() { redis-cli -s /tmp/redis.sock \"$@\"; }
-        memfold run --resident 24M --stats - -- redis-server --port 0 --unixsocket /tmp/redis.sock --save '' \
-            --enable-debug-command yes --daemonize no > /tmp/log &
-        until ask ping > /tmp/answer 2>&1 && grep -q PONG /tmp/answer; do sleep 0.1; done
-        ask debug populate 60000 key 1000 && ask bgsave || exit 1
-        until ask info persistence | grep -q 'rdb_bgsave_in_progress:0'; do sleep 0.1; done
-        ask info persistence | grep -q 'rdb_last_bgsave_status:ok' || exit 2
-        redis-check-rdb /tmp/dump.rdb | grep -q '60000 keys read' || exit 3
-        ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
-    let out = succeeds(&stage, &profile, &[], script);
+    let out = succeeds(&stage, &profile, &[], REDIS_SAVES);
     assert!(
         number(&out, "pages_in") > 1000,
         "hardly anything was out: {out}"

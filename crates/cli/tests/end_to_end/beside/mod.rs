@@ -23,6 +23,7 @@ mod mappings;
 mod observers;
 mod own_userfaultfd;
 mod pass_through;
+mod podman;
 mod postcopy;
 mod prepared;
 mod processes;
