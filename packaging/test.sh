@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the packages that build.sh has made on clean root filesystems, uses and removes them:
 # packaging/test.sh [FOLDER], by default target/packages. As root; needs mmdebstrap (debootstrap does the
-# same, without apt and slower), a mirror of Debian or Ubuntu, util-linux, and rpm.
+# same, without apt and slower), a mirror of Debian or Ubuntu, util-linux, rpm, dnf, createrepo_c, and podman with crun.
 #
 # Each root filesystem has a /dev of its own, so the host's /dev/userfaultfd stays as it is. SUITE and
 # MIRROR are what mmdebstrap is given (default: the host's release, and its mirror). BASE is a
@@ -145,5 +145,72 @@ unshare --mount --pid --fork --kill-child bash -euc '
     test "$(stat --format "%u:%g %a" "$1/dev/userfaultfd")" = "0:0 600"' bash "$root" "$database"
 rm -rf "$root/var/lib/rpm"
 state "$root" | diff "$work/before" - || fail "the .rpm left traces"
+
+# dnf finds what the .rpm requires by the names of Fedora and RHEL, and of openSUSE. These packages are empty here: the
+# filesystem is Debian's still, and has what they stand for.
+echo "== dnf"
+for shadow in shadow-utils shadow; do
+    repository=$work/$shadow
+    root=$work/dnf-$shadow
+    mkdir "$repository"
+    for name in "$shadow" bash; do
+        printf '%s\n' "Name: $name" 'Version: 1' 'Release: 1' 'Summary: Empty' 'License: MIT' \
+            "$([[ $name != bash ]] || echo 'Provides: /bin/sh')" '%description' '%files' > "$work/empty.spec"
+        rpmbuild -bb --quiet --target noarch --define "_topdir $work/top" --define "_rpmdir $repository" \
+            "$work/empty.spec" 2> "$work/log" || { cat "$work/log"; fail "rpmbuild failed"; }
+    done
+    cp "${rpm[0]}" "$repository"
+    createrepo_c --quiet "$repository"
+    cat > "$work/dnf.conf" << CONFIGURATION
+[main]
+reposdir=$work/none
+cachedir=$work/cache-$shadow
+logdir=$work/logs
+persistdir=$work/persist
+plugins=0
+gpgcheck=0
+[local]
+name=local
+baseurl=file://$repository
+CONFIGURATION
+    cp -a "$base" "$root"
+    unshare --mount --pid --fork --kill-child bash -euc '
+        mount --bind "$1" "$1"; mount -t tmpfs dev "$1/dev"; mknod -m 666 "$1/dev/null" c 1 3
+        with() { dnf --config "$2" --installroot "$1" --releasever 1 --assumeyes --quiet "${@:3}"; }
+        with "$1" "$2" install memfold
+        chroot "$1" getent group memfold
+        chroot "$1" memfold --version
+        with "$1" "$2" remove memfold
+        ! chroot "$1" getent group memfold
+        test ! -e "$1/usr/bin/memfold"' bash "$root" "$work/dnf.conf"
+done
+
+# By Podman with storage of its own. What it leaves running ends with the namespaces.
+echo "== image"
+mkdir "$work/image"
+tar --extract --file "$(echo "$packages"/memfold-*-x86_64.tar.xz)" --directory "$work/image" --strip-components 1
+cp "$work"/image/usr/bin/memfold "$work"/image/usr/share/doc/memfold/copyright "$work/image"
+cat > "$work/image/Copied" << 'RECIPE'
+FROM localhost/base
+COPY --from=localhost/memfold /usr/bin/memfold /usr/bin/memfold
+RECIPE
+unshare --mount --pid --fork --kill-child --mount-proc bash -euo pipefail -c '
+    # crun knows the first and the second version of cgroups, but not both at a time.
+    umount /sys/fs/cgroup/unified 2> /dev/null || true
+    work=$1
+    # Podman would raise these, which not every root may.
+    limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
+    engine() {
+        podman --root "$work/storage" --runroot "$work/state" --storage-driver vfs --cgroup-manager cgroupfs \
+            --events-backend none --runtime crun "$@"
+    }
+    build() { engine build --quiet "${limits[@]}" "$@" "$work/image" > /dev/null; }
+    container() { engine run --rm --network none "${limits[@]}" --device /dev/userfaultfd "$@"; }
+    build --file packaging/container/Containerfile.prebuilt --tag memfold
+    container memfold doctor > "$work/doctor" || { cat "$work/doctor"; exit 1; }
+    tar --directory "$work/base" --create . | engine import --quiet - base > /dev/null
+    build --file "$work/image/Copied" --tag copied
+    container copied sh -c "seq 600000 | memfold run --limit 24M -- sort -rn -S 1G --parallel=1 | sha256sum" > "$work/found"
+    seq 600000 | sort -rn | sha256sum | cmp - "$work/found"' bash "$work"
 
 echo "passed"
