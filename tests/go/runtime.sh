@@ -29,12 +29,17 @@ while runs; do
     "$memfold" attach "$program" --limit "$limit" --quiet 2> "$folder/attach" &
     attach=$!
     sleep 1
-    if "$memfold" detach "$program" > "$folder/detach" 2>&1; then
-        cycles=$((cycles + 1))
-    elif runs; then
-        cat "$folder/attach" "$folder/detach" >&2
-        exit 1
-    fi
+    # On a busy machine it may not be attached yet.
+    tries=0
+    until "$memfold" detach "$program" > "$folder/detach" 2>&1; do
+        runs || break 2
+        if ((++tries == 20)); then
+            cat "$folder/attach" "$folder/detach" >&2
+            exit 1
+        fi
+        sleep 0.5
+    done
+    cycles=$((cycles + 1))
     wait "$attach" || true
 done
 status=0
