@@ -20,6 +20,10 @@ const EDITION: &str = "--edition=2024";
 /// As fast as possible, whatever this build is; nothing unwinds without the C library.
 const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
 
+/// Atomic operations as instructions: by default they are functions on this architecture, which ask the C library what the
+/// CPU has.
+const CODE_AARCH64: &str = "-Ctarget-feature=-outline-atomics";
+
 /// Loads into any dynamically linked program, whichever C library that uses.
 const LINK: [&str; 8] = [
     "-Clto=fat",
@@ -92,6 +96,9 @@ fn compile<A: AsRef<OsStr>>(source: &str, output: &Path, arguments: impl IntoIte
         .arg("-o")
         .arg(output)
         .args(arguments);
+    if required("CARGO_CFG_TARGET_ARCH") == "aarch64" {
+        rustc.arg(CODE_AARCH64);
+    }
     let status = rustc
         .status()
         .unwrap_or_else(|error| panic!("cannot run rustc for {source}: {error}"));

@@ -2,9 +2,8 @@
 //! already.
 //!
 //! The supervisor stops a thread of the program by ptrace, maps the image, relocates it, and lets the thread run from the
-//! image's entry (its ELF header names it) on a stack of its own, with all signals blocked. At the trap, `rax` has the
-//! result of [`enter`], and all that the program can see of the thread's floating-point state is as it was; the
-//! supervisor puts the other registers back.
+//! image's entry (its ELF header names it) on a stack of its own, with all signals blocked. At the trap, the
+//! register that functions return numbers in has the result of [`enter`]; the supervisor puts the registers back.
 
 use crate::start::{is_sandboxed, start};
 use crate::state::REFUSED;
@@ -18,8 +17,9 @@ extern "C" fn enter() -> u32 {
     start(0, None)
 }
 
-// The stack is aligned to 16 bytes at the entry, as `fxsave64` and calls need it.
-#[cfg(feature = "standalone")]
+// The stack is aligned to 16 bytes at the entry, as `fxsave64` and calls need it. The supervisor keeps no floating-point
+// state on x86-64: all that the program can see of it is as it was at the trap.
+#[cfg(all(feature = "standalone", target_arch = "x86_64"))]
 core::arch::global_asm!(
     ".globl memfold_entry",
     ".hidden memfold_entry",
@@ -32,5 +32,18 @@ core::arch::global_asm!(
     "fxrstor64 [rsp]",
     "int3",
     "ud2",
+    enter = sym enter,
+);
+
+// The supervisor keeps all registers.
+#[cfg(all(feature = "standalone", target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".globl memfold_entry",
+    ".hidden memfold_entry",
+    ".type memfold_entry, @function",
+    "memfold_entry:",
+    "bl {enter}",
+    "brk #0",
+    "udf #0",
     enter = sym enter,
 );

@@ -4,9 +4,8 @@
 //! the child's handler asks for its number. Where it does not, the fork is prepared (`prepared.rs`).
 
 use crate::arena::Arena;
-use crate::prepared::Child;
 use crate::start::{BEACON, FORK_STACK_TOP, start};
-use crate::state::{MANAGED, PREPARES, REFUSED, STRANDED, channel, has_left};
+use crate::state::{Child, MANAGED, PREPARES, REFUSED, STRANDED, channel, has_left};
 use crate::{helper, prepared, system};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;

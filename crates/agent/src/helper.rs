@@ -377,6 +377,7 @@ pub fn fail_stranded() -> ! {
 }
 
 /// As above: a child of a prepared fork that found no way to the supervisor.
+#[cfg(target_arch = "x86_64")]
 pub fn fail_unprepared() -> ! {
     die(b"memfold: a forked program could not start its helper (no room for a thread, a descriptor or a mapping, or the \
         supervisor did not admit it); it is stopped, as part of its memory is with the supervisor\n")

@@ -25,8 +25,8 @@ const TRIES: u32 = 3;
 /// A 32-bit request, whatever the C library declares it as, and its argument.
 type Ioctl = unsafe extern "C" fn(i32, usize, ...) -> i32;
 
-/// Stands in front of the C library's, which is variadic: on x86-64 three arguments of such a call are
-/// passed as any others.
+/// Stands in front of the C library's, which is variadic: on x86-64 and on aarch64 three arguments of such a
+/// call are passed as any others.
 ///
 /// # Safety
 /// As of `ioctl`.

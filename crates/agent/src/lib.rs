@@ -23,8 +23,14 @@
     reason = "its interface is what it exports to the loader"
 )]
 
+mod arch;
 mod arena;
+#[cfg(target_arch = "x86_64")]
 mod context;
+#[cfg(target_arch = "x86_64")]
+mod dispatch;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "undispatched.rs"]
 mod dispatch;
 mod entry;
 mod fork;
@@ -32,6 +38,10 @@ mod helper;
 mod ioctl;
 mod load;
 mod message;
+#[cfg(target_arch = "x86_64")]
+mod prepared;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "unprepared.rs"]
 mod prepared;
 mod start;
 mod state;
@@ -43,12 +53,3 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // Nothing here panics by design; if it did, a stopped program is better than a wrong one.
     system::kill_program()
 }
-
-// The precompiled `core` names the unwinder's entry in its tables. Nothing unwinds here, and the
-// symbol stays hidden: an exported one would take the place of that of programs written in Rust.
-#[cfg(feature = "standalone")]
-core::arch::global_asm!(
-    ".globl rust_eh_personality",
-    ".hidden rust_eh_personality",
-    "rust_eh_personality: ud2",
-);

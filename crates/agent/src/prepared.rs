@@ -21,7 +21,7 @@ use crate::arena::Arena;
 use crate::context::{Context, set_mask};
 use crate::dispatch::{SELECTOR, allow_all, dispatch};
 use crate::start::{BEACON, FORK_STACK_TOP, start};
-use crate::state::{MANAGED, READY, channel};
+use crate::state::{Child, MANAGED, READY, channel};
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use memfold_sys::channel::fork_step::{FORKED, GIVEN, GO, LISTED, NOT_FORKED};
@@ -221,14 +221,6 @@ pub fn end_in_parent() {
     if WAITERS.load(Ordering::SeqCst) != 0 {
         futex::wake(&TURN, 1);
     }
-}
-
-/// What a child knows of the fork that made it.
-pub enum Child {
-    /// It has its helper, or needs none: nothing is left to do.
-    Complete,
-    /// It starts a helper, if it may make the system calls for it: the flag says that it may, whatever filters it has.
-    ToStart { may_call: bool },
 }
 
 /// The fork is over, in the child.

@@ -93,3 +93,15 @@ pub fn channel() -> Option<&'static Channel> {
     // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
     unsafe { address.as_ref() }
 }
+
+/// What a child knows of the fork that made it.
+pub enum Child {
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "no fork is prepared")
+    )]
+    /// It has its helper, or needs none: nothing is left to do.
+    Complete,
+    /// It starts a helper, if it may make the system calls for it: the flag says that it may, whatever filters it has.
+    ToStart { may_call: bool },
+}

@@ -1,5 +1,6 @@
 //! The system calls the library makes, by meaning.
 
+use crate::arch;
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use memfold_sys::hello::{FIRST_HELPER_USER, HELPER_USERS};
@@ -235,26 +236,11 @@ pub fn read_file(path: &CStr, mut look: impl FnMut(&[u8])) -> Result<(), Errno> 
 }
 
 /// Whether the program runs under Valgrind, which aborts a program that creates a thread without the C
-/// library. The request is a sequence of instructions without effect on a CPU (rotations by a full turn),
-/// after which Valgrind looks for the request and its default answer.
+/// library.
 pub fn is_emulated() -> bool {
     const RUNNING_ON_VALGRIND: usize = 0x1001;
     let request = [RUNNING_ON_VALGRIND, 0, 0, 0, 0, 0];
-    let answer: usize;
-    // SAFETY: `rdi` is as it was afterwards; under Valgrind the request is read, and `rdx` written.
-    unsafe {
-        core::arch::asm!(
-            "rol rdi, 3",
-            "rol rdi, 13",
-            "rol rdi, 61",
-            "rol rdi, 51",
-            "xchg rbx, rbx",
-            in("rax") request.as_ptr(),
-            inlateout("rdx") 0usize => answer,
-            options(nostack),
-        );
-    }
-    answer != 0
+    arch::ask_valgrind(&request) != 0
 }
 
 /// Names the calling thread, for `ps -L`, `top -H` and debuggers.
@@ -273,12 +259,13 @@ pub fn is_filtered() -> bool {
 
 /// The user namespace of this process, by the number of its inode.
 pub fn own_user_namespace() -> Result<u64, Errno> {
+    const ANY_FOLDER: usize = usize::MAX;
     // Not filled beforehand, as there is no C library to do it.
     let mut buffer = MaybeUninit::<[u8; 64]>::uninit();
     let start = buffer.as_mut_ptr().cast::<u8>();
     let path = c"/proc/self/ns/user".as_ptr() as usize;
-    // SAFETY: a terminated path; the kernel writes at most that length into a live buffer.
-    let read = unsafe { syscall(nr::READLINK, [path, start as usize, 64, 0, 0, 0]) };
+    // SAFETY: a terminated path, which is absolute; the kernel writes at most that length into a live buffer.
+    let read = unsafe { syscall(nr::READLINKAT, [ANY_FOLDER, path, start as usize, 64, 0, 0]) };
     let read = Errno::result(read)?;
     // SAFETY: that many bytes of the buffer were written just now.
     let link = unsafe { core::slice::from_raw_parts(start, read) };
@@ -445,6 +432,5 @@ pub fn kill_program() -> ! {
         }
         syscall(nr::EXIT_GROUP, [128 + SIGKILL, 0, 0, 0, 0, 0]);
     }
-    // SAFETY: raises a signal that cannot be blocked or ignored at that moment.
-    unsafe { core::arch::asm!("ud2", options(noreturn)) }
+    arch::end_by_signal()
 }

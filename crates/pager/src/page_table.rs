@@ -31,8 +31,8 @@ type Middle = Node<Leaf>;
 type Upper = Node<Middle>;
 type Root = Node<Upper>;
 
-/// The states of all pages that a program on x86-64 can map. Pages below 2^36 take four levels; pages
-/// above, which exist only with five-level paging, hang below `high`.
+/// The states of all pages that a program can map. Pages below 2^36 take four levels; pages above, which exist only with
+/// five-level paging (x86-64) or addresses of 52 bits (aarch64), hang below `high`.
 ///
 /// Any thread changes entries inside the gate; nodes are freed only while it is held exclusively.
 pub(crate) struct PageTable {

@@ -162,7 +162,7 @@ pub fn hello(input: &[u8]) {
     let (arena, stage, trash) = (layout.arena, layout.stage, layout.trash);
     let beacon = (layout.beacon, layout.beacon + page);
     for (start, end) in [arena, stage, trash, beacon] {
-        assert!(page <= start && start < end && end <= 1 << 47);
+        assert!(page <= start && start < end && end <= crate::addresses::END);
         assert!(start % page == 0 && end % page == 0);
     }
     assert!(arena.0 <= stage.0 && stage.1 == trash.0 && trash.1 <= arena.1);

@@ -9,6 +9,8 @@
 //! faults. Its helper reports that ([`Hello::refused`]), gets a [`Welcome`] to no address space with
 //! [`DEVICE`](crate::uffd::DEVICE), which allows it, and sends another [`Hello`].
 
+use crate::addresses;
+
 /// Spells "memfold1".
 pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
 
@@ -163,12 +165,10 @@ impl Hello {
     /// overflows, all is page-aligned and in a program's half of the addresses, and no part overlaps
     /// another.
     pub fn layout(&self) -> Option<Layout> {
-        /// The end of a program's addresses, with page tables of four levels.
-        const END: u64 = 1 << 47;
         const PAGE: u64 = crate::PAGE_SIZE as u64;
         let range = |start: u64, length: u64| {
             let end = start.checked_add(length)?;
-            let fits = start >= PAGE && length > 0 && end <= END;
+            let fits = start >= PAGE && length > 0 && end <= addresses::END;
             let aligned = start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
             (fits && aligned).then_some((start, end))
         };
@@ -239,7 +239,7 @@ mod tests {
             |hello| hello.arena += 1,
             |hello| hello.arena_length = 0,
             |hello| hello.arena_length = u64::MAX - PAGE + 1,
-            |hello| hello.arena = 1 << 47,
+            |hello| hello.arena = addresses::END,
             |hello| hello.stage += PAGE,
             |hello| hello.stage -= 1,
             |hello| hello.stage = !(PAGE - 1),
@@ -249,7 +249,7 @@ mod tests {
             |hello| hello.trash = hello.stage,
             |hello| hello.beacon = hello.stage,
             |hello| hello.beacon = hello.trash + PAGE,
-            |hello| hello.beacon = 1 << 47,
+            |hello| hello.beacon = addresses::END,
         ];
         for (index, spoil) in wrong.iter().enumerate() {
             let mut hello = sound();

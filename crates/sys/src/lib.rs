@@ -6,14 +6,20 @@
 //! `std` it also holds what only the supervisor needs: descriptor passing, reading another
 //! process, memory for the pool.
 //!
-//! Linux on x86-64 only, 4 KiB pages.
+//! Linux on x86-64 and aarch64, 4 KiB pages. What differs between the two is in `raw`, `signal` and
+//! `tracee`, one file for each.
 #![cfg_attr(not(feature = "std"), no_std)]
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("memfold supports Linux on x86-64 only");
+#[cfg(not(all(
+    target_os = "linux",
+    target_pointer_width = "64",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+compile_error!("memfold supports Linux on x86-64 and aarch64 only");
 
 #[cfg(all(test, feature = "std"))]
 mod abi;
+pub mod addresses;
 #[allow(
     missing_debug_implementations,
     reason = "memory that the program writes to as well"

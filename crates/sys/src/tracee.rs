@@ -14,6 +14,15 @@
 //! The kernel knows a tracer by its thread, so a [`Tracee`] stays on the one that made it. Stops are found by asking for
 //! their signal, not by `waitpid`: another thread of this process that waits for any child would take them.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "aarch64")]
+use aarch64::{Registers, SYSCALL, Sleep, Vectors};
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+use x86_64::{Registers, SYSCALL, Sleep, Vectors};
+
 use crate::deadline;
 use crate::process::Process;
 use std::fs::File;
@@ -26,9 +35,6 @@ use std::time::{Duration, Instant};
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, which libc has for glibc alone.
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
-
-/// The instruction.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// Between two looks whether it has stopped: short at first, as most stops take microseconds.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
@@ -68,7 +74,8 @@ pub struct Tracee {
     process: Arc<Process>,
     memory: Arc<File>,
     thread: i32,
-    registers: libc::user_regs_struct,
+    registers: Registers,
+    vectors: Vectors,
     mask: u64,
     /// Address of a system call instruction in the program.
     syscall: u64,
@@ -85,6 +92,7 @@ impl Tracee {
     /// stays traced until this thread ends; `EAGAIN` where it stopped in a sequence that must not be interrupted
     /// (`rseq`); `ENOEXEC` if it runs 32-bit code, or no system call instruction is found; `ESRCH` if it is gone.
     pub fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> io::Result<Tracee> {
+        let sleep = Sleep::look(process, thread);
         trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
         // While its handle shows that the process is not reaped, its PID is its own.
         let stopped = process
@@ -97,21 +105,17 @@ impl Tracee {
             detach(thread);
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let tracee = Tracee::keep(process, thread).inspect_err(|_| detach(thread))?;
+        let tracee = Tracee::keep(process, thread, &sleep).inspect_err(|_| detach(thread))?;
         tracee.guard()?;
         Ok(tracee)
     }
 
     /// Takes note of what is put back.
-    fn keep(process: &Arc<Process>, thread: i32) -> io::Result<Tracee> {
-        // That of 64-bit code; the instructions of a 32-bit program are others.
-        const CODE_SEGMENT: u64 = 0x33;
+    fn keep(process: &Arc<Process>, thread: i32, sleep: &Sleep) -> io::Result<Tracee> {
         let memory = Arc::new(process.open_memory()?);
         // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.
-        let registers = registers_of(thread)?;
-        if registers.cs != CODE_SEGMENT {
-            return Err(io::Error::from_raw_os_error(libc::ENOEXEC));
-        }
+        let mut registers = Registers::read(thread)?;
+        sleep.resume(&mut registers);
         if is_in_sequence(thread, &memory)? {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
@@ -124,6 +128,7 @@ impl Tracee {
             memory,
             thread,
             registers,
+            vectors: Vectors::read(thread)?,
             mask,
             _thread: PhantomData,
         })
@@ -145,40 +150,30 @@ impl Tracee {
     /// # Errors
     /// The call's own, or those of tracing.
     pub fn call(&mut self, number: usize, arguments: [u64; 6]) -> io::Result<u64> {
-        let mut registers = self.registers;
-        registers.rip = self.syscall;
-        registers.rax = number as u64;
-        // No call is restarted that this is not.
-        registers.orig_rax = u64::MAX;
-        [registers.rdi, registers.rsi, registers.rdx] = [arguments[0], arguments[1], arguments[2]];
-        [registers.r10, registers.r8, registers.r9] = [arguments[3], arguments[4], arguments[5]];
-        set_registers(self.thread, &registers)?;
+        let registers = self.registers.to_call(self.syscall, number, arguments);
+        registers.write(self.thread)?;
         self.go_on_or_stop(libc::PTRACE_SINGLESTEP, CALL)?;
-        let after = registers_of(self.thread)?;
-        if after.rip != self.syscall + SYSCALL.len() as u64 {
+        let after = Registers::read(self.thread)?;
+        if after.place() != self.syscall + SYSCALL.len() as u64 {
             return Err(io::Error::other("the thread is not where it was put"));
         }
-        let result = after.rax as i64;
+        let result = after.result() as i64;
         if (-4095..0).contains(&result) {
             return Err(io::Error::from_raw_os_error(-result as i32));
         }
-        Ok(after.rax)
+        Ok(after.result())
     }
 
-    /// Has the thread run from `entry` on a stack that ends at `stack_top` until it traps (`int3`). Returns what it has
-    /// in `rax` then.
+    /// Has the thread run from `entry` on a stack that ends at `stack_top` until it traps. Returns what its
+    /// functions return a number in then.
     ///
     /// # Errors
     /// `ETIMEDOUT` if it took longer than `patience`: the thread is stopped where it is, and goes on as it was.
     pub fn run(&mut self, entry: u64, stack_top: u64, patience: Duration) -> io::Result<u64> {
-        let mut registers = self.registers;
-        registers.rip = entry;
-        registers.rsp = stack_top;
-        registers.rbp = 0;
-        registers.orig_rax = u64::MAX;
-        set_registers(self.thread, &registers)?;
+        let registers = self.registers.to_enter(entry, stack_top);
+        registers.write(self.thread)?;
         self.go_on_or_stop(libc::PTRACE_CONT, patience)?;
-        Ok(registers_of(self.thread)?.rax)
+        Ok(Registers::read(self.thread)?.result())
     }
 
     /// The same as `go_on`; a thread that took too long is stopped where it is, if that can be.
@@ -252,7 +247,7 @@ fn read(memory: &Arc<File>, address: u64, length: usize) -> io::Result<Vec<u8>> 
 impl Drop for Tracee {
     fn drop(&mut self) {
         let since = Instant::now();
-        while set_registers(self.thread, &self.registers).is_err()
+        while self.registers.write(self.thread).is_err()
             && !has_ended(&self.process, self.thread)
             && since.elapsed() < PUTTING_BACK
         {
@@ -260,6 +255,7 @@ impl Drop for Tracee {
             let _ = self.interrupt(Duration::from_secs(1));
         }
         // These fail only if the process is gone.
+        let _ = self.vectors.write(self.thread);
         let _ = set_mask(self.thread, self.mask);
         let _ = trace(libc::PTRACE_SETOPTIONS, self.thread, 0, 0);
         detach(self.thread);
@@ -279,6 +275,8 @@ fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
         flags: u32,
         padding: u32,
     }
+    /// The bindings of the C library have it for x86-64 alone.
+    const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
     /// Where in the area the pointer is.
     const POINTER: u64 = 8;
     let mut found = Configuration::default();
@@ -297,23 +295,6 @@ fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
     }
     let pointer = read(memory, found.area.wrapping_add(POINTER), size_of::<u64>())?;
     Ok(pointer.iter().any(|byte| *byte != 0))
-}
-
-fn registers_of(thread: i32) -> io::Result<libc::user_regs_struct> {
-    let mut registers = MaybeUninit::<libc::user_regs_struct>::uninit();
-    let place = registers.as_mut_ptr() as usize;
-    trace(libc::PTRACE_GETREGS, thread, 0, place)?;
-    // SAFETY: the kernel has filled it.
-    Ok(unsafe { registers.assume_init() })
-}
-
-fn set_registers(thread: i32, registers: &libc::user_regs_struct) -> io::Result<()> {
-    trace(
-        libc::PTRACE_SETREGS,
-        thread,
-        0,
-        std::ptr::from_ref(registers) as usize,
-    )
 }
 
 fn set_mask(thread: i32, mask: u64) -> io::Result<()> {

@@ -4,6 +4,7 @@
 //! partial copy is ordinary (the next page is there already, an event came in between).
 
 use crate::Errno;
+use crate::addresses::FAR_PAGE;
 use crate::raw::{nr, syscall};
 use core::ffi::CStr;
 
@@ -216,10 +217,16 @@ fn is_present(address: u64) -> bool {
 
 /// Opens [`DEVICE`], close-on-exec.
 fn open_raw_device() -> Result<i32, Errno> {
+    const AT_FDCWD: isize = -100;
     const O_RDWR_CLOEXEC: usize = 0o2_000_002;
     let path = DEVICE.as_ptr() as usize;
     // SAFETY: a terminated path and flags.
-    let device = unsafe { syscall(nr::OPEN, [path, O_RDWR_CLOEXEC, 0, 0, 0, 0]) };
+    let device = unsafe {
+        syscall(
+            nr::OPENAT,
+            [AT_FDCWD as usize, path, O_RDWR_CLOEXEC, 0, 0, 0],
+        )
+    };
     Errno::result(device).map(|device| device as i32)
 }
 
@@ -311,10 +318,8 @@ impl Uffd {
     /// Whether the address space has no process any more. Changes nothing: whatever the program has mapped
     /// there, memory that is registered has nothing to continue.
     pub fn is_gone(self) -> bool {
-        // The last page that a program can have with four levels of page tables.
-        const LAST_PAGE: u64 = 0x7fff_ffff_e000;
         let length = crate::PAGE_SIZE as u64;
-        let asked = ioctl(self.0, IOC_CONTINUE, &mut [LAST_PAGE, length, 0, 0]);
+        let asked = ioctl(self.0, IOC_CONTINUE, &mut [FAR_PAGE, length, 0, 0]);
         asked == Err(Errno::ESRCH)
     }
 

@@ -1,12 +1,18 @@
 //! The preload library as an image: what is mapped where, and what depends on the address.
 
 use memfold_sys::PAGE_SIZE;
-use object::elf::{
-    FileHeader64, PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, R_X86_64_64, R_X86_64_RELATIVE, SHT_RELA,
-};
+use object::elf::{FileHeader64, PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, SHT_RELA};
 use object::read::elf::{FileHeader, ProgramHeader, Rela, SectionHeader};
 use object::{Endianness, read};
 use std::ops::Range;
+
+/// The kinds of relocations that the library has.
+mod relocation {
+    #[cfg(target_arch = "aarch64")]
+    pub(super) use object::elf::{R_AARCH64_ABS64 as ABSOLUTE, R_AARCH64_RELATIVE as RELATIVE};
+    #[cfg(target_arch = "x86_64")]
+    pub(super) use object::elf::{R_X86_64_64 as ABSOLUTE, R_X86_64_RELATIVE as RELATIVE};
+}
 
 type Header = FileHeader64<Endianness>;
 
@@ -102,8 +108,8 @@ fn parse(file: &[u8]) -> read::Result<Option<Image>> {
             let place = entry.r_offset(endian);
             let addend = entry.r_addend(endian) as u64;
             image.fixups.push(match entry.r_type(endian, false) {
-                R_X86_64_RELATIVE => Fixup::Relative { place, addend },
-                R_X86_64_64 if addend == 0 => Fixup::Absent { place },
+                relocation::RELATIVE => Fixup::Relative { place, addend },
+                relocation::ABSOLUTE if addend == 0 => Fixup::Absent { place },
                 _ => return Ok(None),
             });
         }
