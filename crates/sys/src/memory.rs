@@ -10,6 +10,23 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
+/// Refuses kernels with other pages than [`PAGE_SIZE`] has bytes: those of arm64 may have 16 or 64 KiB.
+///
+/// # Errors
+/// Says so.
+pub fn check_page_size() -> io::Result<()> {
+    let bytes = rustix::param::page_size();
+    if bytes == PAGE_SIZE {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        format!(
+            "the kernel's pages have {bytes} bytes; memfold needs a kernel with pages of {PAGE_SIZE}"
+        ),
+    ))
+}
+
 /// A private anonymous mapping, unmapped on drop. Pages take memory when first touched.
 #[derive(Debug)]
 pub struct Mapping {

@@ -13,7 +13,7 @@ mod move_bugs;
 mod newer;
 mod place;
 
-use crate::memory::Mapping;
+use crate::memory::{Mapping, check_page_size};
 use crate::owned_uffd::{self, borrow};
 use crate::process::{own_id, own_user, pidfd_of, proc_text};
 use crate::uffd::{
@@ -113,7 +113,12 @@ const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that a
 /// [`Verdict::Missing`].
 #[must_use]
 pub fn requirements() -> Vec<Check> {
-    let mut checks = vec![kernel(), page_size(), create()];
+    let page_size = page_size();
+    if page_size.verdict == Verdict::Missing {
+        // The others try pages of that size.
+        return vec![kernel(), page_size];
+    }
+    let mut checks = vec![kernel(), page_size, create()];
     if owned_uffd::create().is_ok() {
         checks.extend([features(), move_pages()]);
     }
@@ -147,15 +152,10 @@ fn kernel() -> Check {
 }
 
 fn page_size() -> Check {
-    let bytes = rustix::param::page_size();
-    if bytes == PAGE_SIZE {
-        Check::ok("page-size", format!("{bytes} bytes"))
-    } else {
-        Check::missing(
-            "page-size",
-            format!("{bytes} bytes, not 4096"),
-            "use a 4 KiB-page kernel",
-        )
+    const NAME: &str = "page-size";
+    match check_page_size() {
+        Ok(()) => Check::ok(NAME, format!("{PAGE_SIZE} bytes")),
+        Err(error) => Check::missing(NAME, error.to_string(), "boot a kernel with 4 KiB pages"),
     }
 }
 
@@ -236,17 +236,24 @@ fn forks() -> Check {
     if reports_forks() {
         return Check::ok(NAME, "reported by the kernel (CAP_SYS_PTRACE)");
     }
-    if dispatches_system_calls() {
+    if cfg!(target_arch = "x86_64") && dispatches_system_calls() {
         return Check::ok(
             NAME,
             "prepared by the programs' library (no capability needed)",
         );
     }
+    let remedy = "sudo setcap cap_sys_ptrace=ep \"$(command -v memfold)\"";
+    if cfg!(target_arch = "x86_64") {
+        return Check::missing(
+            NAME,
+            "this kernel does not dispatch system calls to user space, by which forks are followed without CAP_SYS_PTRACE",
+            format!("boot a kernel that does (Linux 5.11 or newer), or: {remedy}"),
+        );
+    }
     Check::missing(
         NAME,
-        "this kernel does not dispatch system calls to user space, by which forks are followed without CAP_SYS_PTRACE",
-        "boot a kernel that does (x86-64, Linux 5.11 or newer), or: sudo setcap cap_sys_ptrace=ep \
-         \"$(command -v memfold)\"",
+        "not reported to this user: without CAP_SYS_PTRACE memfold follows them on x86-64 only",
+        remedy,
     )
 }
 

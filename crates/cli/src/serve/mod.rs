@@ -25,6 +25,7 @@ use memfold_disk::{BLOCK, Disk, MAX_SIZE, NewDiskError};
 use memfold_pager::{MappedSource, open_swap_file};
 use memfold_remote::RemoteStore;
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
+use memfold_sys::memory::check_page_size;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use packing_host::PackingHost;
@@ -45,6 +46,8 @@ const BLOCK_SAVING: u64 = 32;
 
 /// `memfold serve`.
 pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
+    check_page_size()
+        .map_err(|error| Failure::own(format!("cannot keep a disk in memory: {error}")))?;
     // Before any thread starts, which would die of them.
     let signals = signals()
         .map_err(|error| Failure::own(format!("cannot take signals from a descriptor: {error}")))?;

@@ -18,6 +18,7 @@ use crate::pool_memory::MappedSource;
 use memfold_swap::{RemoteUsage, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::futex;
+use memfold_sys::memory::check_page_size;
 use memfold_sys::owned_uffd::{self, borrow};
 use memfold_sys::reserve::Reservation;
 use memfold_sys::signal::block_all;
@@ -107,6 +108,7 @@ impl Engine {
     /// # Errors
     /// If the limit is too small, or the host does not allow what the mode needs.
     pub fn new(config: &Config) -> Result<Engine, Error> {
+        check_page_size().map_err(Error::system("page memory out"))?;
         let least = 2 * LEAST_PAGES * PAGE_SIZE as u64;
         let smallest = [config.limit.total_bytes, config.limit.resident_bytes]
             .into_iter()
