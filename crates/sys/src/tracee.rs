@@ -33,7 +33,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `PTRACE_GET_RSEQ_CONFIGURATION`, which libc has for glibc alone.
+/// `PTRACE_GET_RSEQ_CONFIGURATION`, which libc has for glibc on x86-64 alone.
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 
 /// Between two looks whether it has stopped: short at first, as most stops take microseconds.
@@ -275,8 +275,6 @@ fn is_in_sequence(thread: i32, memory: &Arc<File>) -> io::Result<bool> {
         flags: u32,
         padding: u32,
     }
-    /// The bindings of the C library have it for x86-64 alone.
-    const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
     /// Where in the area the pointer is.
     const POINTER: u64 = 8;
     let mut found = Configuration::default();
