@@ -23,8 +23,7 @@ echo "== attach and detach"
 "$folder/runtime.test" -test.short > "$folder/output" 2>&1 &
 program=$!
 cycles=0
-# It has ended once it is a zombie: this shell has not waited for it.
-runs() { [[ "$(ps -o stat= -p "$program")" != Z* ]]; }
+runs() { [[ "$(ps -o stat= -p "$program")" == [^Z]* ]]; }
 while runs; do
     "$memfold" attach "$program" --limit "$limit" --quiet 2> "$folder/attach" &
     attach=$!
