@@ -114,7 +114,14 @@ impl<S: PageSource + 'static> Memory<S> {
     /// Makes room for `bytes` by packing. Whether there is.
     fn packs_for(&self, bytes: u64, scratch: &mut Scratch) -> bool {
         let has_room = || self.try_reserve(bytes).is_some();
-        self.packer.is_some() && self.room_finder.find(&self.space, scratch, has_room)
+        let Some(packer) = &self.packer else {
+            return false;
+        };
+        let found = self.room_finder.find(&self.space, scratch, has_room);
+        if !found {
+            packer.note_refused();
+        }
+        found
     }
 }
 

@@ -4,8 +4,8 @@
 //! blocks of the swap space, which take a part of what single pages take. Each read of one decompresses all
 //! of its pages, so what is read again soon is stored alone again (`Disk::unpack`).
 
-use memfold_swap::{ScanPolicy, Scratch, SwapSpace};
-use std::sync::atomic::{AtomicBool, Ordering};
+use memfold_swap::{ScanPolicy, Scratch, SwapSpace, Usage};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,8 +25,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(640);
 /// time, and more memory during a pass.
 const WASTE_PART: u64 = 32;
 const WASTE_BYTES: u64 = 1 << 20;
-/// Pages stored after a search for room was in vain, before the next one.
+/// Pages stored or freed after a search for room was in vain, before the next one. More spares CPU time
+/// where there is no room, and finds what there is later.
 const RETRY_PAGES: u64 = 1024;
+/// Bytes of freed pages in blocks after which there is a next one, too: enough for any request.
+const RETRY_BYTES: u64 = 1 << 16;
 
 /// What a thread that packs asks of its host.
 pub trait Host: Send + 'static {
@@ -41,6 +44,8 @@ pub trait Host: Send + 'static {
 struct Shared<S: PageSource> {
     space: Arc<SwapSpace<S>>,
     limit: u64,
+    /// Requests that found no room.
+    refused: AtomicU64,
     stopping: AtomicBool,
     /// Guards no data: what stops the thread is told under it.
     lock: Mutex<()>,
@@ -64,6 +69,7 @@ impl<S: PageSource + 'static> Packer<S> {
         let shared = Arc::new(Shared {
             space,
             limit,
+            refused: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             lock: Mutex::new(()),
             stopped: Condvar::new(),
@@ -75,6 +81,11 @@ impl<S: PageSource + 'static> Packer<S> {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Notes that a request found no room.
+    pub(crate) fn note_refused(&self) {
+        self.shared.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -134,7 +145,8 @@ impl<S: PageSource + 'static> Shared<S> {
                 }
             }
             let usage = self.space.usage();
-            if passes.is_due(usage.pages_stored_total + usage.pages_loaded_total) {
+            let refused = self.refused.load(Ordering::Relaxed);
+            if passes.is_due(changes(&usage) + usage.pages_loaded_total + refused) {
                 let Some(moved) = self.pass(&mut host, &mut scratch) else {
                     return;
                 };
@@ -177,17 +189,24 @@ impl<S: PageSource + 'static> Shared<S> {
     }
 }
 
+/// Pages stored and freed so far.
+fn changes(usage: &Usage) -> u64 {
+    let stored = usage.pages_stored_total;
+    // The counters are read one after the other.
+    stored + stored.saturating_sub(usage.stored_pages)
+}
+
 /// Which passes are due: until nothing is left to move, an idle disk is looked at no more.
 #[derive(Debug, Default)]
 struct Passes {
-    /// Stores and loads at the start of the last pass.
+    /// Stores, loads, frees and requests without room at the start of the last pass.
     requests: u64,
     /// Passes since then of which none moved a page.
     in_vain: u32,
 }
 
 impl Passes {
-    /// Whether a pass is due after so many stores and loads.
+    /// Whether a pass is due after so many of them.
     fn is_due(&mut self, requests: u64) -> bool {
         // The first pass after a request makes blocks old, the second moves them.
         if requests == self.requests {
@@ -205,8 +224,31 @@ impl Passes {
 /// Where a write finds no room: packing in the thread that writes.
 #[derive(Debug, Default)]
 pub(crate) struct RoomFinder {
-    /// Pages stored so far when there was last nothing to move.
-    in_vain_at: Mutex<Option<u64>>,
+    in_vain: Mutex<Option<InVain>>,
+}
+
+/// What there was when a search found nothing. Before that changes, another finds nothing either.
+#[derive(Debug, Clone, Copy)]
+struct InVain {
+    changes: u64,
+    /// Bytes of freed pages in blocks, at the least since then.
+    dead: u64,
+}
+
+impl InVain {
+    fn at(usage: &Usage) -> InVain {
+        InVain {
+            changes: changes(usage),
+            dead: usage.dead_bytes,
+        }
+    }
+
+    /// Whether a search is worth it again.
+    fn is_over(&mut self, usage: &Usage) -> bool {
+        self.dead = self.dead.min(usage.dead_bytes);
+        // A full disk stores nothing, but discards leave blocks that can be taken apart.
+        changes(usage) >= self.changes + RETRY_PAGES || usage.dead_bytes >= self.dead + RETRY_BYTES
+    }
 }
 
 impl RoomFinder {
@@ -218,14 +260,13 @@ impl RoomFinder {
         has_room: impl Fn() -> bool,
     ) -> bool {
         // Others wait for the room that one thread makes.
-        let mut in_vain_at = { &self.in_vain_at }
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut in_vain = self.in_vain.lock().unwrap_or_else(PoisonError::into_inner);
         if has_room() {
             return true;
         }
-        let stored = || space.usage().pages_stored_total;
-        if in_vain_at.is_some_and(|at| stored() < at + RETRY_PAGES) {
+        if let Some(last) = in_vain.as_mut()
+            && !last.is_over(&space.usage())
+        {
             return false;
         }
         // One revolution makes all old, the next moves it; the first of three was begun elsewhere.
@@ -237,14 +278,14 @@ impl RoomFinder {
                 space.trim_spare();
             }
             if has_room() {
-                *in_vain_at = None;
+                *in_vain = None;
                 return true;
             }
         }
         space.compact(|| true);
         space.trim();
         let found = has_room();
-        *in_vain_at = (!found).then(stored);
+        *in_vain = (!found).then(|| InVain::at(&space.usage()));
         found
     }
 }

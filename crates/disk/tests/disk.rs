@@ -26,8 +26,24 @@ impl Host for Idle {
     }
 }
 
+/// A host that cannot tell: the thread that packs ends at once.
+struct Unknown;
+
+impl Host for Unknown {
+    fn is_idle(&mut self) -> Option<bool> {
+        None
+    }
+}
+
 /// A disk that packs at once what is not touched.
 fn packing_disk(size: u64, limit: u64) -> Disk<HeapSource> {
+    let mut disk = disk_of_blocks(size, limit);
+    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
+    disk
+}
+
+/// A disk with blocks of eight pages, without a thread that packs.
+fn disk_of_blocks(size: u64, limit: u64) -> Disk<HeapSource> {
     let config = SwapConfig {
         pool_capacity_pages: 1 << 14,
         max_slots: 1 << 16,
@@ -36,14 +52,12 @@ fn packing_disk(size: u64, limit: u64) -> Disk<HeapSource> {
         ..SwapConfig::default()
     };
     let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    let mut disk = Disk::new(space, size, limit).expect("a disk");
-    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
-    disk
+    Disk::new(space, size, limit).expect("a disk")
 }
 
 /// Waits for the thread that packs.
 #[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < Duration::from_secs(60), "{what}");
@@ -219,11 +233,20 @@ fn write_related(disk: &Disk<HeapSource>, blocks: std::ops::Range<u64>) {
 
 #[track_caller]
 fn assert_related(disk: &Disk<HeapSource>, blocks: impl Iterator<Item = u64>) {
+    assert_holds(disk, blocks, related);
+}
+
+#[track_caller]
+fn assert_holds(
+    disk: &Disk<HeapSource>,
+    blocks: impl Iterator<Item = u64>,
+    contents: impl Fn(u64) -> Vec<u8>,
+) {
     let (mut scratch, mut back) = (Scratch::new(), vec![0; BLOCK as usize]);
     for block in blocks {
         disk.read(block * BLOCK, &mut back, &mut scratch)
             .expect("it is there");
-        assert!(back == related(block), "block {block}");
+        assert!(back == contents(block), "block {block}");
     }
 }
 
@@ -265,13 +288,6 @@ fn cold_blocks_are_packed_and_hot_ones_stored_alone_again() {
 
 #[test]
 fn a_write_without_room_packs_what_is_there() {
-    // The thread never comes to it.
-    struct Busy;
-    impl Host for Busy {
-        fn is_idle(&mut self) -> Option<bool> {
-            None
-        }
-    }
     let fit = |packs: bool| {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 14,
@@ -282,7 +298,7 @@ fn a_write_without_room_packs_what_is_there() {
         let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
         let mut disk = Disk::new(space, 64 << 20, 8 << 20).expect("a disk");
         if packs {
-            disk.pack(Duration::from_secs(3600), Busy)
+            disk.pack(Duration::from_secs(3600), Unknown)
                 .expect("a thread");
         }
         let (mut scratch, mut written) = (Scratch::new(), 0);
@@ -312,6 +328,71 @@ fn a_write_without_room_packs_what_is_there() {
         packed > alone * 3 / 2,
         "{alone} and {packed} blocks fit: {usage:?}"
     );
+}
+
+/// Blocks that have little in common: each takes 2 KiB in a block with its neighbours, and 3 KiB alone.
+fn akin(seed: u64) -> Vec<u8> {
+    let mut data = noise(seed, BLOCK as usize);
+    data[..1024].copy_from_slice(&noise(!(seed / 8), 1024));
+    data[3072..].fill(0);
+    data
+}
+
+/// Discards the first of each eight blocks, and frees them.
+fn discard_first(disk: &Disk<HeapSource>, of_each_8: u64, blocks: u64) {
+    for block in (0..blocks).filter(|block| block % 8 < of_each_8) {
+        disk.discard(block * BLOCK, BLOCK).expect("it is inside");
+    }
+    disk.settle_discards();
+}
+
+#[test]
+fn discards_give_a_full_disk_room_after_a_search_in_vain() {
+    let mut disk = disk_of_blocks(1 << 30, 8 << 20);
+    disk.pack(Duration::from_secs(3600), Unknown)
+        .expect("a thread");
+    let (mut scratch, mut written, mut failed) = (Scratch::new(), 0, 0);
+    while failed < 8 {
+        match disk.write(written * BLOCK, &akin(written), &mut scratch) {
+            Ok(()) => written += 1,
+            Err(DiskError::NoSpace) => failed += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    // No block is empty, so only taking them apart gives memory back.
+    discard_first(&disk, 3, written);
+    let before = disk.usage();
+    let again = (0..written).filter(|block| block % 8 == 0);
+    for block in again.clone() {
+        let wrote = disk.write(block * BLOCK, &akin(block), &mut scratch);
+        assert_eq!(wrote, Ok(()), "{before:?} {:?}", disk.usage());
+    }
+    let kept = (0..written).filter(|block| block % 8 > 2);
+    assert_holds(&disk, again.chain(kept), akin);
+    assert!(disk.usage().peak_bytes <= disk.limit());
+}
+
+#[test]
+fn blocks_that_discards_leave_half_empty_are_taken_apart() {
+    let disk = packing_disk(16 << 20, 1 << 30);
+    let mut scratch = Scratch::new();
+    for block in 0..2048 {
+        disk.write(block * BLOCK, &akin(block), &mut scratch)
+            .expect("there is room");
+    }
+    let packed = || disk.usage().packed_blocks;
+    wait_until("blocks are packed", || packed() > 1800);
+    // Passes end where nothing moves any more.
+    let mut before = 0;
+    wait_until("it is quiet", || {
+        std::thread::sleep(Duration::from_secs(1));
+        std::mem::replace(&mut before, packed()) == packed()
+    });
+    discard_first(&disk, 5, 2048);
+    assert!(disk.usage().dead_bytes > 1 << 20, "{:?}", disk.usage());
+    let dead = || disk.usage().dead_bytes;
+    wait_until("blocks are taken apart", || dead() < 1 << 18);
+    assert_holds(&disk, (0..2048).filter(|block| block % 8 > 4), akin);
 }
 
 #[test]
