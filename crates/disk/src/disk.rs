@@ -1,19 +1,19 @@
-//! Reads, writes and discards of byte ranges.
+//! Reads and discards of byte ranges.
 
-use crate::block_map::{Block, LEAF_BLOCKS, Leaf};
+use crate::block_map::{Block, LEAF_BLOCKS};
 use crate::error::{DiskError, NewDiskError, SwapOffError};
-use crate::memory::Memory;
+use crate::memory::{LEAF_BYTES, Memory};
 use crate::packing::Host;
 use crate::swap_file::SwapFile;
 use crate::swap_off::swap_off;
 use crate::unpack::Hot;
 use crate::usage::{Counters, DiskUsage, add};
-use memfold_swap::{FileTier, PAGE_SIZE, Page, Scratch, Slot, StoreError, SwapSpace, fill_word};
+use memfold_swap::{FileTier, PAGE_SIZE, Page, Scratch, SwapSpace};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use zsmalloc::{MAX_CHAIN_PAGES, PageSource};
+use zsmalloc::PageSource;
 
 /// Bytes of a block.
 pub const BLOCK: u64 = PAGE_SIZE as u64;
@@ -21,13 +21,7 @@ pub const BLOCK: u64 = PAGE_SIZE as u64;
 pub const MAX_SIZE: u64 = 1 << 50;
 /// Blocks read under one lock of a leaf, or stored in one batch. More makes fewer steps; fewer lets
 /// writers of neighbouring blocks wait for less.
-const BATCH: u64 = 32;
-/// Bytes that a new leaf of the map may take with its share of a new region, and the swap tables of its
-/// blocks.
-const LEAF_BYTES: u64 = 1 << 15;
-
-/// Bytes by which storing a page may enlarge the pool: a zspage of its own.
-const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
+pub(crate) const BATCH: u64 = 32;
 
 /// A disk. Any number of threads may use it.
 ///
@@ -36,7 +30,7 @@ const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
 pub struct Disk<S: PageSource + 'static> {
     pub(crate) memory: Memory<S>,
     size: u64,
-    counters: Counters,
+    pub(crate) counters: Counters,
 }
 
 impl<S: PageSource + 'static> std::fmt::Debug for Disk<S> {
@@ -59,12 +53,12 @@ pub struct Extent {
 }
 
 /// A part of a byte range that lies in one block.
-struct Part {
-    block: u64,
+pub(crate) struct Part {
+    pub(crate) block: u64,
     /// Bytes of the block.
-    within: Range<usize>,
+    pub(crate) within: Range<usize>,
     /// Bytes of the request.
-    of_request: Range<usize>,
+    pub(crate) of_request: Range<usize>,
 }
 
 impl<S: PageSource + 'static> Disk<S> {
@@ -221,7 +215,7 @@ impl<S: PageSource + 'static> Disk<S> {
     }
 
     /// Reads a part of a block. The leaf is locked, which keeps the slot.
-    fn read_block(
+    pub(crate) fn read_block(
         &self,
         block: Block,
         within: Range<usize>,
@@ -239,160 +233,6 @@ impl<S: PageSource + 'static> Disk<S> {
         self.memory.space.load(slot, &mut page, scratch)?;
         out.copy_from_slice(&page[within]);
         Ok(())
-    }
-
-    /// Writes bytes.
-    ///
-    /// # Errors
-    ///
-    /// If the range is not inside the disk; if there is no room; if a block that is written in part cannot
-    /// be read. Blocks before that one may have been written.
-    pub fn write(&self, offset: u64, data: &[u8], scratch: &mut Scratch) -> Result<(), DiskError> {
-        self.check(offset, data.len() as u64)?;
-        let mut result = Ok(());
-        let mut pages: Vec<(u64, &Page)> = Vec::with_capacity(BATCH as usize);
-        for part in parts(offset, data.len()) {
-            let bytes = &data[part.of_request.clone()];
-            if result.is_err() {
-                break;
-            }
-            match <&Page>::try_from(bytes) {
-                Ok(page) => {
-                    let starts_batch = part.block.is_multiple_of(BATCH);
-                    if starts_batch && !pages.is_empty() {
-                        result = self.write_pages(&pages, scratch);
-                        pages.clear();
-                    }
-                    pages.push((part.block, page));
-                }
-                Err(_) => {
-                    result = self
-                        .write_pages(&pages, scratch)
-                        .and_then(|()| self.write_part(&part, bytes, scratch));
-                    pages.clear();
-                }
-            }
-        }
-        let result = result.and_then(|()| self.write_pages(&pages, scratch));
-        add(&self.counters.writes, 1);
-        match result {
-            Ok(()) => add(&self.counters.written_bytes, data.len() as u64),
-            Err(_) => add(&self.counters.failed_writes, 1),
-        }
-        result
-    }
-
-    /// Writes whole consecutive blocks of one leaf.
-    fn write_pages(&self, pages: &[(u64, &Page)], scratch: &mut Scratch) -> Result<(), DiskError> {
-        let Some((first, _)) = pages.first() else {
-            return Ok(());
-        };
-        let leaf = first / LEAF_BLOCKS;
-        let is_zero = pages.iter().map(|(_, page)| fill_word(page) == Some(0));
-        let is_zero: Vec<bool> = is_zero.collect();
-        let to_store = pages.iter().zip(&is_zero);
-        let to_store: Vec<&Page> = to_store
-            .filter_map(|((_, page), is_zero)| (!is_zero).then_some(*page))
-            .collect();
-        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
-        let mut stored = Vec::with_capacity(to_store.len());
-        self.store(&to_store, scratch, &mut stored);
-        let mut stored = stored.into_iter();
-        let (mut before, mut result) = (Vec::new(), Ok(()));
-        {
-            let mut place = self.memory.map.write(leaf);
-            let leaf = self.leaf(&mut place);
-            for ((number, _), is_zero) in pages.iter().zip(is_zero) {
-                let block = if is_zero {
-                    Block::Zero
-                } else {
-                    match stored.next().expect("one outcome for each page") {
-                        Ok(slot) => Block::Stored(slot),
-                        Err(_) => {
-                            // The block keeps what it holds.
-                            result = Err(DiskError::NoSpace);
-                            continue;
-                        }
-                    }
-                };
-                before.extend(leaf.replace((number % LEAF_BLOCKS) as usize, block));
-            }
-        }
-        self.memory.space.release_bulk(&before);
-        result
-    }
-
-    /// Writes a part of a block: reads the rest of it, under the lock of its leaf.
-    fn write_part(
-        &self,
-        part: &Part,
-        bytes: &[u8],
-        scratch: &mut Scratch,
-    ) -> Result<(), DiskError> {
-        let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
-        let before = {
-            let mut place = self.memory.map.write(part.block / LEAF_BLOCKS);
-            let leaf = self.leaf(&mut place);
-            let index = (part.block % LEAF_BLOCKS) as usize;
-            let mut page = [0; PAGE_SIZE];
-            self.read_block(leaf.get(index), 0..PAGE_SIZE, &mut page, scratch)?;
-            page[part.within.clone()].copy_from_slice(bytes);
-            let block = if fill_word(&page) == Some(0) {
-                Block::Zero
-            } else {
-                let mut stored = Vec::new();
-                self.store(&[&page], scratch, &mut stored);
-                let slot = stored.pop().expect("one outcome");
-                Block::Stored(slot.map_err(|_| DiskError::NoSpace)?)
-            };
-            leaf.replace(index, block)
-        };
-        before
-            .into_iter()
-            .for_each(|slot| self.memory.space.release(slot));
-        Ok(())
-    }
-
-    fn leaf<'a>(&self, place: &'a mut Option<Box<Leaf>>) -> &'a mut Leaf {
-        place.get_or_insert_with(|| {
-            self.memory.map.note_leaves(1);
-            Leaf::new()
-        })
-    }
-
-    /// Stores pages, if there is room for them or room can be made.
-    fn store(
-        &self,
-        pages: &[&Page],
-        scratch: &mut Scratch,
-        stored: &mut Vec<Result<Slot, StoreError>>,
-    ) {
-        if pages.is_empty() {
-            return;
-        }
-        let note_peak = || {
-            let used = self.used_bytes();
-            self.counters.peak_bytes.fetch_max(used, Ordering::Relaxed);
-        };
-        let most = (pages.len() as u64) * MOST_STORED;
-        if let Some(_room) = self.memory.try_reserve(most) {
-            self.memory.space.store_batch(pages, scratch, stored);
-            note_peak();
-        } else {
-            for page in pages {
-                let outcome = match self.memory.reserve(MOST_STORED, scratch) {
-                    Ok(_room) => self.memory.space.store(page, scratch),
-                    Err(_) => Err(StoreError::NoTier),
-                };
-                stored.push(outcome);
-                note_peak();
-            }
-        }
-        for (outcome, page) in stored.iter_mut().zip(pages) {
-            if outcome.is_err() && self.memory.discarder.flush() {
-                *outcome = self.memory.space.store(page, scratch);
-            }
-        }
     }
 
     /// Makes bytes of the range zero. Whole blocks become holes; with `keep`, blocks of zeros, of which the
@@ -583,7 +423,7 @@ impl<S: PageSource + 'static> Disk<S> {
 }
 
 /// The parts of a request, by blocks.
-fn parts(offset: u64, length: usize) -> impl Iterator<Item = Part> {
+pub(crate) fn parts(offset: u64, length: usize) -> impl Iterator<Item = Part> {
     let end = offset + length as u64;
     let mut at = offset;
     std::iter::from_fn(move || {

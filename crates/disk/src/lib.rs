@@ -22,7 +22,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`disk`] | reads, writes and discards of byte ranges |
+//! | [`disk`] | reads and discards of byte ranges |
+//! | `write` | writes |
 //! | `block_map` | which slot holds a block |
 //! | `discard` | freeing of discarded blocks in the background |
 //! | `memory` | what blocks are kept in; the limit, and making room below it |
@@ -51,6 +52,7 @@ mod swap_file;
 mod swap_off;
 mod unpack;
 mod usage;
+mod write;
 
 pub use disk::{BLOCK, Disk, Extent, MAX_SIZE};
 pub use error::{DiskError, NewDiskError, SwapOffError};

@@ -18,6 +18,10 @@ const WRITE_BACK_BYTES: u64 = 1 << 20;
 /// were in.
 const PACKING_BYTES: u64 = 1 << 20;
 
+/// Bytes that a new leaf of the map may take with its share of a new region, and the swap tables of its
+/// blocks.
+pub(crate) const LEAF_BYTES: u64 = 1 << 15;
+
 /// The memory of a disk.
 pub(crate) struct Memory<S: PageSource + 'static> {
     pub(crate) space: Arc<SwapSpace<S>>,
