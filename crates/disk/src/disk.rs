@@ -8,7 +8,7 @@ use crate::swap_file::SwapFile;
 use crate::swap_off::swap_off;
 use crate::unpack::Hot;
 use crate::usage::{Counters, DiskUsage, add};
-use memfold_swap::{FileTier, PAGE_SIZE, Page, Scratch, SwapSpace};
+use memfold_swap::{FileTier, PAGE_SIZE, Page, RemoteTier, Scratch, SwapSpace};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,6 +115,20 @@ impl<S: PageSource + 'static> Disk<S> {
     /// If the thread cannot be started.
     pub fn pack(&mut self, period: Duration, host: impl Host) -> Result<(), NewDiskError> {
         self.memory.pack(period, host)
+    }
+
+    /// Has writes that find no room wait for a store on other machines while it does not answer. It is a tier
+    /// of the disk's space.
+    pub fn wait_for(&mut self, remote: Arc<RemoteTier>) {
+        self.memory.remote = Some(remote);
+    }
+
+    /// Ends these waits and those of reads, for good: blocks on other machines cannot be read any more. To be
+    /// called before a [`Server`](crate::nbd::Server) is dropped.
+    pub fn end_waits(&self) {
+        if let Some(remote) = &self.memory.remote {
+            remote.end_waits();
+        }
     }
 
     /// Bytes of the disk.

@@ -5,10 +5,10 @@ use crate::discard::Discarder;
 use crate::error::{DiskError, NewDiskError};
 use crate::packing::{Host, Packer, RoomFinder};
 use crate::swap_file::SwapFile;
-use memfold_swap::{Scratch, SwapSpace};
+use memfold_swap::{RemoteTier, Scratch, StoreError, SwapSpace, TierKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zsmalloc::PageSource;
 
 /// Bytes written back to the file for one step of a writer that finds no room.
@@ -28,6 +28,8 @@ pub(crate) struct Memory<S: PageSource + 'static> {
     pub(crate) map: BlockMap,
     pub(crate) discarder: Discarder<S>,
     pub(crate) file: Option<SwapFile>,
+    /// The store on other machines, if writers wait for it.
+    pub(crate) remote: Option<Arc<RemoteTier>>,
     /// If blocks are packed.
     packer: Option<Packer<S>>,
     room_finder: RoomFinder,
@@ -49,6 +51,7 @@ impl<S: PageSource + 'static> Memory<S> {
             discarder,
             space,
             file,
+            remote: None,
             packer: None,
             room_finder: RoomFinder::default(),
             room: Room::new(limit),
@@ -79,8 +82,8 @@ impl<S: PageSource + 'static> Memory<S> {
     }
 
     /// Reserves room for `bytes` more, however badly they compress. Discarded blocks are freed, blocks are
-    /// written back to the file, and packed if the disk does that, until there is room. A swapoff, during
-    /// which the file takes none, is waited for.
+    /// written back to the file or the store, and packed if the disk does that, until there is room. A swapoff,
+    /// during which the file takes none, is waited for, and so is a store that does not answer.
     pub(crate) fn reserve(
         &self,
         bytes: u64,
@@ -94,6 +97,7 @@ impl<S: PageSource + 'static> Memory<S> {
         {
             return Ok(reserved);
         }
+        let mut waits_since = None;
         loop {
             let changes = self.file.as_ref().map(SwapFile::changes);
             let report = self.space.write_back(WRITE_BACK_BYTES.max(bytes), scratch);
@@ -102,11 +106,15 @@ impl<S: PageSource + 'static> Memory<S> {
             if let Some(reserved) = self.try_reserve(bytes) {
                 return Ok(reserved);
             }
-            let is_stuck = report.bytes_before == 0 || report.store_error.is_some();
+            // With several servers, one may take pages while another fails.
+            if report.bytes_before > 0 {
+                waits_since = None;
+                continue;
+            }
             let file = self.file.as_ref().zip(changes);
-            if is_stuck
-                && !file.is_some_and(|(file, changes)| file.waits_for_swap_off(changes))
+            if !file.is_some_and(|(file, changes)| file.waits_for_swap_off(changes))
                 && !self.packs_for(bytes, scratch)
+                && !self.waits_for_store(report.store_error, &mut waits_since)
             {
                 return Err(DiskError::NoSpace);
             }
@@ -115,6 +123,20 @@ impl<S: PageSource + 'static> Memory<S> {
 }
 
 impl<S: PageSource + 'static> Memory<S> {
+    /// Waits for a store that took no pages by this error, and may take them soon. Whether to try again.
+    fn waits_for_store(&self, error: Option<StoreError>, since: &mut Option<Instant>) -> bool {
+        let is_remote = matches!(
+            error,
+            Some(StoreError::Tier {
+                tier: TierKind::Remote,
+                ..
+            })
+        );
+        let remote = self.remote.as_ref().filter(|_| is_remote);
+        let since = since.get_or_insert_with(Instant::now);
+        remote.is_some_and(|remote| remote.wait_for_stores(since.elapsed()))
+    }
+
     /// Makes room for `bytes` by packing. Whether there is.
     fn packs_for(&self, bytes: u64, scratch: &mut Scratch) -> bool {
         let has_room = || self.try_reserve(bytes).is_some();

@@ -152,11 +152,12 @@ impl<S: PageSource + 'static> Disk<S> {
             note_peak();
         } else {
             for page in pages {
-                let outcome = match self.memory.reserve(MOST_STORED, scratch) {
-                    Ok(_room) => self.memory.space.store(page, scratch),
-                    Err(_) => Err(StoreError::NoTier),
+                let Ok(_room) = self.memory.reserve(MOST_STORED, scratch) else {
+                    // The next would wait as long.
+                    stored.resize(pages.len(), Err(StoreError::NoTier));
+                    break;
                 };
-                stored.push(outcome);
+                stored.push(self.memory.space.store(page, scratch));
                 note_peak();
             }
         }

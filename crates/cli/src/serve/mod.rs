@@ -173,6 +173,9 @@ fn disk(
         None => Disk::new(space, size, limit),
     };
     let mut disk = disk.map_err(failed)?;
+    if let Some(store) = store {
+        disk.wait_for(store.tier());
+    }
     if let Some(after) = arguments.recompress_after.0 {
         disk.pack(after, PackingHost::default()).map_err(failed)?;
     }

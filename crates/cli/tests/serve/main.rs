@@ -7,4 +7,6 @@
 mod clients;
 mod instances;
 mod machines;
+mod raw_client;
+mod stores;
 mod support;

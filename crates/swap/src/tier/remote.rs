@@ -29,6 +29,7 @@ mod health;
 #[cfg(feature = "testing")]
 pub(super) mod model;
 mod upkeep;
+mod waits;
 
 use std::{
     fmt,
@@ -86,6 +87,8 @@ pub struct RemoteTier {
     counters: Counters,
     /// Whether the tier accepts no more pages.
     closed: AtomicBool,
+    /// Whether nothing waits for the store any more.
+    ending: AtomicBool,
 }
 
 /// A page that is packed for the store.
@@ -112,6 +115,7 @@ impl RemoteTier {
             renewal: Mutex::new(renewal),
             counters: Counters::default(),
             closed: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
         }
     }
 
@@ -269,6 +273,9 @@ impl RemoteTier {
         let started = self.backend.now();
         let mut tries = 0;
         let got = loop {
+            if self.is_ending() {
+                break Err(RemoteError::Unavailable("it is no longer waited for"));
+            }
             let got = self.backend.get(&[place]).pop();
             let error = match got.unwrap_or(Err(RemoteError::Unavailable("no outcome"))) {
                 Ok(record) => break Ok(record),
@@ -470,7 +477,7 @@ impl Tier for RemoteTier {
             let ahead = lock(&self.ahead);
             places.retain(|place| !ahead.has(*place));
         }
-        if places.len() < 2 {
+        if places.len() < 2 || self.is_ending() {
             return;
         }
         // What fails is fetched again when it is loaded.

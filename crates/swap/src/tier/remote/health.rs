@@ -20,6 +20,8 @@ struct State {
     /// Failed stores in a row.
     failures: u32,
     paused_until: Duration,
+    /// Why the last of them failed.
+    refusal: Option<RemoteError>,
     /// Loads that wait for the store, and since when the longest has.
     waiting: u64,
     waiting_since: Duration,
@@ -48,6 +50,7 @@ impl Health {
             Ok(()) => {
                 state.failures = 0;
                 state.paused_until = Duration::ZERO;
+                state.refusal = None;
                 if state.waiting == 0 {
                     state.last = None;
                 }
@@ -56,9 +59,16 @@ impl Health {
                 let pause = FIRST_PAUSE * 2_u32.saturating_pow(state.failures.min(16));
                 state.failures += 1;
                 state.paused_until = now + pause.min(LONGEST_PAUSE);
+                state.refusal = Some(error);
                 state.last = Some(error);
             }
         }
+    }
+
+    /// What is left of the pause of stores, and why the last store failed.
+    pub(super) fn pause(&self, now: Duration) -> (Duration, Option<RemoteError>) {
+        let state = lock(&self.0);
+        (state.paused_until.saturating_sub(now), state.refusal)
     }
 
     /// Notes that a load begins to wait.

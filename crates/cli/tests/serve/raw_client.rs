@@ -1,0 +1,46 @@
+//! A client that sends requests one by one.
+
+use crate::support::Served;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+const WRITE: u16 = 1;
+
+/// A connection with simple replies.
+pub struct RawClient(UnixStream);
+
+impl RawClient {
+    /// Connects and negotiates (`NBD_OPT_EXPORT_NAME`).
+    pub fn of(served: &Served) -> RawClient {
+        let mut stream = UnixStream::connect(served.socket()).expect("it listens");
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).expect("a greeting");
+        // Fixed newstyle, no zeroes; then the default export.
+        let mut hello = vec![0, 0, 0, 3];
+        hello.extend(b"IHAVEOPT");
+        hello.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+        stream.write_all(&hello).expect("it reads");
+        let mut export = [0; 10];
+        stream.read_exact(&mut export).expect("an export");
+        RawClient(stream)
+    }
+
+    fn request(&mut self, command: u16, offset: u64, length: usize, data: &[u8]) {
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        request.extend(0_u16.to_be_bytes());
+        request.extend(command.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend(offset.to_be_bytes());
+        request.extend((length as u32).to_be_bytes());
+        request.extend(data);
+        self.0.write_all(&request).expect("it reads");
+    }
+
+    /// Writes; the error number of the reply, or 0.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.request(WRITE, offset, data.len(), data);
+        let mut reply = [0; 16];
+        self.0.read_exact(&mut reply).expect("a reply");
+        u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]])
+    }
+}
