@@ -5,7 +5,7 @@ mod attachments;
 pub mod cpu_time;
 mod descendants;
 pub mod descriptors;
-mod escalation;
+pub mod escalation;
 pub mod home;
 mod interpreter;
 pub mod limits;

@@ -7,6 +7,7 @@ mod instance_folder;
 mod listener;
 mod packing_host;
 mod service;
+mod signals;
 
 use crate::address::Address;
 use crate::arguments::ServeArguments;
@@ -26,8 +27,6 @@ use memfold_pager::{MappedSource, open_swap_file};
 use memfold_remote::RemoteStore;
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::memory::check_page_size;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use packing_host::PackingHost;
 use service::Service;
 use std::process::ExitCode;
@@ -49,7 +48,7 @@ pub fn serve(arguments: &ServeArguments) -> Result<ExitCode, Failure> {
     check_page_size()
         .map_err(|error| Failure::own(format!("cannot keep a disk in memory: {error}")))?;
     // Before any thread starts, which would die of them.
-    let signals = signals()
+    let signals = signals::block()
         .map_err(|error| Failure::own(format!("cannot take signals from a descriptor: {error}")))?;
     messages::show(messages::level(arguments.quiet, arguments.verbose))
         .map_err(|error| Failure::own(format!("cannot start the message thread: {error}")))?;
@@ -180,14 +179,6 @@ fn disk(
         disk.pack(after, PackingHost::default()).map_err(failed)?;
     }
     Ok(disk)
-}
-
-/// What ends the server.
-fn signals() -> nix::Result<SignalFd> {
-    let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
-    let ends: SigSet = ends.into_iter().collect();
-    ends.thread_block()?;
-    SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
 fn cannot_listen(address: &Address, error: &std::io::Error) -> Failure {

@@ -2,6 +2,7 @@
 
 use super::instance_folder::InstanceFolder;
 use super::listener::Listener;
+use super::signals::die_by_next;
 use crate::control::{self, Answer, Command, Executor};
 use crate::disk_report::{DiskSnapshot, DiskStatistics, Served};
 use crate::instance::Instance;
@@ -76,6 +77,9 @@ impl Service {
                 Err(error) => return Err(error.into()),
             }
             if watched[0].revents().contains(PollFlags::IN) {
+                drop(watched);
+                die_by_next(self.signals);
+                self.disk.end_waits();
                 return Ok(clients);
             }
             if let Some(folder) = &self.folder {

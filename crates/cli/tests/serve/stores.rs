@@ -4,6 +4,7 @@ use crate::raw_client::RawClient;
 use crate::support::{MIB, Served, has};
 use memfold_testing::Random;
 use memfold_testing::store::{Passing, Proxy, StoreServer, store_programs};
+use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 
 const PIECE: usize = MIB / 4;
@@ -70,4 +71,40 @@ fn writes_wait_for_a_store_that_hangs_and_not_for_one_that_is_full() {
     assert_eq!(write(&mut client, 96..256), NO_SPACE);
     let waited = began.elapsed();
     assert!(waited < Duration::from_secs(10), "{waited:?}");
+}
+
+#[test]
+fn a_disk_ends_at_once_though_reads_wait_for_a_store_that_hangs() {
+    let Some(remote) = Remote::start() else {
+        return;
+    };
+    let mut client = RawClient::of(&remote.served);
+    assert_eq!(write(&mut client, 0..64), 0);
+    remote.proxy.set(Passing::Held);
+    // What was written first is in the store. Each read would wait for a minute.
+    client.begin_reads(0..1000);
+    std::thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    remote.served.end(Signal::SIGTERM);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[test]
+fn a_second_signal_ends_a_disk_whatever_it_waits_for() {
+    let Some(mut remote) = Remote::start() else {
+        return;
+    };
+    let mut client = RawClient::of(&remote.served);
+    assert_eq!(write(&mut client, 0..64), 0);
+    // Pages are removed from the store at the end, for up to five seconds.
+    remote.proxy.set(Passing::Held);
+    remote.served.signal(Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(500));
+    let began = Instant::now();
+    remote.served.signal(Signal::SIGTERM);
+    let ended_by = remote.served.wait_for_signal();
+    let took = began.elapsed();
+    assert_eq!(ended_by, Some(Signal::SIGTERM as i32));
+    assert!(took < Duration::from_secs(1), "{took:?}");
 }

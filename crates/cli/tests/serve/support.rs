@@ -62,10 +62,20 @@ impl Served {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// Ends it by a signal; its statistics and what it said.
-    pub fn end(mut self, signal: nix::sys::signal::Signal) -> (serde_json::Value, String) {
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
         nix::sys::signal::kill(pid, signal).expect("it runs");
+    }
+
+    /// Waits for its end; the signal that it died of.
+    pub fn wait_for_signal(&mut self) -> Option<i32> {
+        let status = self.child.wait().expect("it ends");
+        std::os::unix::process::ExitStatusExt::signal(&status)
+    }
+
+    /// Ends it by a signal; its statistics and what it said.
+    pub fn end(mut self, signal: nix::sys::signal::Signal) -> (serde_json::Value, String) {
+        self.signal(signal);
         let status = self.child.wait().expect("it ends");
         let mut said = String::new();
         let errors = self.child.stderr.take().expect("a pipe");

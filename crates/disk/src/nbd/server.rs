@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -168,12 +167,12 @@ struct Clients {
     next: u64,
 }
 
-/// Serves any number of clients. Dropping it hangs up on all.
+/// Serves any number of clients. Dropping it hangs up on all, after the requests that are being served:
+/// [`Disk::end_waits`] keeps those from waiting for a store.
 pub struct Server<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
     team: Arc<Team<S>>,
     clients: Arc<Mutex<Clients>>,
-    closing: AtomicBool,
 }
 
 impl<S: PageSource + 'static> std::fmt::Debug for Server<S> {
@@ -196,7 +195,6 @@ impl<S: PageSource + Send + Sync + 'static> Server<S> {
             team: Arc::new(Team::new(Arc::clone(&disk))),
             disk,
             clients: Arc::default(),
-            closing: AtomicBool::new(false),
         }
     }
 
@@ -208,7 +206,7 @@ impl<S: PageSource + Send + Sync + 'static> Server<S> {
     /// hung up on.
     pub fn welcome(&self, connection: Connection) -> io::Result<()> {
         let mut clients = lock(&self.clients);
-        if self.closing.load(Ordering::Relaxed) || clients.by_number.len() >= MOST_CONNECTIONS {
+        if self.team.is_ending() || clients.by_number.len() >= MOST_CONNECTIONS {
             return Err(io::Error::other("too many connections"));
         }
         let number = clients.next;
@@ -244,7 +242,7 @@ impl<S: PageSource + 'static> Server<S> {
 
 impl<S: PageSource + 'static> Drop for Server<S> {
     fn drop(&mut self) {
-        self.closing.store(true, Ordering::Relaxed);
+        self.team.end();
         let threads: Vec<_> = {
             let mut clients = lock(&self.clients);
             let clients = clients.by_number.values_mut();

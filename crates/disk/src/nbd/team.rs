@@ -19,7 +19,7 @@ use crate::pace::Pace;
 use memfold_swap::Scratch;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -34,7 +34,7 @@ pub(super) const MOST_READS: usize = 64;
 /// Bytes of a read in a batch, at most. Longer ones pass through the connection's buffers.
 pub(super) const MOST_BYTES: u32 = 64 << 10;
 
-/// What a read came to; `None` if its thread panicked.
+/// What a read came to; `None` if its thread panicked, or the server ends.
 pub(super) type Outcome = Option<Result<Vec<u8>, DiskError>>;
 
 /// A read that may be served beside others.
@@ -46,6 +46,7 @@ pub(super) struct OneRead {
 /// Reads of one client that came together.
 struct Batch<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
+    ending: Arc<AtomicBool>,
     reads: Vec<Range<u64>>,
     /// The next that nobody has taken.
     next: AtomicUsize,
@@ -93,6 +94,9 @@ impl<S: PageSource + 'static> Batch<S> {
                 index,
                 outcome: None,
             };
+            if self.ending.load(Relaxed) {
+                continue;
+            }
             let mut data = vec![0; (range.end - range.start) as usize];
             let read = self.disk.read(range.start, &mut data, scratch);
             taken.outcome = Some(read.map(|()| data));
@@ -112,6 +116,8 @@ type Start = dyn Fn() -> io::Result<JoinHandle<()>> + Send + Sync;
 /// Threads that serve reads beside the connections' own, started when they are needed first. Dropping it ends them.
 pub(super) struct Team<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
+    /// Whether nothing is served any more.
+    ending: Arc<AtomicBool>,
     cpus: usize,
     /// None once it ends.
     jobs: Option<Jobs<S>>,
@@ -137,6 +143,7 @@ impl<S: PageSource + Send + Sync + 'static> Team<S> {
         };
         Team {
             disk,
+            ending: Arc::default(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             jobs: Some(jobs),
             start: Box::new(start),
@@ -146,6 +153,15 @@ impl<S: PageSource + Send + Sync + 'static> Team<S> {
 }
 
 impl<S: PageSource + 'static> Team<S> {
+    /// Has connections serve no further request, of those either that have come already.
+    pub(super) fn end(&self) {
+        self.ending.store(true, Relaxed);
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Relaxed)
+    }
+
     /// The threads that are worth waking for reads.
     fn helpers(&self, reads: &[OneRead]) -> usize {
         let with = |pace| reads.iter().filter(|read| read.pace == pace).count();
@@ -178,6 +194,7 @@ impl<S: PageSource + 'static> Team<S> {
         self.grow(helpers);
         let batch = Arc::new(Batch {
             disk: Arc::clone(&self.disk),
+            ending: Arc::clone(&self.ending),
             reads: reads.iter().map(|read| read.range.clone()).collect(),
             next: AtomicUsize::new(0),
             done: Mutex::new(Done {

@@ -72,6 +72,10 @@ struct Transmission<'a, S: PageSource + 'static, R, W> {
 impl<S: PageSource + 'static, R: Read, W: Write> Transmission<'_, S, R, W> {
     /// Serves one request. `false` after the last.
     fn next(&mut self) -> io::Result<bool> {
+        // Thousands may have come already, each of which may take long.
+        if self.team.is_some_and(Team::is_ending) {
+            return Ok(false);
+        }
         // Before a wait for the client, it gets all its replies.
         if self.from.buffer().len() < Request::BYTES {
             self.send()?;
