@@ -12,6 +12,14 @@ use zsmalloc::{MAX_CHAIN_PAGES, PageSource};
 /// Bytes by which storing a page may enlarge the pool: a zspage of its own.
 const MOST_STORED: u64 = (MAX_CHAIN_PAGES * PAGE_SIZE) as u64;
 
+/// What became of a part of a block.
+enum Written {
+    /// It is written; the block had this slot.
+    Replaced(Option<Slot>),
+    /// The block keeps what it holds.
+    NoRoom,
+}
+
 impl<S: PageSource + 'static> Disk<S> {
     /// Writes bytes.
     ///
@@ -94,7 +102,8 @@ impl<S: PageSource + 'static> Disk<S> {
         result
     }
 
-    /// Writes a part of a block: reads the rest of it, under the lock of its leaf.
+    /// Writes a part of a block. Room is made before the lock of its leaf is taken: that may wait for the file, a
+    /// store or a swapoff, and all requests of 2 MiB would wait with it.
     pub(crate) fn write_part(
         &self,
         part: &Part,
@@ -102,27 +111,54 @@ impl<S: PageSource + 'static> Disk<S> {
         scratch: &mut Scratch,
     ) -> Result<(), DiskError> {
         let _leaf = self.memory.reserve(LEAF_BYTES, scratch)?;
-        let before = {
-            let mut place = self.memory.map.write(part.block / LEAF_BLOCKS);
-            let leaf = self.leaf(&mut place);
-            let index = (part.block % LEAF_BLOCKS) as usize;
-            let mut page = [0; PAGE_SIZE];
-            self.read_block(leaf.get(index), 0..PAGE_SIZE, &mut page, scratch)?;
-            page[part.within.clone()].copy_from_slice(bytes);
-            let block = if fill_word(&page) == Some(0) {
-                Block::Zero
-            } else {
-                let mut stored = Vec::new();
-                self.store(&[&page], scratch, &mut stored);
-                let slot = stored.pop().expect("one outcome");
-                Block::Stored(slot.map_err(|_| DiskError::NoSpace)?)
+        // Without it, zeros can be written.
+        let mut room = self.memory.try_reserve(MOST_STORED);
+        loop {
+            match self.try_write_part(part, bytes, room.is_some(), scratch)? {
+                Written::Replaced(before) => {
+                    before
+                        .into_iter()
+                        .for_each(|slot| self.memory.space.release(slot));
+                    return Ok(());
+                }
+                Written::NoRoom if room.is_none() => {
+                    room = Some(self.memory.reserve(MOST_STORED, scratch)?);
+                }
+                // All slots may be in use.
+                Written::NoRoom => {
+                    if !self.memory.discarder.flush() {
+                        return Err(DiskError::NoSpace);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same under the lock of the leaf: reads the rest of the block.
+    fn try_write_part(
+        &self,
+        part: &Part,
+        bytes: &[u8],
+        has_room: bool,
+        scratch: &mut Scratch,
+    ) -> Result<Written, DiskError> {
+        let mut place = self.memory.map.write(part.block / LEAF_BLOCKS);
+        let leaf = self.leaf(&mut place);
+        let index = (part.block % LEAF_BLOCKS) as usize;
+        let mut page = [0; PAGE_SIZE];
+        self.read_block(leaf.get(index), 0..PAGE_SIZE, &mut page, scratch)?;
+        page[part.within.clone()].copy_from_slice(bytes);
+        let block = if fill_word(&page) == Some(0) {
+            Block::Zero
+        } else {
+            let stored = has_room.then(|| self.memory.space.store(&page, scratch));
+            let Some(Ok(slot)) = stored else {
+                return Ok(Written::NoRoom);
             };
-            leaf.replace(index, block)
+            self.note_peak();
+            Block::Stored(slot)
         };
-        before
-            .into_iter()
-            .for_each(|slot| self.memory.space.release(slot));
-        Ok(())
+        Ok(Written::Replaced(leaf.replace(index, block)))
     }
 
     pub(crate) fn leaf<'a>(&self, place: &'a mut Option<Box<Leaf>>) -> &'a mut Leaf {
@@ -130,6 +166,11 @@ impl<S: PageSource + 'static> Disk<S> {
             self.memory.map.note_leaves(1);
             Leaf::new()
         })
+    }
+
+    fn note_peak(&self) {
+        let used = self.used_bytes();
+        self.counters.peak_bytes.fetch_max(used, Ordering::Relaxed);
     }
 
     /// Stores pages, if there is room for them or room can be made.
@@ -142,14 +183,10 @@ impl<S: PageSource + 'static> Disk<S> {
         if pages.is_empty() {
             return;
         }
-        let note_peak = || {
-            let used = self.used_bytes();
-            self.counters.peak_bytes.fetch_max(used, Ordering::Relaxed);
-        };
         let most = (pages.len() as u64) * MOST_STORED;
         if let Some(_room) = self.memory.try_reserve(most) {
             self.memory.space.store_batch(pages, scratch, stored);
-            note_peak();
+            self.note_peak();
         } else {
             for page in pages {
                 let Ok(_room) = self.memory.reserve(MOST_STORED, scratch) else {
@@ -158,7 +195,7 @@ impl<S: PageSource + 'static> Disk<S> {
                     break;
                 };
                 stored.push(self.memory.space.store(page, scratch));
-                note_peak();
+                self.note_peak();
             }
         }
         for (outcome, page) in stored.iter_mut().zip(pages) {

@@ -3,7 +3,8 @@
 use memfold_disk::{BLOCK, Disk, DiskError, Host, NewDiskError, SwapOffError};
 use memfold_swap::{FileBackend, FileTier, Scratch, SwapConfig, SwapSpace, TierKey};
 use proptest::prelude::*;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use zsmalloc::HeapSource;
 
@@ -503,18 +504,23 @@ fn threads_share(disk: &Disk<HeapSource>) {
 
 /// A file in memory.
 #[derive(Debug, Clone, Default)]
-struct MemoryFile(Arc<Mutex<Vec<u8>>>);
+struct MemoryFile {
+    contents: Arc<Mutex<Vec<u8>>>,
+    /// Writes wait while a test holds it.
+    writes: Arc<RwLock<()>>,
+}
 
 impl FileBackend for MemoryFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<()> {
-        let contents = self.0.lock().expect("no panic");
+        let contents = self.contents.lock().expect("no panic");
         let data = contents.get(offset as usize..offset as usize + buffer.len());
         buffer.copy_from_slice(data.ok_or(std::io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        let mut contents = self.0.lock().expect("no panic");
+        let _may_write = self.writes.read().expect("no panic");
+        let mut contents = self.contents.lock().expect("no panic");
         let end = offset as usize + data.len();
         let length = contents.len().max(end);
         contents.resize(length, 0);
@@ -525,6 +531,10 @@ impl FileBackend for MemoryFile {
 
 /// A disk of 64 MiB in 16 MiB of memory, and a file.
 fn disk_with_file() -> Disk<HeapSource> {
+    disk_with(MemoryFile::default())
+}
+
+fn disk_with(file: MemoryFile) -> Disk<HeapSource> {
     let config = SwapConfig {
         pool_capacity_pages: 1 << 12,
         max_slots: 1 << 16,
@@ -532,7 +542,7 @@ fn disk_with_file() -> Disk<HeapSource> {
     };
     let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
     let key = TierKey::new([7; 32]);
-    let file = FileTier::new(Box::new(MemoryFile::default()), 128 << 20, &key, 1).expect("a file");
+    let file = FileTier::new(Box::new(file), 128 << 20, &key, 1).expect("a file");
     Disk::with_file(space, file.into(), 64 << 20, 16 << 20).expect("a disk")
 }
 
@@ -617,4 +627,45 @@ fn writers_beside_a_swapoff_that_fails_find_room() {
         "{:?}",
         disk.usage()
     );
+}
+
+#[test]
+fn reads_go_on_beside_a_write_of_a_part_that_waits_for_room() {
+    const PART: usize = BLOCK as usize - 1;
+    let file = MemoryFile::default();
+    let disk = &disk_with(file.clone());
+    write_noise(disk, 0..40, &mut Scratch::new());
+    let (first, written) = (40 * 256, AtomicU64::new(0));
+    let held = file.writes.write().expect("no panic");
+    std::thread::scope(|scope| {
+        // Blocks of 4 KiB until there is just room for what else the write may need.
+        scope.spawn(|| {
+            let mut scratch = Scratch::new();
+            for block in first..first + 2048 {
+                disk.write(block * BLOCK, &noise(block, PART), &mut scratch)
+                    .expect("the file has room");
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let mut before = u64::MAX;
+        wait_until("the write waits", || {
+            std::thread::sleep(Duration::from_millis(300));
+            let now = written.load(Ordering::SeqCst);
+            now > 0 && std::mem::replace(&mut before, now) == now
+        });
+        let block = first + before - 1;
+        let reader = scope.spawn(move || {
+            let mut back = vec![0; PART];
+            let read = disk.read(block * BLOCK, &mut back, &mut Scratch::new());
+            (read, back == noise(block, PART))
+        });
+        let began = Instant::now();
+        while !reader.is_finished() && began.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let has_read = reader.is_finished();
+        drop(held);
+        assert_eq!(reader.join().expect("no panic"), (Ok(()), true));
+        assert!(has_read, "a read of the same 2 MiB waited for room");
+    });
 }
