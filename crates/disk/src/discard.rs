@@ -4,7 +4,7 @@
 //! worker collects their slots and frees them in bulk. A writer that finds no room frees what is left
 //! itself.
 
-use crate::block_map::Leaf;
+use crate::block_map::{LEAF_BLOCKS, Leaf};
 use memfold_swap::{SlotRanges, SwapSpace};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -73,7 +73,7 @@ impl<S: PageSource + 'static> Discarder<S> {
         if self.in_caller {
             return self.shared.free(&leaves);
         }
-        let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
+        let blocks = (leaves.len() as u64) * LEAF_BLOCKS;
         self.shared.backlog.fetch_add(blocks, Ordering::Relaxed);
         self.shared.lock().leaves.extend(leaves);
         self.shared.changed.notify_all();
@@ -94,20 +94,32 @@ impl<S: PageSource + 'static> Discarder<S> {
         any
     }
 
+    /// Bytes of leaves that are not freed yet.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.backlog() / LEAF_BLOCKS * size_of::<Leaf>() as u64
+    }
+
     /// Blocks of leaves that are not freed yet.
     pub(crate) fn backlog(&self) -> u64 {
         self.shared.backlog.load(Ordering::Relaxed)
     }
 }
 
-impl<S: PageSource + 'static> Drop for Discarder<S> {
-    fn drop(&mut self) {
+impl<S: PageSource + 'static> Discarder<S> {
+    /// Ends the worker, which frees what is left before.
+    fn end(&mut self) {
         self.shared.lock().closed = true;
         self.shared.changed.notify_all();
         if let Some(worker) = self.worker.take() {
             // It panics only where the swap space finds a bug, and has reported it.
             let _ = worker.join();
         }
+    }
+}
+
+impl<S: PageSource + 'static> Drop for Discarder<S> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -140,7 +152,8 @@ impl<S: PageSource + 'static> Shared<S> {
             return false;
         }
         self.free(&leaves);
-        let blocks = (leaves.len() as u64) * crate::block_map::LEAF_BLOCKS;
+        let blocks = (leaves.len() as u64) * LEAF_BLOCKS;
+        drop(leaves);
         self.backlog.fetch_sub(blocks, Ordering::Relaxed);
         self.lock().freeing -= 1;
         self.changed.notify_all();
@@ -161,5 +174,33 @@ impl<S: PageSource + 'static> Shared<S> {
             }
             drop(self.wait(queue));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+    use memfold_swap::SwapConfig;
+    use zsmalloc::HeapSource;
+
+    #[test]
+    fn leaves_count_until_they_are_freed() {
+        let config = SwapConfig {
+            pool_capacity_pages: 1 << 10,
+            max_slots: 1 << 12,
+            ..SwapConfig::default()
+        };
+        let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
+        let mut memory = Memory::new(space, None, 1 << 20, 1 << 30).expect("memory");
+        // No worker, which would free them.
+        memory.discarder.end();
+        let before = memory.used_bytes();
+        let leaves: Leaves = (0..100).map(|_| Leaf::new()).collect();
+        memory.map.note_leaves(100);
+        memory.discard(leaves);
+        assert_eq!(memory.used_bytes(), before + 100 * 2048);
+        assert!(memory.discarder.flush());
+        assert_eq!(memory.used_bytes(), before);
     }
 }

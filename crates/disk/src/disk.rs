@@ -339,8 +339,7 @@ impl<S: PageSource + 'static> Disk<S> {
             }
             block = end;
         }
-        self.memory.map.note_leaves(-(discarded.len() as i64));
-        self.memory.discarder.discard(discarded);
+        self.memory.discard(discarded);
         self.memory.space.release_bulk(&slots);
     }
 

@@ -1,7 +1,7 @@
 //! What a disk's blocks are kept in, and the limit on it.
 
 use crate::block_map::BlockMap;
-use crate::discard::Discarder;
+use crate::discard::{Discarder, Leaves};
 use crate::error::{DiskError, NewDiskError};
 use crate::packing::{Host, Packer, RoomFinder};
 use crate::swap_file::SwapFile;
@@ -66,9 +66,18 @@ impl<S: PageSource + 'static> Memory<S> {
         Ok(())
     }
 
-    /// Bytes in use: pool, tables and map.
+    /// Bytes in use: pool, tables and map, with leaves that are not freed yet.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.space.pool_bytes() + self.space.metadata_bytes() + self.map.bytes()
+        let map = self.map.bytes() + self.discarder.bytes();
+        self.space.pool_bytes() + self.space.metadata_bytes() + map
+    }
+
+    /// Has leaves that were taken out of the map freed later.
+    pub(crate) fn discard(&self, leaves: Leaves) {
+        let count = leaves.len() as i64;
+        // For a moment they count twice, rather than not at all.
+        self.discarder.discard(leaves);
+        self.map.note_leaves(-count);
     }
 
     /// Most bytes in use.
