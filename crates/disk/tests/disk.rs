@@ -237,6 +237,12 @@ fn cold_blocks_are_packed_and_hot_ones_stored_alone_again() {
         disk.usage().packed_blocks > 4000
     });
     wait_until("memory is given back", || disk.used_bytes() < alone * 2 / 3);
+    // Those that are packed meanwhile would hide those that are unpacked.
+    wait_until("no more are packed", || {
+        let before = disk.usage().packed_blocks;
+        std::thread::sleep(Duration::from_millis(100));
+        disk.usage().packed_blocks == before
+    });
     // What is read again and again is not packed for long, whatever the thread does meanwhile.
     let before = disk.usage();
     wait_until("blocks 8 to 15 are unpacked", || {
