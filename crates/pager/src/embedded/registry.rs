@@ -5,13 +5,14 @@
 
 use super::area::Area;
 use super::limits::GRANULE;
+use memfold_sys::addresses;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 const FANOUT: usize = 1 << 13;
-const ADDRESS_BITS: u32 = 47;
-const _: () = assert!(FANOUT * FANOUT * GRANULE == 1 << ADDRESS_BITS);
+/// The root has all addresses at which the kernel maps regions, which ask for none.
+const ROOT_FANOUT: usize = addresses::END as usize / GRANULE / FANOUT;
 
 #[repr(transparent)]
 struct Leaf([AtomicPtr<Area>; FANOUT]);
@@ -28,7 +29,8 @@ impl Leaf {
     }
 }
 
-static ROOT: [AtomicPtr<Leaf>; FANOUT] = [const { AtomicPtr::new(ptr::null_mut()) }; FANOUT];
+static ROOT: [AtomicPtr<Leaf>; ROOT_FANOUT] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; ROOT_FANOUT];
 
 fn place(address: usize, make: bool) -> Option<&'static AtomicPtr<Area>> {
     let granule = address / GRANULE;
