@@ -7,30 +7,35 @@
 # an initramfs with busybox. Its output is printed, and its exit status is this one's; 124 if it takes too
 # long, 125 if the machine cannot be started or ends without a status (the kernel's messages follow).
 #
+#   --arch ARCH        Debian's name of the kernel's architecture, of which programs are, too: amd64, arm64  [amd64]
 #   --memory SIZE      of the machine, as QEMU has it                         [128M]
 #   --cpus N           of the machine                     [2; by emulation, 1]
 #   --seconds N        longest time, four times as long without KVM            [60]
 #   --module NAME      load it, with what it needs, before the script (repeatable)
 #   --program PATH     copy a program of this machine with its libraries to /bin (repeatable)
 #   --file PATH        copy a file to / (repeatable)
+#   --folder PATH      copy a folder with all that is in it to / (repeatable)
 #   --set NAME=VALUE   an environment variable of the script (repeatable)
-#   --host-root        this machine's files, all of them, below /host: what the script writes there is in memory
+#   --host-root        (amd64 only) this machine's files, all of them, below /host: what the script writes there is in memory
 #   --quiet-kernel     do not print the kernel's messages when the machine ends without a status
 #
-# Runs by emulation where KVM cannot be used. Needs qemu-system-x86, busybox and cpio.
+# Runs by emulation where KVM cannot be used. Needs qemu-system-x86, busybox and cpio; for arm64 qemu-system-arm, and
+# for programs with libraries libc6-dev-arm64-cross.
 set -euo pipefail
 here="$(dirname "$(realpath "$0")")"
-memory=128M cpus= seconds=60 quiet=
+memory=128M cpus= seconds=60 quiet= arch=amd64
 host=()
-modules=() programs=() files=() variables=()
+modules=() programs=() files=() folders=() variables=()
 while [[ "${1:-}" == --* ]]; do
     case "$1" in
+        --arch) arch="$2" ;;
         --memory) memory="$2" ;;
         --cpus) cpus="$2" ;;
         --seconds) seconds="$2" ;;
         --module) modules+=("$2") ;;
         --program) programs+=("$2") ;;
         --file) files+=("$2") ;;
+        --folder) folders+=("$2") ;;
         --set) variables+=("$2") ;;
         --quiet-kernel) quiet=1; shift; continue ;;
         --host-root)
@@ -53,7 +58,16 @@ failed() {
     echo "run.sh: $*" >&2
     exit 125
 }
-for tool in qemu-system-x86_64 busybox cpio; do
+# The machine's firmware tells the kernel of the serial ports, in this order; the second one takes the script's output.
+case "$arch" in
+    amd64) qemu=(qemu-system-x86_64) console=ttyS0 output=ttyS1 port=isa-serial ;;
+    arm64) qemu=(qemu-system-aarch64 -M virt) console=ttyAMA0 output=ttyS0 port=pci-serial ;;
+    *) failed "no machine is known of the architecture $arch" ;;
+esac
+# The folder of another architecture's libraries.
+own="$(dpkg --print-architecture)" libraries=
+[[ "$arch" == "$own" ]] || libraries=/usr/aarch64-linux-gnu
+for tool in "${qemu[0]}" busybox cpio; do
     command -v "$tool" > /dev/null || failed "$tool is missing"
 done
 image="$(echo "$kernel"/boot/vmlinuz-*)"
@@ -68,15 +82,26 @@ cp "$here/init" "$root/init"
 cp "$script" "$root/script"
 chmod +x "$root/init"
 for file in ${files[@]+"${files[@]}"}; do cp "$file" "$root/"; done
+for folder in ${folders[@]+"${folders[@]}"}; do cp -r "$folder" "$root/"; done
 
-# A program with the libraries that it names; the loader's path is absolute.
-for program in busybox ${programs[@]+"${programs[@]}"}; do
+# The libraries that a program names, and the loader, whose path is absolute.
+needed() {
+    if [[ -z "$libraries" ]]; then
+        ldd "$1" 2> /dev/null | grep -o '/[^ ]*'
+        return
+    fi
+    readelf --program-headers --dynamic --wide "$1" |
+        sed -n 's|.*program interpreter: /lib/\(.*\)\]|\1|p; s|.*(NEEDED).*\[\(.*\)\]|\1|p' | sed 's|^|/lib/|'
+}
+busybox=busybox
+[[ ! -e "$kernel/bin/busybox" ]] || busybox="$kernel/bin/busybox"
+for program in "$busybox" ${programs[@]+"${programs[@]}"}; do
     found="$(command -v "$program")" || failed "$program is missing"
     cp -L "$found" "$root/bin/"
     while read -r library; do
         mkdir -p "$root/$(dirname "$library")"
-        cp -L "$library" "$root/$library"
-    done < <(ldd "$found" 2> /dev/null | grep -o '/[^ ]*')
+        cp -L "$libraries$library" "$root/$library"
+    done < <(needed "$found")
 done
 
 # The modules that one needs first, then itself, each once. What is built in needs none.
@@ -115,11 +140,14 @@ mark="status-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
     done
 } > "$root/environment"
 # Without the processor's own virtualization (as in some virtual machines), KVM runs no kernel but its own.
-if [[ -r /dev/kvm && -w /dev/kvm ]] && grep -qwE 'vmx|svm' /proc/cpuinfo; then
+if [[ "$arch" == "$own" && -r /dev/kvm && -w /dev/kvm ]] &&
+    { [[ "$arch" == arm64 ]] || grep -qwE 'vmx|svm' /proc/cpuinfo; }; then
     accelerator=(-accel kvm -cpu host)
     timers=
 else
     accelerator=(-accel tcg -cpu max)
+    # (The signatures of pointers as the architecture has them take most of the time.)
+    [[ "$arch" != arm64 ]] || accelerator=(-accel tcg -cpu max,pauth-impdef=on)
     # On a busy host a machine with two processors, or with timers of nanoseconds, does nothing else than to
     # serve their interrupts.
     cpus="${cpus:-1}" timers=" highres=off"
@@ -129,10 +157,10 @@ else
 fi
 (cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) > "$work/initramfs"
 status=0
-timeout "$seconds" qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot \
+timeout "$seconds" "${qemu[@]}" -nodefaults -no-user-config -display none -no-reboot \
     "${accelerator[@]}" -m "$memory" -smp "${cpus:-2}" -kernel "$image" -initrd "$work/initramfs" \
-    -append "console=ttyS0 panic=-1 loglevel=5$timers" \
-    -serial "file:$work/kernel" -serial "file:$work/output" ${host[@]+"${host[@]}"} "$@" &
+    -append "console=$console OUTPUT=/dev/$output panic=-1 loglevel=5$timers" \
+    -serial "file:$work/kernel" -chardev "file,id=output,path=$work/output" -device "$port,chardev=output" ${host[@]+"${host[@]}"} "$@" &
 machine=$!
 # The machine goes with this.
 trap 'kill "$machine" 2> /dev/null || true; rm -rf "$work"' EXIT

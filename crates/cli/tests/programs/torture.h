@@ -66,11 +66,16 @@ static inline uint64_t next_random(uint64_t *state)
     return mix(*state);
 }
 
-/* Keeps the compiler from moving stores over the in-flux markers; the processor
- * keeps stores in order on x86-64, and a fork's snapshot is a prefix of them. */
+/* Keeps stores from being moved over the in-flux markers, as a fork's snapshot is to be
+ * a prefix of them: by the compiler on x86-64, whose CPUs keep them in order, elsewhere
+ * by the CPU as well. */
 static inline void in_order(void)
 {
+#ifdef __x86_64__
     atomic_signal_fence(memory_order_seq_cst);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
 }
 
 static inline uint64_t identity_of(const struct region *region, size_t page)
