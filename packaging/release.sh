@@ -9,7 +9,8 @@
 # Paths of the checkout, the target folder, cargo's home and the toolchain are replaced in both files, so
 # that two checkouts of one commit give the same bytes with the same toolchain, wherever they lie.
 # TARGET is a Rust target, by default x86_64-unknown-linux-musl, which is to be installed (rustup target add);
-# for that one musl-gcc (musl-tools) compiles the codecs. Needs objcopy and readelf (binutils).
+# for that one musl-gcc (musl-tools) compiles the codecs. Needs objcopy and readelf (binutils). CROSS is the prefix of the
+# tools for another architecture than this machine's, such as aarch64-linux-gnu-.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,6 +23,11 @@ commit=$(rustc -vV | sed -n 's/^commit-hash: //p')
 
 rust=(-Ctarget-feature=+crt-static "-Clink-arg=-Wl,--build-id")
 c=()
+cross=${CROSS:-}
+if [[ -n "$cross" ]]; then
+    name=$(tr a-z- A-Z_ <<< "$triple")
+    export "CARGO_TARGET_${name}_LINKER=${cross}gcc" "CC_${triple//-/_}=${cross}gcc"
+fi
 map() {
     rust+=("--remap-path-prefix=$1=$2")
     c+=("-ffile-prefix-map=$1=$2")
@@ -40,8 +46,8 @@ CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo -n "${rust[*]}") CFLAGS="${c[*]}" 
 
 mkdir -p "$dist"
 built=$target/$triple/release/memfold
-objcopy --only-keep-debug --compress-debug-sections=zlib "$built" "$dist/memfold.debug"
-objcopy --strip-all --add-gnu-debuglink="$dist/memfold.debug" "$built" "$dist/memfold"
+"${cross}objcopy" --only-keep-debug --compress-debug-sections=zlib "$built" "$dist/memfold.debug"
+"${cross}objcopy" --strip-all --add-gnu-debuglink="$dist/memfold.debug" "$built" "$dist/memfold"
 
 fail() {
     echo "release.sh: $dist/memfold $*" >&2
