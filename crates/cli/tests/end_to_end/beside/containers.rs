@@ -69,6 +69,15 @@ pub(super) fn number(out: &str, name: &str) -> u64 {
     statistics[name].as_u64().expect("a number")
 }
 
+/// All programs were held, and their pages were out and came back.
+pub(super) fn assert_paged_out(out: &str) {
+    assert!(
+        number(out, "pages_in") > 1000,
+        "hardly anything was out: {out}"
+    );
+    assert_eq!(number(out, "processes_unmanaged"), 0, "{out}");
+}
+
 #[test]
 fn a_tree_of_forks_is_managed_in_a_default_container() {
     beside!(&TOOLS);
@@ -86,11 +95,7 @@ fn a_tree_of_forks_is_managed_in_a_default_container() {
         let out = succeeds(&stage, &profile, options, &script);
         assert!(out.contains("prepared by the programs' library"), "{out}");
         assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");
-        assert!(
-            number(&out, "pages_in") > 1000,
-            "hardly anything was out: {out}"
-        );
-        assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+        assert_paged_out(&out);
     }
 }
 
@@ -110,11 +115,7 @@ fn a_go_program_is_held_in_a_default_container() {
     for options in [&["--user", &user][..], &[]] {
         let out = succeeds(&stage, &profile, options, &script);
         assert!(out.contains("heap ok\n"), "{out}");
-        assert!(
-            number(&out, "pages_in") > 1000,
-            "hardly anything was out: {out}"
-        );
-        assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+        assert_paged_out(&out);
     }
 }
 
@@ -141,9 +142,5 @@ fn redis_saves_in_the_background_in_a_default_container() {
         return;
     };
     let out = succeeds(&stage, &profile, &[], REDIS_SAVES);
-    assert!(
-        number(&out, "pages_in") > 1000,
-        "hardly anything was out: {out}"
-    );
-    assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+    assert_paged_out(&out);
 }

@@ -1,6 +1,6 @@
 //! Podman itself, with its default capabilities and seccomp profile. The image is made of the programs under test.
 
-use super::containers::{REDIS_SAVES, number};
+use super::containers::{REDIS_SAVES, assert_paged_out, number};
 use crate::support::{OTHER, STRANGER, Stage, compiled, find_program, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -105,7 +105,8 @@ impl Podman {
 
 #[test]
 fn a_tree_of_forks_is_managed_in_podmans_container() {
-    beside!(&TOOLS);
+    // Beside others the tree may be over before memfold, whose limit it exceeds then, gets a CPU.
+    alone!(&TOOLS);
     let podman = Podman::with(&[&compiled("forktree", &["forktree.c"], &[])]);
     let script = "cd /tmp && memfold run --resident 16M --stats - -- forktree 24";
     let user = format!("--user={STRANGER}:{STRANGER}");
@@ -114,11 +115,7 @@ fn a_tree_of_forks_is_managed_in_podmans_container() {
     for options in [&[DEVICE][..], &[user.as_str(), &group, &device]] {
         let out = podman.succeeds(options, script);
         assert!(out.contains("forktree ok: 3 levels, 2 orphans\n"), "{out}");
-        assert!(
-            number(&out, "pages_in") > 1000,
-            "hardly anything was out: {out}"
-        );
-        assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+        assert_paged_out(&out);
     }
 }
 
@@ -148,11 +145,7 @@ fn redis_saves_in_the_background_in_podmans_container() {
     };
     let podman = Podman::with(&[server, client, checker]);
     let out = podman.succeeds(&[DEVICE], &format!("cd /tmp;{REDIS_SAVES}"));
-    assert!(
-        number(&out, "pages_in") > 1000,
-        "hardly anything was out: {out}"
-    );
-    assert_eq!(number(&out, "processes_unmanaged"), 0, "{out}");
+    assert_paged_out(&out);
 }
 
 #[test]
