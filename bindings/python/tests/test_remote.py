@@ -42,60 +42,55 @@ class Server:
 
 
 class Stores(unittest.TestCase):
-    def test_arrays_larger_than_a_limit_go_to_a_store(self):
+    def larger_than_its_limit(self):
+        """A server, a limit over it, and an array of 64 MiB under that."""
         program = shutil.which("redis-server") or shutil.which("valkey-server")
         if program is None:
             self.skipTest("redis-server or valkey-server is missing")
-        with tempfile.TemporaryDirectory() as folder:
-            server = Server(program, folder)
-            self.addCleanup(server.stop)
-            server.wait()
-            store = memfold.Remote(f"valkey://127.0.0.1:{server.port}", password="secret", timeout=20)
-            limit = memfold.Limit("24M", remote=store)
-            random = numpy.random.default_rng(5)
-            values = limit.array(random.integers(0, 1 << 32, 8 * MIB, dtype="i8"))
-            again = numpy.random.default_rng(5).integers(0, 1 << 32, 8 * MIB, dtype="i8")
-            self.assertTrue((values == again).all())
-            stats = limit.stats()
-            for name in ("pages", "bytes", "pages_out", "pages_in", "faults"):
-                self.assertGreater(stats[f"remote_{name}"], 1000, name)
-            self.assertEqual(stats["remote_failures"] + stats["remote_lost_pages"], 0)
-            with self.assertRaisesRegex(OSError, "remote store"):
-                memfold.Limit("24M", remote=f"valkey://127.0.0.1:{server.port}")
-            del values, limit
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        server = Server(program, folder.name)
+        self.addCleanup(server.stop)
+        server.wait()
+        store = memfold.Remote(f"valkey://127.0.0.1:{server.port}", password="secret", timeout=20)
+        limit = memfold.Limit("24M", remote=store)
+        random = numpy.random.default_rng(5)
+        return server, limit, limit.array(random.integers(0, 1 << 32, 8 * MIB, dtype="i8"))
+
+    def test_arrays_larger_than_a_limit_go_to_a_store(self):
+        server, limit, values = self.larger_than_its_limit()
+        again = numpy.random.default_rng(5).integers(0, 1 << 32, 8 * MIB, dtype="i8")
+        self.assertTrue((values == again).all())
+        stats = limit.stats()
+        for name in ("pages", "bytes", "pages_out", "pages_in", "faults"):
+            self.assertGreater(stats[f"remote_{name}"], 1000, name)
+        self.assertEqual(stats["remote_failures"] + stats["remote_lost_pages"], 0)
+        with self.assertRaisesRegex(OSError, "remote store"):
+            memfold.Limit("24M", remote=f"valkey://127.0.0.1:{server.port}")
+        del values, limit
 
     def test_other_threads_go_on_while_a_limit_waits_for_its_store(self):
-        program = shutil.which("redis-server") or shutil.which("valkey-server")
-        if program is None:
-            self.skipTest("redis-server or valkey-server is missing")
-        with tempfile.TemporaryDirectory() as folder:
-            server = Server(program, folder)
-            self.addCleanup(server.stop)
-            server.wait()
-            store = memfold.Remote(f"valkey://127.0.0.1:{server.port}", password="secret", timeout=20)
-            limit = memfold.Limit("24M", remote=store)
-            random = numpy.random.default_rng(5)
-            values = limit.array(random.integers(0, 1 << 32, 8 * MIB, dtype="i8"))
-            self.assertGreater(limit.stats()["remote_pages_out"], 1000)
-            server.process.send_signal(signal.SIGSTOP)
-            beats = []
+        server, limit, values = self.larger_than_its_limit()
+        self.assertGreater(limit.stats()["remote_pages_out"], 1000)
+        server.process.send_signal(signal.SIGSTOP)
+        beats = []
 
-            def beat():
-                while not is_over.wait(0.01):
-                    beats.append(time.monotonic())
+        def beat():
+            while not is_over.wait(0.01):
+                beats.append(time.monotonic())
 
-            is_over = threading.Event()
-            thread = threading.Thread(target=beat)
-            thread.start()
-            began = time.monotonic()
-            # The last reference: memfold tries to remove what is in the store.
-            del values, limit
-            waited = time.monotonic() - began
-            is_over.set()
-            thread.join()
-            self.assertGreater(waited, 1)
-            gaps = [after - before for before, after in zip(beats, beats[1:])]
-            self.assertLess(max(gaps), waited / 2)
+        is_over = threading.Event()
+        thread = threading.Thread(target=beat)
+        thread.start()
+        began = time.monotonic()
+        # The last reference: memfold tries to remove what is in the store.
+        del values, limit
+        waited = time.monotonic() - began
+        is_over.set()
+        thread.join()
+        self.assertGreater(waited, 1)
+        gaps = [after - before for before, after in zip(beats, beats[1:])]
+        self.assertLess(max(gaps), waited / 2)
 
     def test_what_cannot_be_is_an_error(self):
         for address in ("http://x", ""):
