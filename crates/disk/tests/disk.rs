@@ -1,22 +1,15 @@
 //! The disk against an oracle, its limit, and what it counts.
 
 mod common;
+mod packing;
 
 use common::{disk, noise, wait_until};
 use memfold_disk::{BLOCK, Disk, DiskError, Host, NewDiskError};
 use memfold_swap::{Scratch, SwapConfig, SwapSpace};
+use packing::{disk_of_blocks, packing_disk, related};
 use proptest::prelude::*;
 use std::time::Duration;
 use zsmalloc::HeapSource;
-
-/// A host whose CPUs are always idle.
-struct Idle;
-
-impl Host for Idle {
-    fn is_idle(&mut self) -> Option<bool> {
-        Some(true)
-    }
-}
 
 /// A host that cannot tell: the thread that packs ends at once.
 struct Unknown;
@@ -25,34 +18,6 @@ impl Host for Unknown {
     fn is_idle(&mut self) -> Option<bool> {
         None
     }
-}
-
-/// A disk that packs at once what is not touched.
-fn packing_disk(size: u64, limit: u64) -> Disk<HeapSource> {
-    let mut disk = disk_of_blocks(size, limit);
-    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
-    disk
-}
-
-/// A disk with blocks of eight pages, without a thread that packs.
-fn disk_of_blocks(size: u64, limit: u64) -> Disk<HeapSource> {
-    let config = SwapConfig {
-        pool_capacity_pages: 1 << 14,
-        max_slots: 1 << 16,
-        block_pages: 8,
-        block_saving: 32,
-        ..SwapConfig::default()
-    };
-    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    Disk::new(space, size, limit).expect("a disk")
-}
-
-/// Related blocks: half of each is its own, the rest as in its neighbours.
-fn related(seed: u64) -> Vec<u8> {
-    let mut data = noise(seed / 8, BLOCK as usize);
-    data[..8].copy_from_slice(&seed.to_le_bytes());
-    data[64..2048].copy_from_slice(&[seed as u8; 1984]);
-    data
 }
 
 #[derive(Debug, Clone)]

@@ -1,25 +1,24 @@
 //! The protocol, by a client that says each byte itself.
 
+mod common;
+mod packing;
+
+use common::{disk, wait_until};
+use memfold_disk::BLOCK;
 use memfold_disk::nbd::{Connection, MOST_CONNECTIONS, Server};
-use memfold_disk::{BLOCK, Disk, Host};
-use memfold_swap::{Scratch, SwapConfig, SwapSpace};
+use memfold_swap::Scratch;
 use memfold_testing::Random;
+use packing::{packing_disk, related};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zsmalloc::HeapSource;
 
 const SIZE: u64 = 64 << 20;
 
 fn server() -> Server<HeapSource> {
-    let config = SwapConfig {
-        pool_capacity_pages: 1 << 12,
-        max_slots: 1 << 16,
-        ..SwapConfig::default()
-    };
-    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    Server::new(Arc::new(Disk::new(space, SIZE, 16 << 20).expect("a disk")))
+    Server::new(Arc::new(disk(SIZE, 16 << 20)))
 }
 
 /// A client after its greeting.
@@ -326,25 +325,6 @@ fn clients_that_misbehave_are_hung_up_on_and_harm_no_other() {
     assert_eq!(good.chunks().len(), 1);
 }
 
-struct Idle;
-
-impl Host for Idle {
-    fn is_idle(&mut self) -> Option<bool> {
-        Some(true)
-    }
-}
-
-/// A block that takes less memory with its neighbours than alone.
-fn related(number: u64) -> Vec<u8> {
-    let mut shared = Random::new(number / 8);
-    let mut block: Vec<u8> = (0..BLOCK / 8)
-        .flat_map(|_| shared.next_word().to_le_bytes())
-        .collect();
-    block[64..2048].fill(number as u8);
-    block[..8].copy_from_slice(&number.to_le_bytes());
-    block
-}
-
 fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
     let names =
@@ -355,30 +335,16 @@ fn threads_named(name: &str) -> usize {
 #[test]
 fn slow_reads_that_came_together_are_shared_and_answered_in_order() {
     const BLOCKS: u64 = 1024;
-    let config = SwapConfig {
-        pool_capacity_pages: 1 << 14,
-        max_slots: 1 << 16,
-        block_pages: 8,
-        block_saving: 32,
-        ..SwapConfig::default()
-    };
-    let space = SwapSpace::new(HeapSource::new(), config).expect("a swap space");
-    let mut disk = Disk::new(space, SIZE, 1 << 30).expect("a disk");
-    disk.pack(Duration::from_millis(1), Idle).expect("a thread");
+    let disk = packing_disk(SIZE, 1 << 30);
     let disk = Arc::new(disk);
     let mut scratch = Scratch::new();
     for block in (0..BLOCKS).filter(|block| block % 64 != 5) {
         let written = disk.write(block * BLOCK, &related(block), &mut scratch);
         written.expect("there is room");
     }
-    let began = Instant::now();
-    while disk.usage().packed_blocks < BLOCKS * 3 / 4 {
-        assert!(
-            began.elapsed() < Duration::from_secs(60),
-            "nothing is packed"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("most are packed", || {
+        disk.usage().packed_blocks >= BLOCKS * 3 / 4
+    });
     let server = Server::new(Arc::clone(&disk));
     let mut client = Client::ready(&server);
     let mut random = Random::new(1);

@@ -48,7 +48,7 @@ struct Batch<S: PageSource + 'static> {
     disk: Arc<Disk<S>>,
     ending: Arc<AtomicBool>,
     reads: Vec<Range<u64>>,
-    /// The next that nobody has taken.
+    /// The next that no thread has taken.
     next: AtomicUsize,
     done: Mutex<Done>,
     all_done: Condvar,
