@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Minimum milliseconds between the starts of two sweeps. More keeps empty nodes for longer.
 const PERIOD: u64 = 1000;
 /// Leaves visited per entry to the gate. More blocks faults for longer.
-const LEAVES: usize = 512;
+const LEAVES: usize = 4096;
 /// Longest wait for the gate; then the sweep continues at another tick. More delays the governor.
 const PATIENCE: Duration = Duration::from_millis(1);
 
