@@ -40,10 +40,13 @@ const LONGEST_TICK: Duration = Duration::from_millis(500);
 /// The interval where pages are recompressed under pressure. Longer leaves the pool large for longer.
 const PACKING_TICK: Duration = Duration::from_millis(100);
 /// Minimum time between two compactions of the pool. More takes less CPU time and leaves more waste.
-const COMPACT_INTERVAL: Duration = Duration::from_millis(250);
+const COMPACT_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes of waste below which the pool is not compacted. More takes less CPU time and leaves more
 /// waste.
-const WASTE_FLOOR: u64 = 4 << 20;
+const WASTE_FLOOR: u64 = 1 << 20;
+/// The pool is compacted if more than 1/`WASTE_DIVISOR` of it is waste. More takes less memory, and copies more: with
+/// 16 for 4, CPython's pool at its peak is 0.91 times as large, in the same CPU time.
+const WASTE_DIVISOR: u64 = 16;
 /// Pause of write-back after the file took no page. Longer saves futile writes and leaves the pool over
 /// its share for longer.
 const FILE_PAUSE: Duration = Duration::from_millis(200);
@@ -406,7 +409,7 @@ impl Background {
         }
     }
 
-    /// Compacts the pool if more than a quarter of it is waste.
+    /// Compacts the pool if too much of it is waste.
     fn compact(&mut self) {
         if self.compacted.elapsed() < COMPACT_INTERVAL {
             return;
@@ -418,7 +421,7 @@ impl Background {
             // What dead pages take in blocks, compaction does not give back.
             let used = swap.root_group().usage().pool + swap.dead_bytes();
             let waste = pool.saturating_sub(used);
-            waste > WASTE_FLOOR && waste > pool / 4
+            waste > WASTE_FLOOR && waste > pool / WASTE_DIVISOR
         };
         if wasted() {
             swap.compact(|| !self.group.stopping.load(Ordering::Relaxed));
