@@ -49,7 +49,7 @@ const SOON_PART: f32 = 0.25;
 /// Part (1/n) of the resident pages that stay on the inactive list. A larger divisor keeps more active
 /// pages and evicts sooner what was brought in.
 const RESERVE_DIVISOR: u64 = 48;
-/// Pages that stay on it at least: several windows of readahead.
+/// Pages that stay on it at least, in `run`: several windows of readahead.
 const RESERVE_AT_LEAST: u64 = 64;
 /// Active pages that left and were not replaced yet, at most.
 const VACANCIES_MAX: u32 = 64;
@@ -193,6 +193,20 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
+    /// With an inactive list of which `reserve` pages stay at least, and which allocates nothing any more: room for
+    /// `ranges` ranges is taken now, beyond which the oldest become active.
+    pub(crate) fn with_fixed_list(reserve: u64, ranges: usize) -> Replacement {
+        Replacement {
+            list: InactiveList {
+                ranges: VecDeque::with_capacity(ranges),
+                ranges_max: ranges,
+                reserve_at_least: reserve,
+                ..InactiveList::default()
+            },
+            ..Replacement::default()
+        }
+    }
+
     /// Whether active pages leave first, and the pages that outgrow the inactive list become active.
     pub(crate) fn is_fifo(&self) -> bool {
         self.is_fifo
@@ -202,7 +216,8 @@ impl Replacement {
     /// under the limit.
     pub(crate) fn quota(&mut self, wanted: usize, own: u64, all: u64) -> Quota {
         self.size = u32::try_from(all).unwrap_or(u32::MAX).max(1);
-        self.list.reserve = (own / RESERVE_DIVISOR).max(RESERVE_AT_LEAST).min(own / 4);
+        let reserve = (own / RESERVE_DIVISOR).max(self.list.reserve_at_least);
+        self.list.reserve = reserve.min(own / 4);
         self.unsampled += wanted;
         let samples = (self.unsampled / SAMPLED).min(wanted / 2);
         self.unsampled -= (samples * SAMPLED).min(self.unsampled);
@@ -330,8 +345,10 @@ impl Replacement {
 
     /// Gives a range back that was not evicted.
     pub(crate) fn give_back(&mut self, range: PageRange) {
-        self.list.pages += range.pages();
-        self.list.ranges.push_front(range);
+        if self.list.ranges.len() < self.list.ranges_max {
+            self.list.pages += range.pages();
+            self.list.ranges.push_front(range);
+        }
     }
 
     /// Where active pages leave first: what outgrows the inactive list becomes active.
@@ -342,21 +359,36 @@ impl Replacement {
 
 /// Ranges of pages in the order in which they were brought in. A page may have left since, or be there
 /// twice.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct InactiveList {
     ranges: VecDeque<PageRange>,
+    ranges_max: usize,
     pages: u64,
     /// Pages that stay.
     reserve: u64,
+    reserve_at_least: u64,
+}
+
+impl Default for InactiveList {
+    fn default() -> Self {
+        InactiveList {
+            ranges: VecDeque::new(),
+            ranges_max: RANGES_MAX,
+            pages: 0,
+            reserve: 0,
+            reserve_at_least: RESERVE_AT_LEAST,
+        }
+    }
 }
 
 impl InactiveList {
     fn push(&mut self, range: PageRange) {
-        self.pages += range.pages();
-        self.ranges.push_back(range);
-        if self.ranges.len() > RANGES_MAX {
+        // First, so that a list of a fixed capacity never grows.
+        if self.ranges.len() >= self.ranges_max {
             self.pop();
         }
+        self.pages += range.pages();
+        self.ranges.push_back(range);
     }
 
     fn pop(&mut self) -> Option<PageRange> {

@@ -12,6 +12,7 @@ use super::remote_queue::{RemoteFaults, THREADS};
 use super::span_queue::Readahead;
 use super::stats::{Counters, Stats};
 use super::streams::Streams;
+use super::victims::new_replacement;
 use super::{listener, signals, worker};
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
@@ -158,6 +159,8 @@ impl Engine {
             compression: CompressionPolicy::new(config.limit),
             areas: RwLock::default(),
             hand: Mutex::default(),
+            replacement: Mutex::new(new_replacement()),
+            evictions: AtomicU32::new(0),
             pending_release: Mutex::default(),
             listening: Mutex::default(),
             unreleased: AtomicU32::new(0),

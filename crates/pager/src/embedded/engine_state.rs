@@ -17,6 +17,7 @@ use super::stats::{Counters, Gauges, Stats};
 use super::streams::Streams;
 use crate::backoff::CompressionPolicy;
 use crate::pool_memory::MappedSource;
+use crate::replacement::Replacement;
 use crate::sync::lock;
 use memfold_swap::{Slot, SwapSpace};
 use memfold_sys::PAGE_SIZE;
@@ -42,6 +43,10 @@ pub(crate) struct EngineState {
     pub(super) compression: CompressionPolicy,
     pub(super) areas: RwLock<Vec<Arc<Area>>>,
     pub(super) hand: Mutex<Hand>,
+    /// Which list leaves, and what is on the inactive one.
+    pub(super) replacement: Mutex<Replacement>,
+    /// Pages that left so far, the clock of refault distances. Relaxed: it is an estimate.
+    pub(super) evictions: AtomicU32,
     /// Unmapped areas whose slots are not released yet.
     pub(super) pending_release: Mutex<Vec<Arc<Area>>>,
     /// Held by the listener while it serves a fault. The faulting thread may run on, and unmap the

@@ -10,7 +10,7 @@ use super::worker::{Claim, Worker};
 use crate::density::{BLOCK, Density};
 use crate::page_state::StageIndex;
 use crate::page_state::{ClaimNumber, PageState};
-use crate::replacement::Shadow;
+use crate::replacement::List;
 use crate::sync::lock;
 use crate::zeros::{ZERO_PAGES, ZEROS};
 use memfold_swap::{LoadError, PAGE_SIZE, Slot, TierKind};
@@ -253,11 +253,11 @@ impl EngineState {
             let entry = &entries[page];
             let state = entry.load();
             match state {
-                PageState::Swapped(slot, _)
+                PageState::Swapped(slot, shadow)
                     if (cause == Cause::Remote || !self.is_remote(slot))
                         && entry.replace(state, filling(slot)) =>
                 {
-                    worker.claims.push(Claim { page, slot });
+                    worker.claims.push(Claim { page, slot, shadow });
                 }
                 _ if cause != Cause::Advice && worker.claims.is_empty() => return,
                 _ => {}
@@ -308,7 +308,7 @@ impl EngineState {
                 Err(_) => {
                     area.entries()[claim.page].replace(
                         filling(claim.slot),
-                        PageState::Swapped(claim.slot, Shadow::default()),
+                        PageState::Swapped(claim.slot, claim.shadow),
                     );
                     self.account.release(1);
                 }
@@ -320,6 +320,11 @@ impl EngineState {
     /// Copies the loaded pages in, neighbours together.
     fn copy_claims(&self, area: &Area, worker: &mut Worker) {
         let entries = area.entries();
+        let list = self.note_refault(&worker.claims);
+        let state = match list {
+            List::Active => PageState::FRESH,
+            List::Inactive => PageState::RESIDENT,
+        };
         let mut start = 0;
         while start < worker.claims.len() {
             let first = worker.claims[start].page;
@@ -333,7 +338,10 @@ impl EngineState {
             for claim in &worker.claims[start..start + run] {
                 // Counted first: a thread that moves the page out subtracts it again.
                 area.note_resident(claim.page);
-                entries[claim.page].replace(filling(claim.slot), PageState::FRESH);
+                entries[claim.page].replace(filling(claim.slot), state);
+            }
+            if list == List::Inactive {
+                self.add_inactive(area, first..first + run);
             }
             start += run;
         }

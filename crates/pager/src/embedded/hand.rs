@@ -1,6 +1,7 @@
 //! The clock hand of an engine.
 
 use super::area::Area;
+use super::dues::Dues;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,4 +12,5 @@ pub(super) struct Hand {
     pub(super) area: usize,
     pub(super) page: usize,
     pub(super) cold: VecDeque<(Arc<Area>, Range<usize>)>,
+    pub(super) dues: Dues,
 }

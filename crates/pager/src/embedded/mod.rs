@@ -31,7 +31,7 @@
 //! | `remote`, `remote_queue` | pages on other machines |
 //! | `inherited` | what a forked child does with its parent's regions |
 //! | `fault`, `protected`, `streams`, `readahead` | swap-in |
-//! | `reclaim`, `mover` | page-out |
+//! | `victims`, `dues`, `hand`, `reclaim`, `mover` | page-out |
 //!
 //! # Invariants
 //!
@@ -54,6 +54,7 @@ mod area;
 mod backoff;
 mod blocks;
 mod config;
+mod dues;
 mod engine;
 mod engine_state;
 mod error;
@@ -76,6 +77,7 @@ mod signals;
 mod span_queue;
 mod stats;
 mod streams;
+mod victims;
 mod worker;
 
 pub use config::{Config, Mode};

@@ -7,10 +7,10 @@ use super::engine_state::EngineState;
 use super::limits::BATCH;
 use super::mover::Mover;
 use super::stats::count;
+use super::victims::{Young, claim};
 use super::worker::{self, Worker};
 use crate::page_state::PageState;
 use crate::page_state::StageIndex;
-use crate::replacement::Shadow;
 use crate::sync::lock;
 use memfold_swap::{Page, SlotRanges};
 use memfold_sys::futex;
@@ -123,8 +123,8 @@ impl EngineState {
         }
         while next < range.end {
             self.wait_for_store();
-            worker.victims.clear();
-            next = claim(area, next..range.end, true, worker);
+            worker.clear_victims();
+            next = claim(area, next..range.end, (Young::Taken, BATCH), worker);
             out += self.page_out_victims(area, Initiator::Program, worker);
         }
         out
@@ -136,42 +136,6 @@ impl EngineState {
         if hand.cold.len() < COLD_RANGES {
             hand.cold.push_back((area.clone(), range));
         }
-    }
-
-    /// Claims victims for the worker, all of one area.
-    fn choose_victims(&self, worker: &mut Worker) -> Option<Arc<Area>> {
-        worker.victims.clear();
-        let mut hand = lock(&self.hand);
-        while let Some((area, range)) = hand.cold.pop_front() {
-            let next = claim(&area, range.clone(), true, worker);
-            if next < range.end {
-                hand.cold.push_front((area.clone(), next..range.end));
-            }
-            if !worker.victims.is_empty() {
-                return Some(area);
-            }
-        }
-        let areas = self.areas.read().unwrap_or_else(PoisonError::into_inner);
-        // The first revolution makes young pages old, the second claims them.
-        for _ in 0..2 * areas.len() + 3 {
-            let index = hand.area;
-            let Some(area) = areas.get(index) else {
-                (hand.area, hand.page) = (0, 0);
-                continue;
-            };
-            if area.resident() > 0 {
-                hand.page = claim(area, hand.page.min(area.pages)..area.pages, false, worker);
-            } else {
-                hand.page = area.pages;
-            }
-            if hand.page >= area.pages {
-                (hand.area, hand.page) = (index + 1, 0);
-            }
-            if !worker.victims.is_empty() {
-                return Some(area.clone());
-            }
-        }
-        None
     }
 
     fn page_out_victims(&self, area: &Area, initiator: Initiator, worker: &mut Worker) -> u64 {
@@ -194,7 +158,7 @@ impl EngineState {
         let Some(_mapped) = area.mapped() else {
             // Unmapped: the pages are freed, and no longer counted.
             for (index, page) in worker.victims.iter().enumerate() {
-                entries[*page].replace(PageState::Moving(place_of(worker, index)), PageState::Hole);
+                entries[*page].replace(PageState::Moving(worker.place(index)), PageState::Hole);
             }
             worker.victims.clear();
             return;
@@ -207,7 +171,7 @@ impl EngineState {
                 .enumerate()
                 .take_while(|(offset, page)| **page == first + offset)
                 .count();
-            let place = NonNull::new(self.place(place_of(worker, start)).cast_mut());
+            let place = NonNull::new(self.place(worker.place(start)).cast_mut());
             let source = NonNull::new(area.address(first) as *mut u8);
             let (Some(place), Some(source)) = (place, source) else {
                 unreachable!("neither stage nor regions lie at address 0");
@@ -227,7 +191,7 @@ impl EngineState {
                 count(&self.counters.pages_remapped, pages as u64);
             }
             for index in start..start + pages {
-                let place = place_of(worker, index);
+                let place = worker.place(index);
                 let entry = &entries[worker.victims[index]];
                 entry.replace(PageState::Moving(place), PageState::Staged(place));
                 area.note_absent(worker.victims[index]);
@@ -245,7 +209,7 @@ impl EngineState {
     /// A victim could not be moved.
     fn not_moved(&self, area: &Area, index: usize, errno: Errno, worker: &Worker) {
         let page = worker.victims[index];
-        let place = place_of(worker, index);
+        let place = worker.place(index);
         let to = if errno == Errno::ENOENT {
             // The program dropped the page by its own madvise.
             area.note_absent(page);
@@ -264,7 +228,7 @@ impl EngineState {
         let mut staged: Vec<usize> = Vec::with_capacity(BATCH);
         let mut pages: Vec<&Page> = Vec::with_capacity(BATCH);
         for index in 0..worker.victims.len() {
-            let place = place_of(worker, index);
+            let place = worker.place(index);
             if entries[worker.victims[index]].load() == PageState::Staged(place) {
                 staged.push(index);
                 // SAFETY: staged pages are present until `drop_staged`, and nothing writes to the stage;
@@ -277,7 +241,7 @@ impl EngineState {
             .store_batch(&pages, &mut worker.scratch, &mut slots);
         let (mut out, mut refused) = (0, 0);
         for (index, slot) in staged.into_iter().zip(slots) {
-            let place = place_of(worker, index);
+            let place = worker.place(index);
             let page = worker.victims[index];
             let entry = &entries[page];
             let pays = |slot| {
@@ -293,9 +257,10 @@ impl EngineState {
                 Ok(slot)
                     if entry.replace(
                         PageState::Staged(place),
-                        PageState::Swapped(slot, Shadow::default()),
+                        PageState::Swapped(slot, self.shadow_of(worker, index)),
                     ) =>
                 {
+                    self.note_evicted(worker, index);
                     out += 1;
                 }
                 // A fault brought the page back meanwhile.
@@ -330,14 +295,14 @@ impl EngineState {
     fn drop_staged(&self, area: &Area, worker: &Worker) {
         let entries = area.entries();
         for (index, page) in worker.victims.iter().enumerate() {
-            let returning = PageState::Returning(place_of(worker, index));
+            let returning = PageState::Returning(worker.place(index));
             let mut attempt = 0;
             while entries[*page].load() == returning {
                 pause(attempt);
                 attempt += 1;
             }
         }
-        let Some(start) = NonNull::new(self.place(place_of(worker, 0)).cast_mut()) else {
+        let Some(start) = NonNull::new(self.place(worker.place(0)).cast_mut()) else {
             return;
         };
         // SAFETY: the worker's part of the stage, of which no page is staged or returning any more.
@@ -410,23 +375,4 @@ impl EngineState {
             self.reclaim_event.wait(Duration::from_millis(longest));
         }
     }
-}
-
-/// The place in the stage of a worker's victim.
-fn place_of(worker: &Worker, index: usize) -> StageIndex {
-    StageIndex((worker.number * BATCH + index) as u32)
-}
-
-/// Claims victims of an area, up to a batch. Returns where to go on.
-fn claim(area: &Area, range: Range<usize>, all: bool, worker: &mut Worker) -> usize {
-    area.sweep(range, all, |page, entry, state| {
-        if worker.victims.len() == BATCH {
-            return false;
-        }
-        let place = place_of(worker, worker.victims.len());
-        if entry.replace(state, PageState::Moving(place)) {
-            worker.victims.push(page);
-        }
-        true
-    })
 }

@@ -2,7 +2,10 @@
 //! beforehand, as a signal handler has little stack and must not allocate.
 
 use super::backoff::pause;
+use super::dues::Samples;
 use super::limits::{BATCH, WINDOW, WORKERS};
+use crate::page_state::StageIndex;
+use crate::replacement::Shadow;
 use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot};
 use memfold_sys::fork::Owner;
 use memfold_sys::memory::Mapping;
@@ -21,6 +24,8 @@ const STACK: usize = 512 << 10;
 pub(super) struct Claim {
     pub page: usize,
     pub slot: Slot,
+    /// What is remembered of its eviction.
+    pub shadow: Shadow,
 }
 
 /// Buffers and stack of one thread that serves a fault or reclaims.
@@ -30,6 +35,8 @@ pub(super) struct Worker {
     pub scratch: Scratch,
     pub claims: Vec<Claim>,
     pub victims: Vec<usize>,
+    /// Which of the victims are samples.
+    pub samples: Samples,
     pub slots: Vec<Slot>,
     buffer: Mapping,
     stack: Reservation,
@@ -47,10 +54,22 @@ impl Worker {
             scratch: Scratch::new(),
             claims: Vec::with_capacity(WINDOW),
             victims: Vec::with_capacity(BATCH),
+            samples: Samples::default(),
             slots: Vec::with_capacity(WINDOW),
             buffer,
             stack,
         })
+    }
+
+    /// Forgets the victims of the last batch.
+    pub(super) fn clear_victims(&mut self) {
+        self.victims.clear();
+        self.samples = Samples::default();
+    }
+
+    /// The place in the stage of a victim.
+    pub(super) fn place(&self, victim: usize) -> StageIndex {
+        StageIndex((self.number * BATCH + victim) as u32)
     }
 
     /// The end of the worker's stack.
