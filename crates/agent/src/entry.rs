@@ -1,17 +1,28 @@
-//! Where a thread enters the library in a program that no loader brought it into: a static one, or one that runs
-//! already.
+//! Where a thread enters the library in a program that runs already: a static one, which no loader brought it into, or
+//! one that does without a helper as yet (`starts_late`).
 //!
-//! The supervisor stops a thread of the program by ptrace, maps the image, relocates it, and lets the thread run from the
-//! image's entry (its ELF header names it) on a stack of its own, with all signals blocked. At the trap, the
+//! The supervisor stops a thread of the program by ptrace, maps and relocates the image where there is none, and lets the
+//! thread run from the image's entry (its ELF header names it) on a stack of its own, with all signals blocked. At the trap, the
 //! register that functions return numbers in has the result of [`enter`]; the supervisor puts the registers back.
 
-use crate::start::{is_sandboxed, start};
+use crate::start::{BEACON, EXECUTED, WAITING_PROCESS, is_sandboxed, start};
 use crate::state::REFUSED;
+use crate::system;
+use core::sync::atomic::Ordering;
+use memfold_sys::hello::brought;
 
-/// Starts the helper, as the loader's call does. There is nothing to tell the program's C library, if it has one: forks
-/// are seen only where the kernel reports them.
-extern "C" fn enter() -> u32 {
-    if is_sandboxed() {
+/// Starts the helper, as the loader's call does. Where no loader made that, there is nothing to tell the program's C
+/// library, if it has one: forks are seen only where the kernel reports them.
+extern "C" fn enter(how: u64) -> u32 {
+    let waiting = WAITING_PROCESS.load(Ordering::Relaxed);
+    let may_start = match how {
+        brought::BY_SUPERVISOR => true,
+        // Else the loader has not called it, or not even relocated it.
+        brought::BY_LOADER => waiting == EXECUTED,
+        // Else it has the memory of another process, or a copy that no handler saw.
+        _ => waiting == system::own_process(),
+    };
+    if !may_start || BEACON.load(Ordering::Relaxed) != 0 || is_sandboxed() {
         return REFUSED;
     }
     start(0, None)

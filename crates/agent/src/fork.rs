@@ -4,8 +4,8 @@
 //! the child's handler asks for its number. Where it does not, the fork is prepared (`prepared.rs`).
 
 use crate::arena::Arena;
-use crate::start::{BEACON, FORK_STACK_TOP, start};
-use crate::state::{Child, MANAGED, PREPARES, REFUSED, STRANDED, channel, has_left};
+use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, start, starts_late};
+use crate::state::{Child, MANAGED, PREPARES, REFUSED, STRANDED, UNANNOUNCED, channel, has_left};
 use crate::{helper, prepared, system};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -20,10 +20,16 @@ extern "C" fn prepare() {
     /// Naps before the fork goes on in spite of a supervisor that reads all the time: its other threads
     /// change mappings without a pause. More delays such forks.
     const NAPS: u32 = 50;
+    // SeqCst: see `UNANNOUNCED`.
+    UNANNOUNCED.fetch_add(1, Ordering::SeqCst);
     let Some(channel) = channel() else {
         return;
     };
     channel.forking.fetch_add(1, Ordering::SeqCst);
+    if !end_unannounced() {
+        // A thread whose fork was announced has taken that one, and left its own.
+        channel.forking.fetch_sub(1, Ordering::SeqCst);
+    }
     if has_left() {
         return;
     }
@@ -38,8 +44,20 @@ extern "C" fn prepare() {
     });
 }
 
+/// Counts one fork less that no channel knows of. `false` if there is none.
+fn end_unannounced() -> bool {
+    let fewer = |forking: u32| forking.checked_sub(1);
+    UNANNOUNCED
+        .fetch_update(Ordering::SeqCst, Ordering::Relaxed, fewer)
+        .is_ok()
+}
+
 extern "C" fn parent() {
     prepared::end_in_parent();
+    // If another thread's fork was the unannounced one, the announcement of this one is its from now on.
+    if end_unannounced() {
+        return;
+    }
     if let Some(channel) = channel() {
         // In a child of a fork within a fork, the channel knows of none.
         let fewer = |forking: u32| forking.checked_sub(1);
@@ -51,13 +69,14 @@ extern "C" fn parent() {
 
 /// Called in a forked child before anything of the program's runs there.
 extern "C" fn child() {
+    UNANNOUNCED.store(0, Ordering::Relaxed);
     let Child::ToStart { may_call } = prepared::end_in_child() else {
         return;
     };
     if has_left() {
         return;
     }
-    let beacon = BEACON.load(Ordering::Relaxed);
+    let beacon = BEACON.load(Ordering::Acquire);
     if !may_call && system::is_filtered() {
         // Whatever a helper needs may be forbidden, on pain of death. The supervisor serves the
         // child's faults all the same; its pages are not moved out. It makes itself known, which takes
@@ -68,7 +87,11 @@ extern "C" fn child() {
         return;
     }
     if beacon == 0 {
-        start(0, None);
+        if starts_late() {
+            WAITING_PROCESS.store(system::own_process(), Ordering::Relaxed);
+        } else {
+            start(0, None);
+        }
         return;
     }
     Arena::unmap_inherited_stack(FORK_STACK_TOP.load(Ordering::Relaxed));

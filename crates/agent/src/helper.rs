@@ -2,7 +2,7 @@
 
 use crate::message::{connect, receive, send};
 use crate::state::{
-    ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, let_go, set_channel,
+    ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, UNANNOUNCED, let_go, set_channel,
 };
 use crate::{dispatch, system};
 use core::sync::atomic::Ordering;
@@ -357,7 +357,8 @@ fn withhold(channel: &Channel) {
         system::give_to_children(start, length)
     } else {
         MANAGED.store(1, Ordering::SeqCst);
-        match channel.forking.load(Ordering::SeqCst) {
+        let forking = channel.forking.load(Ordering::SeqCst) | UNANNOUNCED.load(Ordering::SeqCst);
+        match forking {
             0 => {
                 system::keep_from_children(start, length).and_then(|()| system::mark(start, length))
             }

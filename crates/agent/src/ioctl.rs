@@ -251,4 +251,5 @@ mod c_library {
     pub fn set_errno(_: Errno) {}
 }
 
-use c_library::{errno, next_ioctl, set_errno};
+pub use c_library::set_errno;
+use c_library::{errno, next_ioctl};

@@ -46,6 +46,7 @@ mod prepared;
 mod start;
 mod state;
 mod system;
+mod trace;
 
 #[cfg(feature = "standalone")]
 #[panic_handler]

@@ -1,14 +1,18 @@
 //! The loader's call.
 
 use crate::fork;
-use crate::start::{is_sandboxed, start};
+use crate::start::{EXECUTED, WAITING_PROCESS, is_sandboxed, start, starts_late};
+use core::sync::atomic::Ordering;
 
 /// Called by the loader before the program's own code.
 extern "C" fn load() {
     // SAFETY: the symbols are weak; the addresses are null or the C library's functions of the
     // documented signatures, and `child` stays valid as the library is never unloaded.
     unsafe { fork::register_handlers() };
-    if !is_sandboxed() {
+    if starts_late() {
+        // Without any system call: most programs end soon.
+        WAITING_PROCESS.store(EXECUTED, Ordering::Relaxed);
+    } else if !is_sandboxed() {
         start(0, None);
     }
 }

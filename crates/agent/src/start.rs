@@ -5,7 +5,9 @@ use crate::state::{Handover, REFUSED, make_note};
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use memfold_sys::futex;
-use memfold_sys::hello::{Filters, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
+use memfold_sys::hello::{
+    Filters, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX, STARTS_LATE_AT,
+};
 use memfold_sys::{Errno, PAGE_SIZE};
 
 /// What the supervisor writes into the image that it unpacks for the run: a [`Rendezvous`].
@@ -28,12 +30,23 @@ pub static BEACON: AtomicUsize = AtomicUsize::new(0);
 /// End of the stack on which this program's threads fork, where forks are prepared.
 pub static FORK_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 
+/// Which process does without a helper as yet: [`EXECUTED`], or the PID of one that was forked; 0 if none does. A process
+/// that shares this memory (the child of a `vfork`), or has a copy that no handler saw (of a raw `clone`), is neither.
+pub static WAITING_PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The one that executed this program. It does not ask for its PID, as filters may forbid that.
+pub const EXECUTED: u32 = u32::MAX;
+
+/// Part of what is patched in.
+fn patched<const N: usize>(offset: usize) -> [u8; N] {
+    let place = (&raw const PATCHED_IN).cast::<u8>();
+    // SAFETY: the callers name parts of a live static; bytes of any value are numbers.
+    unsafe { core::ptr::read_volatile(place.add(offset).cast()) }
+}
+
 /// Reads what is in the loaded image (the compiler knows only the unpatched one).
-fn rendezvous() -> Rendezvous {
+pub fn rendezvous() -> Rendezvous {
     fn number<const N: usize>(offset: usize) -> [u8; N] {
-        let place = (&raw const PATCHED_IN).cast::<u8>();
-        // SAFETY: the callers name parts of a live static; bytes of any value are numbers.
-        unsafe { core::ptr::read_volatile(place.add(SOCKET_PATH_MAX + offset).cast()) }
+        patched(SOCKET_PATH_MAX + offset)
     }
     let path = (&raw const PATCHED_IN).cast();
     Rendezvous {
@@ -44,7 +57,14 @@ fn rendezvous() -> Rendezvous {
         pid: i32::from_ne_bytes(number(8)),
         user_namespace: u64::from_ne_bytes(number(12)),
         inspects_others: u32::from_ne_bytes(number(20)),
+        starts_late: u32::from(starts_late()),
     }
+}
+
+/// Whether programs do without a helper until the supervisor has a thread of theirs start one (`entry.rs`), as most are
+/// gone before that is worth it. The page is the file's: the supervisor's last word shows at once.
+pub fn starts_late() -> bool {
+    u32::from_ne_bytes(patched(STARTS_LATE_AT)) != 0
 }
 
 /// Whether the program was executed under filters that the supervisor does not have: whatever a helper
@@ -83,8 +103,9 @@ pub fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
     let (Ok(()), Ok(arena)) = (make_note(), Arena::map(inherited_beacon)) else {
         return REFUSED;
     };
-    BEACON.store(arena.beacon, Ordering::Relaxed);
+    // In this order: another thread may fork just now, and its child looks at the beacon first.
     FORK_STACK_TOP.store(arena.fork_stack_top, Ordering::Relaxed);
+    BEACON.store(arena.beacon, Ordering::Release);
     let handover = Handover {
         arena,
         inherited,

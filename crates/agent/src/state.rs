@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::system;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use memfold_sys::channel::Channel;
 use memfold_sys::hello::Rendezvous;
 use memfold_sys::{Errno, PAGE_SIZE};
@@ -16,6 +16,13 @@ pub static MANAGED: AtomicU32 = AtomicU32::new(0);
 
 /// 1 where forks are prepared (`prepared.rs`), in this program and what it forks.
 pub static PREPARES: AtomicU32 = AtomicU32::new(0);
+
+/// Forks under way that no channel knows of, as there was none when they began: the helper is started while the program
+/// runs.
+///
+/// `SeqCst`, and a fence in [`set_channel`]: a thread counts its fork here before it looks for the channel, and the helper
+/// notes the channel before it looks here and withholds a range.
+pub static UNANNOUNCED: AtomicU32 = AtomicU32::new(0);
 
 /// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
 /// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
@@ -85,6 +92,7 @@ pub fn set_channel(channel: &'static Channel) {
     if let Some(note) = note() {
         note.store(&raw const *channel as usize, Ordering::Relaxed);
     }
+    fence(Ordering::SeqCst);
 }
 
 /// The channel, once the helper of this very process has mapped it.

@@ -18,6 +18,20 @@ pub const MAGIC: u64 = 0x3164_6c6f_666d_656d;
 /// it inherited is lost: it must stop.
 pub const LOST: u64 = u64::MAX;
 
+/// [`Hello::refused`] of a program that is about to trace others: what is executed from now on must start its helper
+/// itself. It has no helper to introduce, and waits until the connection is closed.
+pub const TRACES: u64 = u64::MAX;
+
+/// How the library came into the program into which a thread is sent: the argument of its entry.
+pub mod brought {
+    /// The supervisor has mapped it.
+    pub const BY_SUPERVISOR: u64 = 0;
+    /// A loader, and the process executed the program itself.
+    pub const BY_LOADER: u64 = 1;
+    /// A loader, in the process that this one was forked from.
+    pub const BY_FORK: u64 = 2;
+}
+
 /// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.
 pub const TOKEN: u64 = 1 << 63;
 
@@ -56,6 +70,8 @@ pub struct Rendezvous {
     pub user_namespace: u64,
     /// 1 if it may inspect processes of other users (`CAP_SYS_PTRACE`).
     pub inspects_others: u32,
+    /// 1 if programs do without a helper until the supervisor starts one. It changes in the library's file during the run.
+    pub starts_late: u32,
 }
 
 impl Rendezvous {
@@ -68,13 +84,17 @@ impl Rendezvous {
         numbers[4..8].copy_from_slice(&self.user.to_ne_bytes());
         numbers[8..12].copy_from_slice(&self.pid.to_ne_bytes());
         numbers[12..20].copy_from_slice(&self.user_namespace.to_ne_bytes());
-        numbers[20..].copy_from_slice(&self.inspects_others.to_ne_bytes());
+        numbers[20..24].copy_from_slice(&self.inspects_others.to_ne_bytes());
+        numbers[24..].copy_from_slice(&self.starts_late.to_ne_bytes());
         bytes
     }
 }
 
 /// Length of what is patched in.
-pub const PATCHED: usize = SOCKET_PATH_MAX + 24;
+pub const PATCHED: usize = STARTS_LATE_AT + 4;
+
+/// Where in it [`Rendezvous::starts_late`] is.
+pub const STARTS_LATE_AT: usize = SOCKET_PATH_MAX + 24;
 
 /// Finds in a `/proc/PID/status` how many seccomp filters that process has: 0 where the file
 /// lacks the line, as in a kernel without them. Byte by byte, as the file can be long, and the
@@ -140,7 +160,7 @@ pub struct Hello {
     pub relative: u64,
     /// The helper's number, as it knows itself.
     pub thread: u64,
-    /// Why there are no userfaultfds: an errno, or 0. No descriptors come with it then.
+    /// Why there are no userfaultfds: an errno, [`TRACES`], or 0. No descriptors come with it then.
     pub refused: u64,
     /// 1 if the library can prepare forks.
     pub can_prepare: u64,

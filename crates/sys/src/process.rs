@@ -148,6 +148,19 @@ pub fn below(ancestor: i32) -> Vec<i32> {
     found
 }
 
+/// Most of the processes below one: those that others leave behind just now may be missing.
+pub fn mostly_below(ancestor: i32) -> Vec<i32> {
+    walk(ancestor)
+}
+
+/// Resident anonymous pages of a process; none if it is gone.
+pub fn anonymous_pages(pid: i32) -> Option<u64> {
+    let text = proc_text(&format!("/proc/{pid}/statm")).ok()?;
+    let mut fields = text.split_ascii_whitespace().skip(1).map(str::parse::<u64>);
+    let (resident, shared) = (fields.next()?.ok()?, fields.next()?.ok()?);
+    Some(resident.saturating_sub(shared))
+}
+
 fn walk(ancestor: i32) -> Vec<i32> {
     let mut found = children(ancestor);
     let mut next = 0;

@@ -14,6 +14,17 @@ pub fn current_id() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
+/// CPU time that the calling thread has taken.
+pub fn cpu_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a live structure that the kernel fills. It knows this clock, so the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// A number that no other living thread of the process has, found without a system call.
 pub fn fast_number() -> usize {
     // SAFETY: takes nothing. The C library gives the address of the thread's own record.

@@ -24,7 +24,7 @@ mod x86_64;
 use x86_64::{Registers, SYSCALL, Sleep, Vectors};
 
 use crate::deadline;
-use crate::process::Process;
+use crate::process::{Process, named_field, proc_text};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::marker::PhantomData;
@@ -116,6 +116,9 @@ impl Tracee {
         // The thread is stopped, so it has not been ended by an `exec` before, and the file is of its memory.
         let mut registers = Registers::read(thread)?;
         sleep.resume(&mut registers);
+        if !has_signal(process, thread) {
+            registers.begin_anew();
+        }
         if is_in_sequence(thread, &memory)? {
             return Err(io::Error::from_raw_os_error(libc::EAGAIN));
         }
@@ -164,13 +167,18 @@ impl Tracee {
         Ok(after.result())
     }
 
-    /// Has the thread run from `entry` on a stack that ends at `stack_top` until it traps. Returns what its
+    /// Has the thread run from `entry`, with an argument, on a stack that ends at `stack_top` until it traps. Returns what its
     /// functions return a number in then.
     ///
     /// # Errors
     /// `ETIMEDOUT` if it took longer than `patience`: the thread is stopped where it is, and goes on as it was.
-    pub fn run(&mut self, entry: u64, stack_top: u64, patience: Duration) -> io::Result<u64> {
-        let registers = self.registers.to_enter(entry, stack_top);
+    pub fn run(
+        &mut self,
+        (entry, argument): (u64, u64),
+        stack_top: u64,
+        patience: Duration,
+    ) -> io::Result<u64> {
+        let registers = self.registers.to_enter(entry, stack_top, argument);
         registers.write(self.thread)?;
         self.go_on_or_stop(libc::PTRACE_CONT, patience)?;
         Ok(Registers::read(self.thread)?.result())
@@ -318,6 +326,36 @@ fn trace(request: impl Into<i64>, thread: i32, address: usize, data: usize) -> i
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Whether a signal waits that the thread does not block: a system call that has ended for it is not made again.
+fn has_signal(process: &Process, thread: i32) -> bool {
+    let Ok(status) = process.text(&format!("task/{thread}/status")) else {
+        return true;
+    };
+    let mask = |name: &str| {
+        let text = named_field(&status, name);
+        text.and_then(|text| u64::from_str_radix(text, 16).ok())
+    };
+    let (own, shared, blocked) = (mask("SigPnd"), mask("ShdPnd"), mask("SigBlk"));
+    match (own, shared, blocked) {
+        (Some(own), Some(shared), Some(blocked)) => (own | shared) & !blocked != 0,
+        _ => true,
+    }
+}
+
+/// Whether this process may trace its children: neither a filter nor Yama forbids it. (Some of them may not be traced all
+/// the same, as they have more rights.)
+pub fn may_trace() -> bool {
+    /// From here on it takes a right (`kernel.yama.ptrace_scope`).
+    const RESTRICTED: u32 = 2;
+    /// No process has this PID.
+    const NONE: i32 = i32::MAX;
+    let scope = proc_text("/proc/sys/kernel/yama/ptrace_scope");
+    let scope = scope.map_or(0, |text| text.trim().parse().unwrap_or(RESTRICTED));
+    let refused = trace(libc::PTRACE_SEIZE, NONE, 0, 0).err();
+    let is_allowed = refused.is_some_and(|error| error.raw_os_error() == Some(libc::ESRCH));
+    scope < RESTRICTED && is_allowed
 }
 
 /// Waits for a thread that was asked to stop. A signal that comes first is delivered.

@@ -59,6 +59,17 @@ pub struct Finding {
     pub reason: Reason,
 }
 
+/// What the supervisor knows of the processes below memfold.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Those that have connected.
+    pub managed: Vec<i32>,
+    /// Small ones, which connect later if they grow, among others that are as small.
+    pub waiting: Vec<i32>,
+    /// memfold's own.
+    pub guardian: Option<i32>,
+}
+
 /// The tree below memfold as it was last looked at.
 #[derive(Debug)]
 pub struct Descendants {
@@ -115,24 +126,23 @@ impl Descendants {
         self.images.keys().copied().collect()
     }
 
-    /// Looks at the tree, of which `managed` have connected and `guardian` is memfold's own; returns
-    /// those newly found outside the limit.
-    pub fn look(&mut self, managed: &[i32], guardian: Option<i32>) -> Vec<Finding> {
+    /// Looks at the tree; returns those newly found outside the limit.
+    pub fn look(&mut self, known: &Known) -> Vec<Finding> {
         let _raised = privilege::raised();
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
         for pid in process::below(self.root) {
-            if guardian == Some(pid) {
+            if known.guardian == Some(pid) {
                 continue;
             }
             let Some(started) = process::living_since(pid) else {
                 continue;
             };
             let mut image = self.image_of(pid, started);
-            if managed.contains(&pid) {
+            if known.managed.contains(&pid) {
                 image.since = Instant::now();
                 image.standing = Standing::Interpreted;
-            } else if let Some(reason) = self.judge(pid, &mut image) {
+            } else if let Some(reason) = self.judge(pid, &mut image, known) {
                 self.unmanaged += 1;
                 image.standing = Standing::Unmanaged;
                 let name = name_of(pid);
@@ -151,7 +161,7 @@ impl Descendants {
     }
 
     /// Why an image that has not connected is outside the limit, if that is known by now. It is attached if that can be.
-    fn judge(&self, pid: i32, image: &mut Image) -> Option<Reason> {
+    fn judge(&self, pid: i32, image: &mut Image, known: &Known) -> Option<Reason> {
         if image.standing == Standing::New {
             let is_static = deadline::within(PATIENCE, move || unmanaged::is_static(pid));
             if is_static != Some(true) || !self.attach(pid, image)? {
@@ -169,6 +179,11 @@ impl Descendants {
                 let preload = self.preload.clone();
                 let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
                 if reason == Some(Reason::Environment) && self.attach(pid, image)? {
+                    return None;
+                }
+                let has_library = matches!(&reason, Some(reason) if reason.has_library());
+                if has_library && known.waiting.contains(&pid) {
+                    image.since = Instant::now();
                     return None;
                 }
                 Some(reason.unwrap_or(Reason::Unseen))
@@ -230,21 +245,24 @@ mod tests {
         let mut child = Command::new("/bin/sleep").arg("30").spawn().unwrap();
         let pid = child.id() as i32;
         let mut descendants = Descendants::new(Path::new("/no/library"), None);
-        descendants.look(&[], None);
+        descendants.look(&Known::default());
         descendants.images.get_mut(&pid).unwrap().since -= GRACE;
-        descendants.look(&[pid], None);
+        descendants.look(&Known {
+            managed: vec![pid],
+            ..Known::default()
+        });
         assert!(descendants.held().contains(&pid), "it has connected");
         descendants.images.get_mut(&pid).unwrap().since -= GRACE;
         let ours = |findings: Vec<Finding>| findings.iter().filter(|one| one.pid == pid).count();
-        assert_eq!(ours(descendants.look(&[], None)), 1);
-        assert_eq!(ours(descendants.look(&[], None)), 0);
+        assert_eq!(ours(descendants.look(&Known::default())), 1);
+        assert_eq!(ours(descendants.look(&Known::default())), 0);
         assert!(!descendants.held().contains(&pid) && descendants.all().contains(&pid));
         // It may only now be loaded.
         let deadline = Instant::now() + Duration::from_secs(10);
         while descendants.peak_unmanaged_bytes() <= 100_000 {
             assert!(Instant::now() < deadline, "no memory is seen");
             std::thread::sleep(Duration::from_millis(10));
-            descendants.look(&[], None);
+            descendants.look(&Known::default());
         }
         child.kill().unwrap();
         child.wait().unwrap();
@@ -265,7 +283,11 @@ mod tests {
         assert!(found.contains(&(child.id() as i32)), "{found:?}");
         assert!(found.contains(&grandchild), "{found:?}");
         let mut descendants = Descendants::new(Path::new("/no/library"), None);
-        assert_eq!(descendants.look(&[], None), [], "too early to judge");
+        assert_eq!(
+            descendants.look(&Known::default()),
+            [],
+            "too early to judge"
+        );
         assert!(descendants.held().contains(&grandchild));
         nix::sys::signal::kill(
             nix::unistd::Pid::from_raw(grandchild),
@@ -273,7 +295,7 @@ mod tests {
         )
         .unwrap();
         child.wait().unwrap();
-        descendants.look(&[], None);
+        descendants.look(&Known::default());
         assert!(!descendants.held().contains(&grandchild));
     }
 }

@@ -30,6 +30,13 @@ pub enum Reason {
     Unseen,
 }
 
+impl Reason {
+    /// Whether the loader has brought the library.
+    pub fn has_library(&self) -> bool {
+        matches!(self, Reason::Forked | Reason::Refused | Reason::Descriptors)
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

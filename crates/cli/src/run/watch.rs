@@ -2,7 +2,7 @@
 
 use super::attachments::Attachments;
 use super::cpu_time::{cpu_seconds, of_programs};
-use super::descendants::{Descendants, Finding};
+use super::descendants::{Descendants, Finding, Known};
 use super::descriptors;
 use super::escalation::{SAME_WISH, signal_below};
 use super::outcome::Outcome;
@@ -133,9 +133,11 @@ impl Watch<'_> {
     }
 
     fn look(&self, state: &mut State) -> Vec<Finding> {
-        let managed = self.supervisor.managed_processes();
-        let guardian = self.supervisor.guardian_process();
-        let findings = state.descendants.look(&managed, guardian);
+        let findings = state.descendants.look(&Known {
+            managed: self.supervisor.managed_processes(),
+            waiting: self.supervisor.waiting_processes(),
+            guardian: self.supervisor.guardian_process(),
+        });
         self.unmanaged
             .store(state.descendants.unmanaged(), Ordering::Relaxed);
         findings

@@ -55,6 +55,8 @@ pub(crate) struct Resources {
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
     pub warned_mappings: AtomicBool,
+    /// Resident pages of programs that have no helper as yet (`helper/late.rs`).
+    waiting_pages: AtomicU64,
     /// Resident limit in bytes, as of the last
     /// [`Group::refresh_limit`](super::group::Group::refresh_limit).
     resident_limit: AtomicU64,
@@ -105,6 +107,7 @@ impl Resources {
             prepares_forks: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
+            waiting_pages: AtomicU64::new(0),
             resident_limit: AtomicU64::new(u64::MAX),
             reclaim_target: AtomicU64::new(u64::MAX),
             proactive_target: AtomicU64::new(u64::MAX),
@@ -143,15 +146,23 @@ impl Resources {
         now.duration_since(self.started).as_secs() as u32
     }
 
-    /// Resident anonymous bytes of all address spaces. Pages shared by forks count once.
+    /// Notes the resident pages of programs that have no helper as yet.
+    #[cfg(not(simulated))]
+    pub(crate) fn set_waiting_pages(&self, pages: u64) {
+        self.waiting_pages.store(pages, Ordering::Relaxed);
+    }
+
+    /// Resident anonymous bytes of all programs. Pages shared by forks count once.
     pub(crate) fn resident_bytes(&self) -> u64 {
-        bytes(self.charged_pages().saturating_sub(self.shared.pages()))
+        let waiting = self.waiting_pages.load(Ordering::Relaxed);
+        bytes(self.charged_pages().saturating_sub(self.shared.pages()) + waiting)
     }
 
     /// The least that the resident pages may be, in bytes: forks may share more than is known between two
     /// counts. For what is reported; reclaim uses [`Resources::resident_bytes`].
     pub(crate) fn least_resident_bytes(&self) -> u64 {
-        bytes(self.charged_pages().saturating_sub(self.shared.most()))
+        let waiting = self.waiting_pages.load(Ordering::Relaxed);
+        bytes(self.charged_pages().saturating_sub(self.shared.most()) + waiting)
     }
 
     /// Sum of the resident pages of all address spaces. Pages shared by forks count once per address

@@ -9,6 +9,7 @@ use crate::supervised::group::{Group, Outlets};
 use crate::supervised::helper::accept::Acceptor;
 use crate::supervised::helper::guests::Guests;
 use crate::supervised::helper::inject::{Attacher, Library};
+use crate::supervised::helper::late::{LateStarts, Switch, WaitingPrograms};
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
 use crate::supervised::mappings::MappingUsage;
@@ -90,6 +91,7 @@ pub struct Supervisor {
     preload: PathBuf,
     library: Arc<Library>,
     guests: Arc<Guests>,
+    waiting: Arc<WaitingPrograms>,
     /// Dropped after `stopping` is set: the hang-up wakes the handlers.
     _stop_handlers: PipeWriter,
 }
@@ -126,6 +128,7 @@ impl Supervisor {
         // Both take CAP_SYS_PTRACE.
         let reports_forks = reports_forks();
         let preload = directory.join("libmemfold.so");
+        let place = place_of_rendezvous(options.agent_image)?;
         let image = patched(options.agent_image, &directory.join(CONTROL), reports_forks)?;
         let library = Library::new(&preload, image).ok_or(StartError::Image)?;
         let supervisor = Supervisor {
@@ -134,6 +137,7 @@ impl Supervisor {
             directory,
             library: Arc::new(library),
             guests: Arc::default(),
+            waiting: Arc::default(),
             _stop_handlers: stop_handlers,
         };
         if options.prepare_forks || !reports_forks {
@@ -149,14 +153,17 @@ impl Supervisor {
         let readable = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(&supervisor.preload, readable)
             .map_err(failed(&supervisor.preload))?;
+        let switch = Switch::new(&supervisor.preload, place);
+        let switch = Arc::new(switch.map_err(failed(&supervisor.preload))?);
+        supervisor.start_late(switch.clone())?;
         let background = Background::new(supervisor.group.clone(), &options);
-        supervisor.start_threads(listeners, background, (stop, options.proactive))?;
+        supervisor.start_threads((listeners, switch), background, (stop, options.proactive))?;
         Ok(supervisor)
     }
 
     fn start_threads(
         &self,
-        listeners: [OwnedFd; 2],
+        (listeners, switch): ([OwnedFd; 2], Arc<Switch>),
         mut background: Background,
         (stop, is_proactive): (PipeReader, bool),
     ) -> io::Result<()> {
@@ -170,7 +177,8 @@ impl Supervisor {
             group.clone(),
             handlers.clone(),
             ports,
-            (listeners, self.guests.clone()),
+            listeners,
+            (self.guests.clone(), switch),
         )?;
         let mut governor = Governor::new(group.clone(), handlers, is_proactive);
         let mut reclaimer = Reclaimer::new(group.clone());
@@ -182,6 +190,14 @@ impl Supervisor {
         spawn("sharing").spawn(move || sharing.run())?;
         spawn("background").spawn(move || background.run())?;
         Ok(())
+    }
+
+    /// Starts the thread that starts the helpers of programs that began without one.
+    fn start_late(&self, switch: Arc<Switch>) -> io::Result<()> {
+        let (group, waiting) = (self.group.clone(), self.waiting.clone());
+        let mut late = LateStarts::new(group, self.attacher(), switch, waiting);
+        let thread = std::thread::Builder::new().name("late".to_owned());
+        thread.spawn(move || late.run()).map(|_| ())
     }
 
     /// Path of the library to put first in a program's `LD_PRELOAD`.
@@ -238,6 +254,11 @@ impl Supervisor {
             .iter()
             .filter_map(|space| Some(space.inspector()?.pid()))
             .collect()
+    }
+
+    /// PIDs of the processes that have no helper as yet, as they are small: programs that may have one later, and others.
+    pub fn waiting_processes(&self) -> Vec<i32> {
+        self.waiting.pids()
     }
 
     /// Stops and returns the final statistics. Kills programs that are still managed, because part of
@@ -528,21 +549,28 @@ fn patched(image: &[u8], control: &Path, inspects_others: bool) -> Result<Vec<u8
         pid: own_id(),
         user_namespace: own_user_namespace()?,
         inspects_others: u32::from(inspects_others),
+        starts_late: 0,
     };
-    let mark = RENDEZVOUS_MARK.as_slice();
-    let mut places = image
-        .windows(mark.len())
-        .enumerate()
-        .filter(|(_, window)| *window == mark);
-    let (Some((place, _)), None) = (places.next(), places.next()) else {
-        return Err(StartError::Image);
-    };
+    let place = place_of_rendezvous(image)?;
     let mut image = image.to_vec();
     let room = image
         .get_mut(place..place + PATCHED)
         .ok_or(StartError::Image)?;
     room.copy_from_slice(&rendezvous.to_bytes());
     Ok(image)
+}
+
+/// Where in the library's image the rendezvous is patched in.
+fn place_of_rendezvous(image: &[u8]) -> Result<usize, StartError> {
+    let mark = RENDEZVOUS_MARK.as_slice();
+    let mut places = image
+        .windows(mark.len())
+        .enumerate()
+        .filter(|(_, window)| *window == mark);
+    match (places.next(), places.next()) {
+        (Some((place, _)), None) => Ok(place),
+        _ => Err(StartError::Image),
+    }
 }
 
 #[cfg(test)]

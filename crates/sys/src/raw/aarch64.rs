@@ -27,6 +27,7 @@ pub mod nr {
     pub const SETGROUPS: usize = 159;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
+    pub const PTRACE: usize = 117;
     pub const GETEUID: usize = 175;
     pub const GETTID: usize = 178;
     pub const SOCKET: usize = 198;

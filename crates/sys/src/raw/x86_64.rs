@@ -19,6 +19,7 @@ pub mod nr {
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;
     pub const GETPID: usize = 39;
+    pub const PTRACE: usize = 101;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
     pub const SENDMSG: usize = 46;

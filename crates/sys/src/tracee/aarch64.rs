@@ -56,6 +56,10 @@ impl Registers {
         )
     }
 
+    /// Nothing here: the first argument of a system call that a stop ended is not known any more.
+    #[expect(clippy::unused_self, reason = "other architectures know it")]
+    pub(super) fn begin_anew(&mut self) {}
+
     /// With them the thread makes a system call by the instruction at `place`.
     pub(super) fn to_call(mut self, place: u64, number: usize, arguments: [u64; 6]) -> Registers {
         self.program_counter = place;
@@ -64,11 +68,12 @@ impl Registers {
         self
     }
 
-    /// With them the thread runs from `entry` on a stack that ends at `stack_top`.
-    pub(super) fn to_enter(mut self, entry: u64, stack_top: u64) -> Registers {
+    /// With them the thread runs from `entry` on a stack that ends at `stack_top`, as a function with one argument.
+    pub(super) fn to_enter(mut self, entry: u64, stack_top: u64, argument: u64) -> Registers {
         /// Of the processor state: a guarded page would take this for an indirect branch (BTI).
         const BRANCH_TYPE: u64 = 3 << 10;
         self.program_counter = entry;
+        self.general[0] = argument;
         self.stack_pointer = stack_top;
         self.state &= !BRANCH_TYPE;
         self.general[FRAME] = 0;

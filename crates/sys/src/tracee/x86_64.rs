@@ -37,6 +37,28 @@ impl Registers {
         trace(libc::PTRACE_SETREGS, thread, 0, place)
     }
 
+    /// Has a system call made again that a stop ends, as a signal would that has a handler, though the thread gets none.
+    /// (The kernel restarts others by itself. A timeout begins anew.)
+    pub(super) fn begin_anew(&mut self) {
+        const ENDED_BY_STOPS: [libc::c_long; 7] = [
+            libc::SYS_epoll_wait,
+            libc::SYS_epoll_pwait,
+            libc::SYS_epoll_pwait2,
+            libc::SYS_rt_sigtimedwait,
+            libc::SYS_semop,
+            libc::SYS_semtimedop,
+            libc::SYS_io_getevents,
+        ];
+        const INTERRUPTED: u64 = -(libc::EINTR as i64) as u64;
+        let registers = &mut self.0;
+        let number = registers.orig_rax as i64;
+        if registers.rax == INTERRUPTED && ENDED_BY_STOPS.contains(&number) {
+            registers.rip -= SYSCALL.len() as u64;
+            registers.rax = registers.orig_rax;
+            registers.orig_rax = u64::MAX;
+        }
+    }
+
     /// With them the thread makes a system call by the instruction at `place`.
     pub(super) fn to_call(mut self, place: u64, number: usize, arguments: [u64; 6]) -> Registers {
         let registers = &mut self.0;
@@ -49,9 +71,10 @@ impl Registers {
         self
     }
 
-    /// With them the thread runs from `entry` on a stack that ends at `stack_top`.
-    pub(super) fn to_enter(mut self, entry: u64, stack_top: u64) -> Registers {
+    /// With them the thread runs from `entry` on a stack that ends at `stack_top`, as a function with one argument.
+    pub(super) fn to_enter(mut self, entry: u64, stack_top: u64, argument: u64) -> Registers {
         self.0.rip = entry;
+        self.0.rdi = argument;
         self.0.rsp = stack_top;
         self.0.rbp = 0;
         self.0.orig_rax = u64::MAX;

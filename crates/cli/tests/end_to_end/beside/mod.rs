@@ -17,6 +17,7 @@ mod harness;
 mod helper;
 mod inherited;
 mod intruders;
+mod late;
 mod leftovers;
 mod live_control;
 mod mappings;

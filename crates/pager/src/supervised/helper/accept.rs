@@ -8,12 +8,14 @@ use crate::supervised::fault::listen::Handlers;
 use crate::supervised::group::Group;
 use crate::supervised::helper::discard::Discard;
 use crate::supervised::helper::guests::Guests;
+use crate::supervised::helper::late::Switch;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers};
 use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure::{self, is_shortage};
 use crate::time::Instant;
 use memfold_sys::epoll::Epoll;
+use memfold_sys::hello::TRACES;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
 use std::collections::{HashMap, HashSet};
@@ -54,6 +56,7 @@ pub(crate) struct Acceptor {
     pub(crate) ports: Arc<Ports>,
     pub(crate) discard: Discard,
     guests: Arc<Guests>,
+    switch: Arc<Switch>,
     listeners: [OwnedFd; 2],
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
@@ -76,7 +79,8 @@ impl Acceptor {
         group: Arc<Group>,
         handlers: Arc<Handlers>,
         ports: Arc<Ports>,
-        (listeners, guests): ([OwnedFd; 2], Arc<Guests>),
+        listeners: [OwnedFd; 2],
+        (guests, switch): (Arc<Guests>, Arc<Switch>),
     ) -> io::Result<Acceptor> {
         let epoll = Epoll::new()?;
         for (listener, token) in listeners.iter().zip(LISTENERS) {
@@ -88,6 +92,7 @@ impl Acceptor {
             ports,
             discard: Discard::default(),
             guests,
+            switch,
             spare: listeners[0].try_clone().ok(),
             listeners,
             epoll,
@@ -292,6 +297,10 @@ impl Acceptor {
         let (hello, descriptors) = socket::receive_hello(peer.identity.connection.as_fd())?;
         let (user, is_lent) = (peer.user, peer.is_lent);
         let descriptors = self.sort_out(descriptors, user);
+        if hello.refused == TRACES {
+            self.switch.leave_off();
+            return Ok(());
+        }
         if hello.refused != 0 {
             peer.identity.lend(hello.refused, is_lent)?;
             peer.is_lent = true;

@@ -11,6 +11,8 @@ pub(crate) mod guests;
 #[cfg(not(simulated))]
 pub(crate) mod inject;
 #[cfg(not(simulated))]
+pub(crate) mod late;
+#[cfg(not(simulated))]
 pub(crate) mod peer;
 #[cfg(not(simulated))]
 pub(crate) mod pending;

@@ -38,10 +38,10 @@ const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
 const REMAPPED_TO_SCAN_PAGES: u64 = 16;
 /// Resident pages below which a program is not managed. More leaves more memory unreclaimable.
-const SMALLEST_PROGRAM_PAGES: i64 = 128;
+pub(crate) const SMALLEST_PROGRAM_PAGES: i64 = 128;
 /// Assumed maximum growth of the programs, in bytes per second. A larger value samples more often near
 /// the limit.
-const FASTEST_GROWTH: u64 = 8 << 30;
+pub(crate) const FASTEST_GROWTH: u64 = 8 << 30;
 /// Age at which a forked child without a helper is taken never to get one. Longer leaves it unguarded
 /// for longer.
 const HELPERLESS: Duration = Duration::from_millis(250);
@@ -149,12 +149,7 @@ impl Governor {
             proactive.update(&self.group);
         }
         let requested = self.group.resources.reclaim_target();
-        let manage_from = match requested {
-            Some(_) => 0,
-            None => manage_from(marks.hard),
-        };
-        // Shared pages may be copied faster than they are registered.
-        let copied = resident + bytes(self.group.resources.shared.pages());
+        let (copied, manage_from) = (copied_bytes(&self.group), manage_from(&self.group));
         if copied >= manage_from {
             for space in &spaces {
                 let is_pending = self.unregistering.is_pending(space) || self.waiting.has(space.id);
@@ -299,10 +294,26 @@ fn is_without_helper(space: &AddressSpace) -> bool {
             > OUTLIVED
 }
 
+/// Resident bytes that the group may grow by before its programs are managed.
+#[cfg(not(simulated))]
+pub(crate) fn room_before_managing(group: &Group) -> u64 {
+    manage_from(group).saturating_sub(copied_bytes(group))
+}
+
+/// Resident bytes with all that is shared copied: that may be faster than what is copied can be registered.
+fn copied_bytes(group: &Group) -> u64 {
+    let resources = &group.resources;
+    resources.resident_bytes() + bytes(resources.shared.pages())
+}
+
 /// Resident bytes of the group from which programs are managed: three quarters of the limit, or less if
-/// the rest could be touched before the next sample.
-fn manage_from(limit: u64) -> u64 {
+/// the rest could be touched before the next sample; none where memory is to be reclaimed below the limit.
+fn manage_from(group: &Group) -> u64 {
     const HEADROOM: u64 = 16 << 20;
+    if group.resources.reclaim_target().is_some() {
+        return 0;
+    }
+    let limit = group.resources.resident_limit_bytes();
     (limit / 4 * 3)
         .min(limit.saturating_sub(HEADROOM))
         .max(limit / 4)

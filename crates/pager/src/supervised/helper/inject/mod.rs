@@ -8,6 +8,7 @@
 //! another file: what it mapped is compared with the library before anything of it runs.
 
 mod image;
+mod late;
 
 use crate::page::{PageRange, VirtualPage, bytes};
 use crate::range_set::RangeSet;
@@ -15,8 +16,9 @@ use crate::supervised::group::Group;
 use crate::supervised::helper::guests::Guests;
 use crate::supervised::space::{AddressSpace, Arena};
 use image::{Access, Fixup, Image, Segment};
+pub(crate) use late::Haste;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::Filters;
+use memfold_sys::hello::{Filters, brought};
 use memfold_sys::privilege;
 use memfold_sys::process::{Process, own_filters};
 use memfold_sys::raw::nr;
@@ -131,9 +133,6 @@ impl Attacher {
     /// See [`AttachError`]: the program is as it was.
     pub fn attach(&self, process: &Arc<Process>) -> Result<(), AttachError> {
         privilege::give_up_in_thread()?;
-        if self.group.resources.prepares_forks() && !is_made_by_go(process) {
-            return Err(AttachError::ForksUnseen);
-        }
         let _tracing = self.guests.trace();
         if self.group.stopping.load(Ordering::Relaxed) {
             return Err(AttachError::Gone);
@@ -142,6 +141,16 @@ impl Attacher {
             return Err(AttachError::Held);
         }
         self.library.examine(process)?;
+        if let Some(start) = self.library.find(process)? {
+            match self.library.start_loaded(process, start, Haste::Interrupts) {
+                // It was let go before.
+                Err(AttachError::Refused) => {}
+                started => return started,
+            }
+        }
+        if self.group.resources.prepares_forks() && !is_made_by_go(process) {
+            return Err(AttachError::ForksUnseen);
+        }
         self.guests.invite(process);
         match self.library.inject(process) {
             Ok(start) => {
@@ -262,7 +271,8 @@ impl Library {
         let place = Place::reserve(tracee, self.image.length)?;
         self.map(tracee, &place)
             .inspect_err(|_| place.free(tracee))?;
-        let entered = self.enter(tracee, &place);
+        let image = (place.start, brought::BY_SUPERVISOR);
+        let entered = self.enter(tracee, image, &place.stack);
         match &entered {
             // What is not needed any more.
             Ok(()) => place.free_stack(tracee),
@@ -378,9 +388,14 @@ impl Library {
     }
 
     /// Has the thread start the helper.
-    fn enter(&self, tracee: &mut Tracee, place: &Place) -> Result<(), AttachError> {
-        let entry = place.start + self.image.entry;
-        match tracee.run(entry, place.stack.end, ADMISSION)? & u64::from(u32::MAX) {
+    fn enter(
+        &self,
+        tracee: &mut Tracee,
+        (start, how): (u64, u64),
+        stack: &Range<u64>,
+    ) -> Result<(), AttachError> {
+        let entry = (start + self.image.entry, how);
+        match tracee.run(entry, stack.end, ADMISSION)? & u64::from(u32::MAX) {
             READY => Ok(()),
             _ => Err(AttachError::Refused),
         }
@@ -421,9 +436,19 @@ fn by_any_thread<T: Send>(
     let mut threads = vec![process.pid()];
     let others = process.threads().into_iter();
     threads.extend(others.filter(|thread| *thread != process.pid()));
+    by_one_of(process, &threads, STOPPING, work)
+}
+
+/// Stops one of these threads, and does something by it.
+fn by_one_of<T: Send>(
+    process: &Arc<Process>,
+    threads: &[i32],
+    patience: Duration,
+    work: impl Fn(&mut Tracee) -> Result<T, AttachError> + Sync,
+) -> Result<T, AttachError> {
     let mut last = AttachError::Gone;
-    for thread in threads.into_iter().take(THREADS) {
-        let by_thread = || work(&mut stop(process, thread)?);
+    for &thread in threads.iter().take(THREADS) {
+        let by_thread = || work(&mut stop(process, thread, patience)?);
         let outcome = std::thread::scope(|scope| {
             let tracer = std::thread::Builder::new().name("tracer".to_owned());
             let ended = tracer.spawn_scoped(scope, by_thread)?.join();
@@ -438,10 +463,10 @@ fn by_any_thread<T: Send>(
 }
 
 /// Stops a thread, unless it filters its system calls.
-fn stop(process: &Arc<Process>, thread: i32) -> Result<Tracee, AttachError> {
+fn stop(process: &Arc<Process>, thread: i32, patience: Duration) -> Result<Tracee, AttachError> {
     privilege::give_up_in_thread()?;
     let tracee =
-        Tracee::stop(process, thread, STOPPING).map_err(|error| match error.raw_os_error() {
+        Tracee::stop(process, thread, patience).map_err(|error| match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => AttachError::NotPermitted,
             Some(libc::ENOEXEC) => AttachError::NotSixtyFourBit,
             Some(libc::ETIMEDOUT | libc::EAGAIN) => AttachError::Busy,

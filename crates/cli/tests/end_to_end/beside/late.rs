@@ -1,0 +1,98 @@
+//! Programs that begin without a helper, as the group has room, and get one once they have grown.
+
+use crate::support::{Limits, MIB, Outcome, Program, compiled};
+use std::time::Duration;
+
+/// With room enough for programs to wait, and too small for what the tests need.
+const LIMIT: Limits = Limits::Resident(384 * MIB);
+
+/// Under a shell, which the run starts itself and which therefore has a helper from the first.
+fn below_a_shell(script: &str, arguments: &[&str], options: &[&str]) -> Outcome {
+    Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("late", &["late.c"], &[]))
+        .args(arguments)
+        .memfold_options(options)
+        .timeout(Duration::from_secs(120))
+        .run(LIMIT)
+}
+
+fn late(arguments: &[&str], options: &[&str]) -> Outcome {
+    let outcome = below_a_shell("sleep 0.1; \"$0\" \"$@\"; exit $?", arguments, options);
+    outcome.assert_success();
+    assert_eq!(outcome.text(), format!("{} ok\n", arguments[0]));
+    assert_none_named(&outcome);
+    outcome
+}
+
+fn assert_none_named(outcome: &Outcome) {
+    let is_named = outcome.errors.contains("not under the limit");
+    assert!(!is_named, "{}", outcome.errors);
+    assert!(outcome.number("processes_unmanaged") == 0.0);
+}
+
+fn assert_was_out(outcome: &Outcome) {
+    assert!(
+        outcome.number("pages_in") > 1000.0,
+        "hardly anything was out"
+    );
+    assert_none_named(outcome);
+}
+
+#[test]
+fn small_programs_have_no_helper_and_are_not_named() {
+    beside!(&["cc", "sh"]);
+    let script = "for i in $(seq 50); do sh -c true; /bin/true; done; sleep 2.5 & sleep 2; wait";
+    let outcome = below_a_shell(script, &[], &[]);
+    outcome.assert_success();
+    assert_none_named(&outcome);
+    // Its first few may begin before there is known to be room.
+    let helped = outcome.number("processes");
+    assert!((1.0..12.0).contains(&helped), "{helped} of 153");
+}
+
+#[test]
+fn a_late_program_keeps_every_page() {
+    beside!(&["cc", "sh"]);
+    for options in [&[][..], &["--prepare-forks"]] {
+        assert_was_out(&late(&["grow", "480"], options));
+    }
+}
+
+#[test]
+fn late_forks_keep_every_page() {
+    beside!(&["cc", "sh"]);
+    for options in [&[][..], &["--prepare-forks"]] {
+        assert_was_out(&late(&["forks", "440"], options));
+    }
+}
+
+#[test]
+fn a_child_in_its_parents_memory_gets_no_helper() {
+    beside!(&["cc", "sh"]);
+    assert_was_out(&late(&["spawns", "480"], &[]));
+}
+
+#[test]
+fn a_program_that_changed_its_user_is_late_all_the_same() {
+    beside!(&["cc", "sh"]);
+    assert_was_out(&late(&["user", "480"], &[]));
+}
+
+#[test]
+fn waits_are_not_cut_short_as_a_helper_is_started() {
+    beside!(&["cc", "sh"]);
+    for mode in ["waits", "signals"] {
+        let outcome = late(&[mode], &[]);
+        assert!(outcome.number("processes") >= 2.0, "it got no helper");
+    }
+}
+
+#[test]
+fn a_late_program_under_a_tracer_starts_its_helper_itself() {
+    beside!(&["cc", "sh", "strace"]);
+    let script = "sleep 0.1; strace -f -o /dev/null \"$0\" \"$@\"; exit $?";
+    let outcome = below_a_shell(script, &["grow", "480"], &[]);
+    outcome.assert_success();
+    assert_was_out(&outcome);
+}

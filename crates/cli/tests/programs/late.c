@@ -1,0 +1,132 @@
+/* What a program does before it has a helper, and while it gets one.
+ *
+ *   late grow MEGABYTES    stamps pages as fast as it can, and verifies them twice
+ *   late forks MEGABYTES   forks at once, and again and again as it grows; each child verifies and grows, too
+ *   late spawns MEGABYTES  is large when it makes a child by vfork, which does not execute anything for a while
+ *   late user MEGABYTES    closes all descriptors and becomes another user before it grows
+ *   late waits             is large, and waits for an event; an interruption would show
+ *   late signals           the same, and a signal is to end the wait
+ *
+ * One line on stdout. */
+#define _GNU_SOURCE
+#include "stamp.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+enum { LARGE = 8192, STEPS = 8 };
+
+static void end_unless(int is_right, const char *what)
+{
+    if (!is_right) {
+        say("MISMATCH %s (errno %d)\n", what, errno);
+        _exit(1);
+    }
+}
+
+static void expect_success(pid_t child)
+{
+    int status;
+    end_unless(child > 0 && waitpid(child, &status, 0) == child && status == 0, "a child");
+}
+
+static void grow(size_t pages)
+{
+    const uint64_t *memory = map_stamped(pages);
+    verify_pages("grown", memory, 0, pages, 1);
+    verify_pages("again", memory, 0, pages, 1);
+}
+
+static void forks(size_t pages)
+{
+    pid_t first = fork();
+    if (first == 0) {
+        grow(pages / 2);
+        _exit(0);
+    }
+    uint64_t *memory = map_pages(pages);
+    for (size_t step = 0; step < STEPS; step++) {
+        size_t end = pages / STEPS * (step + 1);
+        stamp_pages(memory, pages / STEPS * step, end, 1);
+        pid_t child = fork();
+        if (child == 0) {
+            verify_pages("inherited", memory, 0, end, 1);
+            grow(pages / STEPS);
+            verify_pages("inherited, again", memory, 0, end, 1);
+            _exit(0);
+        }
+        expect_success(child);
+    }
+    verify_pages("parent", memory, 0, pages, 1);
+    expect_success(first);
+}
+
+static void spawns(size_t pages)
+{
+    const uint64_t *memory = map_stamped(LARGE);
+    pid_t child = vfork();
+    if (child == 0) {
+        usleep(700000);
+        _exit(0);
+    }
+    expect_success(child);
+    grow(pages);
+    verify_pages("before", memory, 0, LARGE, 1);
+}
+
+static void other_user(size_t pages)
+{
+    close_range(3, ~0U, 0);
+    end_unless(!setresgid(65534, 65534, 65534) && !setresuid(65534, 65534, 65534), "another user");
+    grow(pages);
+}
+
+static void nothing(int signal)
+{
+    (void)signal;
+}
+
+/* Longer than it takes until a sleeping thread is sent to start the helper. */
+static void waits(int by_signal)
+{
+    map_stamped(LARGE);
+    struct epoll_event event;
+    int queue = epoll_create1(0);
+    if (by_signal) {
+        struct itimerval timer = {{0, 50000}, {0, 50000}};
+        signal(SIGALRM, nothing);
+        setitimer(ITIMER_REAL, &timer, NULL);
+        for (int count = 0; count < 40; count++) {
+            int result = epoll_wait(queue, &event, 1, 20000);
+            end_unless(result < 0 && errno == EINTR, "the signal did not end the wait");
+        }
+        return;
+    }
+    double began = seconds_now();
+    end_unless(epoll_wait(queue, &event, 1, 2500) == 0, "the wait");
+    end_unless(seconds_now() - began > 2.4, "it was short");
+}
+
+int main(int count, char **arguments)
+{
+    if (count < 2)
+        return 2;
+    const char *mode = arguments[1];
+    size_t pages = count > 2 ? strtoul(arguments[2], NULL, 10) * 256 : 0;
+    if (!strcmp(mode, "grow"))
+        grow(pages);
+    else if (!strcmp(mode, "forks"))
+        forks(pages);
+    else if (!strcmp(mode, "spawns"))
+        spawns(pages);
+    else if (!strcmp(mode, "user"))
+        other_user(pages);
+    else
+        waits(!strcmp(mode, "signals"));
+    say("%s ok\n", mode);
+    return 0;
+}

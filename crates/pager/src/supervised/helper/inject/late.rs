@@ -1,0 +1,129 @@
+//! Starting the helper of a program that its loader brought the library into, once that is worth it.
+//!
+//! Until then nothing of memfold's runs in such a program. A thread of it is stopped by ptrace and sent into the library, as
+//! in a program that is attached.
+
+use super::{AttachError, Attacher, Library, Place, by_one_of, has_mapping};
+use memfold_sys::hello::brought;
+use memfold_sys::process::{self, Process};
+use memfold_sys::tracee::Tracee;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a thread may take to stop: longer delays the start of others.
+const STOPPING: Duration = Duration::from_millis(20);
+
+/// Which threads may be sent to start a helper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Haste {
+    /// Those that run.
+    Waits,
+    /// Those that sleep in a system call as well, which is made again then, with its whole timeout.
+    Interrupts,
+}
+
+impl Attacher {
+    /// Starts the helper of a process below this one, whose loader has brought the library. `Busy` if no thread of it can
+    /// be sent now, `Gone` if it has ended or the library is not there.
+    pub(crate) fn start_late(
+        &self,
+        process: &Arc<Process>,
+        haste: Haste,
+    ) -> Result<(), AttachError> {
+        let _tracing = self.guests.trace();
+        if self.group.stopping.load(Ordering::Relaxed) || !process.descends_from_here()? {
+            return Err(AttachError::Gone);
+        }
+        let start = self.library.find(process)?.ok_or(AttachError::Gone)?;
+        self.library.examine(process)?;
+        self.library.start_loaded(process, start, haste)
+    }
+}
+
+impl Library {
+    /// Where the loader has mapped the library in a process; none if it has not.
+    pub(super) fn find(&self, process: &Process) -> Result<Option<u64>, AttachError> {
+        let path = self.path.to_string_lossy();
+        let found = Cell::new(None);
+        has_mapping(process, |line| {
+            if line.ends_with(&*path) {
+                found.set(start_of_image(line));
+            }
+            found.get().is_some()
+        })?;
+        Ok(found.get())
+    }
+
+    /// Has a thread start the helper by the library at `start`. Wherever the program says that this is, it runs nothing that
+    /// it could not run itself.
+    pub(super) fn start_loaded(
+        &self,
+        process: &Arc<Process>,
+        start: u64,
+        haste: Haste,
+    ) -> Result<(), AttachError> {
+        let mut threads = Vec::new();
+        let mut sleeping = Vec::new();
+        for thread in process.threads() {
+            match process.state(thread) {
+                Some('R') => threads.push(thread),
+                Some('S') => sleeping.push(thread),
+                // In a system call that nothing interrupts, as the parent of a `vfork` is, or at its end.
+                _ => {}
+            }
+        }
+        if haste == Haste::Interrupts {
+            threads.append(&mut sleeping);
+        }
+        if threads.is_empty() {
+            return Err(AttachError::Busy);
+        }
+        by_one_of(process, &threads, STOPPING, |tracee| {
+            // It cannot execute anything as long as a thread of it is stopped and goes on afterwards.
+            let how = match process::is_fork(process.pid()) {
+                true => brought::BY_FORK,
+                false => brought::BY_LOADER,
+            };
+            self.start_by(tracee, (start, how))
+        })
+    }
+
+    fn start_by(&self, tracee: &mut Tracee, image: (u64, u64)) -> Result<(), AttachError> {
+        let place = Place::reserve(tracee, 0)?;
+        let entered = self.enter(tracee, image, &place.stack);
+        if matches!(entered, Ok(()) | Err(AttachError::Refused)) {
+            place.free(tracee);
+        }
+        // Else a helper may come to run, and uses what is on the stack.
+        entered
+    }
+}
+
+/// The first address in a line of `maps`, if that is of a file's first page.
+fn start_of_image(line: &str) -> Option<u64> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, _) = fields.next()?.split_once('-')?;
+    let offset = fields.nth(1)?;
+    let is_first = u64::from_str_radix(offset, 16) == Ok(0);
+    is_first
+        .then(|| u64::from_str_radix(start, 16).ok())
+        .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_starts_where_its_files_first_page_is() {
+        let first =
+            "7f00d0000000-7f00d0002000 r--p 00000000 00:1b 42    /run/memfold/libmemfold.so";
+        assert_eq!(start_of_image(first), Some(0x7f00_d000_0000));
+        let other =
+            "7f00d0002000-7f00d0004000 r-xp 00002000 00:1b 42    /run/memfold/libmemfold.so";
+        assert_eq!(start_of_image(other), None);
+        assert_eq!(start_of_image(""), None);
+    }
+}

@@ -1,0 +1,313 @@
+//! Programs do without a helper until that is worth it, as most end long before.
+//!
+//! While the group has room, the library does nothing when a program starts ([`Switch`]). A thread looks at the programs
+//! without a helper so often that they cannot use up that room in between, counts what they have in memory, and has the
+//! helper of one that has grown started (`inject/late.rs`). Where there is little room, programs start theirs by themselves
+//! again, and those without one need less to be worth it.
+//!
+//! What such a program has in memory was never registered, so nothing of it is anywhere else.
+
+use crate::supervised::group::Group;
+use crate::supervised::helper::inject::{AttachError, Attacher, Haste};
+use crate::supervised::registration::governor::{
+    FASTEST_GROWTH, SMALLEST_PROGRAM_PAGES, room_before_managing,
+};
+use crate::supervised::space::AddressSpace;
+use crate::sync::lock;
+use memfold_sys::PAGE_SIZE;
+use memfold_sys::hello::STARTS_LATE_AT;
+use memfold_sys::process::{self, Process};
+use memfold_sys::thread::{self, Standing};
+use memfold_sys::{privilege, tracee};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Resident anonymous pages from which a helper is worth it, while there is room, to a program that has them for a while.
+/// More leaves more small programs without one; all of them are managed once there is little room.
+const WORTH_PAGES: u64 = 1024;
+/// The part of the room from which it is worth it at once. A larger divisor starts helpers in more programs that end soon,
+/// such as compilers; a smaller one leaves more to do when the room gets less.
+const PART_OF_ROOM: u64 = 16;
+/// Bounds of the interval between two looks. The group must have room for what programs can touch in the shorter one.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(8), Duration::from_millis(100)];
+/// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
+const REST: u32 = 50;
+/// How long a program may be worth a helper before even a sleeping thread of it is sent to start one.
+const LONG: Duration = Duration::from_secs(1);
+/// Failures after which a program counts as one that has no helper for good. It is tried again all the same.
+const TRIES: u32 = 5;
+/// The wait after the first failure; it doubles with each one, up to the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(2)];
+
+/// The programs that have no helper as yet.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingPrograms {
+    waiting_pids: Mutex<Vec<i32>>,
+}
+
+impl WaitingPrograms {
+    /// Their PIDs when they were last looked at, with those of other processes that are as small.
+    pub(crate) fn pids(&self) -> Vec<i32> {
+        lock(&self.waiting_pids).clone()
+    }
+}
+
+/// The word in the library's file by which programs know whether to do without a helper.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    file: File,
+    place: u64,
+    is_on: AtomicBool,
+    /// Programs trace others: it stays off.
+    is_traced: AtomicBool,
+}
+
+impl Switch {
+    /// Of the file at `library`, in which a rendezvous is at `place`. It is off there.
+    pub(crate) fn new(library: &Path, place: usize) -> io::Result<Switch> {
+        Ok(Switch {
+            file: File::options().write(true).open(library)?,
+            place: (place + STARTS_LATE_AT) as u64,
+            is_on: AtomicBool::new(false),
+            is_traced: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether programs do without a helper.
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Has all programs start their helper from now on, as this process could not trace those that others trace.
+    pub(crate) fn leave_off(&self) {
+        // SeqCst: a thread that sets the switch looks afterwards.
+        self.is_traced.store(true, Ordering::SeqCst);
+        self.write(false);
+    }
+
+    /// If it cannot be set, it stays as it was, and is set at a later look.
+    fn set(&self, is_on: bool) {
+        if self.is_on() != is_on {
+            self.write(is_on);
+        }
+        if self.is_traced.load(Ordering::SeqCst) && self.is_on() {
+            self.write(false);
+        }
+    }
+
+    fn write(&self, is_on: bool) {
+        let word = u32::from(is_on).to_ne_bytes();
+        match self.file.write_all_at(&word, self.place) {
+            Ok(()) => self.is_on.store(is_on, Ordering::Relaxed),
+            Err(error) => log::debug!("the library's file cannot be written: {error}"),
+        }
+    }
+}
+
+/// A program that is worth a helper, and has none.
+#[derive(Debug)]
+struct Candidate {
+    since: Instant,
+    failures: u32,
+    not_before: Instant,
+}
+
+/// What became of one.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It has a helper, or is gone.
+    Over,
+    Waits,
+    /// It cannot have one.
+    Failed,
+}
+
+/// The thread.
+pub(crate) struct LateStarts {
+    group: Arc<Group>,
+    attacher: Attacher,
+    switch: Arc<Switch>,
+    waiting: Arc<WaitingPrograms>,
+    candidates: HashMap<i32, Candidate>,
+    /// CPU time that a look takes.
+    cost: Duration,
+}
+
+impl LateStarts {
+    pub(crate) fn new(
+        group: Arc<Group>,
+        attacher: Attacher,
+        switch: Arc<Switch>,
+        waiting: Arc<WaitingPrograms>,
+    ) -> LateStarts {
+        LateStarts {
+            group,
+            attacher,
+            switch,
+            waiting,
+            candidates: HashMap::new(),
+            cost: Duration::ZERO,
+        }
+    }
+
+    /// Runs until the group stops. Where this process may not trace others, programs start their helpers themselves.
+    pub(crate) fn run(&mut self) {
+        if privilege::give_up_in_thread().is_err() || !tracee::may_trace() {
+            return;
+        }
+        thread::set_timer_slack(50_000);
+        // A late look lets programs grow.
+        thread::set_standing(thread::current_id(), Standing::Before);
+        while !self.group.stopping.load(Ordering::Relaxed) {
+            let time = self.time_of_room();
+            self.switch.set(self.is_room_for_looks(time));
+            let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
+            if self.switch.is_on() || is_any_waiting {
+                let began = thread::cpu_time();
+                self.look();
+                let took = thread::cpu_time().saturating_sub(began);
+                self.cost = (self.cost * 3 + took) / 4;
+            }
+            std::thread::sleep(self.pause(time));
+        }
+    }
+
+    /// How long the programs take to use up half of the room, at the fastest.
+    fn time_of_room(&self) -> Duration {
+        let micros = room_before_managing(&self.group).saturating_mul(500_000) / FASTEST_GROWTH;
+        Duration::from_micros(micros)
+    }
+
+    fn pause(&self, time: Duration) -> Duration {
+        /// Until the first program has its helper, and others may do without.
+        const FIRST: Duration = Duration::from_millis(2);
+        let [_, longest] = INTERVALS;
+        if self.has_any() {
+            time.clamp(self.shortest(), longest.max(self.shortest()))
+        } else {
+            FIRST
+        }
+    }
+
+    /// Whether the program that was started first has its helper, which shows that programs can have one.
+    fn has_any(&self) -> bool {
+        self.group
+            .resources
+            .counters
+            .processes
+            .load(Ordering::Relaxed)
+            > 0
+    }
+
+    fn shortest(&self) -> Duration {
+        INTERVALS[0].max(self.cost * REST)
+    }
+
+    /// Whether looks can be as frequent as the room asks for.
+    fn is_room_for_looks(&self, time: Duration) -> bool {
+        let shortest = self.shortest();
+        // To begin with there must be more, or a size at the boundary would switch it all the time.
+        let needed = if self.switch.is_on() {
+            shortest
+        } else {
+            shortest * 3 / 2
+        };
+        self.has_any() && time >= needed
+    }
+
+    fn look(&mut self) {
+        let with_helper = self.with_helper();
+        let (worth, at_once) = if self.switch.is_on() {
+            let room = room_before_managing(&self.group) / PAGE_SIZE as u64;
+            (WORTH_PAGES, WORTH_PAGES.max(room / PART_OF_ROOM))
+        } else {
+            let smallest = SMALLEST_PROGRAM_PAGES as u64;
+            (smallest, smallest)
+        };
+        let (mut waiting, mut pages, mut seen) = (Vec::new(), 0, HashSet::new());
+        for pid in process::mostly_below(process::own_id()) {
+            if with_helper.contains(&pid) {
+                continue;
+            }
+            let Some(has) = process::anonymous_pages(pid) else {
+                continue;
+            };
+            if has >= worth {
+                seen.insert(pid);
+                if self.start(pid, has >= at_once) != Outcome::Waits {
+                    continue;
+                }
+            }
+            waiting.push(pid);
+            pages += has;
+        }
+        self.candidates.retain(|pid, _| seen.contains(pid));
+        self.group.resources.set_waiting_pages(pages);
+        *lock(&self.waiting.waiting_pids) = waiting;
+    }
+
+    /// Processes whose memory is counted elsewhere.
+    fn with_helper(&self) -> HashSet<i32> {
+        let spaces = self.group.spaces();
+        let pid_of = |space: &Arc<AddressSpace>| Some(space.inspector()?.pid());
+        let held = spaces.iter().filter(|space| !space.has_left());
+        let guardian = self.group.resources.guardian.process();
+        held.filter_map(pid_of).chain(guardian).collect()
+    }
+
+    fn start(&mut self, pid: i32, at_once: bool) -> Outcome {
+        let now = Instant::now();
+        // The child of a program with a helper starts its own.
+        let is_new = !self.candidates.contains_key(&pid);
+        let candidate = self.candidates.entry(pid).or_insert(Candidate {
+            since: now,
+            failures: 0,
+            not_before: now,
+        });
+        let is_long = now.duration_since(candidate.since) >= LONG;
+        if now < candidate.not_before || is_new && process::is_fork(pid) || !(at_once || is_long) {
+            return candidate.outcome();
+        }
+        let haste = if is_long || !self.switch.is_on() {
+            Haste::Interrupts
+        } else {
+            Haste::Waits
+        };
+        let Ok(process) = Process::open(pid) else {
+            return Outcome::Over;
+        };
+        match self.attacher.start_late(&Arc::new(process), haste) {
+            Ok(()) | Err(AttachError::Held) => Outcome::Over,
+            Err(AttachError::Busy | AttachError::Stopped) => Outcome::Waits,
+            // It may have executed a program just now.
+            Err(error) => {
+                log::debug!("no helper is started in process {pid}: {error}");
+                candidate.fail(now);
+                candidate.outcome()
+            }
+        }
+    }
+}
+
+impl Candidate {
+    fn fail(&mut self, now: Instant) {
+        let [first, longest] = PAUSES;
+        let pause = first * (1 << self.failures.min(10));
+        self.failures += 1;
+        self.not_before = now + pause.min(longest);
+    }
+
+    fn outcome(&self) -> Outcome {
+        if self.failures >= TRIES {
+            Outcome::Failed
+        } else {
+            Outcome::Waits
+        }
+    }
+}
