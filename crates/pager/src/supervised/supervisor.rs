@@ -10,6 +10,7 @@ use crate::supervised::helper::accept::Acceptor;
 use crate::supervised::helper::guests::Guests;
 use crate::supervised::helper::inject::{Attacher, Library};
 use crate::supervised::helper::late::{LateStarts, Switch, WaitingPrograms};
+use crate::supervised::helper::patched::Patched;
 use crate::supervised::kernel::Ports;
 use crate::supervised::latency::LatencyCounts;
 use crate::supervised::mappings::MappingUsage;
@@ -20,7 +21,7 @@ use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX};
+use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::privilege;
 use memfold_sys::probe::{self, memory_allowance};
 use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
@@ -128,9 +129,10 @@ impl Supervisor {
         // Both take CAP_SYS_PTRACE.
         let reports_forks = reports_forks();
         let preload = directory.join("libmemfold.so");
-        let place = place_of_rendezvous(options.agent_image)?;
-        let image = patched(options.agent_image, &directory.join(CONTROL), reports_forks)?;
-        let library = Library::new(&preload, image).ok_or(StartError::Image)?;
+        let rendezvous = rendezvous(&directory.join(CONTROL), reports_forks)?;
+        let patched = Patched::new(options.agent_image, &rendezvous).ok_or(StartError::Image)?;
+        let place = patched.place;
+        let library = Library::new(&preload, patched.image).ok_or(StartError::Image)?;
         let supervisor = Supervisor {
             group: Arc::new(Group::new(options.limit, swap, Outlets { file, remote })),
             preload,
@@ -533,16 +535,15 @@ fn random_name() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The library's image with the rendezvous (socket path, PID, UID and namespace of this process)
-/// patched in.
-fn patched(image: &[u8], control: &Path, inspects_others: bool) -> Result<Vec<u8>, StartError> {
+/// What the library must know of this process, which listens on `control`.
+fn rendezvous(control: &Path, inspects_others: bool) -> Result<Rendezvous, StartError> {
     let path = control.as_os_str().as_bytes();
     let mut socket_path = [0; SOCKET_PATH_MAX];
     if path.len() >= SOCKET_PATH_MAX {
         return Err(StartError::PathTooLong(control.to_owned()));
     }
     socket_path[..path.len()].copy_from_slice(path);
-    let rendezvous = Rendezvous {
+    Ok(Rendezvous {
         socket_path,
         filters: own_filters(),
         user: own_user(),
@@ -550,27 +551,7 @@ fn patched(image: &[u8], control: &Path, inspects_others: bool) -> Result<Vec<u8
         user_namespace: own_user_namespace()?,
         inspects_others: u32::from(inspects_others),
         starts_late: 0,
-    };
-    let place = place_of_rendezvous(image)?;
-    let mut image = image.to_vec();
-    let room = image
-        .get_mut(place..place + PATCHED)
-        .ok_or(StartError::Image)?;
-    room.copy_from_slice(&rendezvous.to_bytes());
-    Ok(image)
-}
-
-/// Where in the library's image the rendezvous is patched in.
-fn place_of_rendezvous(image: &[u8]) -> Result<usize, StartError> {
-    let mark = RENDEZVOUS_MARK.as_slice();
-    let mut places = image
-        .windows(mark.len())
-        .enumerate()
-        .filter(|(_, window)| *window == mark);
-    match (places.next(), places.next()) {
-        (Some((place, _)), None) => Ok(place),
-        _ => Err(StartError::Image),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -602,25 +583,13 @@ mod tests {
     }
 
     #[test]
-    fn the_rendezvous_is_written_over_the_mark() {
-        let mut image = vec![1u8; 50];
-        image.extend(RENDEZVOUS_MARK);
-        image.extend([0u8; PATCHED]);
-        let patched = patched(&image, Path::new("/run/x"), true).unwrap();
-        assert_eq!(&patched[50..57], b"/run/x\0");
-        let user = 50 + SOCKET_PATH_MAX + 4;
-        assert_eq!(patched[user..][..4], own_user().to_ne_bytes());
-        assert_eq!(patched[user + 4..][..4], own_id().to_ne_bytes());
-        let namespace = u64::from_ne_bytes(patched[user + 8..][..8].try_into().unwrap());
-        assert_eq!(namespace, own_user_namespace().unwrap());
-        assert_eq!(patched.len(), image.len());
-        assert!(matches!(
-            super::patched(&patched, Path::new("/y"), true),
-            Err(StartError::Image)
-        ));
+    fn a_path_that_is_too_long_is_refused() {
+        let ours = rendezvous(Path::new("/run/x"), true).unwrap();
+        assert_eq!(&ours.socket_path[..7], b"/run/x\0");
+        assert_eq!(ours.user_namespace, own_user_namespace().unwrap());
         let long = PathBuf::from("/".repeat(200));
         assert!(matches!(
-            super::patched(&image, &long, true),
+            rendezvous(&long, true),
             Err(StartError::PathTooLong(_))
         ));
     }

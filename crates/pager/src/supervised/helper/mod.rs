@@ -13,6 +13,8 @@ pub(crate) mod inject;
 #[cfg(not(simulated))]
 pub(crate) mod late;
 #[cfg(not(simulated))]
+pub(crate) mod patched;
+#[cfg(not(simulated))]
 pub(crate) mod peer;
 #[cfg(not(simulated))]
 pub(crate) mod pending;
