@@ -64,8 +64,8 @@ pub(crate) struct Switch {
     file: File,
     place: u64,
     is_on: AtomicBool,
-    /// Programs trace others: it stays off.
-    is_traced: AtomicBool,
+    /// Programs trace others, so it stays off. Held while the word is written.
+    left_off: Mutex<bool>,
 }
 
 impl Switch {
@@ -75,7 +75,7 @@ impl Switch {
             file: File::options().write(true).open(library)?,
             place: (place + STARTS_LATE_AT) as u64,
             is_on: AtomicBool::new(false),
-            is_traced: AtomicBool::new(false),
+            left_off: Mutex::new(false),
         })
     }
 
@@ -86,18 +86,17 @@ impl Switch {
 
     /// Has all programs start their helper from now on, as this process could not trace those that others trace.
     pub(crate) fn leave_off(&self) {
-        // SeqCst: a thread that sets the switch looks afterwards.
-        self.is_traced.store(true, Ordering::SeqCst);
+        let mut left_off = lock(&self.left_off);
+        *left_off = true;
         self.write(false);
     }
 
     /// If it cannot be set, it stays as it was, and is set at a later look.
     fn set(&self, is_on: bool) {
+        let left_off = lock(&self.left_off);
+        let is_on = is_on && !*left_off;
         if self.is_on() != is_on {
             self.write(is_on);
-        }
-        if self.is_traced.load(Ordering::SeqCst) && self.is_on() {
-            self.write(false);
         }
     }
 
@@ -185,13 +184,16 @@ impl LateStarts {
     }
 
     fn pause(&self, time: Duration) -> Duration {
-        /// Until the first program has its helper, and others may do without.
+        /// Until the first program has its helper, and others may do without. It may never have one.
         const FIRST: Duration = Duration::from_millis(2);
+        const FIRST_WITHIN: u64 = 1000;
         let [_, longest] = INTERVALS;
         if self.has_any() {
             time.clamp(self.shortest(), longest.max(self.shortest()))
-        } else {
+        } else if self.group.resources.milliseconds() < FIRST_WITHIN {
             FIRST
+        } else {
+            longest
         }
     }
 

@@ -82,9 +82,10 @@ impl Library {
         }
         by_one_of(process, &threads, STOPPING, |tracee| {
             // It cannot execute anything as long as a thread of it is stopped and goes on afterwards.
-            let how = match process::is_fork(process.pid()) {
-                true => brought::BY_FORK,
-                false => brought::BY_LOADER,
+            let how = if process::is_fork(process.pid()) {
+                brought::BY_FORK
+            } else {
+                brought::BY_LOADER
             };
             self.start_by(tracee, (start, how))
         })
