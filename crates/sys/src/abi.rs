@@ -46,6 +46,7 @@ fn system_calls_have_the_kernels_numbers() {
         MADVISE => __NR_madvise,
         DUP => __NR_dup,
         GETPID => __NR_getpid,
+        PTRACE => __NR_ptrace,
         SOCKET => __NR_socket,
         CONNECT => __NR_connect,
         SENDMSG => __NR_sendmsg,
