@@ -6,6 +6,7 @@ mod departures;
 mod growth;
 mod host_swap;
 mod kernels;
+mod late;
 mod processes;
 mod programs;
 mod redis;

@@ -31,11 +31,11 @@ use std::time::{Duration, Instant};
 /// Resident anonymous pages from which a helper is worth it, while there is room, to a program that has them for a while.
 /// More leaves more small programs without one; all of them are managed once there is little room.
 const WORTH_PAGES: u64 = 1024;
-/// The part of the room from which it is worth it at once. A larger divisor starts helpers in more programs that end soon,
+/// The part of the room from which it is worth it at once, for all programs that are worth one. A larger divisor starts helpers in more programs that end soon,
 /// such as compilers; a smaller one leaves more to do when the room gets less.
 const PART_OF_ROOM: u64 = 16;
 /// Bounds of the interval between two looks. The group must have room for what programs can touch in the shorter one.
-const INTERVALS: [Duration; 2] = [Duration::from_millis(8), Duration::from_millis(100)];
+const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
 /// How long a program may be worth a helper before even a sleeping thread of it is sent to start one.
@@ -177,9 +177,10 @@ impl LateStarts {
         }
     }
 
-    /// How long the programs take to use up half of the room, at the fastest.
+    /// How long the programs take to use up a quarter of the room, at the fastest: the rest is for the time that it takes to
+    /// start helpers.
     fn time_of_room(&self) -> Duration {
-        let micros = room_before_managing(&self.group).saturating_mul(500_000) / FASTEST_GROWTH;
+        let micros = room_before_managing(&self.group).saturating_mul(250_000) / FASTEST_GROWTH;
         Duration::from_micros(micros)
     }
 
@@ -225,33 +226,44 @@ impl LateStarts {
 
     fn look(&mut self) {
         let with_helper = self.with_helper();
-        let (worth, at_once) = if self.switch.is_on() {
-            let room = room_before_managing(&self.group) / PAGE_SIZE as u64;
-            (WORTH_PAGES, WORTH_PAGES.max(room / PART_OF_ROOM))
+        let worth = if self.switch.is_on() {
+            WORTH_PAGES
         } else {
-            let smallest = SMALLEST_PROGRAM_PAGES as u64;
-            (smallest, smallest)
+            SMALLEST_PROGRAM_PAGES as u64
         };
-        let (mut waiting, mut pages, mut seen) = (Vec::new(), 0, HashSet::new());
+        let (mut waiting, mut pages, mut large) = (Vec::new(), 0, Vec::new());
         for pid in process::mostly_below(process::own_id()) {
             if with_helper.contains(&pid) {
                 continue;
             }
-            let Some(has) = process::anonymous_pages(pid) else {
-                continue;
-            };
-            if has >= worth {
-                seen.insert(pid);
-                if self.start(pid, has >= at_once) != Outcome::Waits {
-                    continue;
+            match process::anonymous_pages(pid) {
+                Some(has) if has >= worth => large.push((has, pid)),
+                Some(has) => {
+                    waiting.push(pid);
+                    pages += has;
                 }
+                None => {}
             }
-            waiting.push(pid);
-            pages += has;
         }
+        let seen: HashSet<i32> = large.iter().map(|(_, pid)| *pid).collect();
         self.candidates.retain(|pid, _| seen.contains(pid));
+        let at_once = self.worth_at_once(large.len() as u64);
+        // To start a helper takes milliseconds: first where most can be paged out.
+        large.sort_unstable_by(|one, other| other.cmp(one));
+        for (has, pid) in large {
+            if self.start(pid, has >= at_once) == Outcome::Waits {
+                waiting.push(pid);
+                pages += has;
+            }
+        }
         self.group.resources.set_waiting_pages(pages);
         *lock(&self.waiting.waiting_pids) = waiting;
+    }
+
+    /// Resident pages from which a helper is worth it at once to each of so many programs.
+    fn worth_at_once(&self, programs: u64) -> u64 {
+        let room = room_before_managing(&self.group) / PAGE_SIZE as u64;
+        room / PART_OF_ROOM / programs.max(1)
     }
 
     /// Processes whose memory is counted elsewhere.
@@ -311,5 +323,49 @@ impl Candidate {
         } else {
             Outcome::Waits
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_switch_that_was_left_off_stays_off() {
+        let name = format!("memfold-switch-of-{}", process::own_id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, [7; 2 * STARTS_LATE_AT]).unwrap();
+        let word = || {
+            let at = 3 + STARTS_LATE_AT;
+            std::fs::read(&path).unwrap()[at - 1..at + 5].to_vec()
+        };
+        let switch = Switch::new(&path, 3).unwrap();
+        switch.set(false);
+        assert_eq!(word(), [7; 6], "it is off to begin with");
+        switch.set(true);
+        assert!(switch.is_on());
+        assert_eq!(word(), [7, 1, 0, 0, 0, 7]);
+        switch.leave_off();
+        switch.set(true);
+        assert!(!switch.is_on());
+        assert_eq!(word(), [7, 0, 0, 0, 0, 7]);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn failures_are_tried_again_after_growing_pauses() {
+        let now = Instant::now();
+        let mut candidate = Candidate {
+            since: now,
+            failures: 0,
+            not_before: now,
+        };
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            candidate.fail(now);
+            pauses.push(candidate.not_before - now);
+        }
+        assert!(pauses.is_sorted() && pauses[0] == PAUSES[0] && pauses[11] == PAUSES[1]);
+        assert_eq!(candidate.outcome(), Outcome::Failed);
     }
 }
