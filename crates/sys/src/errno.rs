@@ -3,6 +3,8 @@
 pub struct Errno(pub i32);
 
 impl Errno {
+    /// Not permitted.
+    pub const EPERM: Errno = Errno(1);
     /// No such process: the address space is gone.
     pub const ESRCH: Errno = Errno(3);
     /// Not there: an unmapped or hole page.

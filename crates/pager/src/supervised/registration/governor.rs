@@ -235,6 +235,8 @@ impl Governor {
             Ordering::Relaxed,
         );
         let Ok(mut scan) = VmaScan::of(space, attached) else {
+            // The program may never grow again, and would never be scanned.
+            space.sampling.rescan.store(true, Ordering::Relaxed);
             return;
         };
         *lock(&space.thread_ends) = scan.thread_ends.as_slice().into();

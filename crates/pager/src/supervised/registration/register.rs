@@ -9,6 +9,7 @@ use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::supervised::space::{AddressSpace, Attached};
 use crate::sync::lock;
+use memfold_sys::Errno;
 use std::sync::atomic::Ordering;
 
 /// Registers mappings. `false` if they must be scanned again.
@@ -51,9 +52,14 @@ pub(crate) fn register(
             continue;
         }
         for part in lock(&space.managed).uncovered(*range) {
-            // A mapping that is gone or was replaced is scanned again later.
-            if uffd.register_protectable(part).is_err() {
-                lock(&space.refused).note(part);
+            if let Err(errno) = uffd.register_protectable(part) {
+                // It has another userfaultfd, or is of a kind that may have none, or is gone. Whatever else is wrong may
+                // pass sooner.
+                if matches!(errno, Errno::EBUSY | Errno::EINVAL | Errno::EPERM) {
+                    lock(&space.refused).note(part);
+                } else {
+                    complete = false;
+                }
                 continue;
             }
             match space.present(part) {
