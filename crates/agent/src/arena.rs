@@ -94,8 +94,12 @@ impl Arena {
     /// Seals what the supervisor reads by `/proc/PID/mem`: a file of a FUSE server mapped there instead
     /// would make the read wait for that server. Sealed mappings cannot be unmapped, so the helper seals
     /// them once it runs. (An inherited beacon is sealed already, and sealing it again does nothing.)
-    pub fn seal(&self) -> Result<(), Errno> {
-        system::seal(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)?;
+    ///
+    /// A stage to which pages are carried off by `mremap` must be open to that.
+    pub fn seal(&self, is_stage_replaced: bool) -> Result<(), Errno> {
+        if !is_stage_replaced {
+            system::seal(self.stage, (STAGE_PAGES + TRASH_PAGES) * PAGE_SIZE)?;
+        }
         system::seal(self.beacon, PAGE_SIZE)
     }
 

@@ -4,7 +4,8 @@ use crate::message::{connect, receive, send};
 use crate::state::{
     ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, UNANNOUNCED, let_go, set_channel,
 };
-use crate::{dispatch, system};
+use crate::system::die;
+use crate::{carry, dispatch, system};
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RELEASED, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
@@ -41,6 +42,8 @@ struct Helper {
     trash_uffd: Uffd,
     stage: usize,
     trash: usize,
+    /// Pages are carried off by `mremap`.
+    carries: bool,
 }
 
 extern "C" fn run(handover: *const u8) -> ! {
@@ -119,7 +122,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         system::drop_pages(arena.stage, length)?;
     }
     // Where the kernel does not seal (before Linux 6.10), the supervisor does not ask for it.
-    let _ = arena.seal();
+    let _ = arena.seal(handover.rendezvous.carries != 0);
     // Before any command can set it to work, and while the program waits.
     system::give_up_privileges(handover.rendezvous.inspects_others != 0);
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
@@ -158,6 +161,7 @@ impl Introduced {
             trash_uffd: self.trash_uffd,
             stage: arena.stage,
             trash: arena.trash,
+            carries: handover.rendezvous.carries != 0,
         })
     }
 }
@@ -257,7 +261,11 @@ impl Helper {
                 .take(moves)
                 .filter(|run| run.unshare == 0)
             {
-                self.move_run(run);
+                if self.carries {
+                    carry::carry_run(channel, self.uffd, run);
+                } else {
+                    self.move_run(run);
+                }
             }
         }
         // Release: the outcome is seen by a thread that sees `done`.
@@ -301,6 +309,9 @@ impl Helper {
     /// Dropping a staged page in place would raise an event on the program's userfaultfd and make
     /// every ioctl on it fail meanwhile. The trash is registered with one that asks for none.
     fn drop_run(&self, run: &DropRun) -> Result<(), Errno> {
+        if self.carries {
+            return carry::drop_run(self.uffd, run);
+        }
         let mut start = run.start;
         let mut left = u64::from(run.pages);
         while left > 0 {
@@ -392,9 +403,4 @@ pub fn fail_lost() -> ! {
 /// As above, found by the beacon.
 pub fn fail_orphaned() -> ! {
     die(b"memfold: the supervisor is gone; a forked program is stopped, as part of its memory went with it\n")
-}
-
-fn die(reason: &[u8]) -> ! {
-    system::complain(reason);
-    system::kill_program()
 }

@@ -11,8 +11,8 @@
 //!   sees a descriptor of memfold's and can close none;
 //! * it was made by the system call, without the C library: no TLS, no `errno`, no stack of the
 //!   program's, all signals blocked;
-//! * after its start it needs only `ioctl`, `madvise`, `mincore`, `munlock`, `futex` and `exit` (and
-//!   more to stop the program), so that a program may filter its system calls or drop its privileges;
+//! * after its start it needs only `ioctl`, `madvise`, `mincore`, `munlock`, `futex` and `exit` (`mremap` and `mmap`
+//!   where the kernel moves no pages; and more to stop the program), so that a program may filter its system calls or drop its privileges;
 //! * its memory (stack, stage, trash, channel) is not inherited by forked children and is never
 //!   managed: a helper that faulted on itself would wait for itself.
 #![cfg_attr(feature = "standalone", no_std)]
@@ -25,6 +25,7 @@
 
 mod arch;
 mod arena;
+mod carry;
 #[cfg(target_arch = "x86_64")]
 mod context;
 #[cfg(target_arch = "x86_64")]

@@ -57,6 +57,7 @@ pub fn rendezvous() -> Rendezvous {
         pid: i32::from_ne_bytes(number(8)),
         user_namespace: u64::from_ne_bytes(number(12)),
         inspects_others: u32::from_ne_bytes(number(20)),
+        carries: u32::from_ne_bytes(number(24)),
         starts_late: u32::from(starts_late()),
     }
 }

@@ -11,6 +11,11 @@ const PROT_NONE: usize = 0;
 const PROT_READ_WRITE: usize = 3;
 const MAP_SHARED: usize = 1;
 const MAP_FIXED: usize = 0x10;
+const MAP_FIXED_NOREPLACE: usize = 0x10_0000;
+const MREMAP_MAYMOVE: usize = 1;
+const MREMAP_FIXED: usize = 2;
+const MREMAP_DONTUNMAP: usize = 4;
+const MADV_NORMAL: usize = 0;
 const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x02 | 0x20 | 0x4000;
 /// Has no effect on anonymous memory but how the kernel's own reclaim sees it.
 const MADV_RANDOM: usize = 1;
@@ -22,6 +27,8 @@ const MADV_UNMERGEABLE: usize = 13;
 const MADV_NOHUGEPAGE: usize = 15;
 const MADV_DONTDUMP: usize = 16;
 const MADV_WIPEONFORK: usize = 18;
+/// Refused (EINVAL) for locked memory; changes no contents.
+const MADV_COLD: usize = 20;
 const MADV_POPULATE_WRITE: usize = 23;
 /// Also where the program has locked all its memory.
 const MADV_DONTNEED_LOCKED: usize = 24;
@@ -86,9 +93,62 @@ fn advise(start: usize, length: usize, advice: usize) -> Result<(), Errno> {
     Errno::result(unsafe { syscall(nr::MADVISE, [start, length, advice, 0, 0, 0]) }).map(|_| ())
 }
 
-/// Drops the pages of our own range.
+/// Drops the pages of our own range. Before Linux 5.18, not of one that is locked.
 pub fn drop_pages(start: usize, length: usize) -> Result<(), Errno> {
-    advise(start, length, MADV_DONTNEED_LOCKED)
+    match advise(start, length, MADV_DONTNEED_LOCKED) {
+        Err(Errno::EINVAL) => advise(start, length, MADV_DONTNEED),
+        dropped => dropped,
+    }
+}
+
+/// Fails (EINVAL) if part of a range of the program's is locked in memory, which a page must not be taken from.
+pub fn check_unlocked(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_COLD)
+}
+
+/// Moves the pages of a range of the program's to our own range, in place of what is mapped there. The first range stays
+/// mapped, and registered with its userfaultfd, and its pages are missing from one moment on: no access in between sees
+/// anything else. The second one is then registered as the first is.
+///
+/// Where the userfaultfd asks for its event, this waits until that is read.
+///
+/// # Errors
+/// Nothing was moved; what was mapped at the second range may be gone.
+pub fn carry_off(from: usize, to: usize, length: usize) -> Result<(), Errno> {
+    let flags = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+    // SAFETY: the second range is our own, and nothing but its userfaultfd's reader looks at it; the program finds the
+    // pages of the first one by way of its own userfaultfd.
+    Errno::result(unsafe { syscall(nr::MREMAP, [from, length, length, flags, to, 0]) }).map(|_| ())
+}
+
+/// Maps empty memory where our own range was unmapped. `false` if anything is mapped there, which may not be ours.
+pub fn map_again(start: usize, length: usize) -> bool {
+    let flags = MAP_PRIVATE_ANONYMOUS_NORESERVE | MAP_FIXED_NOREPLACE;
+    // SAFETY: replaces nothing that is mapped.
+    let mapped = Errno::result(unsafe {
+        syscall(
+            nr::MMAP,
+            [start, length, PROT_READ_WRITE, flags, usize::MAX, 0],
+        )
+    });
+    match mapped {
+        Ok(at) if at == start => {
+            let _ = keep_from_dumps(start, length);
+            let _ = keep_from_children(start, length);
+            forbid_huge(start, length);
+            true
+        }
+        Ok(elsewhere) => {
+            unmap(elsewhere, length);
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Takes back [`mark`].
+pub fn unmark(start: usize, length: usize) -> Result<(), Errno> {
+    advise(start, length, MADV_NORMAL)
 }
 
 /// Whether a page of our own, which is empty, is locked in memory.
@@ -425,6 +485,12 @@ pub fn complain(text: &[u8]) {
             [stderr, text.as_ptr() as usize, text.len(), 0, 0, 0],
         );
     }
+}
+
+/// Kills the whole program, and says why.
+pub fn die(reason: &[u8]) -> ! {
+    complain(reason);
+    kill_program()
 }
 
 /// Kills the whole program, at once, also where a filter refuses system calls.

@@ -19,7 +19,7 @@ const VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     " (commit ",
     env!("MEMFOLD_COMMIT"),
-    ", needs Linux 6.8 or newer on x86-64 or aarch64)"
+    ", needs Linux 5.14 or newer on x86-64 or aarch64)"
 );
 
 const EXAMPLES: &str = "\

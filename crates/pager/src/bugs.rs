@@ -67,6 +67,10 @@ pub enum Bug {
         )
     )]
     ZappingNotAwaited,
+    /// What was carried off was settled when its event was read, and not before others were.
+    CarriedSettledLate,
+    /// What others had moved to where a run was carried off from was taken to be there.
+    CarriedOverrun,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
@@ -107,6 +111,10 @@ impl Bug {
         Bug::ZappingNotAwaited,
         Bug::GivenUnchecked,
     ];
+
+    /// Where the kernel moves no pages. Not of the past: each is what the code would be without a line of it.
+    #[cfg(simulated)]
+    pub const OF_CARRYING: [Bug; 2] = [Bug::CarriedSettledLate, Bug::CarriedOverrun];
 
     /// Not of bytes, but of time: a scenario of its own shows it (`simulation/held_gate.rs`).
     #[cfg(simulated)]

@@ -75,8 +75,10 @@ pub use supervised::latency::LatencyCounts;
 pub use supervised::limit_state::tolerance;
 #[cfg(not(simulated))]
 pub use supervised::mappings::MappingUsage;
+#[cfg(not(simulated))]
+pub use supervised::start_error::StartError;
 pub use supervised::stats::{FaultLatency, Now, ProgramUsage, Stats, Totals};
 #[cfg(not(simulated))]
-pub use supervised::supervisor::{Change, Control, StartError, Supervisor};
+pub use supervised::supervisor::{Change, Control, Supervisor};
 #[cfg(not(simulated))]
 pub use supervised::swap::tiers::{SwapFileError, SwapOffError, open_swap_file};

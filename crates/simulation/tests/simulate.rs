@@ -89,6 +89,65 @@ fn prepared_forks_see_one_moment() {
     assert!(histories > 50, "only {histories} histories");
 }
 
+/// Executes the history of a seed without `UFFDIO_MOVE`.
+fn check_carried(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
+    const SCHEDULES: usize = 3;
+    let mut history = History::of_seed(seed);
+    history.carries = true;
+    if bug == Some(Bug::CarriedOverrun) || seed.is_multiple_of(MOVES_BESIDE) {
+        move_beside(&mut history);
+    }
+    Bug::put_back(bug);
+    let outcome = try_run(&history, seed, SCHEDULES);
+    outcome.map_err(|why| Failure {
+        seed,
+        history,
+        schedules: SCHEDULES,
+        why,
+    })
+}
+
+/// One in so many histories has two threads that move memory to where the other one's was.
+const MOVES_BESIDE: u64 = 8;
+
+fn move_beside(history: &mut History) {
+    let mover = |area| {
+        let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+        steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+        for _ in 0..4 {
+            steps.extend([
+                Step::Move(area, false),
+                Step::Check(area),
+                Step::Fill(1 - area),
+            ]);
+        }
+        steps
+    };
+    history.threads = vec![mover(0), mover(1)];
+    (history.share_places, history.limit, history.locked) = (true, 13, None);
+}
+
+/// The same where the kernel moves no pages.
+#[test]
+fn pages_that_are_carried_off_hold_what_they_must() {
+    silence_panics_of_executions();
+    let (began, first) = (Instant::now(), first_carried());
+    let mut seed = first;
+    while began.elapsed() < seconds() {
+        if let Err(failure) = check_carried(seed, None) {
+            panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
+        }
+        seed += 1;
+    }
+    println!("{} histories", seed - first);
+    assert!(seed - first > 100, "only {} histories", seed - first);
+}
+
+/// The first seed, for longer searches.
+fn first_carried() -> u64 {
+    std::env::var("MEMFOLD_SIMULATE_SEED").map_or(0, |seed| seed.parse().expect("a number"))
+}
+
 /// A row of docs/limits.md is true: what the kernel writes by a reference that is no pin may be lost.
 #[test]
 fn a_late_write_of_the_kernel_may_be_lost() {
@@ -96,6 +155,7 @@ fn a_late_write_of_the_kernel_may_be_lost() {
     let history = |last| History {
         locked: None,
         prepared: false,
+        carries: false,
         threads: vec![vec![
             Step::Map(0, AREA_PAGES),
             Step::Fill(0),
@@ -139,6 +199,7 @@ fn a_child_may_miss_a_move_of_a_killed_parent_that_leaves_the_mapping() {
             },
             locked: None,
             prepared: false,
+            carries: false,
             seed: 0,
         }
     };
@@ -186,6 +247,7 @@ fn a_slow_history_ends() {
         adversity: Adversity::default(),
         locked: None,
         prepared: false,
+        carries: false,
         seed: 0,
     };
     for seed in [0, 2, 4] {
@@ -207,6 +269,8 @@ fn first_seed(bug: Bug) -> u64 {
         Bug::ZerosWithoutClaim => 4415,
         Bug::UnreadMovesIgnored => 340,
         Bug::ManagedUnwithheld => 1040,
+        Bug::CarriedSettledLate => 100,
+        Bug::CarriedOverrun => 400,
         _ => 0,
     }
 }
@@ -220,6 +284,7 @@ fn search(bug: Bug) -> Result<(), String> {
         Bug::WithheldUnregistered | Bug::ManagedUnwithheld => {
             check_prepared(seed, bug_or_none).unwrap_or(Ok(()))
         }
+        Bug::CarriedSettledLate | Bug::CarriedOverrun => check_carried(seed, bug_or_none),
         _ => check(seed, bug_or_none),
     };
     let found = seeds.find_map(|seed| check(seed, Some(bug)).err());
@@ -231,6 +296,20 @@ fn search(bug: Bug) -> Result<(), String> {
         panic!("without {bug:?}, too: seed {seed}: {failure}");
     }
     Ok(())
+}
+
+/// Bugs that the code has not, where the kernel moves no pages.
+#[test]
+fn each_bug_of_carrying_pages_off_is_found() {
+    silence_panics_of_executions();
+    let missed = Bug::OF_CARRYING
+        .into_iter()
+        .filter_map(|bug| search(bug).err());
+    let missed: Vec<String> = missed.collect();
+    assert!(
+        missed.is_empty(),
+        "not found in {LONGEST_SEARCH:?}: {missed:?}"
+    );
 }
 
 #[test]

@@ -39,6 +39,7 @@ fn system_calls_have_the_kernels_numbers() {
         MMAP => __NR_mmap,
         MPROTECT => __NR_mprotect,
         MUNMAP => __NR_munmap,
+        MREMAP => __NR_mremap,
         RT_SIGACTION => __NR_rt_sigaction,
         RT_SIGPROCMASK => __NR_rt_sigprocmask,
         IOCTL => __NR_ioctl,

@@ -23,7 +23,8 @@ pub const RELEASED: u32 = u32::MAX;
 /// Bytes of the shared memory. Pages that are never touched take no memory.
 pub const CHANNEL_BYTES: usize = 8192 + WITHHELD_MOST * size_of::<Span>();
 
-/// A run of pages to move into the stage.
+/// A run of pages to move into the stage. Where they are carried off by `mremap`, a command has one at most, as the
+/// helper waits for the event of each.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct MoveRun {

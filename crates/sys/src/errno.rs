@@ -25,6 +25,8 @@ impl Errno {
     pub const EEXIST: Errno = Errno(17);
     /// Not valid here.
     pub const EINVAL: Errno = Errno(22);
+    /// No room: a place of the stage is lost.
+    pub const ENOSPC: Errno = Errno(28);
     /// This kind of file does not know how.
     pub const EOPNOTSUPP: Errno = Errno(95);
     /// The system has too many open files.

@@ -190,6 +190,11 @@ impl HelperGate {
         }
     }
 
+    /// For the helper: whether it was not relieved since it entered.
+    pub fn is_inside(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & HELPER != 0
+    }
+
     /// For the helper: leaves, unless relieved meanwhile.
     pub fn leave(&self) {
         // Release: what was moved is seen by the thread that closes it next.
@@ -247,8 +252,8 @@ impl HelperGate {
     /// For the supervisor, which is in its own gate: takes the place of a helper that was stopped inside.
     /// `false` if it is not inside. Its own leaving changes nothing any more.
     pub fn relieve(&self) -> bool {
-        // Acquire: what the helper did inside is seen.
-        self.state.fetch_and(!HELPER, Ordering::Acquire) & HELPER != 0
+        // What the helper did inside is seen; SeqCst: and it sees this before the event that it waits for is read.
+        self.state.fetch_and(!HELPER, Ordering::SeqCst) & HELPER != 0
     }
 }
 

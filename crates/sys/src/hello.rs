@@ -70,6 +70,8 @@ pub struct Rendezvous {
     pub user_namespace: u64,
     /// 1 if it may inspect processes of other users (`CAP_SYS_PTRACE`).
     pub inspects_others: u32,
+    /// 1 if pages are carried off by `mremap`, as the kernel has no `UFFDIO_MOVE`.
+    pub carries: u32,
     /// 1 if programs do without a helper until the supervisor starts one. It changes in the library's file during the run.
     pub starts_late: u32,
 }
@@ -85,7 +87,8 @@ impl Rendezvous {
         numbers[8..12].copy_from_slice(&self.pid.to_ne_bytes());
         numbers[12..20].copy_from_slice(&self.user_namespace.to_ne_bytes());
         numbers[20..24].copy_from_slice(&self.inspects_others.to_ne_bytes());
-        numbers[24..].copy_from_slice(&self.starts_late.to_ne_bytes());
+        numbers[24..28].copy_from_slice(&self.carries.to_ne_bytes());
+        numbers[28..].copy_from_slice(&self.starts_late.to_ne_bytes());
         bytes
     }
 }
@@ -94,7 +97,7 @@ impl Rendezvous {
 pub const PATCHED: usize = STARTS_LATE_AT + 4;
 
 /// Where in it [`Rendezvous::starts_late`] is.
-pub const STARTS_LATE_AT: usize = SOCKET_PATH_MAX + 24;
+pub const STARTS_LATE_AT: usize = SOCKET_PATH_MAX + 28;
 
 /// Finds in a `/proc/PID/status` how many seccomp filters that process has: 0 where the file
 /// lacks the line, as in a kernel without them. Byte by byte, as the file can be long, and the

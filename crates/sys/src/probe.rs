@@ -10,10 +10,11 @@
 mod cgroup;
 mod huge;
 mod move_bugs;
+mod mover;
 mod newer;
 mod place;
 
-use crate::memory::{Mapping, check_page_size};
+use crate::memory::check_page_size;
 use crate::owned_uffd::{self, borrow};
 use crate::process::{own_id, own_user, pidfd_of, proc_text};
 use crate::uffd::{
@@ -26,6 +27,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 pub use move_bugs::{MoveBugs, move_bugs};
+pub use mover::{Mover, WITHOUT_MOVE, mover};
 
 use place::Place;
 
@@ -104,8 +106,10 @@ const FEATURES: [(u64, &str); 6] = [
     (FEATURE_THREAD_ID, "THREAD_ID"),
 ];
 
+/// Linux 5.14 brought the last of what memfold cannot do without (`MADV_POPULATE_WRITE`).
+const NEWER_KERNEL: &str = "boot Linux 5.14 or newer";
 /// Linux 6.8 brought `UFFDIO_MOVE`.
-const NEWER_KERNEL: &str = "boot Linux 6.8 or newer";
+const KERNEL_THAT_MOVES: &str = "boot Linux 6.8 or newer";
 const CONTAINER_SECCOMP: &str = "run the container with a seccomp profile that allows it, as Docker's default one does; \
      docs/containers.md has the commands";
 
@@ -120,7 +124,7 @@ pub fn requirements() -> Vec<Check> {
     }
     let mut checks = vec![kernel(), page_size, create()];
     if owned_uffd::create().is_ok() {
-        checks.extend([features(), move_pages()]);
+        checks.extend([features(), mover::check()]);
     }
     checks.extend([forks(), read_memory(), process_descriptors()]);
     checks.push(child_lists());
@@ -268,47 +272,6 @@ fn dispatches_system_calls() -> bool {
     }
 }
 
-fn move_pages() -> Check {
-    const NAME: &str = "userfaultfd-move";
-    match try_move() {
-        Ok(true) => Check::ok(NAME, "a page was moved"),
-        Ok(false) => Check::missing(NAME, "a moved page arrived changed", NEWER_KERNEL),
-        Err(_) if !has_move() => Check::missing(
-            NAME,
-            "this kernel cannot move pages (UFFDIO_MOVE, which Linux 6.8 brought), and memfold has no other way yet \
-             to page out",
-            NEWER_KERNEL,
-        ),
-        Err(errno) => Check::missing(NAME, format!("UFFDIO_MOVE: {errno}"), NEWER_KERNEL),
-    }
-}
-
-/// Whether the kernel says so.
-fn has_move() -> bool {
-    let has = owned_uffd::create_for_user_mode().and_then(|uffd| borrow(&uffd).api(0));
-    has.is_ok_and(|has| has & FEATURE_MOVE != 0)
-}
-
-/// Moves the first of two pages over the second and looks at it.
-fn try_move() -> Result<bool, Errno> {
-    const WORD: u64 = 0x6d65_6d66_6f6c_6431;
-    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(|error| errno_of(&error))?;
-    let descriptor = owned_uffd::create()?;
-    let uffd = borrow(&descriptor);
-    uffd.api(FEATURE_MOVE)?;
-    let source = pages.start().as_ptr() as u64;
-    let target = source + PAGE_SIZE as u64;
-    // SAFETY: the first page of a live mapping, written before anything is registered.
-    unsafe { pages.start().cast::<u64>().write_volatile(WORD) };
-    uffd.register(target, PAGE_SIZE as u64)?;
-    let moved = uffd.move_pages(target, source, PAGE_SIZE as u64);
-    // Without this a read of the missing page below would wait for a handler that isn't there.
-    uffd.unregister(target, PAGE_SIZE as u64)?;
-    moved.map_err(|partial| partial.errno)?;
-    // SAFETY: the second page of a live mapping, no longer registered.
-    Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
-}
-
 /// Programs' memory is read through `/proc/PID/mem`, which takes the rights of ptrace.
 fn read_memory() -> Check {
     const NAME: &str = "read-memory";
@@ -389,7 +352,7 @@ fn library() -> Check {
         (Ok(has), _) if has & FEATURE_MOVE == 0 => Check::note(
             NAME,
             "signal, pages being moved by mremap; no thread mode, which needs UFFDIO_MOVE",
-            Some(NEWER_KERNEL),
+            Some(KERNEL_THAT_MOVES),
         ),
         (Ok(_), Ok(_)) => Check::note(NAME, "signal; thread mode is possible too", None),
         (Ok(_), Err(_)) => Check::note(

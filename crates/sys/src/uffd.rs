@@ -196,7 +196,7 @@ fn told(arrived: u64, length: u64, refused: Partial) -> Result<(), Partial> {
 
 /// Whether something is in memory at an address of the calling process. A page that cannot be asked
 /// for is taken for missing: it was unmapped, or the question is forbidden.
-fn is_present(address: u64) -> bool {
+pub fn is_present(address: u64) -> bool {
     let mut present = 0u8;
     // SAFETY: asks about one page; the kernel writes one byte.
     let result = unsafe {

@@ -9,12 +9,10 @@
 
 use super::config::Mode;
 use memfold_sys::memory::carry_off;
+use memfold_sys::probe::WITHOUT_MOVE;
 use memfold_sys::uffd::{FEATURE_MOVE, Partial, Uffd};
 use memfold_sys::{Errno, PAGE_SIZE};
 use std::ptr::NonNull;
-
-/// Set in the environment, it has engines do without `UFFDIO_MOVE`, for tests of how they do.
-const WITHOUT_MOVE: &str = "MEMFOLD_WITHOUT_MOVE";
 
 /// By what pages get to the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

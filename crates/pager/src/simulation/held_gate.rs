@@ -55,6 +55,7 @@ fn execute(seed: u64) {
         handlers: 2,
         adversity: Adversity::default(),
         prepared: false,
+        carries: false,
         locked: None,
         seed,
     };

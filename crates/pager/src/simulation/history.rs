@@ -89,11 +89,13 @@ pub struct History {
     /// Places of the stage.
     pub stage: u64,
     /// Threads that serve faults.
-    pub handlers: usize,
+    pub handlers: u32,
     /// What goes wrong in the kernel.
     pub adversity: Adversity,
     /// Forks are prepared: the kernel reports none.
     pub prepared: bool,
+    /// The kernel moves no pages: helpers carry them off. No history of a seed does.
+    pub carries: bool,
     /// The place out of which the kernel moves no page, as if it were locked.
     pub locked: Option<usize>,
     /// What the kernel forgets to tell is chosen by this.
@@ -139,13 +141,14 @@ impl History {
             share_places,
             limit: if forks { 16 } else { 6 } + random.below(8) as u64,
             stage: 4 + random.below(8) as u64,
-            handlers: 1 + random.below(2),
+            handlers: 1 + random.below(2) as u32,
             adversity: Adversity {
                 by_hand: seed % 2 == 1,
                 ..Adversity::choose(&mut random)
             },
             locked: (random.below(4) == 0).then(|| random.below(PLACES)),
             prepared: forks && random.below(PREPARED) == 0,
+            carries: false,
             seed,
         }
     }
@@ -200,6 +203,7 @@ impl History {
             handlers: 2,
             locked: None,
             prepared: false,
+            carries: false,
             adversity: Adversity {
                 preemption: true,
                 ..Adversity::default()
@@ -236,9 +240,10 @@ impl History {
             share_places: false,
             limit: 5 + random.below(6) as u64,
             stage: 2 + random.below(4) as u64,
-            handlers: 1 + random.below(2),
+            handlers: 1 + random.below(2) as u32,
             locked: None,
             prepared: random.below(PREPARED) == 0,
+            carries: false,
             adversity: Adversity {
                 late_events: true,
                 ..Adversity::default()
@@ -276,9 +281,10 @@ impl History {
             share_places: false,
             limit: 10 + random.below(8) as u64,
             stage: 3 + random.below(4) as u64,
-            handlers: 1 + random.below(2),
+            handlers: 1 + random.below(2) as u32,
             locked: None,
             prepared: true,
+            carries: false,
             adversity: Adversity::default(),
             seed,
         }
@@ -489,13 +495,14 @@ impl fmt::Display for History {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             out,
-            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, forks prepared {}, {:?}",
+            "limit {} pages, stage {} places, {} handlers, shared places {}, locked place {:?}, forks prepared {}, carried off {}, {:?}",
             self.limit,
             self.stage,
             self.handlers,
             self.share_places,
             self.locked,
             self.prepared,
+            self.carries,
             self.adversity
         )?;
         for (number, steps) in self.threads.iter().enumerate() {

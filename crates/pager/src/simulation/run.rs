@@ -48,7 +48,7 @@ pub(crate) struct Memfold(Vec<JoinHandle<()>>);
 
 impl Memfold {
     /// Starts them.
-    pub(crate) fn start(world: &Arc<World>, handlers: usize) -> Memfold {
+    pub(crate) fn start(world: &Arc<World>, handlers: u32) -> Memfold {
         type Role = (&'static str, fn(&World));
         let roles: [Role; 2] = [("governor", World::govern), ("reclaimer", World::reclaim)];
         let others = roles.map(|(name, run)| {

@@ -72,6 +72,9 @@ impl World {
         if history.prepared {
             group.resources.prepare_forks();
         }
+        if history.carries {
+            group.resources.carry();
+        }
         World {
             reader: Reader::new(group.clone(), Arc::new(Ports)),
             group,
@@ -192,6 +195,8 @@ impl World {
             }
             time::yield_now();
         }
+        // (It fails only if the program is gone.)
+        let _ = space.leave_stage(stage);
         let attached = Attached {
             inspector: Arc::new(Inspector(memory.clone())),
             arena: Arena {
@@ -208,7 +213,12 @@ impl World {
         let seed = self.seed ^ u64::from(number);
         let channel = space.channel.clone();
         lock_model(&self.channels).push((memory.clone(), channel.clone()));
-        let helper = Helper::new(memory.clone(), channel, number, seed);
+        let helper = Helper::new(
+            memory.clone(),
+            channel,
+            number,
+            (seed, self.group.resources.carries()),
+        );
         self.keep(named("helper", move || helper.run()));
     }
 

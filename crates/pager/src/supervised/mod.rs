@@ -35,6 +35,8 @@ pub(crate) mod refaults;
 pub(crate) mod registration;
 pub(crate) mod resources;
 pub(crate) mod space;
+#[cfg(not(simulated))]
+pub(crate) mod start_error;
 pub(crate) mod stats;
 #[cfg(not(simulated))]
 pub(crate) mod supervisor;

@@ -51,6 +51,8 @@ pub(crate) struct Resources {
     pub tracers: SparedTracers,
     /// Forks are prepared by the programs' library, as the kernel does not report them.
     prepares_forks: AtomicBool,
+    /// Pages get to the stage by `mremap`, as the kernel has no `UFFDIO_MOVE`.
+    carries: AtomicBool,
     /// A zero-filled page that was known to be resident was logged.
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
@@ -105,6 +107,7 @@ impl Resources {
             priority: ReclaimerPriority::default(),
             tracers: SparedTracers::default(),
             prepares_forks: AtomicBool::new(false),
+            carries: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
             waiting_pages: AtomicU64::new(0),
@@ -124,6 +127,16 @@ impl Resources {
     /// Has forks prepared. Called before the first program is admitted.
     pub(crate) fn prepare_forks(&self) {
         self.prepares_forks.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether helpers carry pages off by `mremap` (`reclaim/batch/carried.rs`), as the kernel has no `UFFDIO_MOVE`.
+    pub(crate) fn carries(&self) -> bool {
+        self.carries.load(Ordering::Relaxed)
+    }
+
+    /// Has helpers carry pages off. Called before the first program is admitted.
+    pub(crate) fn carry(&self) {
+        self.carries.store(true, Ordering::Relaxed);
     }
 
     /// Sets the resident limit in bytes.

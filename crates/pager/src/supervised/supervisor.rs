@@ -17,13 +17,14 @@ use crate::supervised::mappings::MappingUsage;
 use crate::supervised::reclaim::reclaimer::Reclaimer;
 use crate::supervised::registration::governor::Governor;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::start_error::StartError;
 use crate::supervised::stats::{Now, ProgramUsage, Stats};
-use crate::supervised::swap::tiers::{Background, SwapFileError, SwapOffError, open_swap_file};
+use crate::supervised::swap::tiers::{Background, SwapOffError, open_swap_file};
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
 use memfold_sys::privilege;
-use memfold_sys::probe::{self, memory_allowance};
+use memfold_sys::probe::{self, Mover, memory_allowance};
 use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
 use memfold_sys::socket;
 use std::io::{self, PipeReader, PipeWriter};
@@ -35,46 +36,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zsmalloc::NewPoolError;
-
-/// A supervisor could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The run's directory, or a file in it, could not be made.
-    #[error("cannot prepare {path}: {source}")]
-    Directory {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The socket's path does not fit into a socket address.
-    #[error("the path {0} is too long for a socket; set XDG_RUNTIME_DIR to a shorter directory")]
-    PathTooLong(PathBuf),
-    /// The preload library's image lacks the mark that the supervisor patches.
-    #[error("the preload library inside this program is damaged; install memfold again")]
-    Image,
-    /// The pool's address space could not be reserved.
-    #[error(
-        "cannot reserve address space for a pool of {0} MiB; raise the address-space limit \
-         (ulimit -v), set vm.overcommit_memory to 0 or 1, or give a smaller --limit"
-    )]
-    AddressSpace(usize),
-    /// The pool could not be made.
-    #[error("cannot set up the swap space: {0}")]
-    Swap(#[from] NewSwapSpaceError),
-    /// The swap file could not be made.
-    #[error(transparent)]
-    SwapFile(#[from] SwapFileError),
-    /// Copies of pages in a store are to be kept in a swap file that there is not.
-    #[error(
-        "copies of remote pages are kept in the swap file; give --swap-file and --swap-size, too"
-    )]
-    NoFileForCopies,
-    /// A thread could not be started.
-    #[error("cannot start a thread: {0}")]
-    Thread(#[from] io::Error),
-}
 
 /// Whether the kernel reports forks to this process.
 fn reports_forks() -> bool {
@@ -128,8 +89,9 @@ impl Supervisor {
         let (directory, listeners) = listen_in_directory(&options.runtime_dir, random_name)?;
         // Both take CAP_SYS_PTRACE.
         let reports_forks = reports_forks();
+        let carries = probe::mover().map_err(StartError::NoMover)? == Mover::Remap;
         let preload = directory.join("libmemfold.so");
-        let rendezvous = rendezvous(&directory.join(CONTROL), reports_forks)?;
+        let rendezvous = rendezvous(&directory.join(CONTROL), (reports_forks, carries))?;
         let patched = Patched::new(options.agent_image, &rendezvous).ok_or(StartError::Image)?;
         let place = patched.place;
         let library = Library::new(&preload, patched.image).ok_or(StartError::Image)?;
@@ -144,6 +106,9 @@ impl Supervisor {
         };
         if options.prepare_forks || !reports_forks {
             supervisor.group.resources.prepare_forks();
+        }
+        if carries {
+            supervisor.group.resources.carry();
         }
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -536,7 +501,10 @@ fn random_name() -> io::Result<String> {
 }
 
 /// What the library must know of this process, which listens on `control`.
-fn rendezvous(control: &Path, inspects_others: bool) -> Result<Rendezvous, StartError> {
+fn rendezvous(
+    control: &Path,
+    (inspects_others, carries): (bool, bool),
+) -> Result<Rendezvous, StartError> {
     let path = control.as_os_str().as_bytes();
     let mut socket_path = [0; SOCKET_PATH_MAX];
     if path.len() >= SOCKET_PATH_MAX {
@@ -550,6 +518,7 @@ fn rendezvous(control: &Path, inspects_others: bool) -> Result<Rendezvous, Start
         pid: own_id(),
         user_namespace: own_user_namespace()?,
         inspects_others: u32::from(inspects_others),
+        carries: u32::from(carries),
         starts_late: 0,
     })
 }
@@ -584,12 +553,12 @@ mod tests {
 
     #[test]
     fn a_path_that_is_too_long_is_refused() {
-        let ours = rendezvous(Path::new("/run/x"), true).unwrap();
+        let ours = rendezvous(Path::new("/run/x"), (true, true)).unwrap();
         assert_eq!(&ours.socket_path[..7], b"/run/x\0");
         assert_eq!(ours.user_namespace, own_user_namespace().unwrap());
         let long = PathBuf::from("/".repeat(200));
         assert!(matches!(
-            rendezvous(&long, true),
+            rendezvous(&long, (true, true)),
             Err(StartError::PathTooLong(_))
         ));
     }

@@ -3,7 +3,8 @@
 //! Distributions fix bugs without changing the version, so no kernel is refused. Programs are started without huge pages
 //! where those are what a bug takes. Nothing but the host's administrator can keep its swap away, or pinned pages.
 
-use super::{Check, has_move, read_line, swap_areas};
+use super::mover::{Mover, mover};
+use super::{Check, read_line, swap_areas};
 use crate::huge::Setting;
 
 /// A kernel's version: 6.12.41 is `(6, 12, 41)`.
@@ -77,7 +78,7 @@ pub struct MoveBugs {
 /// The bugs to stay clear of.
 #[must_use]
 pub fn move_bugs() -> MoveBugs {
-    if has_move() {
+    if mover() == Ok(Mover::Userfaultfd) {
         to_avoid(&release(), may_show)
     } else {
         MoveBugs::default()
@@ -105,10 +106,10 @@ fn to_avoid(release: &str, may_show: impl Fn(Trigger) -> bool) -> MoveBugs {
 
 /// Whether this kernel has such bugs, and whether they can show on this host.
 pub(super) fn check() -> Check {
-    if has_move() {
+    if mover() == Ok(Mover::Userfaultfd) {
         of_release(&release(), may_show)
     } else {
-        Check::note(NAME, "this kernel has no UFFDIO_MOVE", None)
+        Check::note(NAME, "UFFDIO_MOVE is not used", None)
     }
 }
 

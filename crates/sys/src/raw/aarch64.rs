@@ -36,6 +36,7 @@ pub mod nr {
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
     pub const MUNMAP: usize = 215;
+    pub const MREMAP: usize = 216;
     pub const CLONE: usize = 220;
     pub const MMAP: usize = 222;
     pub const MPROTECT: usize = 226;

@@ -15,6 +15,7 @@ pub mod nr {
     pub const RT_SIGPROCMASK: usize = 14;
     pub const RT_SIGRETURN: usize = 15;
     pub const IOCTL: usize = 16;
+    pub const MREMAP: usize = 25;
     pub const MINCORE: usize = 27;
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;

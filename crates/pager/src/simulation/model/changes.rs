@@ -15,6 +15,7 @@ use crate::simulation::world::BEACON;
 use crate::supervised::kernel::Message;
 use crate::sync::interleave;
 use crate::time;
+use memfold_sys::Errno;
 use std::sync::Arc;
 
 impl Memory {
@@ -167,6 +168,35 @@ impl Memory {
         if echo {
             self.finish_change(Message::Unmap(from));
         }
+    }
+
+    /// The helper's mremap of a range over places of the stage, with `MREMAP_DONTUNMAP`. What is not registered any more
+    /// is left out: Linux takes it, and the program is stopped (docs/limits.md).
+    pub fn carry_off(&self, from: PageRange, to: VirtualPage) -> Result<(), Errno> {
+        let mut state = self.begin_change(from);
+        let is_one = state
+            .mapping(from.start)
+            .is_some_and(|mapping| mapping.end >= from.end);
+        if !is_one || !state.is_registered(from) {
+            return Err(Errno::EFAULT);
+        }
+        let pages = (from.start.0..from.end.0).map(VirtualPage);
+        for (step, source) in pages.enumerate() {
+            let Some(mapped) = state.pages.get_mut(&source) else {
+                continue;
+            };
+            let (frame, registered) = (mapped.frame.take(), mapped.registered);
+            (mapped.protected, mapped.shared) = (false, false);
+            if let Some(place) = state.pages.get_mut(&to.plus(step as u64)) {
+                (place.frame, place.registered) = (frame, registered);
+            }
+        }
+        state.queues.changing += 1;
+        adversity::note_change(from);
+        trace(|| format!("carries {} off to {:#x}", short(from), to.0));
+        drop(state);
+        self.finish_change(Message::Remap { from, to });
+        Ok(())
     }
 
     /// Keeps a range from forked children, and marks it (`MADV_DONTFORK`, `MADV_RANDOM`). Gaps are passed over.

@@ -166,6 +166,11 @@ impl HelperGate {
         }
     }
 
+    /// For the helper: whether it was not relieved since it entered.
+    pub(crate) fn is_inside(&self) -> bool {
+        lock_model(&self.0).helper
+    }
+
     /// For the helper: leaves.
     pub(crate) fn leave(&self) {
         lock_model(&self.0).helper = false;

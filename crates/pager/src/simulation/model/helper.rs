@@ -8,6 +8,7 @@ use crate::simulation::model::memory::{Frame, Memory, Registered};
 use crate::simulation::model::userfaultfd::Userfaultfd;
 use crate::simulation::sync::dawdle;
 use crate::simulation::trace::trace;
+use crate::supervised::kernel::Memory as _;
 use crate::sync::interleave;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
@@ -27,15 +28,18 @@ pub(crate) struct Helper {
     /// Its TID.
     thread: u32,
     random: Random,
+    /// Pages are carried off by `mremap`.
+    carries: bool,
 }
 
 impl Helper {
-    /// The helper of a program. `seed` decides what the kernel forgets to tell.
+    /// The helper of a program. `seed` decides what the kernel forgets to tell, which moves no pages if they are to be
+    /// carried off.
     pub(crate) fn new(
         memory: Arc<Memory>,
         channel: Arc<SharedChannel>,
         thread: u32,
-        seed: u64,
+        (seed, carries): (u64, bool),
     ) -> Helper {
         Helper {
             userfaultfd: Userfaultfd(memory.clone()),
@@ -43,6 +47,7 @@ impl Helper {
             channel,
             thread,
             random: Random::new(seed),
+            carries,
         }
     }
 
@@ -86,7 +91,11 @@ impl Helper {
         let stale = channel.event_count() != event_count;
         if !stale {
             for run in moves.iter_mut().filter(|run| run.unshare == 0) {
-                self.move_run(run);
+                if self.carries {
+                    self.carry_run(run);
+                } else {
+                    self.move_run(run);
+                }
                 self.memory.stop_sometimes();
             }
         }
@@ -115,14 +124,65 @@ impl Helper {
 
     fn drop_run(&self, run: &mut DropRun) {
         run.errno = 0;
+        let start = VirtualPage::containing(run.start);
+        if self.carries && self.unregister(start, run.pages).is_err() {
+            run.errno = Errno::ENOMEM.0;
+            return;
+        }
         for step in 0..run.pages {
             interleave();
-            let page = VirtualPage::containing(run.start).plus(u64::from(step));
+            let page = start.plus(u64::from(step));
             if let Some(mapped) = self.memory.state().pages.get_mut(&page) {
                 mapped.frame = None;
                 mapped.shared = false;
             }
         }
+    }
+
+    /// As `carry_run` of the agent.
+    fn carry_run(&self, run: &mut MoveRun) {
+        run.moved = 0;
+        run.errno = self.carry(run).err().map_or(0, |errno| errno.0);
+    }
+
+    fn carry(&self, run: &mut MoveRun) -> Result<(), Errno> {
+        let source = VirtualPage::containing(run.source);
+        let target = VirtualPage::containing(run.target);
+        let mut pages = run.pages;
+        if (0..pages).any(|step| adversity::is_locked(source.plus(u64::from(step)))) {
+            return Err(Errno::EINVAL);
+        }
+        self.unregister(target, pages)?;
+        let of = |start: VirtualPage, pages| PageRange {
+            start,
+            end: start.plus(u64::from(pages)),
+        };
+        while !self.userfaultfd.is_registered(of(source, pages)) {
+            pages /= 2;
+            if pages == 0 {
+                return Err(Errno::EAGAIN);
+            }
+        }
+        // Mappings may change now.
+        dawdle();
+        self.memory.carry_off(of(source, pages), target)?;
+        let gone = self.memory.state().gone;
+        assert!(
+            gone || !self.channel.helper_gate().is_inside(),
+            "the event of a helper's own mremap was read without relieving it"
+        );
+        run.moved = pages;
+        Ok(())
+    }
+
+    fn unregister(&self, start: VirtualPage, pages: u32) -> Result<(), Errno> {
+        if adversity::is_refused() {
+            return Err(Errno::ENOMEM);
+        }
+        self.userfaultfd.unregister(PageRange {
+            start,
+            end: start.plus(u64::from(pages)),
+        })
     }
 
     fn move_run(&mut self, run: &mut MoveRun) {

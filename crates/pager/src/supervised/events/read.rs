@@ -8,7 +8,7 @@ use crate::supervised::fault::message::Fault;
 use crate::supervised::fork::apply::ConcurrentChanges;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Ports, Userfaultfd};
-use crate::supervised::reclaim::batch::HelperPort;
+use crate::supervised::reclaim::batch::{Carried, HelperPort};
 use crate::supervised::space::gate::Exclusive;
 use crate::supervised::space::{AddressSpace, Changes};
 use crate::supervised::util::fd_pressure::{self, patiently};
@@ -72,7 +72,8 @@ impl Reader {
     ) -> Messages {
         let mut messages = Messages::default();
         let mut changes = lock(&space.changes);
-        let Some(quiet) = collect(space, gate, &mut messages, &mut changes) else {
+        let mut carried = None;
+        let Some(quiet) = collect(space, gate, (&mut messages, &mut carried), &mut changes) else {
             return messages;
         };
         space.begin_events(gate);
@@ -115,6 +116,9 @@ impl Reader {
             }
         }
         beside.finish();
+        if let Some(carried) = carried {
+            space.resolve_overrun(gate, carried);
+        }
         let table = gate.table_mut();
         emptied.into_iter().for_each(|range| table.prune(range));
         messages
@@ -167,7 +171,7 @@ impl Reader {
 fn collect(
     space: &AddressSpace,
     gate: &Exclusive<'_>,
-    messages: &mut Messages,
+    (messages, carried): (&mut Messages, &mut Option<Carried>),
     changes: &mut Changes,
 ) -> Option<bool> {
     let waited = LazyCell::new(RunTime::begin);
@@ -176,6 +180,9 @@ fn collect(
     let mut is_stored = Bug::StageReadAfterFork.is_back();
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
+        if let Some(unread) = space.settle_before_read(gate) {
+            (*carried, needs_order) = (Some(unread), true);
+        }
         if !is_stored && space.channel.is_forking() && space.is_changing() {
             // Once the event is read, the parent runs and may be gone at any moment.
             space.store_staged(gate);
@@ -200,6 +207,13 @@ fn collect(
         };
         changes.unreadable = false;
         for message in buffer.drain(..) {
+            if let Message::Remap { from, to } = message
+                && let Some(own) = space.take_carried(gate, from, to)
+            {
+                // Others may have changed mappings just before, and their events come later.
+                (*carried, needs_order) = (Some(own), true);
+                continue;
+            }
             let Some(change) = sort(message, space, messages, changes) else {
                 continue;
             };

@@ -64,6 +64,9 @@ impl FaultService {
                     }
                     let posted = lock(&space.helper_port).posted();
                     drop(gate);
+                    if space.resources.carries() && space.awaits_read() {
+                        return Resolution::Retry;
+                    }
                     space.channel.wait_done(posted, BATCH_PATIENCE);
                 }
                 PageState::Staged(place) => {

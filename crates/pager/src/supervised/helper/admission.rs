@@ -282,6 +282,7 @@ fn prove(
     if !proves_itself(space, inspector, stage)? {
         return Err(invalid("its userfaultfd is of another process"));
     }
+    space.leave_stage(stage)?;
     prepare_trash(layout, trash)
 }
 

@@ -45,7 +45,8 @@ mod tests {
             pid: 3,
             user_namespace: 4,
             inspects_others: 5,
-            starts_late: 6,
+            carries: 6,
+            starts_late: 7,
         };
         let patched = Patched::new(&image, &rendezvous).unwrap();
         assert_eq!(patched.place, 50);
@@ -55,7 +56,7 @@ mod tests {
         assert_eq!(image[user..][..4], 2u32.to_ne_bytes());
         assert_eq!(image[user + 4..][..4], 3i32.to_ne_bytes());
         assert_eq!(image[user + 8..][..8], 4u64.to_ne_bytes());
-        assert_eq!(image[50 + STARTS_LATE_AT..][..4], 6u32.to_ne_bytes());
+        assert_eq!(image[50 + STARTS_LATE_AT..][..4], 7u32.to_ne_bytes());
         assert_eq!(image.len(), length);
         assert!(
             Patched::new(image, &rendezvous).is_none(),

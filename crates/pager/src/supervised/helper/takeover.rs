@@ -19,11 +19,12 @@
 use crate::page::PageRange;
 use crate::page_state::StageIndex;
 use crate::supervised::kernel::Memory;
+use crate::supervised::reclaim::batch::carried::drops_of;
 use crate::supervised::reclaim::batch::{Batch, HelperPort};
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::Errno;
-use memfold_sys::channel::{DropRun, MoveRun};
+use memfold_sys::channel::MoveRun;
 use memfold_sys::port::Outcome;
 use std::time::Duration;
 
@@ -58,6 +59,10 @@ impl AddressSpace {
             // It was stopped on its way out: what it did is settled.
             return self.channel.helper_gate().relieve();
         }
+        if self.resources.carries() {
+            // Nothing keeps it from carrying pages off when it goes on, but it has not yet.
+            return false;
+        }
         if self.close_stage(attached.arena.stage).is_err() {
             return false;
         }
@@ -86,6 +91,15 @@ impl AddressSpace {
         self.uffd().register(with_proof(stage))
     }
 
+    /// Unregisters the stage, but not the page behind it, where pages are carried off: those that are bring their own
+    /// registration, and what they replace must raise no event.
+    pub(crate) fn leave_stage(&self, stage: PageRange) -> Result<(), Errno> {
+        if self.resources.carries() {
+            self.uffd().unregister(stage)?;
+        }
+        Ok(())
+    }
+
     /// The same after a relief; where the kernel has no memory for it, it is tried again.
     pub(crate) fn reopen_stage(&self, port: &mut HelperPort) {
         if let Some(attached) = self.attached() {
@@ -98,13 +112,7 @@ impl AddressSpace {
         let in_stage = self.in_stage().ok()?;
         let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
         let errno = Errno::EAGAIN.0;
-        let drops = batch.drops.iter().map(|(first, pages)| {
-            let left = (0..*pages).any(|step| is_staged(StageIndex(first.0 + step)));
-            DropRun {
-                errno: if left { errno } else { 0 },
-                ..DropRun::default()
-            }
-        });
+        let drops = drops_of(&batch.drops, is_staged);
         let sources = batch.moves.iter().map(|run| {
             let end = run.page.plus(u64::from(run.pages));
             let start = run.page;
@@ -136,7 +144,7 @@ impl AddressSpace {
         });
         Some(Outcome {
             stale: false,
-            drops: drops.collect(),
+            drops,
             moves: moves.collect(),
         })
     }

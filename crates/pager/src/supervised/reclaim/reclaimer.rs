@@ -368,8 +368,12 @@ impl Reclaimer {
             space.count_unevictable(&gate);
         }
         progress.add(Batch::settle(space, &gate));
-        if lock(&space.helper_port).is_busy() {
-            return target;
+        {
+            let mut port = lock(&space.helper_port);
+            progress.add(Some(std::mem::take(&mut port.carried)));
+            if port.is_busy() {
+                return target;
+            }
         }
         let staged = lock(&space.stage).live();
         let wanted = (excess + target).saturating_sub(staged).min(BATCH);
@@ -380,6 +384,10 @@ impl Reclaimer {
         let no_victims = wanted > 0 && batch.moves.is_empty();
         if !batch.is_empty() {
             space.unprotect_for_cow_break(&batch.moves);
+            if space.resources.carries() {
+                // The helper waits for its event to be read.
+                space.guard_helper();
+            }
             batch.post(space, &gate);
         }
         if no_victims {

@@ -130,6 +130,25 @@ impl Stage {
         }
     }
 
+    /// The owner of a live place.
+    pub(crate) fn owner(&self, index: StageIndex) -> Option<VirtualPage> {
+        match self.places[index.0 as usize] {
+            Place::Live(owner, _) => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// The page of a dead place is needed after all. `false` if it is about to be freed, or was not there.
+    pub(crate) fn revive(&mut self, index: StageIndex, owner: VirtualPage) -> bool {
+        let Some(at) = self.dead.iter().position(|dead| *dead == index) else {
+            return false;
+        };
+        self.dead.swap_remove(at);
+        *self.place(index) = Place::Reserved(None);
+        self.arrived(index, owner);
+        true
+    }
+
     /// The owner of a live page moved to another address.
     pub(crate) fn rename(&mut self, index: StageIndex, owner: VirtualPage) {
         let place = self.place(index);

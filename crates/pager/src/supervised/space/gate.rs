@@ -13,6 +13,10 @@ use std::cell::{LazyCell, UnsafeCell};
 use std::ptr;
 use std::time::Duration;
 
+/// Between two looks whether a helper that is inside waits for its event to be read. A larger value delays each batch that
+/// is carried off.
+const CARRY_NAP_NS: u64 = 20_000;
+
 /// Data that is accessible through a guard of the gate only.
 #[derive(Default)]
 pub(crate) struct Gated<T>(UnsafeCell<T>);
@@ -127,10 +131,29 @@ impl AddressSpace {
         let nap = (patience.as_nanos() as u64).min(NAP_NS);
         let give_up = || self.is_dead_or_gone() || began.elapsed() >= patience;
         self.channel.gate().enter_exclusive(nap, give_up)?;
-        if let Err(abandoned) = self.channel.helper_gate().close(nap, give_up) {
+        if let Err(abandoned) = self.close_helper_gate(nap, give_up) {
             self.channel.gate().leave_exclusive();
             return Err(abandoned);
         }
         Ok(Exclusive(self))
+    }
+
+    fn close_helper_gate(&self, nap: u64, give_up: impl Fn() -> bool) -> Result<(), Abandoned> {
+        let gate = self.channel.helper_gate();
+        if !self.resources.carries() {
+            return gate.close(nap, give_up);
+        }
+        loop {
+            if self.awaits_read() {
+                // What it was inside for is done, but for its event.
+                gate.relieve();
+            }
+            if gate.close(CARRY_NAP_NS.min(nap), || true).is_ok() {
+                return Ok(());
+            }
+            if give_up() {
+                return Err(Abandoned);
+            }
+        }
     }
 }

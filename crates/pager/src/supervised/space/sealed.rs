@@ -40,7 +40,7 @@ impl Seal {
 
 impl AddressSpace {
     /// Whether the stage is sealed anonymous memory, so that reading it never waits for a file that the
-    /// program maps over it; always where the kernel does not seal. Read once, before the first command,
+    /// program maps over it; always where the kernel does not seal, or pages are carried off. Read once, before the first command,
     /// and a second time where the seal did not show: the kernel takes some time for each VMA.
     pub(crate) fn is_sealed(&self) -> bool {
         let Some(attached) = self.attached() else {
@@ -50,7 +50,8 @@ impl AddressSpace {
         let range = (stage.start.address(), stage.end.address());
         let was_known = self.seal.known.get().is_some();
         let known = self.seal.looked_at(Instant::now(), || {
-            !process::kernel_seals() || inspector.has_sealed(&[range]).unwrap_or(false)
+            let must_be_sealed = process::kernel_seals() && !self.resources.carries();
+            !must_be_sealed || inspector.has_sealed(&[range]).unwrap_or(false)
         });
         if !was_known && known.is_some() {
             inspector.close_flags();

@@ -3,6 +3,7 @@
 //! At most one batch per address space is in flight. The thread that needs its outcome first settles
 //! it.
 
+pub(crate) mod carried;
 pub(crate) mod plan;
 pub(crate) mod post;
 pub(crate) mod settle;
@@ -96,6 +97,19 @@ pub(crate) struct HelperPort {
     pub taken_over: bool,
     /// The stage is not registered, so that the kernel refuses to move pages there.
     pub stage_closed: bool,
+    /// Batches that were settled as their event was read, and not noted by the reclaimer.
+    pub carried: Settled,
+    /// What was carried off and is settled, but of which the event is unread.
+    pub unread: Option<Carried>,
+}
+
+/// A run of pages that the helper carries off by `mremap`, as the kernel has no `UFFDIO_MOVE`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Carried {
+    /// The pages.
+    pub from: PageRange,
+    /// The first of the contiguous places.
+    pub place: StageIndex,
 }
 
 /// Number of pages of a settled batch, by their new state.
@@ -118,6 +132,8 @@ impl HelperPort {
             batch: None,
             taken_over: false,
             stage_closed: false,
+            carried: Settled::default(),
+            unread: None,
         }
     }
 

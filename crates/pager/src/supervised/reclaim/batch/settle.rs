@@ -198,7 +198,9 @@ fn apply_move(
         if step == moved && errno == Errno::EINVAL {
             space.unevictable.note_move(page);
         }
-        if step == moved && errno == Errno::EEXIST {
+        if errno == Errno::ENOSPC {
+            // Something else may be mapped at the places by now (`carried.rs`): they are not used again.
+        } else if step == moved && errno == Errno::EEXIST {
             // The place is occupied: the program touched it (`mlockall`).
             stage.arrived_dead(place);
         } else {

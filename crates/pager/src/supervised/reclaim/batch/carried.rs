@@ -1,0 +1,202 @@
+//! Batches whose pages the helper carries off by `mremap`, as the kernel has no `UFFDIO_MOVE`.
+//!
+//! The helper waits in the gate until the event of its `mremap` is read. A thread that reads messages finds it there
+//! ([`AddressSpace::awaits_read`]) and relieves it: its pages are in the stage, and it moves no others before the next
+//! command. Then the event is read, and the batch settled by what is in the stage, before any other event of that read is
+//! applied.
+//!
+//! Other threads may have changed the mappings just before, which the event does not tell. If they unmapped the pages, or
+//! moved them away, none is in the stage. If they moved others there, those are (`resolve_overrun`).
+
+use crate::bugs::Bug;
+use crate::page::{PageRange, VirtualPage};
+use crate::page_state::{PageState, StageIndex};
+use crate::supervised::reclaim::batch::{Batch, Carried, HelperPort, Run};
+use crate::supervised::space::AddressSpace;
+use crate::supervised::space::gate::{Exclusive, Inside};
+use crate::sync::lock;
+use memfold_sys::Errno;
+use memfold_sys::channel::{DropRun, MoveRun};
+use memfold_sys::port::Outcome;
+
+impl Carried {
+    fn places(self, space: &AddressSpace) -> PageRange {
+        self.from
+            .moved(self.from.start, space.stage_page(self.place))
+    }
+}
+
+impl HelperPort {
+    /// What the helper carries off by the command in flight.
+    fn carried_run(&self) -> Option<Carried> {
+        let mut runs = self.batch.as_ref()?.moves.iter();
+        runs.find_map(|run| {
+            Some(Carried {
+                from: run.range(),
+                place: run.place?,
+            })
+        })
+    }
+}
+
+impl AddressSpace {
+    /// Whether the helper, which is in the gate, has carried its run off and waits for the event to be read.
+    pub(crate) fn awaits_read(&self) -> bool {
+        let carried = lock(&self.helper_port).carried_run();
+        let Some(carried) = carried else { return false };
+        let is_there = |range: PageRange| self.present(range).is_ok_and(|found| found.pages() > 0);
+        // The first page was there when the batch was planned. (If all of them were dropped meanwhile, none is in the
+        // stage.)
+        is_there(carried.places(self)) || !is_there(PageRange::around(carried.from.start, 1))
+    }
+
+    /// Settles a batch that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
+    /// and may end, once its event is read. Returns a run of which the event is yet to be read: not all changes are known
+    /// before.
+    pub(crate) fn settle_before_read(&self, gate: &Exclusive<'_>) -> Option<Carried> {
+        if !self.resources.carries() || Bug::CarriedSettledLate.is_back() {
+            return None;
+        }
+        let (carried, unread) = {
+            let port = lock(&self.helper_port);
+            (port.carried_run(), port.unread)
+        };
+        let Some(carried) = carried else {
+            return unread;
+        };
+        let in_stage = self.present(carried.places(self));
+        if !in_stage.is_ok_and(|found| found.pages() > 0) {
+            return unread;
+        }
+        self.settle_run(gate, carried);
+        lock(&self.helper_port).unread = Some(carried);
+        Some(carried)
+    }
+
+    /// Whether the event of an `mremap` is the helper's own. A batch of which nothing was in the stage is settled now.
+    pub(crate) fn take_carried(
+        &self,
+        gate: &Exclusive<'_>,
+        from: PageRange,
+        to: VirtualPage,
+    ) -> Option<Carried> {
+        let place = self.place_at(to).filter(|_| self.resources.carries())?;
+        // Else it is the program's own.
+        let is_its = |carried: &mut Carried| {
+            carried.place == place
+                && carried.from.start == from.start
+                && carried.from.end >= from.end
+        };
+        let mut port = lock(&self.helper_port);
+        if let Some(carried) = port.unread.take_if(is_its) {
+            return Some(carried);
+        }
+        let mut carried = port.carried_run();
+        drop(port);
+        let carried = carried.take_if(is_its)?;
+        self.settle_run(gate, carried);
+        Some(carried)
+    }
+
+    /// Settles the batch in flight, of the run that was carried off.
+    fn settle_run(&self, gate: &Exclusive<'_>, carried: Carried) {
+        let drops = {
+            let mut port = lock(&self.helper_port);
+            // The helper has yet to say that it is done, and has nothing to tell any more.
+            port.taken_over = true;
+            port.batch.take().unwrap_or_default().drops
+        };
+        // If it cannot be seen, the program is exiting.
+        let in_stage = self.in_stage().unwrap_or_default();
+        let still = self.present(carried.from).unwrap_or_default();
+        let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
+        let mut batch = Batch::default();
+        let mut outcome = Outcome {
+            stale: false,
+            drops: drops_of(&drops, is_staged),
+            moves: Vec::new(),
+        };
+        batch.drops = drops;
+        for step in 0..carried.from.pages() as u32 {
+            let page = carried.from.start.plus(u64::from(step));
+            let place = StageIndex(carried.place.0 + step);
+            let (moved, errno) = match (is_staged(place), still.containing(page)) {
+                (true, _) => (1, 0),
+                // It is in the next mapping.
+                (false, Some(_)) => (0, Errno::EAGAIN.0),
+                (false, None) => (0, Errno::ENOENT.0),
+            };
+            batch.moves.push(Run {
+                page,
+                pages: 1,
+                place: Some(place),
+            });
+            outcome.moves.push(MoveRun {
+                moved,
+                errno,
+                ..MoveRun::default()
+            });
+        }
+        let settled = batch.settle_with(self, gate, &outcome);
+        let mut port = lock(&self.helper_port);
+        port.carried.staged += settled.staged;
+        port.carried.dropped += settled.dropped;
+    }
+
+    /// Looks which pages were carried off, once the changes of other threads are applied: they count as later than the
+    /// helper's, of which its event tells nothing. What had moved away before is in memory where it moved to (and what
+    /// is still where it was, if `mlockall` has filled the stage). What had moved to where the run was is in the stage.
+    pub(crate) fn resolve_overrun(&self, gate: &Exclusive<'_>, carried: Carried) {
+        if Bug::CarriedOverrun.is_back() {
+            return;
+        }
+        let (Ok(still), Ok(in_stage)) = (
+            self.present(carried.from),
+            self.present(carried.places(self)),
+        ) else {
+            return;
+        };
+        let mut stage = lock(&self.stage);
+        for step in 0..carried.from.pages() as u32 {
+            let page = carried.from.start.plus(u64::from(step));
+            let place = StageIndex(carried.place.0 + step);
+            if in_stage.containing(self.stage_page(place)).is_none() {
+                continue;
+            }
+            if let Some(owner) = stage.owner(place)
+                && self.is_present(owner)
+                && (gate.table().entry(owner)).replace(PageState::Staged(place), PageState::FRESH)
+            {
+                stage.retire(place);
+            }
+            let entry = gate.table().entry(page);
+            if matches!(entry.load(), PageState::Resident { .. })
+                && still.containing(page).is_none()
+                && stage.revive(place, page)
+            {
+                entry.set(PageState::Staged(place));
+            }
+        }
+    }
+
+    fn is_present(&self, page: VirtualPage) -> bool {
+        self.present(PageRange::around(page, 1))
+            .is_ok_and(|found| found.pages() > 0)
+    }
+}
+
+/// What became of places to free, which the helper did before it carried anything off.
+pub(crate) fn drops_of(
+    drops: &[(StageIndex, u32)],
+    is_staged: impl Fn(StageIndex) -> bool,
+) -> Vec<DropRun> {
+    let is_left = |(first, pages): &(StageIndex, u32)| {
+        (0..*pages).any(|step| is_staged(StageIndex(first.0 + step)))
+    };
+    let errno = |left| if left { Errno::EAGAIN.0 } else { 0 };
+    let results = drops.iter().map(|run| DropRun {
+        errno: errno(is_left(run)),
+        ..DropRun::default()
+    });
+    results.collect()
+}

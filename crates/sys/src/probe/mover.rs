@@ -1,0 +1,136 @@
+//! By what programs' pages are taken away: `UFFDIO_MOVE`, or `mremap` where the kernel has none.
+
+use super::{Check, NEWER_KERNEL, errno_of};
+use crate::memory::Mapping;
+use crate::owned_uffd::{self, borrow};
+use crate::uffd::FEATURE_MOVE;
+use crate::{Errno, PAGE_SIZE};
+
+/// Set in the environment, it has memfold do without `UFFDIO_MOVE`, for tests of how it does.
+pub const WITHOUT_MOVE: &str = "MEMFOLD_WITHOUT_MOVE";
+
+/// By what programs' pages are taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mover {
+    /// `UFFDIO_MOVE` (Linux 6.8).
+    Userfaultfd,
+    /// `mremap` with `MREMAP_DONTUNMAP`.
+    Remap,
+}
+
+/// By what programs' pages are taken away on this kernel: what works when it is tried.
+///
+/// # Errors
+/// If neither does.
+pub fn mover() -> Result<Mover, Errno> {
+    if std::env::var_os(WITHOUT_MOVE).is_none() && try_move() == Ok(true) {
+        return Ok(Mover::Userfaultfd);
+    }
+    if try_carry()? {
+        Ok(Mover::Remap)
+    } else {
+        Err(Errno::EINVAL)
+    }
+}
+
+pub(super) fn check() -> Check {
+    const NAME: &str = "userfaultfd-move";
+    let why = match try_move() {
+        _ if std::env::var_os(WITHOUT_MOVE).is_some() => format!("{WITHOUT_MOVE} is set"),
+        Ok(true) => return Check::ok(NAME, "a page was moved (UFFDIO_MOVE)"),
+        Ok(false) => "a page moved by UFFDIO_MOVE arrived changed".to_owned(),
+        Err(_) if !has_move() => "this kernel has no UFFDIO_MOVE (Linux 6.8)".to_owned(),
+        Err(errno) => format!("UFFDIO_MOVE: {errno}"),
+    };
+    match try_carry() {
+        Ok(true) => Check::ok(
+            NAME,
+            format!(
+                "{why}, so pages are taken away by mremap: slower, and buffers of O_DIRECT must be locked (docs/limits.md)"
+            ),
+        ),
+        Ok(false) => Check::missing(
+            NAME,
+            format!("{why}; mremap left a page behind"),
+            NEWER_KERNEL,
+        ),
+        Err(errno) => Check::missing(NAME, format!("{why}; mremap: {errno}"), NEWER_KERNEL),
+    }
+}
+
+/// Takes the first of two pages away, over the second, and looks at both.
+fn try_carry() -> Result<bool, Errno> {
+    const WORD: u64 = 0x6d65_6d66_6f6c_6432;
+    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(|error| errno_of(&error))?;
+    let source = pages.start();
+    // SAFETY: the second page of a live mapping.
+    let target = unsafe { source.add(PAGE_SIZE) };
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    // SAFETY: both pages are of a live mapping, and nothing refers to them. (If it fails, the second one may be unmapped,
+    // and is not touched.)
+    unsafe {
+        source.cast::<u64>().write_volatile(WORD);
+        let moved = libc::mremap(
+            source.as_ptr().cast(),
+            PAGE_SIZE,
+            PAGE_SIZE,
+            flags,
+            target.as_ptr(),
+        );
+        if moved == libc::MAP_FAILED {
+            return Err(errno_of(&std::io::Error::last_os_error()));
+        }
+        let [left, there] = [source, target].map(|page| page.cast::<u64>().read_volatile());
+        Ok(left == 0 && there == WORD)
+    }
+}
+
+/// Whether the kernel says so.
+pub(super) fn has_move() -> bool {
+    let has = owned_uffd::create_for_user_mode().and_then(|uffd| borrow(&uffd).api(0));
+    has.is_ok_and(|has| has & FEATURE_MOVE != 0)
+}
+
+/// Moves the first of two pages over the second and looks at it.
+fn try_move() -> Result<bool, Errno> {
+    const WORD: u64 = 0x6d65_6d66_6f6c_6431;
+    let pages = Mapping::anonymous(2 * PAGE_SIZE).map_err(|error| errno_of(&error))?;
+    let descriptor = owned_uffd::create()?;
+    let uffd = borrow(&descriptor);
+    uffd.api(FEATURE_MOVE)?;
+    let source = pages.start().as_ptr() as u64;
+    let target = source + PAGE_SIZE as u64;
+    // SAFETY: the first page of a live mapping, written before anything is registered.
+    unsafe { pages.start().cast::<u64>().write_volatile(WORD) };
+    uffd.register(target, PAGE_SIZE as u64)?;
+    let moved = uffd.move_pages(target, source, PAGE_SIZE as u64);
+    // Without this a read of the missing page below would wait for a handler that isn't there.
+    uffd.unregister(target, PAGE_SIZE as u64)?;
+    moved.map_err(|partial| partial.errno)?;
+    // SAFETY: the second page of a live mapping, no longer registered.
+    Ok(unsafe { (target as *const u64).read_volatile() } == WORD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_taken_away_by_mremap() {
+        // Since Linux 5.7.
+        assert_eq!(try_carry(), Ok(true));
+    }
+
+    #[test]
+    fn what_is_used_is_what_works() {
+        let moves = std::env::var_os(WITHOUT_MOVE).is_none() && try_move() == Ok(true);
+        let expected = if moves {
+            Mover::Userfaultfd
+        } else {
+            Mover::Remap
+        };
+        assert_eq!(mover(), Ok(expected));
+        let by_move = check().found.contains("a page was moved");
+        assert_eq!(by_move, moves);
+    }
+}
