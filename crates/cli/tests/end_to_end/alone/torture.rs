@@ -7,8 +7,12 @@ use std::time::Duration;
 
 /// Runs the torture program; in two rounds, it takes so many seconds.
 fn torment(in_two_rounds: u32, options: &[&str], resident: u64) -> Outcome {
+    torment_by(Program::new(torture()), in_two_rounds, options, resident)
+}
+
+fn torment_by(program: Program, in_two_rounds: u32, options: &[&str], resident: u64) -> Outcome {
     let seconds = torture_seconds(in_two_rounds);
-    let program = Program::new(torture())
+    let program = program
         .args(["--seconds", &seconds.to_string()])
         .args(options)
         .timeout(Duration::from_secs((120 + seconds).into()));
@@ -45,6 +49,22 @@ verified_while! {
     pages_survive_forks: "fork,wipe";
     pages_survive_spawned_programs: "spawn";
     pages_survive_signals_and_short_threads: "signals,threads";
+}
+
+/// As where the kernel has no `UFFDIO_MOVE`.
+#[test]
+fn pages_survive_being_carried_off() {
+    alone!(&["cc"]);
+    for names in [
+        "none",
+        "grow,shrink,move,part,dontunmap,unmap,fixed",
+        "dontneed,free,advice,readonly,syscalls,lock",
+        "fork,wipe,spawn,threads,churn,sparse,brk",
+    ] {
+        let program = Program::new(torture()).env("MEMFOLD_WITHOUT_MOVE", "1");
+        let options = ["--megabytes", "64", "--disturb", names];
+        torment_by(program, 2, &options, 18 * MIB);
+    }
 }
 
 #[test]
