@@ -22,7 +22,7 @@ memfold run --limit 24M -v -- torture --seconds "${SECONDS_OF_TORTURE:-20}" --me
     failed "torture: $?"
 tail -n 3 /tmp/said
 
-memfold run --limit 24M --stats /tmp/stats -v -- redis-server --port 7000 --save "" --dir /tmp \
+memfold run --limit 16M --stats /tmp/stats -v -- redis-server --port 7000 --save "" --dir /tmp \
     --enable-debug-command yes > /tmp/redis 2> /tmp/said &
 server=$!
 ask() { redis-cli -p 7000 "$@"; }
@@ -30,7 +30,7 @@ for _ in $(seq 120); do
     [ "$(ask ping 2> /dev/null)" != PONG ] || break
     sleep 1
 done
-ask debug populate 24000 key 1000 || failed "Redis takes no keys"
+ask debug populate 9000 key 1000 || failed "Redis takes no keys"
 before="$(ask debug digest)"
 ask bgsave
 for _ in $(seq 240); do
