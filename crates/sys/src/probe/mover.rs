@@ -23,7 +23,9 @@ pub enum Mover {
 /// # Errors
 /// If neither does.
 pub fn mover() -> Result<Mover, Errno> {
-    if std::env::var_os(WITHOUT_MOVE).is_none() && try_move() == Ok(true) {
+    /// A page may be busy for a moment, and the other way is slower, and less safe.
+    const ATTEMPTS: usize = 10;
+    if std::env::var_os(WITHOUT_MOVE).is_none() && (0..ATTEMPTS).any(|_| try_move() == Ok(true)) {
         return Ok(Mover::Userfaultfd);
     }
     if try_carry()? {
@@ -87,7 +89,9 @@ fn try_carry() -> Result<bool, Errno> {
 
 /// Whether the kernel says so.
 pub(super) fn has_move() -> bool {
-    let has = owned_uffd::create_for_user_mode().and_then(|uffd| borrow(&uffd).api(0));
+    // Either may be forbidden.
+    let uffd = owned_uffd::create_for_user_mode().or_else(|_| owned_uffd::create());
+    let has = uffd.and_then(|uffd| borrow(&uffd).api(0));
     has.is_ok_and(|has| has & FEATURE_MOVE != 0)
 }
 
