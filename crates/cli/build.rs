@@ -25,7 +25,7 @@ const CODE: [&str; 3] = ["-Copt-level=3", "-Ccodegen-units=1", "-Cpanic=abort"];
 const CODE_AARCH64: &str = "-Ctarget-feature=-outline-atomics";
 
 /// Loads into any dynamically linked program, whichever C library that uses.
-const LINK: [&str; 8] = [
+const LINK: [&str; 9] = [
     "-Clto=fat",
     "-Cstrip=symbols",
     "-Clink-arg=-nostdlib",
@@ -34,6 +34,8 @@ const LINK: [&str; 8] = [
     "-Clink-arg=-Wl,-Bsymbolic",
     // Where no loader calls it: see the agent's `entry.rs`.
     "-Clink-arg=-Wl,-e,memfold_entry",
+    // A function that the compiler takes to be there (`memcpy`) is not: nothing is linked but this.
+    "-Clink-arg=-Wl,-z,defs",
     // Where programs are linked statically (musl), rustc makes no shared library unless it is told.
     "-Ctarget-feature=-crt-static",
 ];

@@ -4,7 +4,8 @@
 //! the child's handler asks for its number. Where it does not, the fork is prepared (`prepared.rs`).
 
 use crate::arena::Arena;
-use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, start, starts_late};
+use crate::rendezvous::starts_late;
+use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, start};
 use crate::state::{Child, MANAGED, PREPARES, REFUSED, STRANDED, UNANNOUNCED, channel, has_left};
 use crate::{helper, prepared, system};
 use core::cell::Cell;

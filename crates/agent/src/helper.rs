@@ -1,6 +1,7 @@
 //! The helper thread: set-up, then the supervisor's commands until either side is gone.
 
 use crate::message::{connect, receive, send};
+use crate::rendezvous::{carries, rendezvous};
 use crate::state::{
     ADDRESS_SPACE, Handover, MANAGED, READY, REFUSED, STRANDED, UNANNOUNCED, let_go, set_channel,
 };
@@ -88,7 +89,7 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         Err(Errno::EMFILE) => return Err(Errno::EMFILE),
         Err(_) => {}
     }
-    let socket = connect(&handover.rendezvous)?;
+    let socket = connect(&rendezvous())?;
     let arena = &handover.arena;
     let mut hello = Hello {
         magic: MAGIC,
@@ -122,9 +123,9 @@ fn introduce(handover: &Handover) -> Result<Introduced, Errno> {
         system::drop_pages(arena.stage, length)?;
     }
     // Where the kernel does not seal (before Linux 6.10), the supervisor does not ask for it.
-    let _ = arena.seal(handover.rendezvous.carries != 0);
+    let _ = arena.seal(carries());
     // Before any command can set it to work, and while the program waits.
-    system::give_up_privileges(handover.rendezvous.inspects_others != 0);
+    system::give_up_privileges(rendezvous().inspects_others != 0);
     send(socket, &hello, Some([uffd.0, trash_uffd.0]))?;
     Ok(Introduced {
         socket,
@@ -161,7 +162,7 @@ impl Introduced {
             trash_uffd: self.trash_uffd,
             stage: arena.stage,
             trash: arena.trash,
-            carries: handover.rendezvous.carries != 0,
+            carries: carries(),
         })
     }
 }

@@ -44,6 +44,7 @@ mod prepared;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "unprepared.rs"]
 mod prepared;
+mod rendezvous;
 mod start;
 mod state;
 mod system;

@@ -1,7 +1,8 @@
 //! The loader's call.
 
 use crate::fork;
-use crate::start::{EXECUTED, WAITING_PROCESS, is_sandboxed, start, starts_late};
+use crate::rendezvous::starts_late;
+use crate::start::{EXECUTED, WAITING_PROCESS, is_sandboxed, start};
 use core::sync::atomic::Ordering;
 
 /// Called by the loader before the program's own code.

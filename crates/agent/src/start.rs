@@ -1,28 +1,13 @@
 //! From a program's first moment, or a forked child's, to a running helper.
 
 use crate::arena::Arena;
+use crate::rendezvous::{patched, rendezvous};
 use crate::state::{Handover, REFUSED, make_note};
 use crate::{helper, system};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use memfold_sys::futex;
-use memfold_sys::hello::{
-    Filters, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX, STARTS_LATE_AT,
-};
+use memfold_sys::hello::Filters;
 use memfold_sys::{Errno, PAGE_SIZE};
-
-/// What the supervisor writes into the image that it unpacks for the run: a [`Rendezvous`].
-#[used]
-static PATCHED_IN: [u8; PATCHED] = marked();
-
-const fn marked() -> [u8; PATCHED] {
-    let mut bytes = [0; PATCHED];
-    let mut i = 0;
-    while i < RENDEZVOUS_MARK.len() {
-        bytes[i] = RENDEZVOUS_MARK[i];
-        i += 1;
-    }
-    bytes
-}
 
 /// The beacon's address, inherited by children; 0 before the first helper ran.
 pub static BEACON: AtomicUsize = AtomicUsize::new(0);
@@ -35,38 +20,6 @@ pub static FORK_STACK_TOP: AtomicUsize = AtomicUsize::new(0);
 pub static WAITING_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// The one that executed this program. It does not ask for its PID, as filters may forbid that.
 pub const EXECUTED: u32 = u32::MAX;
-
-/// Part of what is patched in.
-fn patched<const N: usize>(offset: usize) -> [u8; N] {
-    let place = (&raw const PATCHED_IN).cast::<u8>();
-    // SAFETY: the callers name parts of a live static; bytes of any value are numbers.
-    unsafe { core::ptr::read_volatile(place.add(offset).cast()) }
-}
-
-/// Reads what is in the loaded image (the compiler knows only the unpatched one).
-pub fn rendezvous() -> Rendezvous {
-    fn number<const N: usize>(offset: usize) -> [u8; N] {
-        patched(SOCKET_PATH_MAX + offset)
-    }
-    let path = (&raw const PATCHED_IN).cast();
-    Rendezvous {
-        // SAFETY: reads the first part of a live static.
-        socket_path: unsafe { core::ptr::read_volatile(path) },
-        filters: u32::from_ne_bytes(number(0)),
-        user: u32::from_ne_bytes(number(4)),
-        pid: i32::from_ne_bytes(number(8)),
-        user_namespace: u64::from_ne_bytes(number(12)),
-        inspects_others: u32::from_ne_bytes(number(20)),
-        carries: u32::from_ne_bytes(number(24)),
-        starts_late: u32::from(starts_late()),
-    }
-}
-
-/// Whether programs do without a helper until the supervisor has a thread of theirs start one (`entry.rs`), as most are
-/// gone before that is worth it. The page is the file's: the supervisor's last word shows at once.
-pub fn starts_late() -> bool {
-    u32::from_ne_bytes(patched(STARTS_LATE_AT)) != 0
-}
 
 /// Whether the program was executed under filters that the supervisor does not have: whatever a helper
 /// needs may be forbidden, on pain of death. The look is by the loader's own system calls, which are
@@ -96,8 +49,8 @@ fn keep_statics_apart() {
 /// Starts a helper and waits until it is ready or has found that it cannot be. Returns [`READY`](crate::state::READY),
 /// [`REFUSED`] or [`STRANDED`](crate::state::STRANDED).
 pub fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
-    let rendezvous = rendezvous();
-    if rendezvous.socket_path[0] != b'/' || system::is_emulated() {
+    let [first] = patched(0);
+    if first != b'/' || system::is_emulated() {
         return REFUSED;
     }
     keep_statics_apart();
@@ -110,7 +63,6 @@ pub fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
     let handover = Handover {
         arena,
         inherited,
-        rendezvous,
         state: AtomicU32::new(0),
     };
     let mask = system::block_signals();

@@ -4,7 +4,6 @@ use crate::arena::Arena;
 use crate::system;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use memfold_sys::channel::Channel;
-use memfold_sys::hello::Rendezvous;
 use memfold_sys::{Errno, PAGE_SIZE};
 
 /// 1 once pages of this program (or of the one it was forked from) may be out: from then on a
@@ -35,7 +34,6 @@ pub static ADDRESS_SPACE: AtomicU64 = AtomicU64::new(0);
 pub struct Handover {
     pub arena: Arena,
     pub inherited: u64,
-    pub rendezvous: Rendezvous,
     /// 0 while the helper sets itself up, then [`READY`], [`REFUSED`] or [`STRANDED`].
     pub state: AtomicU32,
 }

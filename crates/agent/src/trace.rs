@@ -5,7 +5,8 @@
 
 use crate::ioctl::set_errno;
 use crate::message::{connect, receive, send};
-use crate::start::{is_sandboxed, rendezvous, starts_late};
+use crate::rendezvous::{rendezvous, starts_late};
+use crate::start::is_sandboxed;
 use crate::system;
 use memfold_sys::Errno;
 use memfold_sys::hello::{Hello, MAGIC, TRACES, Welcome};
