@@ -109,7 +109,13 @@ static void move_part(struct verifier *verifier, struct region *region)
         uint32_t generation = region->record[page].current;
         verify_stamp("part moved away", away + i * WORDS, identity_of(region, page), generation);
     }
-    if (mremap(away, part.pages * PAGE, part.pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, home) != home)
+    void *back = mremap(away, part.pages * PAGE, part.pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, home);
+    if (back == MAP_FAILED && errno == EFAULT) {
+        /* It has come to consist of several mappings, and what is at home is empty. */
+        if (munmap(away, part.pages * PAGE))
+            fail_call("munmap of a part that cannot go back");
+        now_zero(region, part);
+    } else if (back != home)
         fail_call("mremap of a part, back");
     verify_part("part moved back", region, part);
 }
