@@ -1,7 +1,7 @@
 //! Carrying pages off to the stage where the kernel has no `UFFDIO_MOVE` (before Linux 6.8).
 //!
-//! `mremap` with `MREMAP_DONTUNMAP` takes the pages of a run away from one moment on, as `UFFDIO_MOVE` does, whoever shares
-//! them. Its event tells the supervisor; this thread waits in the gate until it is read, and the supervisor relieves it
+//! `mremap` with `MREMAP_DONTUNMAP` takes the pages of a run away atomically, as `UFFDIO_MOVE` does, whoever shares them.
+//! Its event tells the supervisor; this thread waits in the gate until it is read, and the supervisor relieves it
 //! before that.
 //!
 //! Nothing ties the system call to the mapping that the pages were chosen from: another thread may have replaced it just

@@ -43,8 +43,6 @@ struct Helper {
     trash_uffd: Uffd,
     stage: usize,
     trash: usize,
-    /// Pages are carried off by `mremap`.
-    carries: bool,
 }
 
 extern "C" fn run(handover: *const u8) -> ! {
@@ -162,7 +160,6 @@ impl Introduced {
             trash_uffd: self.trash_uffd,
             stage: arena.stage,
             trash: arena.trash,
-            carries: carries(),
         })
     }
 }
@@ -262,7 +259,7 @@ impl Helper {
                 .take(moves)
                 .filter(|run| run.unshare == 0)
             {
-                if self.carries {
+                if carries() {
                     carry::carry_run(channel, self.uffd, run);
                 } else {
                     self.move_run(run);
@@ -310,7 +307,7 @@ impl Helper {
     /// Dropping a staged page in place would raise an event on the program's userfaultfd and make
     /// every ioctl on it fail meanwhile. The trash is registered with one that asks for none.
     fn drop_run(&self, run: &DropRun) -> Result<(), Errno> {
-        if self.carries {
+        if carries() {
             return carry::drop_run(self.uffd, run);
         }
         let mut start = run.start;

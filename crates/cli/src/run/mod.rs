@@ -202,6 +202,12 @@ fn supervise(
     let name = arguments.name.as_deref().map(shown);
     let watched = match subject {
         Subject::Program(program) => {
+            if supervisor.carries() {
+                log::warn!(
+                    "UFFDIO_MOVE does not work here (memfold doctor says why): what a device writes to a page while memfold takes \
+                     it away is lost; programs that read with O_DIRECT or have io_uring's fixed buffers must lock them (mlock)"
+                );
+            }
             let preload = supervisor.preload_path();
             let program = process::start(program, preload, signals, original)?;
             let watch = Watch {

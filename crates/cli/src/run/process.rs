@@ -5,10 +5,9 @@ use super::signals::Signals;
 use crate::failure::{self, Failure};
 use crate::format::printable;
 use crate::remote::SECRETS;
-use memfold_sys::inherited;
 use memfold_sys::memory::kernel_frees_locked;
 use memfold_sys::privilege::is_secure;
-use memfold_sys::probe::{self, Mover};
+use memfold_sys::{inherited, probe};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_child_subreaper,
@@ -104,12 +103,6 @@ pub fn start(
     let bugs = probe::move_bugs();
     if let Some(bug) = &bugs.of_host_swap {
         log::warn!("{bug}");
-    }
-    if matches!(probe::mover(), Ok(Mover::Remap)) {
-        log::warn!(
-            "UFFDIO_MOVE does not work here (memfold doctor says why): what a device writes to a page while memfold takes \
-             it away is lost; programs that read with O_DIRECT or have io_uring's fixed buffers must lock them (mlock)"
-        );
     }
     // SAFETY: all of it is system calls that allocate nothing and take no lock, as code between fork
     // and exec must.

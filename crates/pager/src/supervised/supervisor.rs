@@ -223,6 +223,11 @@ impl Supervisor {
             .collect()
     }
 
+    /// Whether pages of programs are taken away by `mremap`, as `UFFDIO_MOVE` does not work here.
+    pub fn carries(&self) -> bool {
+        self.group.resources.carries()
+    }
+
     /// PIDs of the processes that have no helper as yet, as they are small: programs that may have one later, and others.
     pub fn waiting_processes(&self) -> Vec<i32> {
         self.waiting.pids()

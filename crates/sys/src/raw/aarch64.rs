@@ -18,6 +18,7 @@ pub mod nr {
     pub const EXIT: usize = 93;
     pub const EXIT_GROUP: usize = 94;
     pub const FUTEX: usize = 98;
+    pub const PTRACE: usize = 117;
     pub const KILL: usize = 129;
     pub const RT_SIGACTION: usize = 134;
     pub const RT_SIGPROCMASK: usize = 135;
@@ -27,7 +28,6 @@ pub mod nr {
     pub const SETGROUPS: usize = 159;
     pub const PRCTL: usize = 167;
     pub const GETPID: usize = 172;
-    pub const PTRACE: usize = 117;
     pub const GETEUID: usize = 175;
     pub const GETTID: usize = 178;
     pub const SOCKET: usize = 198;

@@ -20,7 +20,6 @@ pub mod nr {
     pub const MADVISE: usize = 28;
     pub const DUP: usize = 32;
     pub const GETPID: usize = 39;
-    pub const PTRACE: usize = 101;
     pub const SOCKET: usize = 41;
     pub const CONNECT: usize = 42;
     pub const SENDMSG: usize = 46;
@@ -32,6 +31,7 @@ pub mod nr {
     pub const EXIT: usize = 60;
     pub const KILL: usize = 62;
     pub const CHDIR: usize = 80;
+    pub const PTRACE: usize = 101;
     pub const MUNLOCK: usize = 150;
     pub const PRCTL: usize = 157;
     pub const GETEUID: usize = 107;

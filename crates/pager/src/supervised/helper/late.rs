@@ -260,7 +260,7 @@ impl LateStarts {
         *lock(&self.waiting.waiting_pids) = waiting;
     }
 
-    /// Resident pages from which a helper is worth it at once to each of so many programs.
+    /// The threshold, in resident pages, from which each of so many programs is worth a helper at once.
     fn worth_at_once(&self, programs: u64) -> u64 {
         let room = room_before_managing(&self.group) / PAGE_SIZE as u64;
         room / PART_OF_ROOM / programs.max(1)
