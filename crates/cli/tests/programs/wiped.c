@@ -1,9 +1,10 @@
 /* Forked children read memory that their parent has emptied at a fork (MADV_WIPEONFORK), and memory beside it.
  *
- *   wiped MEGABYTES FORKS
+ *   wiped MEGABYTES FORKS [glance]
  *
  * Half of the MEGABYTES is wiped. Before each fork the parent reads a part of both halves, another one each time, or
- * nothing: much, little or nothing of either is in memory then. Prints one line, the same in every run; MISMATCH, and
+ * nothing: much, little or nothing of either is in memory then. With "glance", children look at few pages, so
+ * that there are many forks. Prints one line, the same in every run; MISMATCH, and
  * a status that is not 0, where a page is wrong. */
 #define _GNU_SOURCE
 #include "stamp.h"
@@ -21,9 +22,18 @@ static void live_as_child(uint64_t *wiped, uint64_t *kept, size_t pages, size_t 
     _exit(0);
 }
 
+static void glance_as_child(uint64_t *wiped, uint64_t *kept, size_t pages, size_t first)
+{
+    for (size_t page = first % 61; page < pages; page += 61) {
+        verify_pages("wiped", wiped, page, page + 1, 0);
+        verify_pages("inherited", kept, page, page + 1, 1);
+    }
+    _exit(0);
+}
+
 int main(int count, char **arguments)
 {
-    if (count != 3)
+    if (count != 3 && count != 4)
         return 2;
     size_t pages = strtoul(arguments[1], NULL, 10) * 128, forks = strtoul(arguments[2], NULL, 10);
     uint64_t *wiped = map_pages(pages), *kept = map_pages(pages);
@@ -42,6 +52,8 @@ int main(int count, char **arguments)
         pid_t child = fork();
         if (child < 0)
             return 2;
+        if (child == 0 && count == 4)
+            glance_as_child(wiped, kept, pages, first);
         if (child == 0)
             live_as_child(wiped, kept, pages, first);
         int status;

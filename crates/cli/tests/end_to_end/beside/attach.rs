@@ -2,6 +2,7 @@
 
 use crate::support::{STRANGER, Stage, compiled, memfold, rounds, source, torture};
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -33,27 +34,31 @@ impl Verify {
         self.program.id()
     }
 
-    fn status(&self, field: &str) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()));
-        let status = status.expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let line = line.unwrap_or_else(|| panic!("{field} in {status}"));
-        let number = line.trim_start_matches(':').trim().trim_end_matches(" kB");
-        number.parse().expect("a number")
-    }
-
     fn resident(&self) -> u64 {
-        self.status("VmRSS") << 10
+        resident(self.pid())
     }
 
     /// It goes on as it would without memfold.
     fn assert_free(&mut self) {
         assert_eq!(self.program.try_wait().expect("a status"), None);
-        assert_eq!(self.status("Threads"), 1);
+        assert_eq!(status(self.pid(), "Threads"), 1);
         assert!(self.resident() > 48 << 20, "{}", self.resident());
         let wrong = fs::read_to_string(&self.results).expect("its results");
         assert_eq!(wrong, "");
     }
+}
+
+fn status(pid: u32, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let line = line.unwrap_or_else(|| panic!("{field} in {status}"));
+    let number = line.trim_start_matches(':').trim().trim_end_matches(" kB");
+    number.parse().expect("a number")
+}
+
+fn resident(pid: u32) -> u64 {
+    status(pid, "VmRSS") << 10
 }
 
 impl Drop for Verify {
@@ -206,6 +211,51 @@ fn moving_memory_survives_attaching_and_detaching() {
             text(&output.stdout)
         );
         assert!(cycles >= rounds(), "{disturbances}: {cycles}");
+    }
+}
+
+/// Forks beside a detach, when ranges are managed no more whose pages are out still.
+#[test]
+fn what_forks_wipe_is_empty_in_children_also_while_a_program_is_let_go() {
+    beside!(&["cc"]);
+    let wiped = compiled("wiped", &["wiped.c"], &[]).display().to_string();
+    let forks = (1000 * rounds()).to_string();
+    let (output, cycles) = cycles_until_its_end(&[&wiped, "56", &forks, "glance"], "18M");
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert!(cycles >= rounds(), "{cycles}");
+}
+
+/// Whether its parent has ended, or is let go, before a forked child touches what it inherited.
+#[test]
+fn a_child_that_nobody_has_seen_yet_has_what_it_inherited() {
+    beside!(&["cc"]);
+    for is_orphan in [false, true] {
+        let folder = tempfile::tempdir().expect("a temporary directory");
+        let go = folder.path().join("go");
+        let mut program = Command::new(compiled("unseen", &["unseen.c"], &[]));
+        program
+            .arg("48")
+            .arg(&go)
+            .args(is_orphan.then_some("orphan"));
+        program.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = program.spawn().expect("it starts");
+        wait_until("it has its memory", || resident(program.id()) > 48 << 20);
+        let attach = attach(program.id());
+        wait_until("it is under the limit", || {
+            resident(program.id()) < 24 << 20
+        });
+        fs::write(&go, "").expect("a file");
+        let mut said = [0; 7];
+        let output = program.stdout.as_mut().expect("a pipe");
+        output.read_exact(&mut said).expect("it forks");
+        if !is_orphan {
+            let output = detach(program.id());
+            assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        }
+        drop(program.stdin.take());
+        let output = program.wait_with_output().expect("it ends");
+        assert_eq!(text(&output.stdout), "right\n", "orphan: {is_orphan}");
+        assert_ended_well(attach);
     }
 }
 

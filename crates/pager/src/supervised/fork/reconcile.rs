@@ -55,12 +55,17 @@ impl AddressSpace {
             && self.registered_parts(inspector).is_some()
     }
 
-    /// Whether pages that are present show that the child inherited each managed mapping of which something is paged
-    /// out. To list the flags of all mappings takes the kernel a walk over all page tables.
+    /// Whether pages that are present show that the child inherited each mapping of which something is paged out. To list
+    /// the flags of all mappings takes the kernel a walk over all page tables.
     ///
     /// All that is managed is registered, so none of it was moved away. It may have been emptied by the fork
-    /// (`MADV_WIPEONFORK`); then nothing of it is present, as the child waits for its first fault to be served.
+    /// (`MADV_WIPEONFORK`); then nothing of it is present, as the child waits for its first fault to be served. What is
+    /// managed no more, and is not all back yet, shows nothing.
     fn shows_copies(&self, gate: &Exclusive<'_>, inspector: &Inspector) -> bool {
+        let unmanaged = lock(&self.managed).uncovered(PageTable::everything());
+        if unmanaged.into_iter().any(|part| is_any_swapped(gate, part)) {
+            return false;
+        }
         let is_shown = |part: PageRange| {
             !is_any_swapped(gate, part)
                 || first_resident(gate, part).is_some_and(|page| {
@@ -131,7 +136,7 @@ impl AddressSpace {
         let registered = if is_prepared {
             std::mem::take(&mut *lock(&self.prepared.marked))
         } else {
-            lock(&self.managed).clone()
+            self.managed_or_out(&gate)
         };
         let mut parent = ParentMappings {
             registered,
@@ -162,6 +167,20 @@ impl AddressSpace {
             self.apply_wipe(&gate, *range);
         }
         gate.table_mut().prune(PageTable::everything());
+    }
+
+    /// What is managed, and pages that are out where nothing is managed any more: that is registered still.
+    fn managed_or_out(&self, gate: &Exclusive<'_>) -> RangeSet {
+        let mut ranges = lock(&self.managed).clone();
+        for unmanaged in ranges.uncovered(PageTable::everything()) {
+            gate.table().visit(unmanaged, |page, entry| {
+                if matches!(entry.load(), PageState::Swapped(..)) {
+                    ranges.add(PageRange::around(page, 1));
+                }
+                true
+            });
+        }
+        ranges
     }
 
     /// The child's mappings, which are registered if its fork was prepared. `None` if that fails.
@@ -215,7 +234,7 @@ impl AddressSpace {
         mappings: &ChildMappings,
         marked: Option<&RangeSet>,
     ) -> bool {
-        let managed = lock(&self.managed).clone();
+        let managed = self.managed_or_out(gate);
         let unknown = mappings.usable.ranges().iter();
         let unknown = unknown.flat_map(|range| managed.uncovered(*range));
         let Some(shortest) = unknown.map(PageRange::pages).min() else {
