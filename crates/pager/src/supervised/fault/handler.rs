@@ -4,6 +4,7 @@ use crate::supervised::events::read::Reader;
 use crate::supervised::fault::message::{Fault, Resolution};
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fault::service::FaultService;
+use crate::supervised::fork::inheritance::Identified;
 use crate::supervised::space::AddressSpace;
 use crate::time::Instant;
 use std::sync::Arc;
@@ -100,9 +101,11 @@ fn serve_faults(
             retries.extend(meanwhile.faults);
             continue;
         }
-        if !space.identify_child(&group, Some(thread)) && !space.is_id_request(fault.page) {
-            // The child is lost and could not be killed: its fault stays unserved, except on
-            // the beacon.
+        let identified = space.identify_child(&group, Some(thread));
+        if identified != Identified::Yes && !space.is_id_request(fault.page) {
+            if identified == Identified::NotYet {
+                wake(space, fault.page, 1);
+            }
             continue;
         }
         let admission = space.admission_of(thread);

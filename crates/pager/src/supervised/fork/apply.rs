@@ -158,6 +158,8 @@ impl AddressSpace {
         child.set_resident_pages(resident);
         group.resources.shared.add_space(resident);
         let child = Arc::new(child);
+        #[cfg(not(simulated))]
+        self.note_origin();
         self.fork.family.join(self);
         self.fork.family.join(&child);
         child.protect_if_near();

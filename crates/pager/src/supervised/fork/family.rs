@@ -1,7 +1,8 @@
 //! Families: address spaces with a common ancestor by fork.
 
 use crate::sync::{Mutex, lock};
-use std::sync::{Arc, Weak};
+use memfold_sys::process::Process;
+use std::sync::{Arc, OnceLock, Weak};
 
 /// A member of a family.
 pub(crate) trait Member {
@@ -17,12 +18,22 @@ pub(crate) trait Member {
 /// its own lock.
 pub(crate) struct Family<M> {
     members: Mutex<Vec<Weak<M>>>,
+    /// Known from its first fork on.
+    pub origin: OnceLock<Origin>,
+}
+
+/// The program that a family descends from. It may have ended, or was let go.
+pub(crate) struct Origin {
+    pub process: Arc<Process>,
+    /// Whether it descends from this process; else it was attached, and so may its children be anybody's by now.
+    pub is_below: bool,
 }
 
 impl<M> Default for Family<M> {
     fn default() -> Self {
         Family {
             members: Mutex::default(),
+            origin: OnceLock::new(),
         }
     }
 }

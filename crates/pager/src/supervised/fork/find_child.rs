@@ -5,8 +5,13 @@
 //! wrong process would discard inherited pages. So the child's ID and a secret are written to its
 //! beacon, and the process whose beacon contains both is the child. (Reading a missing page of a
 //! candidate fails at once; it raises no userfaultfd fault.)
+//!
+//! Only processes that descend from this one are looked at, so that a stranger is never read nor waited for. The children of a
+//! program that was attached descend from anything once their parents have ended or were let go: of these every process with
+//! that TID is a candidate, and all below that program.
 
 use crate::page::VirtualPage;
+use crate::supervised::fork::family::Origin;
 use crate::supervised::group::Group;
 use crate::supervised::helper::accept::is_known_child;
 use crate::supervised::kernel::{Inspector, Memory};
@@ -23,6 +28,20 @@ use std::time::Duration;
 const BEACON_PATIENCE: Duration = Duration::from_millis(200);
 
 impl AddressSpace {
+    /// Notes which program its children descend from, at the first fork.
+    pub(crate) fn note_origin(&self) {
+        let origin = &self.fork.family.origin;
+        if let Some(attached) = self.attached()
+            && origin.get().is_none()
+            // Else descriptors are short, and a later fork tells.
+            && let Ok(is_below) = attached.inspector.process().descends_from_here()
+        {
+            let process = attached.inspector.process().clone();
+            // Another thread has found the same.
+            let _ = origin.set(Origin { process, is_below });
+        }
+    }
+
     /// Whether the beacon of a process has the contents of this address space's beacon, which shows that it is the
     /// same process. The process has proved nothing yet, so the read must not wait for what it maps there.
     pub(crate) fn is_shown_by(&self, inspector: &Inspector, beacon: VirtualPage) -> bool {
@@ -50,18 +69,19 @@ pub(crate) fn find_process(
     }
     // The child may have become undumpable, which needs a capability to inspect.
     let _raised = privilege::raised();
-    // Those that were attached, and their children, are not below this process.
-    let attached = group.spaces().into_iter().filter_map(|space| {
-        let inspector = space.inspector()?;
-        let is_below = inspector.process().descends_from_here().unwrap_or(true);
-        (!is_below).then(|| inspector.pid())
-    });
+    let guest = space.fork.family.origin.get();
+    let guest = guest.filter(|origin| !origin.is_below);
+    // Unless it is reaped, no other process has its PID.
+    let lives = |guest: &&Origin| guest.process.signal(0).is_ok();
+    let attached = guest.filter(lives).map(|guest| guest.process.pid());
     let roots = std::iter::once(own_id()).chain(attached);
     processes_by_own_number(thread.into(), roots)
         .filter(|process| !is_known(group, process.pid()))
         // With no descriptor to look by, descent is unknown; opening the process reports that.
         .filter(|process| {
-            is_known_child(group, process) || process.descends_from_here().unwrap_or(true)
+            guest.is_some()
+                || is_known_child(group, process)
+                || process.descends_from_here().unwrap_or(true)
         })
         .filter_map(|process| {
             let process = Arc::new(process);

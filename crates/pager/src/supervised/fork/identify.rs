@@ -4,6 +4,7 @@
 use crate::simulation::model::process::find_process;
 #[cfg(not(simulated))]
 use crate::supervised::fork::find_child::find_process;
+use crate::supervised::fork::inheritance::Identified;
 use crate::supervised::group::Group;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::util::fd_pressure::patiently;
@@ -11,19 +12,25 @@ use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
 use memfold_sys::hello::LOST;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Number of searches: listing `/proc` may miss a process while others exit, and a candidate's beacon may not be read in
 /// time on a busy machine. More delays the first fault of a child that cannot be found; with fewer more children are not
 /// found, which the guardian cannot kill then.
 const SEARCHES: u32 = 4;
 
+/// Number of faults at which a child is searched before it waits for good. More looks for longer for a child that cannot be
+/// found.
+const TRIES: u32 = 50;
+/// Between two of them. Longer delays the others on this CPU.
+const PAUSE: Duration = Duration::from_millis(1);
+
 impl AddressSpace {
     /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
-    /// reconciles its page states with its mappings. `false` if only its beacon may be served, because
-    /// some of its pages are lost and its process was not found to be killed.
-    pub(crate) fn identify_child(&self, group: &Group, thread: Option<u32>) -> bool {
+    /// reconciles its page states with its mappings.
+    pub(crate) fn identify_child(&self, group: &Group, thread: Option<u32>) -> Identified {
         if lock(&self.fork.inheritance).is_none() {
-            return true;
+            return Identified::Yes;
         }
         if self.inspector().is_none()
             && let (Some(thread), Some(beacon)) = (thread, self.fork.beacon())
@@ -39,10 +46,37 @@ impl AddressSpace {
         const WHY: &str = "pages that it inherited were lost: its parent exited during the fork, or they \
                            could not be stored";
         if self.fork.lost.load(Ordering::Relaxed) && !self.kill_program(WHY) {
-            return false;
+            return Identified::BeaconOnly;
+        }
+        if self.inspector().is_none() && self.depends_on_mappings() {
+            return self.wait_unfound();
         }
         self.reconcile();
-        true
+        Identified::Yes
+    }
+
+    /// Whether a child's pages may be elsewhere than its page states say, or empty.
+    fn depends_on_mappings(&self) -> bool {
+        let inheritance = lock(&self.fork.inheritance);
+        let has_history = inheritance
+            .as_ref()
+            .is_some_and(|inheritance| !inheritance.history.is_empty());
+        has_history || self.fork.inherited_stored.load(Ordering::Relaxed)
+    }
+
+    fn wait_unfound(&self) -> Identified {
+        let tries = self.fork.tries.fetch_add(1, Ordering::Relaxed);
+        if tries < TRIES {
+            crate::time::sleep(PAUSE);
+            return Identified::NotYet;
+        }
+        if tries == TRIES && !self.is_gone() {
+            log::error!(
+                "a forked child hangs at its next fault: its process cannot be found, so memfold cannot see what of its \
+                 parent's memory it has; kill the child, and please report this"
+            );
+        }
+        Identified::BeaconOnly
     }
 
     /// The contents of a child's beacon: its ID, or [`LOST`], and the secret.

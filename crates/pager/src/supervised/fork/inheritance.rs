@@ -1,4 +1,4 @@
-//! Changes beside the fork of a child that it has yet to be compared for. Data only.
+//! What a forked child has yet to be compared for, and what may be served of it before. Data only.
 
 use crate::supervised::events::reorder::Change;
 
@@ -10,4 +10,15 @@ pub(crate) struct Inheritance {
     pub history: Vec<Change>,
     /// How many of them were read before the fork.
     pub forked_at: usize,
+}
+
+/// What may be served of a child's faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Identified {
+    /// All.
+    Yes,
+    /// Its process was not found, and what it has paged out depends on its mappings: it is to fault again.
+    NotYet,
+    /// Its beacon alone: pages are lost, or it is never found, and it could not be killed.
+    BeaconOnly,
 }

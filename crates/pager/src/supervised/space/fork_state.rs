@@ -5,7 +5,7 @@ use crate::supervised::fork::family::{Family, Member};
 use crate::supervised::fork::inheritance::Inheritance;
 use crate::sync::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 /// Relation of an address space to its parent and children. `M` is the address space itself. Flags are
 /// Relaxed: the gate, or creation of the child, publishes what they announce.
@@ -21,6 +21,8 @@ pub(crate) struct ForkState<M: Member> {
     pub uncompared: AtomicBool,
     /// Some inherited pages are lost: the child must be killed.
     pub lost: AtomicBool,
+    /// At how many faults the child's process was searched and not found.
+    pub tries: AtomicU32,
     /// The program was forked, or has forked: its pages may be shared.
     pub forked: AtomicBool,
     /// Address spaces with which it may share pages.
@@ -38,6 +40,7 @@ impl<M: Member> Default for ForkState<M> {
             inherited_stored: AtomicBool::new(false),
             uncompared: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            tries: AtomicU32::new(0),
             forked: AtomicBool::new(false),
             family: Arc::default(),
             beacon: None,
