@@ -216,41 +216,65 @@ fn memory_owner(process: i32) -> Option<MemoryOwner> {
     }
 }
 
-/// Where every thread of these processes is: for the report of a hang.
+/// Where every thread of these processes is, in few lines: for the report of a hang.
 pub fn diagnose(processes: &[i32]) -> String {
     let mut report = String::new();
     for process in processes {
         let command = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        writeln!(
-            report,
-            "== process {process}: {}",
-            command.replace('\0', " ")
-        )
-        .expect("a string");
+        let command = command.replace('\0', " ");
+        writeln!(report, "== process {process}: {command}").expect("a string");
+        report.push_str(&unread_faults(*process));
         let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else {
             continue;
         };
         for thread in threads.flatten() {
             let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
             let status = read("status");
-            let wanted = [
-                "Name:", "State:", "Threads:", "RssAnon:", "SigPnd:", "SigBlk:", "Seccomp:",
-            ];
-            let status: Vec<&str> = status
-                .lines()
-                .filter(|line| wanted.iter().any(|name| line.starts_with(name)))
-                .collect();
+            let of = |name: &str| {
+                let mut lines = status.lines();
+                let value = lines.find_map(|line| line.strip_prefix(name));
+                value.unwrap_or_default().trim().to_owned()
+            };
+            let state: String = of("State:").chars().take(1).collect();
+            let stack = read("stack");
+            let functions = stack.lines().filter_map(|line| {
+                let function = line.split_whitespace().nth(1)?;
+                Some(function.split('+').next().unwrap_or(function))
+            });
+            let most: Vec<&str> = functions.take(5).collect();
             writeln!(
                 report,
-                " thread {}: {}\n  wchan {} syscall {}\n  {}",
+                " {} {} {state} pending {} blocked {}: {} ({})",
                 thread.file_name().to_string_lossy(),
-                status.join(" ").replace('\t', " "),
-                read("wchan"),
-                read("syscall").trim(),
-                read("stack").trim().replace('\n', "\n  ")
+                of("Name:"),
+                of("SigPnd:"),
+                of("SigBlk:"),
+                most.join(" < "),
+                read("syscall").trim()
             )
             .expect("a string");
         }
+    }
+    report
+}
+
+/// The messages that wait in the userfaultfds that a process has open.
+fn unread_faults(process: i32) -> String {
+    let mut report = String::new();
+    let descriptors = fs::read_dir(format!("/proc/{process}/fd"));
+    for descriptor in descriptors.into_iter().flatten().flatten() {
+        let what = fs::read_link(descriptor.path()).unwrap_or_default();
+        if what.as_os_str() != "anon_inode:[userfaultfd]" {
+            continue;
+        }
+        let name = descriptor.file_name().to_string_lossy().into_owned();
+        let info = fs::read_to_string(format!("/proc/{process}/fdinfo/{name}"));
+        let info = info.unwrap_or_default();
+        let waiting = info
+            .lines()
+            .filter(|line| line.starts_with("pending:") || line.starts_with("total:"));
+        let waiting: Vec<String> = waiting.map(|line| line.replace('\t', " ")).collect();
+        writeln!(report, " userfaultfd {name}: {}", waiting.join(", ")).expect("a string");
     }
     report
 }
