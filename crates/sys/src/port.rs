@@ -202,12 +202,19 @@ impl SharedChannel {
         futex::wake_all(word);
     }
 
-    /// Whether the helper has yet to answer a request to withhold or give.
+    /// Whether the helper has yet to answer a request to withhold or give. Wakes it then: whoever asked may have given up
+    /// before it came to sleep.
     pub fn is_withholding(&self) -> bool {
-        let request = &self.channel().withhold;
+        let channel = self.channel();
+        let request = &channel.withhold;
         // Acquire: what it did is done. SeqCst: the helper that reads a request which is made after this sees a fork that
         // was announced before.
-        request.answered.load(Ordering::Acquire) != request.asked.load(Ordering::SeqCst)
+        let is_outstanding =
+            request.answered.load(Ordering::Acquire) != request.asked.load(Ordering::SeqCst);
+        if is_outstanding {
+            futex::wake(&channel.alive, 1);
+        }
+        is_outstanding
     }
 
     /// Asks the helper to keep a range from forked children, and waits for at most `timeout`.
@@ -232,13 +239,12 @@ impl SharedChannel {
         give: bool,
         timeout: Duration,
     ) -> Result<(), Errno> {
-        let channel = self.channel();
-        let request = &channel.withhold;
         // The helper may be about to read the one before, which was given up.
-        let before = request.asked.load(Ordering::Relaxed);
-        if request.answered.load(Ordering::Acquire) != before {
+        if self.is_withholding() {
             return Err(Errno::ETIMEDOUT);
         }
+        let channel = self.channel();
+        let request = &channel.withhold;
         request.span.start.store(start, Ordering::Relaxed);
         request.span.length.store(length, Ordering::Relaxed);
         request.give.store(u32::from(give), Ordering::Relaxed);
@@ -395,6 +401,50 @@ impl Port {
                     .map(|index| (&raw const (*command).moves[index]).read_volatile())
                     .collect(),
             })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A channel that no thread's death is noticed of.
+    fn channel() -> SharedChannel {
+        let file = sealed_file(CHANNEL_BYTES).expect("memory");
+        SharedChannel {
+            gate: Gate::new(),
+            mapping: Mapping::shared_behind_own_page(&file, CHANNEL_BYTES).expect("memory"),
+            robust: None,
+        }
+    }
+
+    /// The helper lacks a CPU between its look and its sleep for as long as the supervisor waits.
+    #[test]
+    fn a_request_is_seen_that_was_given_up_before_the_helper_slept() {
+        type Look = fn(&SharedChannel) -> bool;
+        let looks: [Look; 2] = [SharedChannel::is_withholding, |shared| {
+            shared.withhold(0, 0, Duration::ZERO) == Err(Errno::ETIMEDOUT)
+        }];
+        for look in looks {
+            let shared = channel();
+            let asked = shared.withhold(1 << 20, 1 << 12, Duration::ZERO);
+            assert_eq!(asked, Err(Errno::ETIMEDOUT));
+            std::thread::scope(|scope| {
+                let helper = scope.spawn(|| {
+                    let channel = shared.channel();
+                    let alive = channel.alive.load(Ordering::Acquire);
+                    let began = Instant::now();
+                    let _ = futex::wait(&channel.alive, alive, Some(5_000_000_000));
+                    began.elapsed()
+                });
+                while !helper.is_finished() {
+                    assert!(look(&shared), "nobody has answered");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let slept = helper.join().expect("it ends");
+                assert!(slept < Duration::from_secs(4), "it slept for {slept:?}");
+            });
         }
     }
 }
