@@ -126,8 +126,8 @@ pub fn torture() -> PathBuf {
     )
 }
 
-/// `MEMFOLD_TEST_ROUNDS`: 1, the default, is the short form, 2 the one of `.ci/run`; with more, torture
-/// takes longer and comparisons are repeated.
+/// `MEMFOLD_TEST_ROUNDS`: 1, the default, is the short form, 2 the long one; with more, torture takes
+/// longer and comparisons are repeated.
 pub fn rounds() -> u32 {
     std::env::var("MEMFOLD_TEST_ROUNDS")
         .ok()
