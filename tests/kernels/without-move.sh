@@ -1,8 +1,8 @@
 #!/bin/bash
-# Boots Debian's kernel, which has no UFFDIO_MOVE (6.1), and runs carry.sh there:
-# tests/kernels/without-move.sh MEMFOLD [SECONDS]
+# Boots a kernel that has no UFFDIO_MOVE, and runs carry.sh there:
+# tests/kernels/without-move.sh MEMFOLD [SECONDS [KERNEL]]
 #
-# SECONDS of torture, by default 20. Needs what run.sh needs, a C compiler and Redis.
+# SECONDS of torture, by default 20. KERNEL is a folder as fetch.sh makes it, by default of Debian's (6.1). Needs what run.sh needs, a C compiler and Redis.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 memfold="${1:?the binary}" seconds="${2:-20}"
@@ -13,7 +13,7 @@ cc -O2 -pthread -o "$work/verify" $sources/verify.c
 cc -O2 -pthread -o "$work/forktree" $sources/forktree.c
 cc -O2 -pthread -o "$work/torture" $sources/torture.c $sources/torture_owner.c $sources/torture_threads.c
 strip -o "$work/memfold" "$memfold"
-kernel="$(tests/kernels/fetch.sh "${CARGO_TARGET_DIR:-target}/tmp/kernels")"
+kernel="${3:-$(tests/kernels/fetch.sh "${CARGO_TARGET_DIR:-target}/tmp/kernels")}"
 programs=()
 for program in memfold verify forktree torture; do programs+=(--program "$work/$program"); done
 tests/kernels/run.sh --memory 1G --seconds 600 "${programs[@]}" --program redis-server --program redis-cli \
