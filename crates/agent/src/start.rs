@@ -58,8 +58,8 @@ pub fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
         return REFUSED;
     };
     // In this order: another thread may fork just now, and its child looks at the beacon first.
-    FORK_STACK_TOP.store(arena.fork_stack_top, Ordering::Relaxed);
-    BEACON.store(arena.beacon, Ordering::Release);
+    let stack_before = FORK_STACK_TOP.swap(arena.fork_stack_top, Ordering::Relaxed);
+    let beacon_before = BEACON.swap(arena.beacon, Ordering::AcqRel);
     let handover = Handover {
         arena,
         inherited,
@@ -76,6 +76,9 @@ pub fn start(inherited: u64, inherited_beacon: Option<usize>) -> u32 {
     }
     system::restore_signals(mask);
     if !started {
+        // Before it is unmapped: a child that is forked now has one or the other.
+        BEACON.store(beacon_before, Ordering::Release);
+        FORK_STACK_TOP.store(stack_before, Ordering::Release);
         // (A refused helper may still be on its last instructions: its stack stays mapped.)
         arena.unmap();
         return REFUSED;
