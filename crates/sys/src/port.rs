@@ -202,6 +202,12 @@ impl SharedChannel {
         futex::wake_all(word);
     }
 
+    /// Wakes the helper for a command that was posted, which it sleeps through if it was stopped meanwhile, or lacked a CPU
+    /// between its look and its sleep.
+    pub fn wake_helper(&self) {
+        futex::wake(&self.channel().alive, 1);
+    }
+
     /// Whether the helper has yet to answer a request to withhold or give. Wakes it then: whoever asked may have given up
     /// before it came to sleep.
     pub fn is_withholding(&self) -> bool {
@@ -423,9 +429,14 @@ mod tests {
     #[test]
     fn a_request_is_seen_that_was_given_up_before_the_helper_slept() {
         type Look = fn(&SharedChannel) -> bool;
-        let looks: [Look; 2] = [SharedChannel::is_withholding, |shared| {
-            shared.withhold(0, 0, Duration::ZERO) == Err(Errno::ETIMEDOUT)
-        }];
+        let looks: [Look; 3] = [
+            SharedChannel::is_withholding,
+            |shared| shared.withhold(0, 0, Duration::ZERO) == Err(Errno::ETIMEDOUT),
+            |shared| {
+                shared.wake_helper();
+                true
+            },
+        ];
         for look in looks {
             let shared = channel();
             let asked = shared.withhold(1 << 20, 1 << 12, Duration::ZERO);

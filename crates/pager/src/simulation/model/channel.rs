@@ -434,7 +434,7 @@ impl SharedChannel {
         self.wake_helper();
     }
 
-    fn wake_helper(&self) {
+    pub(crate) fn wake_helper(&self) {
         let helper = lock_model(&self.helper).clone();
         if let Some(helper) = helper {
             helper.unpark();

@@ -80,11 +80,16 @@ impl AddressSpace {
         self.stop.posted.store(now, Ordering::Relaxed);
     }
 
-    /// Whether the helper has ignored a command for [`SILENT`] ms.
+    /// Whether the helper has ignored a command for [`SILENT`] ms. Wakes it then: it sleeps through one that was posted
+    /// while it was stopped.
     pub(crate) fn is_silent(&self) -> bool {
         let posted = self.stop.posted.load(Ordering::Relaxed);
         let waits = self.resources.milliseconds().saturating_sub(posted) > SILENT;
-        waits && lock(&self.helper_port).waits_for_helper()
+        let is_silent = waits && lock(&self.helper_port).waits_for_helper();
+        if is_silent {
+            self.channel.wake_helper();
+        }
+        is_silent
     }
 
     /// Whether handlers should retry the gate of a program that they stopped listening to; less often

@@ -164,11 +164,16 @@ fn is_any_out(gate: &Exclusive<'_>, range: PageRange) -> bool {
 fn is_breaking_cow(space: &AddressSpace, range: PageRange) -> bool {
     let port = lock(&space.helper_port);
     let mut runs = port.batch.iter().flat_map(|batch| &batch.moves);
-    runs.any(|run| {
+    let is_any = runs.any(|run| {
         let end = run.page.plus(u64::from(run.pages));
         let start = run.page;
         run.place.is_none() && !range.intersection(PageRange { start, end }).is_empty()
-    })
+    });
+    if is_any && port.waits_for_helper() {
+        // This waits for it, and maybe nobody else.
+        space.channel.wake_helper();
+    }
+    is_any
 }
 
 /// Unregisters a range and makes it unmanaged. A part that the kernel refuses to unregister is
