@@ -1,6 +1,9 @@
 //! What the supervisor has written into the library's image: where it is, and how programs of the run are managed.
 
-use memfold_sys::hello::{PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX, STARTS_LATE_AT};
+use memfold_sys::hello::{
+    ALWAYS_STARTS_AT_ONCE, PATCHED, RENDEZVOUS_MARK, Rendezvous, SOCKET_PATH_MAX, STARTS_LATE,
+    STARTS_LATE_AT,
+};
 
 /// What the supervisor writes into the image that it unpacks for the run: a [`Rendezvous`].
 #[used]
@@ -39,7 +42,7 @@ pub fn rendezvous() -> Rendezvous {
         user_namespace: u64::from_ne_bytes(number(12)),
         inspects_others: u32::from_ne_bytes(number(20)),
         carries: u32::from(carries()),
-        starts_late: u32::from(starts_late()),
+        starts_late: when_helpers_start(),
     }
 }
 
@@ -51,5 +54,15 @@ pub fn carries() -> bool {
 /// Whether programs do without a helper until the supervisor has a thread of theirs start one (`entry.rs`), as most are
 /// gone before that is worth it. The page is the file's: the supervisor's last word shows at once.
 pub fn starts_late() -> bool {
-    u32::from_ne_bytes(patched(STARTS_LATE_AT)) != 0
+    when_helpers_start() == STARTS_LATE
+}
+
+/// Whether the supervisor has yet to hear of a program that traces others: it may have programs start late from its next look
+/// on.
+pub fn may_start_late() -> bool {
+    when_helpers_start() != ALWAYS_STARTS_AT_ONCE
+}
+
+fn when_helpers_start() -> u32 {
+    u32::from_ne_bytes(patched(STARTS_LATE_AT))
 }

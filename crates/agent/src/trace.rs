@@ -5,7 +5,7 @@
 
 use crate::ioctl::set_errno;
 use crate::message::{connect, receive, send};
-use crate::rendezvous::{rendezvous, starts_late};
+use crate::rendezvous::{may_start_late, rendezvous};
 use crate::start::is_sandboxed;
 use crate::system;
 use memfold_sys::Errno;
@@ -26,7 +26,7 @@ const PEEKS: core::ops::RangeInclusive<i32> = 1..=3;
 /// As of `ptrace`.
 #[cfg_attr(feature = "standalone", unsafe(no_mangle))]
 pub unsafe extern "C" fn ptrace(request: i32, process: i32, address: usize, data: usize) -> isize {
-    if BEGINNINGS.contains(&request) && starts_late() {
+    if BEGINNINGS.contains(&request) && may_start_late() {
         announce();
     }
     let mut peeked = 0isize;

@@ -96,6 +96,13 @@ impl Rendezvous {
 /// Length of what is patched in.
 pub const PATCHED: usize = STARTS_LATE_AT + 4;
 
+/// A value of [`Rendezvous::starts_late`], as are the next: programs start their helpers themselves, for now.
+pub const STARTS_AT_ONCE: u32 = 0;
+/// They do without until one is started in them.
+pub const STARTS_LATE: u32 = 1;
+/// They start theirs themselves as long as the run lasts, as programs of it trace others.
+pub const ALWAYS_STARTS_AT_ONCE: u32 = 2;
+
 /// Where in it [`Rendezvous::starts_late`] is.
 pub const STARTS_LATE_AT: usize = SOCKET_PATH_MAX + 28;
 

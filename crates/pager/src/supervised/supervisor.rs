@@ -22,7 +22,7 @@ use crate::supervised::stats::{Now, ProgramUsage, Stats};
 use crate::supervised::swap::tiers::{Background, SwapOffError, open_swap_file};
 use memfold_swap::{NewSwapSpaceError, SwapConfig, SwapSpace};
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX};
+use memfold_sys::hello::{Rendezvous, SOCKET_PATH_MAX, STARTS_AT_ONCE};
 use memfold_sys::privilege;
 use memfold_sys::probe::{self, Mover, memory_allowance};
 use memfold_sys::process::{own_filters, own_id, own_user, own_user_namespace};
@@ -524,7 +524,7 @@ fn rendezvous(
         user_namespace: own_user_namespace()?,
         inspects_others: u32::from(inspects_others),
         carries: u32::from(carries),
-        starts_late: 0,
+        starts_late: STARTS_AT_ONCE,
     })
 }
 

@@ -15,7 +15,7 @@ use crate::supervised::registration::governor::{
 use crate::supervised::space::AddressSpace;
 use crate::sync::lock;
 use memfold_sys::PAGE_SIZE;
-use memfold_sys::hello::STARTS_LATE_AT;
+use memfold_sys::hello::{ALWAYS_STARTS_AT_ONCE, STARTS_AT_ONCE, STARTS_LATE, STARTS_LATE_AT};
 use memfold_sys::process::{self, Process};
 use memfold_sys::thread::{self, Standing};
 use memfold_sys::{privilege, tracee};
@@ -88,7 +88,7 @@ impl Switch {
     pub(crate) fn leave_off(&self) {
         let mut left_off = lock(&self.left_off);
         *left_off = true;
-        self.write(false);
+        self.write(ALWAYS_STARTS_AT_ONCE);
     }
 
     /// If it cannot be set, it stays as it was, and is set at a later look.
@@ -96,14 +96,13 @@ impl Switch {
         let left_off = lock(&self.left_off);
         let is_on = is_on && !*left_off;
         if self.is_on() != is_on {
-            self.write(is_on);
+            self.write(if is_on { STARTS_LATE } else { STARTS_AT_ONCE });
         }
     }
 
-    fn write(&self, is_on: bool) {
-        let word = u32::from(is_on).to_ne_bytes();
-        match self.file.write_all_at(&word, self.place) {
-            Ok(()) => self.is_on.store(is_on, Ordering::Relaxed),
+    fn write(&self, word: u32) {
+        match self.file.write_all_at(&word.to_ne_bytes(), self.place) {
+            Ok(()) => self.is_on.store(word == STARTS_LATE, Ordering::Relaxed),
             Err(error) => log::debug!("the library's file cannot be written: {error}"),
         }
     }
@@ -123,6 +122,9 @@ enum Outcome {
     /// It has a helper, or is gone.
     Over,
     Waits,
+    /// It was just forked. Its memory is its parent's for the most part, or all of it, after a `vfork`, and is counted there;
+    /// its helper is about to come, or it executes a program.
+    Forked,
     /// It cannot have one.
     Failed,
 }
@@ -165,9 +167,11 @@ impl LateStarts {
         thread::set_standing(thread::current_id(), Standing::Before);
         while !self.group.stopping.load(Ordering::Relaxed) {
             let time = self.time_of_room();
+            // Since the last look programs have started that do without a helper, if it was on.
+            let was_on = self.switch.is_on();
             self.switch.set(self.is_room_for_looks(time));
             let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
-            if self.switch.is_on() || is_any_waiting {
+            if was_on || self.switch.is_on() || is_any_waiting {
                 let began = thread::cpu_time();
                 self.look();
                 let took = thread::cpu_time().saturating_sub(began);
@@ -251,8 +255,11 @@ impl LateStarts {
         // To start a helper takes milliseconds: first where most can be paged out.
         large.sort_unstable_by(|one, other| other.cmp(one));
         for (has, pid) in large {
-            if self.start(pid, has >= at_once) == Outcome::Waits {
+            let outcome = self.start(pid, has >= at_once);
+            if matches!(outcome, Outcome::Waits | Outcome::Forked) {
                 waiting.push(pid);
+            }
+            if outcome == Outcome::Waits {
                 pages += has;
             }
         }
@@ -277,7 +284,6 @@ impl LateStarts {
 
     fn start(&mut self, pid: i32, at_once: bool) -> Outcome {
         let now = Instant::now();
-        // The child of a program with a helper starts its own.
         let is_new = !self.candidates.contains_key(&pid);
         let candidate = self.candidates.entry(pid).or_insert(Candidate {
             since: now,
@@ -285,7 +291,11 @@ impl LateStarts {
             not_before: now,
         });
         let is_long = now.duration_since(candidate.since) >= LONG;
-        if now < candidate.not_before || is_new && process::is_fork(pid) || !(at_once || is_long) {
+        // The child of a program with a helper starts its own.
+        if is_new && process::is_fork(pid) {
+            return Outcome::Forked;
+        }
+        if now < candidate.not_before || !(at_once || is_long) {
             return candidate.outcome();
         }
         let haste = if is_long || !self.switch.is_on() {
@@ -348,7 +358,7 @@ mod tests {
         switch.leave_off();
         switch.set(true);
         assert!(!switch.is_on());
-        assert_eq!(word(), [7, 0, 0, 0, 0, 7]);
+        assert_eq!(word(), [7, 2, 0, 0, 0, 7]);
         std::fs::remove_file(path).unwrap();
     }
 
