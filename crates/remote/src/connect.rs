@@ -7,6 +7,7 @@ use redis::{Value, cmd};
 
 use crate::{
     address::{Server, StoreAddress},
+    answer::AnswerSize,
     node::Commands,
     options::Options,
     store::Store,
@@ -38,6 +39,17 @@ pub enum OpenError {
     Refused {
         /// The store.
         address: StoreAddress,
+    },
+    /// The certificates of the authorities cannot be used.
+    #[error(
+        "the authorities that the servers of {address} are checked against cannot be read: {reason}; give \
+         certificates in PEM by --remote-ca-file"
+    )]
+    Authorities {
+        /// The store.
+        address: StoreAddress,
+        /// What is wrong with them.
+        reason: String,
     },
     /// A page could not be written, read, renewed and removed.
     #[error(
@@ -93,8 +105,7 @@ impl Store {
             reason: "no server was given".to_owned(),
         };
         for server in &address.servers {
-            let connected = self.node(server).and_then(|node| node.try_connect(CONNECT));
-            let Err(error) = connected else {
+            let Err(error) = self.node(server).try_connect(CONNECT) else {
                 return Ok(());
             };
             let is_refused = crate::failure::of_connection(&error).error() == RemoteError::Refused;
@@ -118,12 +129,10 @@ impl Store {
             address: options.address.clone(),
             reason: format!("{server}: {reason}"),
         };
-        let node = self
-            .node(server)
-            .map_err(|error| unusable(error.to_string()))?;
+        let node = self.node(server);
         let mut commands = Commands::default();
-        commands.push(cmd("INFO").arg("memory"));
-        commands.push(cmd("INFO").arg("replication"));
+        commands.push(cmd("INFO").arg("memory"), AnswerSize::TEXT);
+        commands.push(cmd("INFO").arg("replication"), AnswerSize::TEXT);
         let deadline = Instant::now() + CONNECT;
         let answers = node
             .send(&commands, deadline)
@@ -131,7 +140,6 @@ impl Store {
             .map_err(|failure| unusable(failure.error().to_string()))?;
         let text = |value: &Value| match value {
             Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-            Value::VerbatimString { text, .. } => text.clone(),
             _ => String::new(),
         };
         if matches!(answers[0], Value::ServerError(_)) {

@@ -1,7 +1,11 @@
 //! What the client's errors and the servers' mean.
 
+use std::io;
+
 use memfold_swap::RemoteError;
-use redis::{ErrorKind, RedisError, Value};
+use redis::{ServerError, Value};
+
+use crate::answer::AnswerError;
 
 /// What a command came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,21 +24,65 @@ impl Failure {
     }
 }
 
+/// Why a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectionError {
+    /// The server does not know the user, or the password is another.
+    #[error("it refuses the user or password")]
+    Refused,
+    /// The server answered with an error.
+    #[error("{0}")]
+    Server(ServerError),
+    /// The network failed, or there is no answer that may be one.
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+}
+
+impl From<io::Error> for ConnectionError {
+    fn from(error: io::Error) -> Self {
+        Self::Answer(error.into())
+    }
+}
+
+impl ConnectionError {
+    /// The error that a server answers to `AUTH` with.
+    pub(crate) fn of_auth(error: ServerError) -> Self {
+        if has_too_many_clients(error.details()) {
+            Self::Server(error)
+        } else {
+            Self::Refused
+        }
+    }
+
+    /// Whether the other side has closed the connection, as a server that restarts does.
+    pub(crate) fn is_hung_up(&self) -> bool {
+        match self {
+            Self::Answer(AnswerError::Io(error)) => error.kind() != io::ErrorKind::TimedOut,
+            _ => false,
+        }
+    }
+}
+
 /// The meaning of a failed connection.
-pub(crate) fn of_connection(error: &RedisError) -> Failure {
-    if let ErrorKind::AuthenticationFailed = error.kind() {
-        return Failure::Connection(RemoteError::Refused);
-    }
-    if let Some(code) = error.code() {
-        return of_answer(code, error.detail());
-    }
-    Failure::Connection(RemoteError::Unavailable(if error.is_timeout() {
-        "the store did not answer in time"
-    } else if error.is_connection_refusal() {
-        "the store refuses connections"
-    } else {
-        "the connection to the store failed"
-    }))
+pub(crate) fn of_connection(error: &ConnectionError) -> Failure {
+    let reason = match error {
+        ConnectionError::Refused => return Failure::Connection(RemoteError::Refused),
+        ConnectionError::Server(error) => return of_answer(error.code(), error.details()),
+        ConnectionError::Answer(AnswerError::TooLong) => {
+            "the store's answer is longer than what was asked for"
+        }
+        ConnectionError::Answer(AnswerError::Garbled) => "the store's answer is not understood",
+        ConnectionError::Answer(AnswerError::Io(error)) => match error.kind() {
+            io::ErrorKind::TimedOut => "the store did not answer in time",
+            io::ErrorKind::ConnectionRefused => "the store refuses connections",
+            _ => "the connection to the store failed",
+        },
+    };
+    Failure::Connection(RemoteError::Unavailable(reason))
+}
+
+fn has_too_many_clients(detail: Option<&str>) -> bool {
+    detail.is_some_and(|text| text.contains("max number of clients"))
 }
 
 /// The meaning of a server's error.
@@ -65,7 +113,7 @@ fn of_answer(code: &str, detail: Option<&str>) -> Failure {
         "NOREPLICAS" => (RemoteError::TooFewReplicas, false),
         "OOM" => (RemoteError::Full, false),
         "NOAUTH" | "WRONGPASS" | "NOPERM" => (RemoteError::Refused, false),
-        _ if detail.is_some_and(|text| text.contains("max number of clients")) => (
+        _ if has_too_many_clients(detail) => (
             RemoteError::Unavailable("the server has too many clients"),
             false,
         ),

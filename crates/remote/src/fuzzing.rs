@@ -13,11 +13,12 @@ use memfold_swap::{
     Batch, BatchId, PAGE_SIZE, Place, RemoteBackend, RemoteConfig, RemoteError, RemoteTier,
     Removal, ScanPolicy, Scratch, SwapConfig, SwapSpace, TierKey,
 };
-use redis::{Parser, Value};
+use redis::Value;
 use zsmalloc::HeapSource;
 
 use crate::{
     address::Server,
+    answer::{AnswerReader, AnswerSize},
     failure::{Failure, asks, of_value},
     store::{Part, records, spread, was_renewed, was_stored},
     topology::{Topology, redirection},
@@ -46,10 +47,11 @@ pub fn answers(input: &[u8]) {
 
 /// The answers are taken apart as the store's are.
 fn spoken(mode: u8, input: &[u8]) {
-    let (counts, mut stream) = input.split_at(input.len().min(usize::from(mode & 7)));
+    let (counts, stream) = input.split_at(input.len().min(usize::from(mode & 7)));
+    let mut reader = AnswerReader::new(stream);
     let mut values = Vec::new();
-    while values.len() < MOST_VALUES && !stream.is_empty() {
-        let Ok(value) = Parser::new().parse_value(&mut stream) else {
+    while values.len() < MOST_VALUES {
+        let Ok(value) = reader.read(AnswerSize::TEXT) else {
             break;
         };
         values.push(value);

@@ -21,14 +21,18 @@
 //! | `store` | which command goes to which server, and what the answers mean |
 //! | `topology` | which server has which hash slots |
 //! | `node` | connections to one server |
+//! | `stream` | their bytes, through TLS too, by a deadline |
+//! | `names` | looking up addresses, by a deadline |
+//! | `answer` | taking answers apart, within what was asked for |
 //! | `failure` | what errors mean |
 //! | `keeper` | the thread that removes, renews and warns |
 //!
 //! A store is not trusted: what it returns is refused if it is not what was stored, and it reads
-//! nothing but the number and the sizes of pages, and when they are used. It can lose pages, keep
-//! programs waiting, and make memfold read long answers.
+//! nothing but the number and the sizes of pages, and when they are used. It can lose pages and keep
+//! programs waiting. Each call ends by a deadline, and no answer takes more memory than what was asked for.
 
 mod address;
+mod answer;
 mod connect;
 mod failure;
 /// Entry points of the fuzz targets, which tests also run on `fuzz/corpus`.
@@ -36,9 +40,11 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
 mod keeper;
+mod names;
 mod node;
 mod options;
 mod store;
+mod stream;
 mod topology;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -77,16 +83,12 @@ impl RemoteStore {
         if options.time_to_live < least {
             return Err(OpenError::TimeToLive);
         }
-        if options.address.tls {
-            // Fails only if there is one already.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
         let mut random = [0; 48];
         getrandom::fill(&mut random).map_err(std::io::Error::from)?;
         let (key, run) = random.split_at(32);
         let run: String = run.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = TierKey::new(key.try_into().expect("32 bytes were split off"));
-        let store = Store::new(options, run);
+        let store = Store::new(options, run)?;
         store.check(options)?;
         let mut config = RemoteConfig::default();
         config.level = LEVEL;

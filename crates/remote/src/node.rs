@@ -1,17 +1,21 @@
 //! Connections to one server.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    io::{self, Write},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use memfold_swap::RemoteError;
-use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, Value};
+use redis::{Value, cmd};
 
 use crate::{
     address::Server,
-    failure::{Failure, of_connection},
+    answer::{AnswerReader, AnswerSize},
+    failure::{ConnectionError, Failure, of_connection},
+    names::Names,
     options::Access,
+    stream::{Stream, left_until},
 };
 
 /// The most idle connections kept to a server. More save connecting where many threads fault at once.
@@ -20,6 +24,9 @@ const IDLE: usize = 32;
 /// finds later that it is back.
 const FIRST_REST: Duration = Duration::from_millis(100);
 const LONGEST_REST: Duration = Duration::from_secs(1);
+/// How long answers are read beyond a deadline that has passed: one server that used all of the time must not cost
+/// the answers of the others, which are there already. A call takes so much longer for each server.
+const GRACE: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct State {
@@ -31,27 +38,69 @@ struct State {
 
 /// A server, and what is connected to it.
 pub(crate) struct Node {
-    client: Client,
+    server: Server,
+    access: Arc<Access>,
+    names: Arc<Names>,
     state: Mutex<State>,
 }
 
-/// Commands as they are sent, and the number of their answers.
+/// Commands as they are sent, and the most that their answers may take.
 #[derive(Default)]
 pub(crate) struct Commands {
     bytes: Vec<u8>,
-    answers: usize,
+    answers: Vec<AnswerSize>,
 }
 
 impl Commands {
     /// Appends a command with one answer.
-    pub(crate) fn push(&mut self, command: &redis::Cmd) {
+    pub(crate) fn push(&mut self, command: &redis::Cmd, answer: AnswerSize) {
         command.write_packed_command(&mut self.bytes);
-        self.answers += 1;
+        self.answers.push(answer);
     }
 
     /// The number of answers.
     pub(crate) fn answers(&self) -> usize {
-        self.answers
+        self.answers.len()
+    }
+}
+
+/// A connection whose server knows the user.
+struct Connection(AnswerReader<Stream>);
+
+impl Connection {
+    fn open(node: &Node, deadline: Instant) -> Result<Self, ConnectionError> {
+        let Access {
+            tls,
+            user,
+            password,
+        } = &*node.access;
+        let stream = Stream::connect(&node.server, &node.names, tls.as_ref(), deadline)?;
+        let mut connection = Self(AnswerReader::new(stream));
+        if let Some(password) = password {
+            let mut auth = cmd("AUTH");
+            user.iter().for_each(|user| {
+                auth.arg(user);
+            });
+            auth.arg(password.as_str());
+            match connection.ask(&auth, deadline)? {
+                Value::Okay => {}
+                Value::ServerError(error) => return Err(ConnectionError::of_auth(error)),
+                _ => return Err(ConnectionError::Refused),
+            }
+        }
+        Ok(connection)
+    }
+
+    fn send(&mut self, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        let stream = self.0.stream();
+        stream.set_deadline(deadline);
+        stream.write_all(bytes)?;
+        stream.flush()
+    }
+
+    fn ask(&mut self, command: &redis::Cmd, deadline: Instant) -> Result<Value, ConnectionError> {
+        self.send(&command.get_packed_command(), deadline)?;
+        Ok(self.0.read(AnswerSize::SHORT)?)
     }
 }
 
@@ -60,57 +109,30 @@ impl Commands {
 pub(crate) struct Exchange<'a> {
     node: &'a Node,
     connection: Connection,
-    answers: usize,
+    answers: Vec<AnswerSize>,
 }
 
 impl Node {
-    pub(crate) fn new(server: &Server, access: &Access) -> Result<Self, redis::RedisError> {
-        let (host, port) = (server.host.clone(), server.port);
-        let address = if access.tls {
-            ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: false,
-                tls_params: None,
-            }
-        } else {
-            ConnectionAddr::Tcp(host, port)
-        };
-        let mut settings = RedisConnectionInfo::default().set_skip_set_lib_name();
-        if let Some(user) = &access.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &access.password {
-            settings = settings.set_password(password.as_str());
-        }
-        let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-        let info = address.into_connection_info()?;
-        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-        let client = match (&access.ca_certificates, access.tls) {
-            (Some(certificates), true) => {
-                let certificates = redis::TlsCertificates {
-                    client_tls: None,
-                    root_cert: Some(certificates.clone()),
-                };
-                Client::build_with_tls(info, certificates)?
-            }
-            _ => Client::open(info)?,
-        };
-        Ok(Self {
-            client,
+    pub(crate) fn new(server: &Server, access: &Arc<Access>) -> Self {
+        Self {
+            server: server.clone(),
+            access: Arc::clone(access),
+            names: Arc::default(),
             state: Mutex::default(),
-        })
+        }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects anew and has the server answer, for the error itself.
-    pub(crate) fn try_connect(&self, within: Duration) -> Result<(), redis::RedisError> {
-        let mut connection = self.client.get_connection_with_timeout(within)?;
-        connection.set_read_timeout(Some(within))?;
-        redis::cmd("PING").exec(&mut connection)?;
+    pub(crate) fn try_connect(&self, within: Duration) -> Result<(), ConnectionError> {
+        let deadline = Instant::now() + within;
+        let mut connection = Connection::open(self, deadline)?;
+        if let Value::ServerError(error) = connection.ask(&cmd("PING"), deadline)? {
+            return Err(ConnectionError::Server(error));
+        }
         self.state().idle.push(connection);
         Ok(())
     }
@@ -129,9 +151,9 @@ impl Node {
                 return Err(Failure::Connection(RemoteError::Unavailable(reason)));
             }
         }
-        let within = left_until(deadline)?;
-        let connected = self.client.get_connection_with_timeout(within);
-        connected.map_err(|error| {
+        // Where nothing is left of a call's time, the server is not to blame.
+        left_until(deadline).map_err(|error| of_connection(&error.into()))?;
+        Connection::open(self, deadline).map_err(|error| {
             self.rest();
             of_connection(&error)
         })
@@ -139,9 +161,9 @@ impl Node {
 
     /// Notes that a connection failed: those beside it most likely will, too. Where the server was too
     /// slow, it is left alone for a while; where it hung up, another connection may succeed at once.
-    fn failed(&self, error: &redis::RedisError) -> Failure {
+    fn failed(&self, error: &ConnectionError) -> Failure {
         self.state().idle.clear();
-        if error.is_timeout() {
+        if !error.is_hung_up() {
             self.rest();
         }
         of_connection(error)
@@ -151,7 +173,7 @@ impl Node {
     fn rest(&self) {
         let mut state = self.state();
         let rest = FIRST_REST * 2_u32.saturating_pow(state.failures.min(8));
-        state.failures += 1;
+        state.failures = state.failures.saturating_add(1);
         state.resting_until = Some(Instant::now() + rest.min(LONGEST_REST));
     }
 
@@ -162,17 +184,13 @@ impl Node {
         deadline: Instant,
     ) -> Result<Exchange<'_>, Failure> {
         let mut connection = self.connection(deadline)?;
-        let within = left_until(deadline)?;
-        let sent = connection
-            .set_write_timeout(Some(within))
-            .and_then(|()| connection.send_packed_command(&commands.bytes));
-        match sent {
+        match connection.send(&commands.bytes, deadline) {
             Ok(()) => Ok(Exchange {
                 node: self,
                 connection,
-                answers: commands.answers,
+                answers: commands.answers.clone(),
             }),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.failed(&error.into())),
         }
     }
 }
@@ -180,16 +198,13 @@ impl Node {
 impl Exchange<'_> {
     /// Reads the answers, errors of the server among them.
     pub(crate) fn answers(mut self, deadline: Instant) -> Result<Vec<Value>, Failure> {
-        let mut answers = Vec::with_capacity(self.answers);
-        for _ in 0..self.answers {
-            let within = left_until(deadline).inspect_err(|_| self.node.rest())?;
-            let answer = self
-                .connection
-                .set_read_timeout(Some(within))
-                .and_then(|()| self.connection.recv_response());
-            match answer {
+        let deadline = deadline.max(Instant::now() + GRACE);
+        self.connection.0.stream().set_deadline(deadline);
+        let mut answers = Vec::with_capacity(self.answers.len());
+        for size in &self.answers {
+            match self.connection.0.read(*size) {
                 Ok(answer) => answers.push(answer),
-                Err(error) => return Err(self.node.failed(&error)),
+                Err(error) => return Err(self.node.failed(&error.into())),
             }
         }
         let mut state = self.node.state();
@@ -200,13 +215,4 @@ impl Exchange<'_> {
         }
         Ok(answers)
     }
-}
-
-fn left_until(deadline: Instant) -> Result<Duration, Failure> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left < Duration::from_millis(1) {
-        let reason = "the store did not answer in time";
-        return Err(Failure::Connection(RemoteError::Unavailable(reason)));
-    }
-    Ok(left)
 }

@@ -1,10 +1,11 @@
 //! Options of a store.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use rustls::ClientConfig;
 use zeroize::Zeroizing;
 
-use crate::address::StoreAddress;
+use crate::{address::StoreAddress, stream::tls_config};
 
 /// Which store holds the pages, and how.
 #[derive(Debug, Clone)]
@@ -64,19 +65,21 @@ impl fmt::Debug for Password {
 
 /// What a connection needs.
 pub(crate) struct Access {
-    pub(crate) tls: bool,
+    /// The settings of TLS, where it is spoken.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) user: Option<String>,
     pub(crate) password: Option<Password>,
-    pub(crate) ca_certificates: Option<Vec<u8>>,
 }
 
 impl Access {
-    pub(crate) fn of(options: &Options) -> Self {
-        Self {
-            tls: options.address.tls,
+    /// Fails if the certificates cannot be used, and says why.
+    pub(crate) fn of(options: &Options) -> Result<Self, String> {
+        let certificates = options.ca_certificates.as_deref();
+        let tls = options.address.tls.then(|| tls_config(certificates));
+        Ok(Self {
+            tls: tls.transpose()?,
             user: options.user.clone(),
             password: options.password.clone(),
-            ca_certificates: options.ca_certificates.clone(),
-        }
+        })
     }
 }

@@ -10,11 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use memfold_swap::{Batch, BatchId, Place, RemoteBackend, RemoteError, Removal};
+use memfold_swap::{Batch, BatchId, Place, RemoteBackend, RemoteError, RemoteTier, Removal};
 use redis::{Cmd, Value, cmd};
 
 use crate::{
     address::Server,
+    answer::AnswerSize,
+    connect::OpenError,
     failure::{Failure, asks, of_value},
     node::{Commands, Exchange, Node},
     options::{Access, Options},
@@ -27,12 +29,17 @@ const CALL: Duration = Duration::from_secs(2);
 /// The least time between two looks at which server has which slots. Longer spares the servers, and
 /// follows a failover later.
 const LOOK: Duration = Duration::from_millis(100);
+/// The least time that each server has for being connected and sent to, while there is as much of the call left.
+/// Longer bears slower networks, and fewer servers that do not answer beside those that do.
+const LEAST_SHARE: Duration = Duration::from_millis(200);
+/// The most servers whose connections are kept; a store names new ones in its answers.
+const MOST_SERVERS: usize = 4096;
 /// The part of a call for which replicas are waited for.
 const REPLICAS_WITHIN: Duration = Duration::from_millis(1500);
 
 /// A store, for one run.
 pub(crate) struct Store {
-    access: Access,
+    access: Arc<Access>,
     seeds: Vec<Server>,
     run: String,
     replicas: u32,
@@ -52,10 +59,48 @@ pub(crate) struct Part {
     pub(crate) of: Vec<(usize, usize)>,
 }
 
-impl Store {
-    pub(crate) fn new(options: &Options, run: String) -> Self {
+/// A part of a call: what concerns one key.
+struct Request {
+    key: String,
+    commands: Vec<Cmd>,
+    /// The most that each answer may take.
+    answer: AnswerSize,
+}
+
+impl Request {
+    /// Commands with short answers.
+    fn new(key: String, commands: Vec<Cmd>) -> Self {
         Self {
-            access: Access::of(options),
+            key,
+            commands,
+            answer: AnswerSize::SHORT,
+        }
+    }
+
+    fn push_to(&self, commands: &mut Commands) {
+        for command in &self.commands {
+            commands.push(command, self.answer);
+        }
+    }
+}
+
+/// The time until which the first of so many servers may be connected and sent to, so that one that does not answer
+/// leaves time for the others.
+fn share(deadline: Instant, servers: usize) -> Instant {
+    let now = Instant::now();
+    let left = deadline.saturating_duration_since(now);
+    let share = left / u32::try_from(servers.max(1)).unwrap_or(u32::MAX);
+    now + share.max(LEAST_SHARE).min(left)
+}
+
+impl Store {
+    pub(crate) fn new(options: &Options, run: String) -> Result<Self, OpenError> {
+        let access = Access::of(options).map_err(|reason| OpenError::Authorities {
+            address: options.address.clone(),
+            reason,
+        })?;
+        Ok(Self {
+            access: Arc::new(access),
             seeds: options.address.servers.clone(),
             run,
             replicas: options.replicas,
@@ -64,7 +109,7 @@ impl Store {
             topology: RwLock::default(),
             nodes: Mutex::default(),
             looked: Mutex::default(),
-        }
+        })
     }
 
     fn nodes(&self) -> MutexGuard<'_, HashMap<Server, Arc<Node>>> {
@@ -72,14 +117,17 @@ impl Store {
     }
 
     /// The connections to a server.
-    pub(crate) fn node(&self, server: &Server) -> Result<Arc<Node>, redis::RedisError> {
+    pub(crate) fn node(&self, server: &Server) -> Arc<Node> {
         let mut nodes = self.nodes();
         if let Some(node) = nodes.get(server) {
-            return Ok(Arc::clone(node));
+            return Arc::clone(node);
         }
-        let node = Arc::new(Node::new(server, &self.access)?);
+        if nodes.len() >= MOST_SERVERS {
+            nodes.retain(|server, _| self.seeds.contains(server));
+        }
+        let node = Arc::new(Node::new(server, &self.access));
         nodes.insert(server.clone(), Arc::clone(&node));
-        Ok(node)
+        node
     }
 
     fn known_topology(&self) -> Option<Arc<Topology>> {
@@ -119,11 +167,14 @@ impl Store {
         let known = self.known_topology();
         let mut asked = Vec::new();
         let mut found: Option<Topology> = None;
-        for server in servers {
+        let deadline = Instant::now() + CALL;
+        let count = servers.len();
+        for (index, server) in servers.into_iter().enumerate() {
             if asked.contains(&server) {
                 continue;
             }
-            if let Some(topology) = self.ask(&server)
+            let share = share(deadline, count - index).min(Instant::now() + CALL / 4);
+            if let Some(topology) = self.ask(&server, share)
                 && topology.replaces(found.as_ref().or(known.as_deref()))
             {
                 let is_whole = topology.is_whole;
@@ -145,13 +196,12 @@ impl Store {
     }
 
     /// What a server says of its cluster, or of itself, if it is a primary.
-    fn ask(&self, server: &Server) -> Option<Topology> {
-        let node = self.node(server).ok()?;
+    fn ask(&self, server: &Server, deadline: Instant) -> Option<Topology> {
+        let node = self.node(server);
         let mut commands = Commands::default();
-        commands.push(cmd("CLUSTER").arg("SLOTS"));
-        commands.push(&cmd("ROLE"));
-        commands.push(cmd("CLUSTER").arg("INFO"));
-        let deadline = Instant::now() + CALL / 4;
+        commands.push(cmd("CLUSTER").arg("SLOTS"), AnswerSize::SLOTS);
+        commands.push(&cmd("ROLE"), AnswerSize::TEXT);
+        commands.push(cmd("CLUSTER").arg("INFO"), AnswerSize::TEXT);
         let answers = node
             .send(&commands, deadline)
             .ok()?
@@ -182,11 +232,7 @@ impl Store {
 
     /// Sends the commands of each part of a call to the server of its key, all servers at once, and
     /// returns the answers of each part. With `replicas`, they have acknowledged all of it.
-    fn call(
-        &self,
-        parts: Vec<(String, Vec<Cmd>)>,
-        replicas: u32,
-    ) -> Vec<Result<Vec<Value>, Failure>> {
+    fn call(&self, parts: Vec<Request>, replicas: u32) -> Vec<Result<Vec<Value>, Failure>> {
         let count = parts.len();
         let topology = match self.topology() {
             Ok(topology) => topology,
@@ -195,27 +241,28 @@ impl Store {
         let no_server = Failure::Connection(RemoteError::Unavailable("no server has the slot"));
         let mut outcomes = vec![Err(no_server); count];
         let mut by_server: BTreeMap<&Server, Part> = BTreeMap::new();
-        for (index, (key, commands)) in parts.iter().enumerate() {
-            if let Some(server) = topology.primary(slot_of(key)) {
+        for (index, request) in parts.iter().enumerate() {
+            if let Some(server) = topology.primary(slot_of(&request.key)) {
                 let part = by_server.entry(server).or_default();
-                commands.iter().for_each(|one| part.commands.push(one));
-                part.of.push((index, commands.len()));
+                request.push_to(&mut part.commands);
+                part.of.push((index, request.commands.len()));
             }
         }
         let deadline = Instant::now() + CALL;
         if replicas > 0 {
             let within = REPLICAS_WITHIN.as_millis() as u64;
             for part in by_server.values_mut() {
-                part.commands.push(cmd("WAIT").arg(replicas).arg(within));
+                let wait = cmd("WAIT").arg(replicas).arg(within).to_owned();
+                part.commands.push(&wait, AnswerSize::SHORT);
             }
         }
         let nodes: Vec<_> = by_server.keys().map(|server| self.node(server)).collect();
         let sent: Vec<Result<Exchange<'_>, Failure>> = nodes
             .iter()
             .zip(by_server.values())
-            .map(|(node, part)| match node {
-                Ok(node) => node.send(&part.commands, deadline),
-                Err(error) => Err(crate::failure::of_connection(error)),
+            .enumerate()
+            .map(|(index, (node, part))| {
+                node.send(&part.commands, share(deadline, nodes.len() - index))
             })
             .collect();
         let mut redirected = Vec::new();
@@ -232,7 +279,7 @@ impl Store {
             spread(answers, part, replicas, &mut outcomes);
         }
         for (index, server) in redirected {
-            outcomes[index] = self.ask_for(&parts[index].1, &server, deadline);
+            outcomes[index] = self.ask_for(&parts[index], &server, deadline);
         }
         let is_stale = |outcome: &Result<Vec<Value>, Failure>| match outcome {
             Ok(_) => false,
@@ -250,16 +297,14 @@ impl Store {
     /// Sends the one command of a part to a server that a redirection named.
     fn ask_for(
         &self,
-        command: &[Cmd],
+        request: &Request,
         server: &Server,
         deadline: Instant,
     ) -> Result<Vec<Value>, Failure> {
-        let node = self
-            .node(server)
-            .map_err(|error| crate::failure::of_connection(&error))?;
+        let node = self.node(server);
         let mut commands = Commands::default();
-        commands.push(&cmd("ASKING"));
-        command.iter().for_each(|one| commands.push(one));
+        commands.push(&cmd("ASKING"), AnswerSize::SHORT);
+        request.push_to(&mut commands);
         let mut answers = node.send(&commands, deadline)?.answers(deadline)?;
         answers.remove(0);
         match answers.iter().find_map(of_value) {
@@ -363,7 +408,7 @@ impl RemoteBackend for Store {
             }
             let mut expire = cmd("PEXPIRE");
             expire.arg(&key).arg(self.milliseconds_to_live());
-            (key, vec![cmd("MULTI"), set, expire, cmd("EXEC")])
+            Request::new(key, vec![cmd("MULTI"), set, expire, cmd("EXEC")])
         };
         let outcomes = self.call(batches.iter().map(commands).collect(), self.replicas);
         let stored = |(batch, outcome): (&Batch, _)| was_stored(outcome, batch.records.len());
@@ -382,7 +427,10 @@ impl RemoteBackend for Store {
             for index in indices {
                 get.arg(places[*index].index);
             }
-            (key, vec![get])
+            Request {
+                answer: AnswerSize::strings(indices.len(), RemoteTier::LONGEST_RECORD),
+                ..Request::new(key, vec![get])
+            }
         };
         let outcomes = self.call(by_batch.iter().map(commands).collect(), 0);
         let mut got = vec![Err(UNEXPECTED); places.len()];
@@ -408,7 +456,7 @@ impl RemoteBackend for Store {
                     remove
                 }
             };
-            (key, vec![command])
+            Request::new(key, vec![command])
         };
         // A replica that takes over without having heard of it would keep them.
         let outcomes = self.call(removals.iter().map(commands).collect(), self.replicas);
@@ -421,7 +469,7 @@ impl RemoteBackend for Store {
             let key = self.key(*batch);
             let mut expire = cmd("PEXPIRE");
             expire.arg(&key).arg(self.milliseconds_to_live());
-            (key, vec![expire])
+            Request::new(key, vec![expire])
         };
         let outcomes = self.call(batches.iter().map(commands).collect(), 0);
         outcomes.into_iter().map(was_renewed).collect()

@@ -84,7 +84,7 @@ impl Topology {
     pub(crate) fn with_state(mut self, info: &Value) -> Self {
         let text = match info {
             Value::BulkString(bytes) => String::from_utf8_lossy(bytes),
-            Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.into(),
+            Value::SimpleString(text) => text.into(),
             _ => return self,
         };
         let field = |name: &str| {

@@ -1,122 +1,16 @@
 //! The backend with real servers, alone and in a cluster.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+mod support;
+
+use std::time::Duration;
 
 use memfold_remote::{OpenError, Options, Password, RemoteStore};
-use memfold_swap::{
-    Corruption, LoadError, PAGE_SIZE, Page, ScanPolicy, Scratch, Slot, SwapConfig, SwapSpace,
-};
+use memfold_swap::{Corruption, LoadError, Slot};
+use memfold_testing::skip;
 use memfold_testing::store::{
-    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, has_store, store_programs,
+    HOSTS, Network, Passing, Proxy, StoreCluster, StoreServer, store_programs,
 };
-use memfold_testing::{Random, skip};
-use zsmalloc::HeapSource;
-
-fn folder() -> Option<tempfile::TempDir> {
-    if !has_store() {
-        skip(&store_programs().join(" and "));
-        return None;
-    }
-    Some(tempfile::tempdir().expect("a folder"))
-}
-
-fn options(port: u16) -> Options {
-    let address = format!("valkey://127.0.0.1:{port}");
-    let mut options = Options::new(address.parse().unwrap());
-    options.patience = Duration::from_secs(20);
-    options
-}
-
-fn page(seed: u64) -> Page {
-    let mut page = [0; PAGE_SIZE];
-    let mut random = Random::new(seed);
-    for (index, bytes) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let word = if index % 3 == 0 || seed.is_multiple_of(5) {
-            random.next_word()
-        } else {
-            seed
-        };
-        *bytes = word.to_le_bytes();
-    }
-    page
-}
-
-struct World {
-    space: SwapSpace<HeapSource>,
-    store: RemoteStore,
-    stored: Vec<(Slot, u64)>,
-}
-
-impl World {
-    /// A space whose pages are all in the store.
-    fn new(options: &Options, pages: u64) -> Self {
-        let store = RemoteStore::open(options).unwrap();
-        let config = SwapConfig {
-            pool_capacity_pages: 1 << 15,
-            max_slots: 1 << 16,
-            ..SwapConfig::default()
-        };
-        let mut space = SwapSpace::new(HeapSource::new(), config).unwrap();
-        space.add_tier(Box::new(store.tier())).unwrap();
-        let mut world = Self {
-            space,
-            store,
-            stored: Vec::new(),
-        };
-        world.store_more(pages);
-        world
-    }
-
-    fn store_more(&mut self, pages: u64) {
-        let first = self.stored.len() as u64 + 1;
-        let mut scratch = Scratch::new();
-        for seed in first..first + pages {
-            let slot = self.space.store(&page(seed), &mut scratch).unwrap();
-            self.stored.push((slot, seed));
-        }
-    }
-
-    fn write_back(&self) -> u64 {
-        let policy = ScanPolicy {
-            recompress: None,
-            write_back: Some(1),
-        };
-        let mut scratch = Scratch::new();
-        self.space.scan(policy, usize::MAX, &mut scratch);
-        self.space.scan(policy, usize::MAX, &mut scratch);
-        self.space.usage().remote_pages
-    }
-
-    /// Has all pages sent. On busy CPUs a server may not answer in time.
-    #[track_caller]
-    fn send_all(&self) {
-        let began = Instant::now();
-        while self.write_back() < self.stored.len() as u64 {
-            assert!(
-                began.elapsed() < Duration::from_secs(60),
-                "not all are sent"
-            );
-            std::thread::sleep(Duration::from_millis(200));
-        }
-    }
-
-    fn load(&self, slot: Slot) -> Result<Page, LoadError> {
-        let mut out = [0; PAGE_SIZE];
-        let loaded = self.space.load(slot, &mut out, &mut Scratch::new());
-        loaded.map(|()| out)
-    }
-
-    #[track_caller]
-    fn assert_all_right(&self) {
-        for pages in self.stored.chunks(16) {
-            self.space.prefetch(pages.iter().map(|one| one.0));
-            for &(slot, seed) in pages {
-                assert!(self.load(slot).unwrap() == page(seed), "{slot:?}");
-            }
-        }
-    }
-}
+use support::{World, certificates, folder, options, tls_server};
 
 #[test]
 fn pages_go_to_a_server_and_come_back() {
@@ -235,77 +129,16 @@ fn users_passwords_and_addresses_are_checked_at_the_start() {
     options.time_to_live = options.patience;
     let error = RemoteStore::open(&options).unwrap_err();
     assert!(matches!(error, OpenError::TimeToLive), "{error}");
-    options = self::options(1);
+    options = support::options(1);
     let error = RemoteStore::open(&options).unwrap_err();
     assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
-}
-
-/// A certificate authority, and a certificate for 127.0.0.1.
-fn certificates(folder: &Path) {
-    let run = |arguments: &[&str]| {
-        let done = std::process::Command::new("openssl")
-            .args(arguments)
-            .current_dir(folder)
-            .output()
-            .expect("openssl runs");
-        assert!(done.status.success(), "{done:?}");
-    };
-    let new = [
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ];
-    let request = |name: &'static str, more: &[&'static str]| {
-        let mut all = vec!["req", "-x509", "-subj", name];
-        all.extend(new);
-        all.extend(more);
-        run(&all);
-    };
-    request("/CN=authority", &["-keyout", "ca.key", "-out", "ca.pem"]);
-    request(
-        "/CN=server",
-        &[
-            "-keyout",
-            "key.pem",
-            "-out",
-            "cert.pem",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-addext",
-            "basicConstraints=CA:FALSE",
-        ],
-    );
-    request("/CN=other", &["-keyout", "other.key", "-out", "other.pem"]);
 }
 
 #[test]
 fn tls_is_spoken_and_other_authorities_are_refused() {
     let Some(folder) = folder() else { return };
     certificates(folder.path());
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let server = StoreServer::start(
-        folder.path(),
-        &[
-            "--tls-port",
-            "{port}",
-            "--tls-auth-clients",
-            "no",
-            "--tls-cert-file",
-            &path("cert.pem"),
-            "--tls-key-file",
-            &path("key.pem"),
-            "--tls-ca-cert-file",
-            &path("ca.pem"),
-        ],
-    );
+    let server = tls_server(folder.path());
     let address = format!("valkeys://127.0.0.1:{}", server.port);
     let mut options = Options::new(address.parse().unwrap());
     let read = |name: &str| Some(std::fs::read(folder.path().join(name)).unwrap());
@@ -318,7 +151,7 @@ fn tls_is_spoken_and_other_authorities_are_refused() {
     let world = World::new(&options, 500);
     world.send_all();
     world.assert_all_right();
-    let plain = self::options(server.port);
+    let plain = support::options(server.port);
     assert!(RemoteStore::open(&plain).is_err());
 }
 

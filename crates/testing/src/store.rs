@@ -6,6 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// Addresses of this host for the servers of a cluster that can be cut off from each other ([`Network`]).
@@ -375,12 +377,12 @@ impl Network {
     }
 }
 
-/// A proxy in front of a port, which can cut its connections or hold back what passes.
+/// A proxy in front of a port, which can cut its connections, hold back what passes, or change the answers.
 #[derive(Debug)]
 pub struct Proxy {
     /// The port to connect to.
     pub port: u16,
-    state: std::sync::Arc<std::sync::atomic::AtomicU8>,
+    state: Arc<AtomicU8>,
 }
 
 /// What a [`Proxy`] does with what passes.
@@ -393,7 +395,17 @@ pub enum Passing {
     Held,
     /// Closes connections.
     Cut,
+    /// Passes on one byte of the answers in each [`DRIP`].
+    Dripping,
+    /// Answers with a string of 512 MiB, as fast as it is read.
+    Huge,
 }
+
+/// The interval of [`Passing::Dripping`].
+pub const DRIP: Duration = Duration::from_secs(1);
+
+/// The longest that a change of what passes takes effect after.
+const STEP: Duration = Duration::from_millis(5);
 
 impl Proxy {
     /// A proxy to a port of this host. It lives as long as the process.
@@ -402,53 +414,27 @@ impl Proxy {
     /// If there is no free port.
     #[must_use]
     pub fn to(target: u16) -> Self {
-        use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("its address").port();
-        let state = std::sync::Arc::new(AtomicU8::new(Passing::Free as u8));
+        let state = Arc::new(AtomicU8::new(Passing::Free as u8));
         let of_threads = state.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else {
                     continue;
                 };
-                for (mut from, mut to) in [
-                    (client.try_clone(), server.try_clone()),
-                    (server.try_clone(), client.try_clone()),
-                ]
-                .map(|(from, to)| (from.expect("a socket"), to.expect("a socket")))
-                {
-                    let state = of_threads.clone();
-                    std::thread::spawn(move || {
-                        let mut buffer = vec![0; 1 << 16];
-                        let step = Duration::from_millis(5);
-                        from.set_read_timeout(Some(step)).expect("a timeout");
-                        loop {
-                            let now = state.load(SeqCst);
-                            if now == Passing::Cut as u8 {
-                                break;
-                            }
-                            if now == Passing::Held as u8 {
-                                std::thread::sleep(step);
-                                continue;
-                            }
-                            match from.read(&mut buffer) {
-                                Ok(0) => break,
-                                Ok(length) => {
-                                    while state.load(SeqCst) == Passing::Held as u8 {
-                                        std::thread::sleep(step);
-                                    }
-                                    if to.write_all(&buffer[..length]).is_err() {
-                                        break;
-                                    }
-                                }
-                                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                                Err(_) => break,
-                            }
-                        }
-                        let _ = from.shutdown(std::net::Shutdown::Both);
-                        let _ = to.shutdown(std::net::Shutdown::Both);
-                    });
+                let copy = |socket: &TcpStream| socket.try_clone().expect("a socket");
+                for (from, to, are_answers) in [
+                    (copy(&client), copy(&server), false),
+                    (copy(&server), copy(&client), true),
+                ] {
+                    let pass = Pass {
+                        from,
+                        to,
+                        are_answers,
+                        state: of_threads.clone(),
+                    };
+                    std::thread::spawn(move || pass.run());
                 }
             }
         });
@@ -457,7 +443,65 @@ impl Proxy {
 
     /// What passes from now on.
     pub fn set(&self, passing: Passing) {
-        self.state
-            .store(passing as u8, std::sync::atomic::Ordering::SeqCst);
+        self.state.store(passing as u8, SeqCst);
+    }
+}
+
+/// One direction of a connection through a [`Proxy`].
+struct Pass {
+    from: TcpStream,
+    to: TcpStream,
+    are_answers: bool,
+    state: Arc<AtomicU8>,
+}
+
+impl Pass {
+    fn is(&self, passing: Passing) -> bool {
+        self.state.load(SeqCst) == passing as u8
+    }
+
+    fn run(mut self) {
+        let mut buffer = vec![0; 1 << 16];
+        self.from.set_read_timeout(Some(STEP)).expect("a timeout");
+        while !self.is(Passing::Cut) {
+            if self.is(Passing::Held) {
+                std::thread::sleep(STEP);
+                continue;
+            }
+            match self.from.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => {
+                    if self.forward(&buffer[..length]).is_err() {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+        let _ = self.from.shutdown(std::net::Shutdown::Both);
+        let _ = self.to.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn forward(&mut self, data: &[u8]) -> std::io::Result<()> {
+        while self.is(Passing::Held) {
+            std::thread::sleep(STEP);
+        }
+        if self.are_answers && self.is(Passing::Huge) {
+            self.to.write_all(b"$536870912\r\n")?;
+            let zeros = vec![0; 1 << 20];
+            for _ in 0..512 {
+                self.to.write_all(&zeros)?;
+            }
+            return self.to.write_all(b"\r\n");
+        }
+        for (index, byte) in data.iter().enumerate() {
+            if !(self.are_answers && self.is(Passing::Dripping)) {
+                return self.to.write_all(&data[index..]);
+            }
+            self.to.write_all(&[*byte])?;
+            std::thread::sleep(DRIP);
+        }
+        Ok(())
     }
 }

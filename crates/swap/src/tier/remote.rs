@@ -47,6 +47,7 @@ use health::{Health, pause_before};
 use upkeep::Renewal;
 
 use crate::{
+    PAGE_SIZE,
     entry::{Location, TierKind},
     error::{Corruption, LoadError, StoreError},
     page::Page,
@@ -57,7 +58,12 @@ use crate::{
         atomic::{AtomicBool, AtomicU64, Ordering::*},
         lock,
     },
-    tier::{Placed, Stored, Tier, TierKey, file::FileTier, record::RecordCodec, store_one},
+    tier::{
+        Placed, Stored, Tier, TierKey,
+        file::FileTier,
+        record::{OVERHEAD, RecordCodec},
+        store_one,
+    },
 };
 
 #[derive(Debug, Default)]
@@ -101,6 +107,9 @@ struct Packed {
 }
 
 impl RemoteTier {
+    /// The most bytes of a record: a backend need not accept a longer one from a store.
+    pub const LONGEST_RECORD: usize = PAGE_SIZE + OVERHEAD;
+
     /// A tier in the store behind `backend`.
     pub fn new(backend: Box<dyn RemoteBackend>, key: &TierKey, config: RemoteConfig) -> Self {
         let renewal = Renewal::new(backend.now() + config.renew_every);

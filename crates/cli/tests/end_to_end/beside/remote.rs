@@ -179,7 +179,7 @@ fn remote_pages_survive_a_network_that_splits() {
 }
 
 #[test]
-fn a_store_that_is_slow_cut_off_or_full_delays_and_loses_nothing() {
+fn a_store_that_is_slow_cut_off_forging_or_full_delays_and_loses_nothing() {
     beside!(&tools());
     let folder = tempfile::tempdir().expect("a temporary directory");
     let server = StoreServer::start(folder.path(), &[]);
@@ -187,7 +187,12 @@ fn a_store_that_is_slow_cut_off_or_full_delays_and_loses_nothing() {
     let result = folder.path().join("result");
     let mut run = with_store(verifier(&result), &[proxy.port]).start(LIMIT);
     go_on(&mut run, 1);
-    for passing in [Passing::Held, Passing::Cut] {
+    for passing in [
+        Passing::Held,
+        Passing::Cut,
+        Passing::Dripping,
+        Passing::Huge,
+    ] {
         proxy.set(passing);
         std::thread::sleep(Duration::from_secs(4));
         proxy.set(Passing::Free);
@@ -199,6 +204,11 @@ fn a_store_that_is_slow_cut_off_or_full_delays_and_loses_nothing() {
     go_on(&mut run, 2);
     let outcome = end(run, &result);
     assert!(outcome.number("remote_retries") > 0.0);
+    assert!(outcome.number("remote_failures") > 0.0);
+    for warning in ["takes no more pages for now", "does not return pages"] {
+        let given = outcome.errors.matches(warning).count();
+        assert_eq!(given, 1, "{}", outcome.errors);
+    }
     // Writes that were cut off may leave a few keys, which expire.
     let left = server.ask(&["KEYS", "*"]);
     let left: Vec<&str> = left.lines().filter(|key| !key.is_empty()).collect();

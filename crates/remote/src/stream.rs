@@ -1,0 +1,200 @@
+//! A connection's bytes: connecting, reading and writing end by a deadline, through TLS too.
+//!
+//! A time-out of the socket holds for each read, so that a server that sends a byte at a time renews it. Before each
+//! read and write it is set to what is left until the deadline.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+};
+
+use crate::{address::Server, names::Names};
+
+/// What is left until a deadline.
+pub(crate) fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    // A socket takes no shorter time-out than a microsecond.
+    if left < Duration::from_millis(1) {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(left)
+}
+
+/// A socket that is not waited for beyond a deadline.
+struct Socket {
+    stream: TcpStream,
+    deadline: Instant,
+}
+
+impl Socket {
+    /// Tries until it has an outcome, or the deadline has passed. A signal interrupts a wait, and a socket reports an
+    /// expired time-out as if it did not block.
+    fn in_time<T>(
+        &mut self,
+        mut attempt: impl FnMut(&mut TcpStream, Duration) -> io::Result<T>,
+    ) -> io::Result<T> {
+        use io::ErrorKind::{Interrupted, WouldBlock};
+        loop {
+            let left = left_until(self.deadline)?;
+            match attempt(&mut self.stream, left) {
+                Err(error) if matches!(error.kind(), Interrupted | WouldBlock) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.in_time(|stream, left| {
+            stream.set_read_timeout(Some(left))?;
+            stream.read(buffer)
+        })
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.in_time(|stream, left| {
+            stream.set_write_timeout(Some(left))?;
+            stream.write(bytes)
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// A connection to a server, with TLS or without.
+pub(crate) struct Stream(Inner);
+
+enum Inner {
+    Plain(Socket),
+    Tls(Box<StreamOwned<ClientConnection, Socket>>),
+}
+
+impl Stream {
+    /// Connects to a server, at the first of its addresses that answers.
+    pub(crate) fn connect(
+        server: &Server,
+        names: &Arc<Names>,
+        tls: Option<&Arc<ClientConfig>>,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        let socket = Socket {
+            stream: Self::reach(server, names, deadline)?,
+            deadline,
+        };
+        socket.stream.set_nodelay(true)?;
+        let Some(tls) = tls else {
+            return Ok(Self(Inner::Plain(socket)));
+        };
+        let name = ServerName::try_from(server.host.clone()).map_err(io::Error::other)?;
+        let connection = ClientConnection::new(Arc::clone(tls), name).map_err(io::Error::other)?;
+        let mut stream = StreamOwned::new(connection, socket);
+        while stream.conn.is_handshaking() {
+            stream.conn.complete_io(&mut stream.sock)?;
+        }
+        Ok(Self(Inner::Tls(Box::new(stream))))
+    }
+
+    fn reach(server: &Server, names: &Arc<Names>, deadline: Instant) -> io::Result<TcpStream> {
+        let addresses = names.look_up(server, deadline)?;
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for (index, address) in addresses.iter().enumerate() {
+            // The others are tried even if this one swallows packets.
+            let within = left_until(deadline)? / (addresses.len() - index) as u32;
+            match TcpStream::connect_timeout(address, within) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Has reads and writes end by this time from now on.
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
+        match &mut self.0 {
+            Inner::Plain(socket) => socket.deadline = deadline,
+            Inner::Tls(stream) => stream.sock.deadline = deadline,
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Inner::Plain(socket) => socket.read(buffer),
+            Inner::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Inner::Plain(socket) => socket.write(bytes),
+            Inner::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match &mut self.0 {
+            Inner::Plain(socket) => socket.flush(),
+            Inner::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// The settings of TLS: which authorities servers are checked against. Without certificates, those of the host. The
+/// error says what is wrong with them.
+pub(crate) fn tls_config(certificates: Option<&[u8]>) -> Result<Arc<ClientConfig>, String> {
+    let mut roots = RootCertStore::empty();
+    match certificates {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                let certificate = certificate.map_err(|error| error.to_string())?;
+                roots.add(certificate).map_err(|error| error.to_string())?;
+            }
+            if roots.is_empty() {
+                return Err("it has no certificate in PEM".to_owned());
+            }
+        }
+        None => {
+            let mut found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                let error = found.errors.pop().map(|error| error.to_string());
+                return Err(error.unwrap_or_else(|| "the host has none".to_owned()));
+            }
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificates_that_cannot_be_used_are_refused() {
+        let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        for pem in [&b""[..], b"no certificate", broken] {
+            assert!(tls_config(Some(pem)).is_err());
+        }
+    }
+}
