@@ -1,7 +1,8 @@
 //! The threads that bring in and send pages on other machines.
 //!
 //! The pool may take half of the limit. Threads that need room wait while it takes more and the store takes
-//! pages: a slow store slows them down, and the limit holds. A store that takes none is not waited for.
+//! pages: a slow store slows them down, and the limit holds. A store that takes none, or less than what is asked for
+//! in seconds, is not waited for.
 
 use super::engine_state::EngineState;
 use super::fault::Cause;
@@ -14,7 +15,7 @@ use memfold_sys::PAGE_SIZE;
 use memfold_sys::owned_uffd::borrow;
 use memfold_sys::thread::nap;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two looks at the pool's size. Longer lets the pool grow by more beyond its share.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -25,6 +26,10 @@ const REST: Duration = Duration::from_millis(100);
 /// Between two looks of a thread that waits for the store. Longer takes less CPU time, and leaves the store
 /// unused for longer once there is room.
 const NAP: Duration = Duration::from_micros(500);
+
+/// The longest of such waits. Longer lets the pool grow less beyond its share where the store takes little, and holds
+/// a thread for longer, in a signal handler perhaps.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Sizes of the pool.
 struct Share {
@@ -120,8 +125,8 @@ impl EngineState {
     }
 
     /// Waits while the pool takes more than its share and the store takes pages, before it is enlarged. The
-    /// thread that sends needs nothing that a waiting thread has, and each call to a store ends in a
-    /// bounded time.
+    /// thread that sends needs nothing that a waiting thread has. A store that takes a few pages now and then
+    /// does not hold the thread: it waits for at most `LONGEST_WAIT`.
     pub(super) fn wait_for_store(&self) {
         let Some(remote) = &self.remote else { return };
         let share = self.share();
@@ -132,10 +137,12 @@ impl EngineState {
         let waits = || {
             pool() > share.most && remote.takes_pages.load(Ordering::Relaxed) && !self.is_stopping()
         };
-        if waits() {
-            count(&self.counters.remote_room_waits, 1);
+        if !waits() {
+            return;
         }
-        while waits() {
+        count(&self.counters.remote_room_waits, 1);
+        let began = Instant::now();
+        while waits() && began.elapsed() < LONGEST_WAIT {
             nap(NAP);
         }
     }
