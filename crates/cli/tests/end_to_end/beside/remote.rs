@@ -185,7 +185,8 @@ fn a_store_that_is_slow_cut_off_forging_or_full_delays_and_loses_nothing() {
     let server = StoreServer::start(folder.path(), &[]);
     let proxy = Proxy::to(server.port);
     let result = folder.path().join("result");
-    let mut run = with_store(verifier(&result), &[proxy.port]).start(LIMIT);
+    let program = with_store(verifier(&result), &[proxy.port]).timeout(patience());
+    let mut run = program.start(LIMIT);
     go_on(&mut run, 1);
     for passing in [
         Passing::Held,
