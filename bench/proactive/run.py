@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+PROGRAMS = Path(__file__).resolve().parents[2] / "crates/lab/programs/proactive"
 RATE = 200  # requests a second
 
 
@@ -86,7 +86,7 @@ def started(name, memfold, options):
         arguments = ["--port", "0", "--unixsocket", path, "--save", "", "--loglevel", "warning"]
         run = subprocess.Popen([*command, "redis-server", *arguments], stdout=subprocess.DEVNULL)
         return Redis(run, path)
-    programs = {"node": ["node", HERE / "pages.js"], "jvm": ["java", "-XX:-UseContainerSupport", HERE / "Cache.java"]}
+    programs = {"node": ["node", PROGRAMS / "pages.js"], "jvm": ["java", "-XX:-UseContainerSupport", PROGRAMS / "Cache.java"]}
     pipe = subprocess.PIPE
     return Lines(subprocess.Popen([*command, *programs[name]], stdin=pipe, stdout=pipe))
 

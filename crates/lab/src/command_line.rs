@@ -9,8 +9,8 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, picture, policy, pool, report::Report, report_html, simulate,
-    soak, table, trace, virtual_slots,
+    chain, exit, free, host, kernel, picture, policy, pool, proactive, report::Report, report_html,
+    simulate, soak, table, trace, virtual_slots,
 };
 
 const EXAMPLES: &str = "\
@@ -209,6 +209,7 @@ pub fn command() -> Command {
         .subcommand_help_heading("Experiments")
         .subcommands(designs())
         .subcommands(comparisons())
+        .subcommands(on_memfold())
         .subcommands(describing())
         .subcommands(hidden())
 }
@@ -277,7 +278,7 @@ fn designs() -> [Command; 6] {
     ]
 }
 
-fn comparisons() -> [Command; 6] {
+fn comparisons() -> [Command; 4] {
     let out = option("out", "DIR", "Folder for the page, plots and JSON");
     [
         experiment(
@@ -290,29 +291,6 @@ fn comparisons() -> [Command; 6] {
             "Whole programs, with as many bytes in total as zram takes",
         ))
         .after_help(KERNEL_NOTES),
-        experiment(
-            "soak",
-            "Memory growth of memfold itself in a long run of mixed programs",
-        )
-        .args([
-            option(
-                "minutes",
-                "N",
-                "Length of sampling, after a warm-up of a fifth of it [default: 10]",
-            ),
-            memfold(),
-        ]),
-        experiment(
-            "simulate",
-            "The pager under a simulated kernel: schedules by seed, each page checked",
-        )
-        .args([
-            option("minutes", "N", "How long [default: 1]"),
-            option("seed", "N", "The first seed [default: 0]"),
-            option("threads", "N", "Threads [default: one for each CPU]"),
-            option("bug", "NAME", "Put a bug of the past back"),
-            flag("trace", "Print what happens in the executions of one seed"),
-        ]),
         experiment(
             "policy",
             "Replacement policies on page traces of real programs: refaults over the optimum's",
@@ -369,6 +347,54 @@ fn comparisons() -> [Command; 6] {
                 option("lines", "N", "Lines to sort [default: 4000000]"),
                 memfold(),
             ]),
+    ]
+}
+
+/// Experiments on memfold alone.
+fn on_memfold() -> [Command; 3] {
+    [
+        experiment(
+            "soak",
+            "Memory growth of memfold itself in a long run of mixed programs",
+        )
+        .args([
+            option(
+                "minutes",
+                "N",
+                "Length of sampling, after a warm-up of a fifth of it [default: 10]",
+            ),
+            memfold(),
+        ]),
+        experiment(
+            "proactive",
+            "What --proactive gives back of programs that use a part of their memory, and its cost",
+        )
+        .args([
+            option("program", "LIST", "redis, node, jvm [default: all]"),
+            option(
+                "seconds",
+                "N",
+                "Length of the load, and of the idle time after it [default: 20]",
+            ),
+            option(
+                "rate",
+                "N",
+                "Requests a second [default: as many as the program answers]",
+            ),
+            runs("Rounds; each program runs without and with it in each [default: 5]"),
+            memfold(),
+        ]),
+        experiment(
+            "simulate",
+            "The pager under a simulated kernel: schedules by seed, each page checked",
+        )
+        .args([
+            option("minutes", "N", "How long [default: 1]"),
+            option("seed", "N", "The first seed [default: 0]"),
+            option("threads", "N", "Threads [default: one for each CPU]"),
+            option("bug", "NAME", "Put a bug of the past back"),
+            flag("trace", "Print what happens in the executions of one seed"),
+        ]),
     ]
 }
 
@@ -432,6 +458,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "exit" => print(exit::run(&options)?),
         "kernel" => print(kernel::run(&options)?),
         "soak" => print(soak::run(&options)?),
+        "proactive" => print(proactive::run(&options)?),
         "simulate" => print(simulate::run(&options)?),
         "report" => report_html::run(options),
         "picture" => picture::run(&options),

@@ -19,6 +19,7 @@ mod output;
 mod picture;
 mod policy;
 mod pool;
+mod proactive;
 mod random;
 mod report;
 mod report_html;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use self::client::Client;
+pub use self::client::Client;
 use super::{
     backend::Session,
     measure,
@@ -187,7 +187,7 @@ impl Load {
     }
 }
 
-/// A server; killed and reaped on drop.
+/// A server, or a memfold that runs one; killed and reaped on drop.
 pub struct Server(Option<Child>);
 
 impl Server {
@@ -197,7 +197,7 @@ impl Server {
     }
 
     fn has_ended(&mut self) -> Result<bool> {
-        let child = self.0.as_mut().context("redis-server was reaped already")?;
+        let child = self.0.as_mut().context("the server was reaped already")?;
         // Not try_wait, which would reap it: its CPU time is read later.
         let state = std::fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
         Ok(state
@@ -207,7 +207,7 @@ impl Server {
     }
 
     fn end(&mut self) -> Result<measure::CpuUsage> {
-        measure::end(self.0.take().context("redis-server was reaped already")?)
+        measure::end(self.0.take().context("the server was reaped already")?)
     }
 }
 

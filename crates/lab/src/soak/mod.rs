@@ -7,6 +7,7 @@ mod series;
 mod supervisor;
 
 pub use guests::{GUESTS, GUESTS_OPTIONS, run as run_guests};
+pub use supervisor::Supervisor;
 
 use std::{
     io::{BufRead, BufReader},
@@ -17,11 +18,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use self::{
-    mix::Guest,
-    series::Series,
-    supervisor::{COUNTERS, Supervisor},
-};
+use self::{mix::Guest, series::Series, supervisor::COUNTERS};
 use crate::{
     Options,
     host::{Scratch, while_running},

@@ -73,7 +73,8 @@ impl Supervisor {
         Ok(entries.count() as u64)
     }
 
-    fn stat(&self) -> Result<Value> {
+    /// What `memfold stat` prints.
+    pub fn stat(&self) -> Result<Value> {
         let output = Command::new(&self.memfold)
             .args(["stat", "--json", &self.pid.to_string()])
             .output()?;

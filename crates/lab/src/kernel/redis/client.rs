@@ -62,13 +62,25 @@ impl Client {
     pub fn wrong_keys(&mut self, count: usize, value: impl Fn(usize) -> Vec<u8>) -> Result<usize> {
         let mut wrong = 0;
         for batch in batches(count) {
-            let keys: Vec<_> = batch.clone().map(key).collect();
-            let commands: Vec<_> = keys.iter().map(|key| vec![&b"GET"[..], key]).collect();
-            self.send(&commands)?;
-            for index in batch {
-                if self.bulk()?.as_deref() != Some(&value(index)[..]) {
-                    wrong += 1;
-                }
+            let batch: Vec<usize> = batch.collect();
+            wrong += self.wrong_among(&batch, &value)?;
+        }
+        Ok(wrong)
+    }
+
+    /// GETs these keys in one round trip and counts wrong values.
+    pub fn wrong_among(
+        &mut self,
+        indices: &[usize],
+        value: impl Fn(usize) -> Vec<u8>,
+    ) -> Result<usize> {
+        let keys: Vec<_> = indices.iter().copied().map(key).collect();
+        let commands: Vec<_> = keys.iter().map(|key| vec![&b"GET"[..], key]).collect();
+        self.send(&commands)?;
+        let mut wrong = 0;
+        for &index in indices {
+            if self.bulk()?.as_deref() != Some(&value(index)[..]) {
+                wrong += 1;
             }
         }
         Ok(wrong)
