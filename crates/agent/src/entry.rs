@@ -1,10 +1,11 @@
-//! Where a thread enters the library in a program that runs already: a static one, which no loader brought it into, or
-//! one that does without a helper as yet (`starts_late`).
+//! Where a thread enters the library in a program that runs already: a static one, which no loader brought it into, one
+//! that does without a helper as yet (`starts_late`), or the forked child of one that was attached.
 //!
 //! The supervisor stops a thread of the program by ptrace, maps and relocates the image where there is none, and lets the
 //! thread run from the image's entry (its ELF header names it) on a stack of its own, with all signals blocked. At the trap, the
 //! register that functions return numbers in has the result of [`enter`]; the supervisor puts the registers back.
 
+use crate::fork::join_late;
 use crate::start::{BEACON, EXECUTED, WAITING_PROCESS, is_sandboxed, start};
 use crate::state::REFUSED;
 use crate::system;
@@ -12,8 +13,11 @@ use core::sync::atomic::Ordering;
 use memfold_sys::hello::brought;
 
 /// Starts the helper, as the loader's call does. Where no loader made that, there is nothing to tell the program's C
-/// library, if it has one: forks are seen only where the kernel reports them.
+/// library, if it has one: forks are seen only where the kernel reports them, and children are sent here later.
 extern "C" fn enter(how: u64) -> u32 {
+    if how == brought::INHERITED {
+        return if is_sandboxed() { REFUSED } else { join_late() };
+    }
     let waiting = WAITING_PROCESS.load(Ordering::Relaxed);
     let may_start = match how {
         brought::BY_SUPERVISOR => true,

@@ -6,7 +6,10 @@
 use crate::arena::Arena;
 use crate::rendezvous::starts_late;
 use crate::start::{BEACON, FORK_STACK_TOP, WAITING_PROCESS, start};
-use crate::state::{Child, MANAGED, PREPARES, REFUSED, STRANDED, UNANNOUNCED, channel, has_left};
+use crate::state::{
+    Child, MANAGED, PREPARES, REFUSED, STRANDED, UNANNOUNCED, begin_to_join, channel, end_joining,
+    has_left,
+};
 use crate::{helper, prepared, system};
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -95,18 +98,24 @@ extern "C" fn child() {
         }
         return;
     }
-    Arena::unmap_inherited_stack(FORK_STACK_TOP.load(Ordering::Relaxed));
+    unmap_inherited_stack();
     if PREPARES.load(Ordering::Relaxed) != 0 {
         // Not prepared, as nothing was managed when its parent decided.
         MANAGED.store(0, Ordering::Relaxed);
         start(0, None);
         return;
     }
+    join(beacon);
+}
+
+/// Starts the helper of a child that inherited this beacon.
+fn join(beacon: usize) -> u32 {
     let inherited = ask(beacon);
     if inherited == LOST {
         helper::fail_lost();
     }
-    match start(inherited, Some(beacon)) {
+    let started = start(inherited, Some(beacon));
+    match started {
         REFUSED if inherited != 0 => {
             // No room for a helper, or no way to the supervisor. It serves the child all the same, as
             // one whose system calls are filtered, unless it is gone: then there is no answer.
@@ -114,6 +123,30 @@ extern "C" fn child() {
         }
         STRANDED if inherited != 0 => helper::fail_stranded(),
         _ => {}
+    }
+    started
+}
+
+/// Starts the helper of a child of a program that no loader brought the library into, so that no handler ran when it
+/// forked. The child has run since, and may have threads and children.
+pub fn join_late() -> u32 {
+    let beacon = BEACON.load(Ordering::Acquire);
+    if beacon == 0 || has_left() || !begin_to_join() {
+        return REFUSED;
+    }
+    unmap_inherited_stack();
+    let started = join(beacon);
+    if started == REFUSED {
+        end_joining();
+    }
+    started
+}
+
+/// Once, also where the child forks just now: its child must not unmap what it has mapped there itself.
+fn unmap_inherited_stack() {
+    let top = FORK_STACK_TOP.swap(0, Ordering::Relaxed);
+    if top != 0 {
+        Arena::unmap_inherited_stack(top);
     }
 }
 

@@ -23,7 +23,7 @@ pub static PREPARES: AtomicU32 = AtomicU32::new(0);
 /// notes the channel before it looks here and withholds a range.
 pub static UNANNOUNCED: AtomicU32 = AtomicU32::new(0);
 
-/// Where the channel's address is noted: a page of this library's that every fork wipes, as no child
+/// Where the channel's address is noted ([`Note`]): a page of this library's that every fork wipes, as no child
 /// inherits the channel, and one made without the C library runs no handler. 0 before the first helper.
 static CHANNEL_NOTE: AtomicUsize = AtomicUsize::new(0);
 
@@ -59,10 +59,33 @@ pub fn make_note() -> Result<(), Errno> {
     made
 }
 
-fn note() -> Option<&'static AtomicUsize> {
-    let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const AtomicUsize;
-    // SAFETY: null, or a page made by `make_note` for this word alone, which is never unmapped.
+/// What every fork wipes.
+#[repr(C)]
+struct Note {
+    /// The channel's address; 0 before the helper of this very process has mapped it.
+    channel: AtomicUsize,
+    /// 1 once a thread of this process was sent to start a helper in a forked child.
+    is_joining: AtomicUsize,
+}
+
+fn note() -> Option<&'static Note> {
+    let address = CHANNEL_NOTE.load(Ordering::Relaxed) as *const Note;
+    // SAFETY: null, or a page made by `make_note` for these words alone, which is never unmapped.
     unsafe { address.as_ref() }
+}
+
+/// Begins to start the helper of a forked child. `false` if this process has one, or another thread is at it, or its
+/// memory is that of a process to which one of these applies.
+pub fn begin_to_join() -> bool {
+    let is_first = |note: &Note| note.is_joining.swap(1, Ordering::AcqRel) == 0;
+    channel().is_none() && note().is_some_and(is_first)
+}
+
+/// No helper was started: another try may be made.
+pub fn end_joining() {
+    if let Some(note) = note() {
+        note.is_joining.store(0, Ordering::Release);
+    }
 }
 
 /// 1 once the supervisor has let the program go: neither it nor its children have to do with memfold any more.
@@ -88,14 +111,15 @@ pub fn set_channel(channel: &'static Channel) {
         Ordering::Relaxed,
     );
     if let Some(note) = note() {
-        note.store(&raw const *channel as usize, Ordering::Relaxed);
+        let address = &raw const *channel as usize;
+        note.channel.store(address, Ordering::Relaxed);
     }
     fence(Ordering::SeqCst);
 }
 
 /// The channel, once the helper of this very process has mapped it.
 pub fn channel() -> Option<&'static Channel> {
-    let address = note()?.load(Ordering::Relaxed) as *const Channel;
+    let address = note()?.channel.load(Ordering::Relaxed) as *const Channel;
     // SAFETY: null (also in whatever was forked since), or what `set_channel` was given.
     unsafe { address.as_ref() }
 }

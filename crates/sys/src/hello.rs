@@ -30,6 +30,8 @@ pub mod brought {
     pub const BY_LOADER: u64 = 1;
     /// A loader, in the process that this one was forked from.
     pub const BY_FORK: u64 = 2;
+    /// The supervisor, in a process that this one was forked from.
+    pub const INHERITED: u64 = 3;
 }
 
 /// Bit of each token by which the child of a prepared fork is recognised, and of no address space's number.

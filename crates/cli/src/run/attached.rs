@@ -121,6 +121,8 @@ impl AttachedWatch<'_> {
             if let Err(error) = attacher.detach(pid) {
                 log::info!("process {pid} is not detached: {error}");
             }
+            // What it forked goes with it, but not where it has ended.
+            attacher.detach_all();
         });
         if let Err(error) = started {
             log::error!("cannot start a thread to detach the program: {error}; try again");

@@ -8,6 +8,8 @@ use crate::supervised::comfort::Measured;
 use crate::supervised::fault::deferred::Deferred;
 use crate::supervised::fault::remote::RemoteFaults;
 use crate::supervised::fork::expected_children::ExpectedChildren;
+#[cfg(not(simulated))]
+use crate::supervised::helper::released::Released;
 use crate::supervised::limit_state::{Excess, LimitState};
 use crate::supervised::resources::Resources;
 use crate::supervised::space::AddressSpace;
@@ -73,6 +75,9 @@ pub(crate) struct Group {
     pub expected_children: ExpectedChildren<AddressSpace>,
     /// Serializes searches for the process of a forked child.
     pub child_search: Mutex<()>,
+    /// Processes that were let go.
+    #[cfg(not(simulated))]
+    pub released: Released,
     relief: LimitRelief,
     /// Whether storing a page frees memory.
     pub compression: CompressionPolicy,
@@ -127,6 +132,8 @@ impl Group {
             next_id: AtomicU64::new(1),
             expected_children: ExpectedChildren::default(),
             child_search: Mutex::default(),
+            #[cfg(not(simulated))]
+            released: Released::default(),
             relief: LimitRelief::new(Instant::now()),
             refused_pages: AtomicU64::new(0),
             held_pages: AtomicU64::new(0),

@@ -244,10 +244,16 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         self.group.stopping.store(true, Ordering::Relaxed);
         // A program that is traced would end with this process, and one that is let go would hang.
-        let _tracing = self.guests.trace();
-        while self.guests.is_detaching() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        let _tracing = loop {
+            while self.guests.is_detaching() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // A detachment traces, too, so this must not be held while one goes on.
+            let tracing = self.guests.trace();
+            if !self.guests.is_detaching() {
+                break tracing;
+            }
+        };
         if let Some(remote) = &self.group.remote {
             remote.faults.stop();
         }

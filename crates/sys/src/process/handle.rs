@@ -142,23 +142,35 @@ impl Process {
     /// # Errors
     /// If descriptors are short: then it is not known.
     pub fn descends_from_here(&self) -> io::Result<bool> {
+        self.is_below(super::own_id())
+    }
+
+    /// Whether it was started by another process that lives, or by one that was.
+    ///
+    /// # Errors
+    /// If descriptors are short: then it is not known.
+    pub fn descends_from(&self, ancestor: &Process) -> io::Result<bool> {
+        // Not reaped afterwards, that had the PID all the time.
+        Ok(self.is_below(ancestor.pid())? && ancestor.signal(0).is_ok())
+    }
+
+    fn is_below(&self, ancestor: i32) -> io::Result<bool> {
         // Parents end while the way up is followed, and their children come to others.
         for _ in 0..WALKS {
-            if let Some(found) = self.walk_up()? {
+            if let Some(found) = self.walk_up_to(ancestor)? {
                 return Ok(found);
             }
         }
         Ok(false)
     }
 
-    /// Whether the way up leads here; none if one on it ended meanwhile.
-    fn walk_up(&self) -> io::Result<Option<bool>> {
-        let own = super::own_id();
+    /// Whether the way up leads to a PID; none if one on it ended meanwhile.
+    fn walk_up_to(&self, ancestor: i32) -> io::Result<Option<bool>> {
         let mut above: Option<OwnedFd> = None;
         for _ in 0..DEEPEST {
             let folder = above.as_ref().map_or(self.folder.as_fd(), AsFd::as_fd);
             let parent = match parent_of(folder) {
-                Some(parent) if parent == own => return Ok(Some(true)),
+                Some(parent) if parent == ancestor => return Ok(Some(true)),
                 Some(parent) if parent > 1 => parent,
                 Some(_) => return Ok(Some(false)),
                 None => return Ok(None),
@@ -411,6 +423,26 @@ mod tests {
             !own.descends_from_here().unwrap(),
             "a process is not its own child"
         );
+    }
+
+    #[test]
+    fn a_child_descends_from_its_parent_and_not_from_its_sibling() {
+        let start = || {
+            let child = std::process::Command::new("sleep").arg("5").spawn();
+            let child = child.unwrap();
+            let process = Process::open(child.id() as i32).unwrap();
+            (child, process)
+        };
+        let ((mut child, process), (mut sibling, other)) = (start(), start());
+        let own = Process::open(own_id()).unwrap();
+        assert!(process.descends_from(&own).unwrap());
+        assert!(!process.descends_from(&other).unwrap());
+        assert!(!own.descends_from(&process).unwrap());
+        for child in [&mut child, &mut sibling] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(!other.descends_from(&process).unwrap());
     }
 
     #[test]

@@ -84,6 +84,20 @@ impl Process {
         Ok(false)
     }
 
+    /// Whether it uses its parent's memory (`CLONE_VM`, as after `vfork`).
+    ///
+    /// # Errors
+    /// If that cannot be told: the kernel lacks `kcmp`, or its parent may not be inspected.
+    pub fn shares_memory_with_parent(&self) -> io::Result<bool> {
+        let Some(parent) = self.parent().filter(|parent| *parent != 0) else {
+            return Ok(false);
+        };
+        match has_same_memory(self.pid(), parent) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            shares_or_unknown => shares_or_unknown,
+        }
+    }
+
     /// The children of a thread; none if it has ended.
     fn children_of(&self, thread: i32) -> io::Result<Vec<i32>> {
         let mut buffer = [0u8; 4096];
@@ -168,5 +182,17 @@ mod tests {
         // Those of other tests share it until they execute.
         let shares = || process.shares_memory_with_child().unwrap();
         assert!((0..1000).any(|_| !shares()));
+    }
+
+    #[test]
+    fn an_executed_program_does_not_share_its_parents_memory() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("5")
+            .spawn()
+            .unwrap();
+        let process = Process::open(child.id() as i32).unwrap();
+        assert!(!process.shares_memory_with_parent().unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

@@ -259,6 +259,22 @@ fn a_child_that_nobody_has_seen_yet_has_what_it_inherited() {
     }
 }
 
+/// What its processes forked is let go with it each time, and not held by the next memfold.
+#[test]
+fn a_tree_of_forks_keeps_every_copy_while_it_is_attached_and_detached() {
+    beside!(&["cc"]);
+    let tree = compiled("forktree", &["forktree.c"], &[]);
+    let tree = tree.display().to_string();
+    let mut cycles = 0;
+    for _ in 0..2 * rounds() {
+        let (output, more) = cycles_until_its_end(&[&tree, "32"], "16M");
+        assert!(output.status.success(), "{}", text(&output.stdout));
+        assert_eq!(text(&output.stdout), "forktree ok: 3 levels, 2 orphans\n");
+        cycles += more;
+    }
+    assert!(cycles >= rounds(), "{cycles}");
+}
+
 #[test]
 fn collectors_and_compilers_at_work_are_attached_and_detached_many_times() {
     beside!(&["java", "node", "python3"]);

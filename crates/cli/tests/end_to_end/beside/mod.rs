@@ -4,6 +4,7 @@ mod admission;
 mod asked_twice;
 mod attach;
 mod attached;
+mod attached_forks;
 mod capability;
 mod completions;
 mod containers;

@@ -112,7 +112,8 @@ impl AddressSpace {
             .or(self.fork.beacon());
         // A prepared child has a beacon of its own.
         let beacon = parents.filter(|_| !self.resources.prepares_forks());
-        let fork = ForkState::of_child(self.fork.family.clone(), beacon);
+        let ancestors = self.ancestors_of_child(|id| group.space(id).is_some());
+        let fork = ForkState::of_child(self.fork.family.clone(), ancestors, beacon);
         let (resources, id) = (self.resources.clone(), group.next_id());
         let mut child = AddressSpace::new(resources, id, (uffd, port), fork);
         let lost = self.has_staged(gate);
@@ -139,6 +140,7 @@ impl AddressSpace {
         *lock(&child.managed) = lock(&self.managed).clone();
         *lock(&child.thread_ends) = lock(&self.thread_ends).clone();
         *lock(&child.fork.inheritance) = Some(Inheritance::default());
+        child.fork.awaits_comparison.store(true, Ordering::Relaxed);
         child
             .fork
             .inherited_stored

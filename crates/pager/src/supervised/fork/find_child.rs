@@ -18,7 +18,7 @@ use crate::supervised::kernel::{Inspector, Memory};
 use crate::supervised::space::AddressSpace;
 use memfold_sys::Errno;
 use memfold_sys::privilege;
-use memfold_sys::process::{own_id, processes_by_own_number};
+use memfold_sys::process::{Process, own_id, processes_by_own_number};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,8 +73,11 @@ pub(crate) fn find_process(
     let guest = guest.filter(|origin| !origin.is_below);
     // Unless it is reaped, no other process has its PID.
     let lives = |guest: &&Origin| guest.process.signal(0).is_ok();
-    let attached = guest.filter(lives).map(|guest| guest.process.pid());
-    let roots = std::iter::once(own_id()).chain(attached);
+    let guest_pid = guest.filter(lives).map(|guest| guest.process.pid());
+    let elsewhere = elsewhere(group);
+    let pids = elsewhere.iter().map(|process| process.pid());
+    let roots = std::iter::once(own_id()).chain(guest_pid);
+    let roots = roots.chain(pids.collect::<Vec<_>>());
     processes_by_own_number(thread.into(), roots)
         .filter(|process| !is_known(group, process.pid()))
         // With no descriptor to look by, descent is unknown; opening the process reports that.
@@ -82,6 +85,7 @@ pub(crate) fn find_process(
             guest.is_some()
                 || is_known_child(group, process)
                 || process.descends_from_here().unwrap_or(true)
+                || is_below_any(process, &elsewhere)
         })
         .filter_map(|process| {
             let process = Arc::new(process);
@@ -94,6 +98,22 @@ pub(crate) fn find_process(
             main.or_else(by_other)
         })
         .find(|inspector| space.is_shown_by(inspector, beacon))
+}
+
+/// Processes that were attached or were forked by those, and some that were let go since: they need not be below this
+/// process, and their children may be in any address space.
+fn elsewhere(group: &Group) -> Vec<Arc<Process>> {
+    let spaces = group.spaces();
+    let held = spaces.iter().filter_map(|space| space.inspector());
+    let held = held.map(|inspector| inspector.process().clone());
+    let all = held.chain(group.released.living());
+    all.filter(|process| !process.descends_from_here().unwrap_or(true))
+        .collect()
+}
+
+fn is_below_any(process: &Process, others: &[Arc<Process>]) -> bool {
+    let is_below = |other: &Arc<Process>| process.descends_from(other).unwrap_or(true);
+    others.iter().any(is_below)
 }
 
 /// Whether a process already belongs to another live address space.

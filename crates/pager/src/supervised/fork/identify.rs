@@ -52,6 +52,8 @@ impl AddressSpace {
             return self.wait_unfound();
         }
         self.reconcile();
+        let awaits = lock(&self.fork.inheritance).is_some();
+        self.fork.awaits_comparison.store(awaits, Ordering::Relaxed);
         Identified::Yes
     }
 

@@ -243,7 +243,8 @@ impl Acceptor {
         let fork = relative
             .as_ref()
             .map_or_else(ForkState::default, |relative| {
-                ForkState::of_child(relative.fork.family.clone(), None)
+                let ancestors = relative.ancestors_of_child(|id| self.group.space(id).is_some());
+                ForkState::of_child(relative.fork.family.clone(), ancestors, None)
             });
         let (resources, id) = (self.group.resources.clone(), self.group.next_id());
         let space = Arc::new(AddressSpace::new(resources, id, (uffd.into(), port), fork));

@@ -2,7 +2,7 @@
 
 use crate::sync::lock;
 use memfold_sys::process::Process;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A process that was attached.
@@ -19,6 +19,8 @@ pub(crate) struct Guests {
     invited: Mutex<Vec<Guest>>,
     /// Taken while one is traced: it ends with this process as long as that traces it.
     tracing: Mutex<()>,
+    /// How many detachments began. Changes while `tracing` is held.
+    detachments: AtomicU64,
     /// Detachments under way. `SeqCst`: `is_detaching` is asked after the end was announced, which they look at.
     detaching: AtomicUsize,
 }
@@ -37,6 +39,34 @@ impl Guests {
     /// Keeps this process from ending as long as the result lives, and others from tracing.
     pub(crate) fn trace(&self) -> MutexGuard<'_, ()> {
         lock(&self.tracing)
+    }
+
+    /// A number that changes when a detachment begins. Who starts the helper of a forked child compares it while it
+    /// traces: from then on no child of what is detached is to have one.
+    pub(crate) fn detachments(&self) -> u64 {
+        self.detachments.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a detachment begins. With the guard of `trace`, no helper is being started in a forked child.
+    pub(crate) fn note_detachment(&self, _tracing: &MutexGuard<'_, ()>) {
+        self.detachments.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The guests in which the library is, and where.
+    pub(crate) fn with_library(&self) -> Vec<(Arc<Process>, u64)> {
+        let guests = lock(&self.invited);
+        let living = guests
+            .iter()
+            .filter(|guest| guest.process.signal(0).is_ok());
+        let with_library = living.filter_map(|guest| Some((guest.process.clone(), guest.library?)));
+        with_library.collect()
+    }
+
+    /// Where the library was brought to in a guest.
+    pub(crate) fn library_in(&self, process: &Process) -> Option<u64> {
+        let guests = lock(&self.invited);
+        let mut of_process = guests.iter().filter(|guest| is_it(guest, process));
+        of_process.find_map(|guest| guest.library)
     }
 
     /// Begins a detachment.
@@ -69,11 +99,8 @@ impl Guests {
 
     /// Takes an invitation back. Returns where the library was brought to, if it was.
     pub(crate) fn forget(&self, process: &Process) -> Option<u64> {
-        let mut guests = lock(&self.invited);
-        let library = { guests.iter() }
-            .filter(|guest| is_it(guest, process))
-            .find_map(|guest| guest.library);
-        guests.retain(|guest| !is_it(guest, process));
+        let library = self.library_in(process);
+        lock(&self.invited).retain(|guest| !is_it(guest, process));
         library
     }
 
@@ -113,6 +140,8 @@ mod tests {
         assert!(!guests.includes(&invited));
         guests.invite(&stranger);
         guests.note_library(&stranger, 7);
+        assert_eq!(guests.library_in(&stranger), Some(7));
+        assert_eq!(guests.with_library().len(), 1);
         assert_eq!(guests.forget(&stranger), Some(7));
         assert!(!guests.includes(&stranger));
         assert_eq!(guests.forget(&stranger), None);

@@ -8,6 +8,8 @@
 //! What such a program has in memory was never registered, so nothing of it is anywhere else.
 
 use crate::supervised::group::Group;
+use crate::supervised::helper::candidate::{Candidate, LONG, Need};
+use crate::supervised::helper::forked::ForkedChildren;
 use crate::supervised::helper::inject::{AttachError, Attacher, Haste};
 use crate::supervised::registration::governor::{
     FASTEST_GROWTH, SMALLEST_PROGRAM_PAGES, room_before_managing,
@@ -31,20 +33,10 @@ use std::time::{Duration, Instant};
 /// Resident anonymous pages from which a helper is worth it, while there is room, to a program that has them for a while.
 /// More leaves more small programs without one; all of them are managed once there is little room.
 const WORTH_PAGES: u64 = 1024;
-/// The part of the room from which it is worth it at once, for all programs that are worth one. A larger divisor starts helpers in more programs that end soon,
-/// such as compilers; a smaller one leaves more to do when the room gets less.
-const PART_OF_ROOM: u64 = 16;
 /// Bounds of the interval between two looks. The group must have room for what programs can touch in the shorter one.
 const INTERVALS: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(100)];
 /// The interval in times of what a look takes, so that looks take a fiftieth of a CPU at most.
 const REST: u32 = 50;
-/// How long a program may be worth a helper before even a sleeping thread of it is sent to start one.
-const LONG: Duration = Duration::from_secs(1);
-/// Failures after which a program counts as one that has no helper for good. It is tried again all the same.
-const TRIES: u32 = 5;
-/// The wait after the first failure; it doubles with each one, up to the longest.
-const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(2)];
-
 /// The programs that have no helper as yet.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingPrograms {
@@ -108,14 +100,6 @@ impl Switch {
     }
 }
 
-/// A program that is worth a helper, and has none.
-#[derive(Debug)]
-struct Candidate {
-    since: Instant,
-    failures: u32,
-    not_before: Instant,
-}
-
 /// What became of one.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
@@ -136,6 +120,7 @@ pub(crate) struct LateStarts {
     switch: Arc<Switch>,
     waiting: Arc<WaitingPrograms>,
     candidates: HashMap<i32, Candidate>,
+    forked: ForkedChildren,
     /// CPU time that a look takes.
     cost: Duration,
 }
@@ -153,6 +138,7 @@ impl LateStarts {
             switch,
             waiting,
             candidates: HashMap::new(),
+            forked: ForkedChildren::default(),
             cost: Duration::ZERO,
         }
     }
@@ -177,6 +163,8 @@ impl LateStarts {
                 let took = thread::cpu_time().saturating_sub(began);
                 self.cost = (self.cost * 3 + took) / 4;
             }
+            let need = self.need();
+            self.forked.look(&self.group, &self.attacher, need);
             std::thread::sleep(self.pause(time));
         }
     }
@@ -230,11 +218,8 @@ impl LateStarts {
 
     fn look(&mut self) {
         let with_helper = self.with_helper();
-        let worth = if self.switch.is_on() {
-            WORTH_PAGES
-        } else {
-            SMALLEST_PROGRAM_PAGES as u64
-        };
+        let need = self.need();
+        let worth = need.worth;
         let (mut waiting, mut pages, mut large) = (Vec::new(), 0, Vec::new());
         for pid in process::mostly_below(process::own_id()) {
             if with_helper.contains(&pid) {
@@ -251,11 +236,15 @@ impl LateStarts {
         }
         let seen: HashSet<i32> = large.iter().map(|(_, pid)| *pid).collect();
         self.candidates.retain(|pid, _| seen.contains(pid));
-        let at_once = self.worth_at_once(large.len() as u64);
+        let at_once = need.worth_at_once(large.len() as u64);
         // To start a helper takes milliseconds: first where most can be paged out.
         large.sort_unstable_by(|one, other| other.cmp(one));
         for (has, pid) in large {
-            let outcome = self.start(pid, has >= at_once);
+            let outcome = if self.forked.has(pid) {
+                Outcome::Forked
+            } else {
+                self.start(pid, has >= at_once)
+            };
             if matches!(outcome, Outcome::Waits | Outcome::Forked) {
                 waiting.push(pid);
             }
@@ -267,10 +256,17 @@ impl LateStarts {
         *lock(&self.waiting.waiting_pids) = waiting;
     }
 
-    /// The threshold, in resident pages, from which each of so many programs is worth a helper at once.
-    fn worth_at_once(&self, programs: u64) -> u64 {
-        let room = room_before_managing(&self.group) / PAGE_SIZE as u64;
-        room / PART_OF_ROOM / programs.max(1)
+    fn need(&self) -> Need {
+        let is_little_room = !self.switch.is_on();
+        Need {
+            worth: if is_little_room {
+                SMALLEST_PROGRAM_PAGES as u64
+            } else {
+                WORTH_PAGES
+            },
+            is_little_room,
+            room_pages: room_before_managing(&self.group) / PAGE_SIZE as u64,
+        }
     }
 
     /// Processes whose memory is counted elsewhere.
@@ -285,18 +281,15 @@ impl LateStarts {
     fn start(&mut self, pid: i32, at_once: bool) -> Outcome {
         let now = Instant::now();
         let is_new = !self.candidates.contains_key(&pid);
-        let candidate = self.candidates.entry(pid).or_insert(Candidate {
-            since: now,
-            failures: 0,
-            not_before: now,
-        });
+        let candidate = self.candidates.entry(pid);
+        let candidate = candidate.or_insert(Candidate::new(now));
         let is_long = now.duration_since(candidate.since) >= LONG;
         // The child of a program with a helper starts its own.
         if is_new && process::is_fork(pid) {
             return Outcome::Forked;
         }
         if now < candidate.not_before || !(at_once || is_long) {
-            return candidate.outcome();
+            return outcome(candidate);
         }
         let haste = if is_long || !self.switch.is_on() {
             Haste::Interrupts
@@ -313,26 +306,17 @@ impl LateStarts {
             Err(error) => {
                 log::debug!("no helper is started in process {pid}: {error}");
                 candidate.fail(now);
-                candidate.outcome()
+                outcome(candidate)
             }
         }
     }
 }
 
-impl Candidate {
-    fn fail(&mut self, now: Instant) {
-        let [first, longest] = PAUSES;
-        let pause = first * (1 << self.failures.min(10));
-        self.failures += 1;
-        self.not_before = now + pause.min(longest);
-    }
-
-    fn outcome(&self) -> Outcome {
-        if self.failures >= TRIES {
-            Outcome::Failed
-        } else {
-            Outcome::Waits
-        }
+fn outcome(candidate: &Candidate) -> Outcome {
+    if candidate.has_failed() {
+        Outcome::Failed
+    } else {
+        Outcome::Waits
     }
 }
 
@@ -360,22 +344,5 @@ mod tests {
         assert!(!switch.is_on());
         assert_eq!(word(), [7, 2, 0, 0, 0, 7]);
         std::fs::remove_file(path).unwrap();
-    }
-
-    #[test]
-    fn failures_are_tried_again_after_growing_pauses() {
-        let now = Instant::now();
-        let mut candidate = Candidate {
-            since: now,
-            failures: 0,
-            not_before: now,
-        };
-        let mut pauses = Vec::new();
-        for _ in 0..12 {
-            candidate.fail(now);
-            pauses.push(candidate.not_before - now);
-        }
-        assert!(pauses.is_sorted() && pauses[0] == PAUSES[0] && pauses[11] == PAUSES[1]);
-        assert_eq!(candidate.outcome(), Outcome::Failed);
     }
 }

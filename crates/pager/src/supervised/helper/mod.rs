@@ -5,7 +5,11 @@ pub(crate) mod accept;
 #[cfg(not(simulated))]
 pub(crate) mod admission;
 #[cfg(not(simulated))]
+mod candidate;
+#[cfg(not(simulated))]
 pub(crate) mod discard;
+#[cfg(not(simulated))]
+mod forked;
 #[cfg(not(simulated))]
 pub(crate) mod guests;
 #[cfg(not(simulated))]
@@ -18,4 +22,6 @@ pub(crate) mod patched;
 pub(crate) mod peer;
 #[cfg(not(simulated))]
 pub(crate) mod pending;
+#[cfg(not(simulated))]
+pub(crate) mod released;
 pub(crate) mod takeover;

@@ -13,6 +13,8 @@ pub(crate) struct ForkState<M: Member> {
     /// Changes concurrent with the fork that created this child, until it is compared with its
     /// mappings. Locked before the gate.
     pub inheritance: Mutex<Option<Inheritance>>,
+    /// It was not compared with its mappings yet: `inheritance`, without its lock.
+    pub awaits_comparison: AtomicBool,
     /// Some inherited pages are in the swap space.
     pub inherited_stored: AtomicBool,
     /// The comparison was skipped, because no page state depended on it. Pages wiped by the fork
@@ -27,6 +29,8 @@ pub(crate) struct ForkState<M: Member> {
     pub forked: AtomicBool,
     /// Address spaces with which it may share pages.
     pub family: Arc<Family<M>>,
+    /// IDs of the address spaces that it descends from by fork and that were served when it was forked, the oldest first.
+    pub ancestors: Vec<u64>,
     /// In a child: the page in which it reads its ID.
     beacon: Option<VirtualPage>,
     /// In a child: random bytes that exist in the beacon only.
@@ -37,12 +41,14 @@ impl<M: Member> Default for ForkState<M> {
     fn default() -> Self {
         ForkState {
             inheritance: Mutex::default(),
+            awaits_comparison: AtomicBool::new(false),
             inherited_stored: AtomicBool::new(false),
             uncompared: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             tries: AtomicU32::new(0),
             forked: AtomicBool::new(false),
             family: Arc::default(),
+            ancestors: Vec::new(),
             beacon: None,
             secret: [0; 16],
         }
@@ -55,7 +61,11 @@ impl<M: Member> ForkState<M> {
     /// # Panics
     ///
     /// If getrandom fails.
-    pub(crate) fn of_child(family: Arc<Family<M>>, beacon: Option<VirtualPage>) -> ForkState<M> {
+    pub(crate) fn of_child(
+        family: Arc<Family<M>>,
+        ancestors: Vec<u64>,
+        beacon: Option<VirtualPage>,
+    ) -> ForkState<M> {
         let mut secret = [0; 16];
         if beacon.is_some() {
             getrandom::fill(&mut secret).expect("the kernel has random numbers");
@@ -63,6 +73,7 @@ impl<M: Member> ForkState<M> {
         ForkState {
             forked: AtomicBool::new(true),
             family,
+            ancestors,
             beacon,
             secret,
             ..ForkState::default()

@@ -261,6 +261,14 @@ impl AddressSpace {
         attached.or_else(|| lock(&self.child_process).clone())
     }
 
+    /// What the ancestors of a child forked now are: this address space, and those of its own that are served yet.
+    pub(crate) fn ancestors_of_child(&self, is_served: impl Fn(u64) -> bool) -> Vec<u64> {
+        let own = self.fork.ancestors.iter().copied();
+        let mut ancestors: Vec<u64> = own.filter(|id| is_served(*id)).collect();
+        ancestors.push(self.id);
+        ancestors
+    }
+
     /// The pages of a range that are resident (pagemap).
     pub(crate) fn present(&self, range: PageRange) -> io::Result<RangeSet> {
         let inspector = self.inspector().ok_or(io::ErrorKind::NotFound)?;

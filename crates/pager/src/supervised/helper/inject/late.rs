@@ -38,6 +38,9 @@ impl Attacher {
         }
         let start = self.library.find(process)?.ok_or(AttachError::Gone)?;
         self.library.examine(process)?;
+        if self.is_forked_from_guest(process, start) {
+            return self.join(process, start, haste);
+        }
         self.library.start_loaded(process, start, haste)
     }
 }
@@ -64,23 +67,7 @@ impl Library {
         start: u64,
         haste: Haste,
     ) -> Result<(), AttachError> {
-        let mut threads = Vec::new();
-        let mut sleeping = Vec::new();
-        for thread in process.threads() {
-            match process.state(thread) {
-                Some('R') => threads.push(thread),
-                Some('S') => sleeping.push(thread),
-                // In a system call that nothing interrupts, as the parent of a `vfork` is, or at its end.
-                _ => {}
-            }
-        }
-        if haste == Haste::Interrupts {
-            threads.append(&mut sleeping);
-        }
-        if threads.is_empty() {
-            return Err(AttachError::Busy);
-        }
-        by_one_of(process, &threads, STOPPING, |tracee| {
+        by_thread_in(process, haste, |tracee| {
             // It cannot execute anything as long as a thread of it is stopped and goes on afterwards.
             let how = if process::is_fork(process.pid()) {
                 brought::BY_FORK
@@ -91,7 +78,11 @@ impl Library {
         })
     }
 
-    fn start_by(&self, tracee: &mut Tracee, image: (u64, u64)) -> Result<(), AttachError> {
+    pub(super) fn start_by(
+        &self,
+        tracee: &mut Tracee,
+        image: (u64, u64),
+    ) -> Result<(), AttachError> {
         let place = Place::reserve(tracee, 0)?;
         let entered = self.enter(tracee, image, &place.stack);
         if matches!(entered, Ok(()) | Err(AttachError::Refused)) {
@@ -100,6 +91,31 @@ impl Library {
         // Else a helper may come to run, and uses what is on the stack.
         entered
     }
+}
+
+/// Stops a thread that may be sent now, and does something by it.
+pub(super) fn by_thread_in(
+    process: &Arc<Process>,
+    haste: Haste,
+    work: impl Fn(&mut Tracee) -> Result<(), AttachError> + Sync,
+) -> Result<(), AttachError> {
+    let mut threads = Vec::new();
+    let mut sleeping = Vec::new();
+    for thread in process.threads() {
+        match process.state(thread) {
+            Some('R') => threads.push(thread),
+            Some('S') => sleeping.push(thread),
+            // In a system call that nothing interrupts, as the parent of a `vfork` is, or at its end.
+            _ => {}
+        }
+    }
+    if haste == Haste::Interrupts {
+        threads.append(&mut sleeping);
+    }
+    if threads.is_empty() {
+        return Err(AttachError::Busy);
+    }
+    by_one_of(process, &threads, STOPPING, work)
 }
 
 /// The first address in a line of `maps`, if that is of a file's first page.

@@ -7,14 +7,16 @@
 //! Another thread of the program may have taken the descriptor's number meanwhile, so the program may have mapped
 //! another file: what it mapped is compared with the library before anything of it runs.
 
+mod detach;
+mod forked;
 mod image;
 mod late;
 
-use crate::page::{PageRange, VirtualPage, bytes};
-use crate::range_set::RangeSet;
 use crate::supervised::group::Group;
 use crate::supervised::helper::guests::Guests;
-use crate::supervised::space::{AddressSpace, Arena};
+use crate::supervised::space::AddressSpace;
+pub use detach::DetachError;
+pub(crate) use forked::ForkedChild;
 use image::{Access, Fixup, Image, Segment};
 pub(crate) use late::Haste;
 use memfold_sys::PAGE_SIZE;
@@ -29,7 +31,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A program could not be brought under the limit while it runs.
 #[derive(Debug, thiserror::Error)]
@@ -88,21 +90,6 @@ pub(crate) struct Library {
     image: Image,
 }
 
-/// A program could not be let go.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DetachError {
-    /// It is not under the limit.
-    #[error("it is not under this limit; memfold stat shows the programs that are")]
-    NotHeld,
-    /// It ended meanwhile, or executed another program.
-    #[error("it has ended, or executed another program")]
-    Gone,
-    /// The supervisor is ending.
-    #[error("memfold is ending")]
-    Stopping,
-}
-
 /// Brings programs under a supervisor's limit while they run, and lets them go.
 #[derive(Clone)]
 pub struct Attacher {
@@ -137,11 +124,14 @@ impl Attacher {
         if self.group.stopping.load(Ordering::Relaxed) {
             return Err(AttachError::Gone);
         }
-        if self.space_of(process.pid()).is_some() {
+        if self.has_helper(process.pid()) {
             return Err(AttachError::Held);
         }
         self.library.examine(process)?;
         if let Some(start) = self.library.find(process)? {
+            if self.is_forked_from_guest(process, start) {
+                return self.join(process, start, Haste::Interrupts);
+            }
             match self.library.start_loaded(process, start, Haste::Interrupts) {
                 // It was let go before.
                 Err(AttachError::Refused) => {}
@@ -152,18 +142,25 @@ impl Attacher {
             return Err(AttachError::ForksUnseen);
         }
         self.guests.invite(process);
+        self.group.released.remove(process);
         match self.library.inject(process) {
             Ok(start) => {
                 self.guests.note_library(process, start);
                 Ok(())
             }
             // Its helper was let in all the same, late.
-            Err(_) if self.space_of(process.pid()).is_some() => Ok(()),
+            Err(_) if self.has_helper(process.pid()) => Ok(()),
             Err(error) => {
                 self.guests.forget(process);
                 Err(error)
             }
         }
+    }
+
+    /// Whether the program with this PID has, or had, a helper.
+    fn has_helper(&self, pid: i32) -> bool {
+        let space = self.space_of(pid);
+        space.is_some_and(|space| space.attached().is_some())
     }
 
     /// The address space of the program with this PID.
@@ -179,57 +176,10 @@ impl Attacher {
     pub fn holds(&self, process: &Process) -> bool {
         self.guests.includes(process)
     }
-
-    /// Brings all memory of the program with this PID back and lets it go: nothing of memfold's runs in it any more. Waits
-    /// until that is done, however long it takes; any thread may call this.
-    ///
-    /// # Errors
-    /// See [`DetachError`].
-    pub fn detach(&self, pid: i32) -> Result<(), DetachError> {
-        const STEP: Duration = Duration::from_millis(2);
-        let space = self.space_of(pid).ok_or(DetachError::NotHeld)?;
-        let attached = space.attached().ok_or(DetachError::NotHeld)?;
-        let process = attached.inspector.process().clone();
-        let arena = unsealed_parts(&attached.arena);
-        let _detaching = self.guests.detach();
-        let library = self.guests.forget(&process);
-        space.let_go.ask();
-        while self.group.space(space.id).is_some() {
-            if self.group.stopping.load(Ordering::Relaxed) {
-                return Err(DetachError::Stopping);
-            }
-            std::thread::sleep(STEP);
-        }
-        if space.is_gone() {
-            return Err(DetachError::Gone);
-        }
-        // With the last reference the userfaultfd is closed, in the guardian, too: until then a fork waits for its event
-        // to be read.
-        let last = Arc::downgrade(&space);
-        drop(space);
-        let since = Instant::now();
-        while last.strong_count() > 0 && since.elapsed() < LAST_REFERENCE {
-            std::thread::sleep(STEP);
-        }
-        if last.strong_count() > 0 {
-            log::error!("process {pid} is still referred to, and may hang; please report this");
-        }
-        // Where a loader brought the library, the C library calls it when the program forks, and it stays.
-        if let Some(start) = library {
-            let _tracing = self.guests.trace();
-            if let Err(error) = self.library.unmap(&process, start, &arena) {
-                log::debug!("the library stays mapped in process {pid}: {error}");
-            }
-        }
-        Ok(())
-    }
 }
 
 /// What [`enter`](Library::enter) returns in the program: `READY` of the agent.
 const READY: u64 = 1;
-
-/// How long other threads may refer to an address space that is let go.
-const LAST_REFERENCE: Duration = Duration::from_secs(10);
 
 /// The stack that a thread of the program runs on.
 const STACK: u64 = 16 * PAGE_SIZE as u64;
@@ -281,30 +231,6 @@ impl Library {
             Err(_) => {}
         }
         entered.map(|()| place.start)
-    }
-
-    /// Unmaps the library and these parts of its arena from a program whose helper has ended.
-    fn unmap(
-        &self,
-        process: &Arc<Process>,
-        start: u64,
-        arena: &[PageRange],
-    ) -> Result<(), AttachError> {
-        let path = self.path.to_string_lossy();
-        let begins = format!("{start:x}-");
-        let is_library = |line: &str| line.starts_with(&begins) && line.contains(&*path);
-        if !has_mapping(process, is_library)? {
-            // It executed another program.
-            return Err(AttachError::Gone);
-        }
-        by_any_thread(process, |tracee| {
-            tracee.call(nr::MUNMAP, [start, self.image.length, 0, 0, 0, 0])?;
-            for part in arena {
-                let (start, length) = (part.start.address(), bytes(part.pages()));
-                tracee.call(nr::MUNMAP, [start, length, 0, 0, 0, 0])?;
-            }
-            Ok(())
-        })
     }
 
     /// What rules it out.
@@ -400,22 +326,6 @@ impl Library {
             _ => Err(AttachError::Refused),
         }
     }
-}
-
-/// What of an arena can be unmapped where the stage, the trash and the beacon are sealed. The last page is a guard.
-fn unsealed_parts(arena: &Arena) -> Vec<PageRange> {
-    let whole = arena.whole;
-    let mut parts = RangeSet::default();
-    parts.add(PageRange {
-        start: whole.start,
-        end: arena.stage.start,
-    });
-    parts.add(PageRange {
-        start: VirtualPage(whole.end.0 - 1),
-        end: whole.end,
-    });
-    parts.remove(PageRange::around(arena.beacon, 1));
-    parts.ranges().to_vec()
 }
 
 /// Whether a line of the mappings of a process is meant. However many there are, one at a time is kept.

@@ -7,7 +7,7 @@
 //! - Neither a program with filters nor its child may make system calls for memfold. Before it forks, a thread asks by a
 //!   touch of the beacon (`fork/prepared.rs`), and is answered then.
 //! - The helper of a detached program ends then. Once its socket has closed, the address space is forgotten, and
-//!   with it the last copies of the userfaultfd are closed.
+//!   with it the last copies of the userfaultfd are closed. A forked child that has no helper is forgotten at once.
 
 use super::recall::SLICE;
 use super::request::{Outcome, Request, look_patiently};
@@ -56,6 +56,10 @@ impl Governor {
             }
             return true;
         }
+        if space.fork.awaits_comparison.load(Ordering::Relaxed) {
+            // A forked child: at its first fault it is, and none of its pages can come back before.
+            return true;
+        }
         if self.waiting.is_under_way(space.id) {
             return false;
         }
@@ -66,10 +70,7 @@ impl Governor {
             let request = match (known, next()) {
                 (Some(request), _) => request,
                 (None, None) if !self.brings_all_back(space, deadline) => return false,
-                (None, None) if space.let_go.is_asked() => {
-                    self.end_helper(space);
-                    return false;
-                }
+                (None, None) if space.let_go.is_asked() => return self.end_helper(space),
                 (None, None) => return self.answer_released(space),
                 (None, Some(range)) => match self.begin(space, range, 0) {
                     Some(request) => request,
@@ -125,14 +126,29 @@ impl Governor {
         is_back == Some(true)
     }
 
-    /// Nothing of a detached program is out any more.
-    fn end_helper(&mut self, space: &Arc<AddressSpace>) {
+    /// Nothing of a detached program is out any more. Returns whether it is forgotten at once, as it has no helper.
+    fn end_helper(&mut self, space: &Arc<AddressSpace>) -> bool {
+        if space.attached().is_none() {
+            return self.forget_without_helper(space);
+        }
         if gives_all(space) {
             space.let_go.end_helper();
             space.channel.release_helper();
         } else {
             self.read_events(space);
         }
+        false
+    }
+
+    /// Forgets a forked child that has no helper, unless one is being let in just now: who takes the channel's
+    /// descriptor decides that.
+    fn forget_without_helper(&mut self, space: &Arc<AddressSpace>) -> bool {
+        let no_helper_comes = lock(&space.helper_port).take_file().is_some();
+        if no_helper_comes {
+            self.handlers.forget(space);
+            self.group.dismiss(space);
+        }
+        no_helper_comes
     }
 
     fn answer_released(&mut self, space: &Arc<AddressSpace>) -> bool {
