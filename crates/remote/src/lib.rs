@@ -34,6 +34,7 @@
 mod address;
 mod answer;
 mod connect;
+mod deadline;
 mod failure;
 /// Entry points of the fuzz targets, which tests also run on `fuzz/corpus`.
 #[cfg(any(test, feature = "fuzzing"))]
@@ -42,6 +43,7 @@ pub mod fuzzing;
 mod keeper;
 mod names;
 mod node;
+mod open_error;
 mod options;
 mod store;
 mod stream;
@@ -55,7 +57,7 @@ use keeper::Keeper;
 use store::Store;
 
 pub use address::{Server, StoreAddress, StoreAddressError};
-pub use connect::OpenError;
+pub use open_error::OpenError;
 pub use options::{Options, Password};
 
 /// The Zstandard level. Higher sends less and takes more CPU time.

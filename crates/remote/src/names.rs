@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{address::Server, stream::left_until};
+use crate::{address::Server, deadline::left_until};
 
 struct State {
     /// Whether a thread asks. It is not waited for longer than a deadline, and there is never a second one.

@@ -12,10 +12,11 @@ use redis::{Value, cmd};
 use crate::{
     address::Server,
     answer::{AnswerReader, AnswerSize},
+    deadline::left_until,
     failure::{ConnectionError, Failure, of_connection},
     names::Names,
     options::Access,
-    stream::{Stream, left_until},
+    stream::Stream,
 };
 
 /// The most idle connections kept to a server. More save connecting where many threads fault at once.

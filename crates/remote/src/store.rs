@@ -16,9 +16,9 @@ use redis::{Cmd, Value, cmd};
 use crate::{
     address::Server,
     answer::AnswerSize,
-    connect::OpenError,
     failure::{Failure, asks, of_value},
     node::{Commands, Exchange, Node},
+    open_error::OpenError,
     options::{Access, Options},
     topology::{Topology, redirection, slot_of},
 };

@@ -15,17 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 
-use crate::{address::Server, names::Names};
-
-/// What is left until a deadline.
-pub(crate) fn left_until(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    // A socket takes no shorter time-out than a microsecond.
-    if left < Duration::from_millis(1) {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    Ok(left)
-}
+use crate::{address::Server, deadline::left_until, names::Names};
 
 /// A socket that is not waited for beyond a deadline.
 struct Socket {

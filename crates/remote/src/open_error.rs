@@ -1,0 +1,70 @@
+//! What can be wrong with a store, before a program depends on it.
+
+use crate::address::StoreAddress;
+
+/// Why a store cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// No server can be reached.
+    #[error(
+        "cannot connect to the store {address}: {reason}; check that it runs, and that no firewall is \
+         between"
+    )]
+    Unreachable {
+        /// The store.
+        address: StoreAddress,
+        /// What the last server that was tried failed with.
+        reason: String,
+    },
+    /// The server refuses the user or the password.
+    #[error(
+        "the store {address} refuses the user or password; give the right ones by \
+         --remote-password-file, or MEMFOLD_REMOTE_USER and MEMFOLD_REMOTE_PASSWORD"
+    )]
+    Refused {
+        /// The store.
+        address: StoreAddress,
+    },
+    /// The certificates of the authorities cannot be used.
+    #[error(
+        "the authorities that the servers of {address} are checked against cannot be read: {reason}; give \
+         certificates in PEM by --remote-ca-file"
+    )]
+    Authorities {
+        /// The store.
+        address: StoreAddress,
+        /// What is wrong with them.
+        reason: String,
+    },
+    /// A page could not be written, read, renewed and removed.
+    #[error(
+        "the store {address} cannot hold pages: {reason}; the user needs HSET, HMGET, HDEL, PEXPIRE, \
+         UNLINK, MULTI, EXEC, WAIT, ROLE, INFO and CLUSTER SLOTS, on the keys memfold:*"
+    )]
+    Unusable {
+        /// The store.
+        address: StoreAddress,
+        /// What failed.
+        reason: String,
+    },
+    /// A primary has fewer replicas than were asked for.
+    #[error(
+        "the server {server} has {found} replicas, fewer than the {wanted} that --remote-replicas asks \
+         for; no page could be sent there"
+    )]
+    TooFewReplicas {
+        /// The primary.
+        server: String,
+        /// Its replicas.
+        found: u32,
+        /// Replicas asked for.
+        wanted: u32,
+    },
+    /// The time to live is not longer than what a program waits.
+    #[error("--remote-ttl must be at least twice --remote-timeout, and 10 seconds or more")]
+    TimeToLive,
+    /// No random numbers, or no thread.
+    #[error("cannot prepare the remote tier: {0}")]
+    Own(#[from] std::io::Error),
+}
