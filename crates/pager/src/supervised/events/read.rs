@@ -6,6 +6,7 @@ use crate::bugs::Bug;
 use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::message::Fault;
 use crate::supervised::fork::apply::ConcurrentChanges;
+use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::group::Group;
 use crate::supervised::kernel::{MESSAGES, Memory, Message, Ports, Userfaultfd};
 use crate::supervised::reclaim::batch::{Carried, HelperPort};
@@ -84,7 +85,8 @@ impl Reader {
         }
         for number in forks {
             // Before any change of this read is applied: the child's mappings tell which of them it contains.
-            if let Some((uffd, _under_way)) = changes.forks.remove(&number) {
+            if let Some(fork) = changes.forks.remove(&number) {
+                let (uffd, _until_applied) = fork.into_parts();
                 let child = self.fork(space, gate, uffd, (number, &mut beside));
                 messages.children.extend(child);
             }
@@ -295,7 +297,8 @@ fn sort(
             let number = changes.next_fork;
             changes.next_fork += 1;
             let under_way = space.resources.shared.begin_fork();
-            changes.forks.insert(number, (uffd, under_way));
+            let fork = UnappliedFork::new(&space.resources, uffd, under_way);
+            changes.forks.insert(number, fork);
             Some(Change::Fork(number))
         }
     }

@@ -15,4 +15,5 @@ pub(crate) mod shared_counter;
 pub(crate) mod shared_estimate;
 pub(crate) mod snapshot;
 pub(crate) mod staged;
+pub(crate) mod unapplied;
 pub(crate) mod withheld;

@@ -23,6 +23,7 @@ use crate::supervised::events::reorder::Change;
 use crate::supervised::fault::primitives::wake;
 use crate::supervised::fork::expected_children::{CHILD_PATIENCE, LOOK};
 use crate::supervised::fork::shared_estimate::PendingFork;
+use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::kernel::{Memory, Userfaultfd};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::Exclusive;
@@ -152,7 +153,8 @@ impl Reader {
             let mut changes = lock(&space.changes);
             let number = changes.next_fork;
             changes.next_fork += 1;
-            changes.forks.insert(number, (uffd, under_way));
+            let fork = UnappliedFork::new(&space.resources, uffd, under_way);
+            changes.forks.insert(number, fork);
             changes.order.push(Change::Fork(number));
         }
         let mut forked = self.read_messages(space, gate);

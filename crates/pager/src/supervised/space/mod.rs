@@ -39,7 +39,7 @@ use crate::range_set::RangeSet;
 use crate::supervised::events::reorder::Order;
 use crate::supervised::fault::readahead::sequential::Windows;
 use crate::supervised::fork::family;
-use crate::supervised::fork::shared_estimate::PendingFork;
+use crate::supervised::fork::unapplied::UnappliedFork;
 use crate::supervised::kernel::{Inspector, Memory, Process, SharedChannel, Userfaultfd};
 use crate::supervised::reclaim::batch::HelperPort;
 use crate::supervised::reclaim::stage::Stage;
@@ -84,9 +84,8 @@ pub(crate) struct Attached {
 pub(crate) struct Changes {
     /// The events, in an order in which each was possible.
     pub order: Order,
-    /// Userfaultfds of forked children, by the number in
-    /// [`Change::Fork`](crate::supervised::events::reorder::Change).
-    pub forks: HashMap<u64, (Userfaultfd, PendingFork)>,
+    /// Forked children, by the number in [`Change::Fork`](crate::supervised::events::reorder::Change).
+    pub forks: HashMap<u64, UnappliedFork>,
     /// The number of the next fork.
     pub next_fork: u64,
     /// The last read failed.
@@ -485,13 +484,12 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         // A fault in progress holds a reference, so no `Filling` entry belongs to a running fault.
         self.leave();
-        for (_, (uffd, _)) in lock(&self.changes).forks.drain() {
-            // Closing the userfaultfd would let the child read zeros.
+        for (_, fork) in lock(&self.changes).forks.drain() {
             log::error!(
                 "a forked child hangs at its next fault, because its parent exited before the fork event \
                  was applied, and its pages are unknown; kill it"
             );
-            std::mem::forget(uffd);
+            fork.leave_waiting();
         }
         self.set_resident_pages(0);
         self.charges.set(Charge::Staged, 0);
