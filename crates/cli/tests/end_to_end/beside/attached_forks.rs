@@ -181,7 +181,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn assert_ended_well(attach: Child) {
+fn assert_ended_well(mut attach: Child) {
+    let began = Instant::now();
+    while attach.try_wait().expect("a status").is_none() {
+        assert!(began.elapsed() < Duration::from_secs(60), "memfold stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let output = attach.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }

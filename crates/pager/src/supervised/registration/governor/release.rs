@@ -57,7 +57,11 @@ impl Governor {
             return true;
         }
         if space.fork.awaits_comparison.load(Ordering::Relaxed) {
-            // A forked child: at its first fault it is, and none of its pages can come back before.
+            // A forked child: at its first fault it is compared, and none of its pages can come back before. Where nothing
+            // of it is out, it may never have one.
+            if !space.fork.inherited_stored.load(Ordering::Relaxed) {
+                self.forget_without_helper(space);
+            }
             return true;
         }
         if self.waiting.is_under_way(space.id) {
