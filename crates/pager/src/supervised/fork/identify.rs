@@ -19,11 +19,11 @@ use std::time::Duration;
 /// found, which the guardian cannot kill then.
 const SEARCHES: u32 = 4;
 
-/// Number of faults at which a child is searched before it waits for good. More looks for longer for a child that cannot be
-/// found.
+/// Number of faults at which a child is searched before that is said, and done more rarely: descriptors may be short for
+/// long, or it can never be found.
 const TRIES: u32 = 50;
-/// Between two of them. Longer delays the others on this CPU.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Between two of them, at first and later. Longer delays the others on this CPU.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
 
 impl AddressSpace {
     /// Prepares for the first fault of a forked child: finds its process by the faulting TID, and
@@ -66,19 +66,18 @@ impl AddressSpace {
         has_history || self.fork.inherited_stored.load(Ordering::Relaxed)
     }
 
+    /// Has the child fault again after a while.
     fn wait_unfound(&self) -> Identified {
+        let [first, later] = PAUSES;
         let tries = self.fork.tries.fetch_add(1, Ordering::Relaxed);
-        if tries < TRIES {
-            crate::time::sleep(PAUSE);
-            return Identified::NotYet;
-        }
         if tries == TRIES && !self.is_gone() {
-            log::error!(
-                "a forked child hangs at its next fault: its process cannot be found, so memfold cannot see what of its \
-                 parent's memory it has; kill the child, and please report this"
+            log::warn!(
+                "a forked child waits: its process cannot be found, so memfold cannot see what of its parent's memory it \
+                 has, and goes on looking; raise the limit on open files (ulimit -n), or kill the child"
             );
         }
-        Identified::BeaconOnly
+        crate::time::sleep(if tries < TRIES { first } else { later });
+        Identified::NotYet
     }
 
     /// The contents of a child's beacon: its ID, or [`LOST`], and the secret.

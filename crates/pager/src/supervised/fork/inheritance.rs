@@ -19,6 +19,6 @@ pub(crate) enum Identified {
     Yes,
     /// Its process was not found, and what it has paged out depends on its mappings: it is to fault again.
     NotYet,
-    /// Its beacon alone: pages are lost, or it is never found, and it could not be killed.
+    /// Its beacon alone: pages are lost, and it could not be killed.
     BeaconOnly,
 }
