@@ -3,7 +3,7 @@
 use crate::support::{MIB, Terminal, memfold, python};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn it_fits_every_terminal_and_its_keys_work() {
@@ -15,6 +15,16 @@ fn it_fits_every_terminal_and_its_keys_work() {
         .spawn();
     let mut run = run.expect("memfold starts");
     let pid = run.id().to_string();
+    // It can be asked a moment after it has started.
+    let began = Instant::now();
+    let can_be_asked = || {
+        let output = Command::new(memfold()).args(["stat", &pid]).output();
+        output.expect("memfold starts").status.success()
+    };
+    while !can_be_asked() {
+        assert!(began.elapsed() < Duration::from_secs(20), "{pid}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     for width in [30, 60, 100, 200] {
         let terminal = Terminal::start(
             width,
