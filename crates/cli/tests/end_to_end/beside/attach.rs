@@ -68,7 +68,7 @@ impl Drop for Verify {
     }
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
         assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
@@ -80,7 +80,7 @@ fn attach(pid: u32) -> Child {
     attach_under("16M", pid)
 }
 
-fn attach_under(limit: &str, pid: u32) -> Child {
+pub(super) fn attach_under(limit: &str, pid: u32) -> Child {
     let mut attach = Command::new(memfold());
     attach.args(["attach", &pid.to_string(), "--resident", limit, "-q"]);
     attach
@@ -89,17 +89,20 @@ fn attach_under(limit: &str, pid: u32) -> Child {
         .expect("memfold starts")
 }
 
-fn detach(pid: u32) -> Output {
+pub(super) fn detach(pid: u32) -> Output {
     let mut detach = Command::new(memfold());
     let output = detach.args(["detach", &pid.to_string()]).output();
     output.expect("memfold runs")
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn assert_ended_well(attach: Child) {
+pub(super) fn assert_ended_well(mut attach: Child) {
+    wait_until("memfold ends", || {
+        attach.try_wait().expect("a status").is_some()
+    });
     let output = attach.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 }

@@ -1,11 +1,12 @@
 //! Programs that fork while they are attached: their children are under the limit, too, and are let go with them.
 
-use crate::support::{compiled, descendants, is_alive, memfold};
+use super::attach::{assert_ended_well, attach_under, detach, text, wait_until};
+use crate::support::{compiled, descendants, is_alive};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the processes have, in MiB, and how many children there are, each of which has one more.
@@ -152,45 +153,6 @@ fn status(pid: i32, field: &str) -> u64 {
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-fn attach(pid: u32, limit: &str) -> Child {
-    let mut attach = Command::new(memfold());
-    attach.args(["attach", &pid.to_string(), "--resident", limit, "-q"]);
-    attach
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("memfold starts")
-}
-
-fn detach(pid: u32) -> Output {
-    let mut detach = Command::new(memfold());
-    detach
-        .args(["detach", &pid.to_string()])
-        .output()
-        .expect("memfold runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn assert_ended_well(mut attach: Child) {
-    let began = Instant::now();
-    while attach.try_wait().expect("a status").is_none() {
-        assert!(began.elapsed() < Duration::from_secs(60), "memfold stays");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = attach.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-}
-
 /// The limit, and room for what is under way and cannot be paged out (stacks, data of the C library).
 const LIMIT: &str = "24M";
 const HELD: u64 = 24 + 12;
@@ -198,7 +160,7 @@ const HELD: u64 = 24 + 12;
 /// Attached before it forks, and is managed: it is small.
 fn attached() -> (Forkers, Child) {
     let forkers = Forkers::start(SMALL);
-    let attach = attach(forkers.pid(), LIMIT);
+    let attach = attach_under(LIMIT, forkers.pid());
     let pid = forkers.pid().cast_signed();
     wait_until("it is attached", || status(pid, "Threads") == 2);
     (forkers, attach)
@@ -226,7 +188,7 @@ fn the_children_of_an_attached_program_are_under_its_limit_and_are_let_go_with_i
 fn children_forked_under_the_limit_are_let_go_when_memfold_is_told_to_end() {
     beside!(&["cc"]);
     let mut forkers = Forkers::start(LARGE);
-    let attach = attach(forkers.pid(), "16M");
+    let attach = attach_under("16M", forkers.pid());
     wait_until("it is under the limit", || forkers.resident() < 18);
     forkers.fork();
     wait_until("all are under the limit", || forkers.resident() < 16 + 10);
@@ -283,7 +245,7 @@ fn a_program_is_detached_right_after_it_forks() {
     beside!(&["cc"]);
     for (sizes, limit) in [(SMALL, LIMIT), (LARGE, "16M")] {
         let mut forkers = Forkers::start(sizes);
-        let attach = attach(forkers.pid(), limit);
+        let attach = attach_under(limit, forkers.pid());
         let held = if sizes.inherited > 16 { 18 } else { 64 };
         let pid = forkers.pid().cast_signed();
         wait_until("it is attached", || status(pid, "Threads") == 2);

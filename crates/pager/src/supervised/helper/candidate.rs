@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The part of the room from which it is worth it at once, for all programs that are worth one. A larger divisor starts helpers in more programs that end soon,
-/// such as compilers; a smaller one leaves more to do when the room gets less.
+/// The part of the room from which it is worth it at once, for all programs that are worth one. A larger divisor starts
+/// helpers in more programs that end soon, such as compilers; a smaller one leaves more to do when the room gets less.
 const PART_OF_ROOM: u64 = 16;
 /// How long a program may be worth a helper before even a sleeping thread of it is sent to start one.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
