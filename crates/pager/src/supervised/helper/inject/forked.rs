@@ -92,15 +92,10 @@ impl Attacher {
         }
         self.guests.invite(process);
         self.guests.note_library(process, library);
-        let joined = self.library.start_inherited(process, library, haste);
-        match joined {
-            Err(_) if self.has_helper(process.pid()) => Ok(()),
-            Err(error) => {
-                self.guests.forget(process);
-                Err(error)
-            }
-            Ok(()) => Ok(()),
-        }
+        self.invited(
+            process,
+            self.library.start_inherited(process, library, haste),
+        )
     }
 }
 

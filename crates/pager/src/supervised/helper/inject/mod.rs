@@ -143,18 +143,25 @@ impl Attacher {
         }
         self.guests.invite(process);
         self.group.released.remove(process);
-        match self.library.inject(process) {
-            Ok(start) => {
-                self.guests.note_library(process, start);
-                Ok(())
+        let injected = self.library.inject(process);
+        let injected = injected.map(|start| self.guests.note_library(process, start));
+        self.invited(process, injected)
+    }
+
+    /// What became of a process that was invited: where no helper came, the invitation is taken back.
+    fn invited(
+        &self,
+        process: &Process,
+        started: Result<(), AttachError>,
+    ) -> Result<(), AttachError> {
+        started.or_else(|error| {
+            // It may have been let in all the same, late.
+            if self.has_helper(process.pid()) {
+                return Ok(());
             }
-            // Its helper was let in all the same, late.
-            Err(_) if self.has_helper(process.pid()) => Ok(()),
-            Err(error) => {
-                self.guests.forget(process);
-                Err(error)
-            }
-        }
+            self.guests.forget(process);
+            Err(error)
+        })
     }
 
     /// Whether the program with this PID has, or had, a helper.
