@@ -69,35 +69,63 @@ pub(crate) fn find_process(
     }
     // The child may have become undumpable, which needs a capability to inspect.
     let _raised = privilege::raised();
+    let search = Search {
+        group,
+        space,
+        thread,
+        beacon,
+    };
     let guest = space.fork.family.origin.get();
     let guest = guest.filter(|origin| !origin.is_below);
     // Unless it is reaped, no other process has its PID.
     let lives = |guest: &&Origin| guest.process.signal(0).is_ok();
     let guest_pid = guest.filter(lives).map(|guest| guest.process.pid());
-    let elsewhere = elsewhere(group);
-    let pids = elsewhere.iter().map(|process| process.pid());
-    let roots = std::iter::once(own_id()).chain(guest_pid);
-    let roots = roots.chain(pids.collect::<Vec<_>>());
-    processes_by_own_number(thread.into(), roots)
-        .filter(|process| !is_known(group, process.pid()))
-        // With no descriptor to look by, descent is unknown; opening the process reports that.
-        .filter(|process| {
-            guest.is_some()
-                || is_known_child(group, process)
-                || process.descends_from_here().unwrap_or(true)
-                || is_below_any(process, &elsewhere)
+    let near = std::iter::once(own_id()).chain(guest_pid);
+    // With no descriptor to look by, descent is unknown; opening the process reports that.
+    let is_near = |process: &Process| {
+        guest.is_some()
+            || is_known_child(group, process)
+            || process.descends_from_here().unwrap_or(true)
+    };
+    search.below(near, is_near).or_else(|| {
+        // Which these are takes a look at each process.
+        let elsewhere = elsewhere(group);
+        let roots = elsewhere.iter().map(|process| process.pid());
+        search.below(roots.collect::<Vec<_>>().into_iter(), |process| {
+            is_below_any(process, &elsewhere)
         })
-        .filter_map(|process| {
-            let process = Arc::new(process);
-            // The main thread may have exited before others.
-            let by_other = || {
-                let other = process.thread_by_own_number(thread.into())?;
-                Inspector::open_with_flags(&process, other).ok()
-            };
-            let main = Inspector::open_with_flags(&process, process.pid()).ok();
-            main.or_else(by_other)
-        })
-        .find(|inspector| space.is_shown_by(inspector, beacon))
+    })
+}
+
+/// A search for the process of a forked child.
+struct Search<'a> {
+    group: &'a Group,
+    space: &'a AddressSpace,
+    thread: u32,
+    beacon: VirtualPage,
+}
+
+impl Search<'_> {
+    /// Among the candidates with such a thread: the one of that number, and those of `roots` and below.
+    fn below(
+        &self,
+        roots: impl Iterator<Item = i32>,
+        is_candidate: impl Fn(&Process) -> bool,
+    ) -> Option<Inspector> {
+        processes_by_own_number(self.thread.into(), roots)
+            .filter(|process| !is_known(self.group, process.pid()) && is_candidate(process))
+            .filter_map(|process| {
+                let process = Arc::new(process);
+                // The main thread may have exited before others.
+                let by_other = || {
+                    let other = process.thread_by_own_number(self.thread.into())?;
+                    Inspector::open_with_flags(&process, other).ok()
+                };
+                let main = Inspector::open_with_flags(&process, process.pid()).ok();
+                main.or_else(by_other)
+            })
+            .find(|inspector| self.space.is_shown_by(inspector, self.beacon))
+    }
 }
 
 /// Processes that were attached or were forked by those, and some that were let go since: they need not be below this
