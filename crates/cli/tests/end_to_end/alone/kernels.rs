@@ -1,6 +1,6 @@
 //! Other kernels than this machine's, booted: `tests/kernels`. They see this machine's files, and run these same tests.
 
-use crate::support::{memfold, rounds, skip};
+use crate::support::{compiled, memfold, rounds, skip};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -44,6 +44,32 @@ fn kernel(suite: Option<&str>) -> Option<PathBuf> {
         return None;
     }
     Some(path.trim_end().into())
+}
+
+/// A program of this package, compiled.
+fn program(name: &str) -> String {
+    let path = compiled(name, &[&format!("{name}.c")], &[]);
+    path.display().to_string()
+}
+
+/// Version 2 of cgroups, which this machine may not have for memory: shares are of the least limit around memfold.
+#[test]
+fn a_share_is_of_what_version_2_of_cgroups_allows() {
+    only_in_the_long_form!();
+    alone!(TOOLS);
+    let Some(kernel) = kernel(None) else { return };
+    let output = Command::new(format!("{FOLDER}/run.sh"))
+        .args(["--memory", "512M", "--seconds", "120"])
+        .args(["--program", &memfold().display().to_string()])
+        .args(["--program", &program("verify"), "--program", "unshare"])
+        .arg(kernel)
+        .arg(format!("{FOLDER}/cgroups.sh"))
+        .output()
+        .expect("run.sh runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}\n{errors}");
+    assert_eq!(text.matches("half of ").count(), 4, "{text}");
 }
 
 /// Boots it, for so many seconds at most.
