@@ -8,7 +8,7 @@ use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser, Type
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use memfold_pager::{Algorithm, Size, SizeError};
+use memfold_pager::{Algorithm, Floor, Size, SizeError};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -220,6 +220,10 @@ pub struct HoldOptions {
     /// Limit on the resident pages alone
     #[arg(long, value_name = "SIZE", env = "MEMFOLD_RESIDENT")]
     pub resident: Option<Size>,
+    /// Where the limit cannot be held, as what is out is larger than it even when compressed: keep this share of the
+    /// programs' memory resident
+    #[arg(long, value_name = "PERCENT", default_value_t, env = "MEMFOLD_FLOOR")]
+    pub floor: Floor,
     /// Compression algorithm of the pool
     #[arg(long, value_parser = algorithms(), default_value_t, env = "MEMFOLD_ALGO")]
     pub algo: Algorithm,

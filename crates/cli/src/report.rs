@@ -37,6 +37,8 @@ pub struct Programs {
     pub peak_unmanaged_bytes: u64,
     /// The limit under which at most 5 % of the time would have gone to swapping; null where that is so.
     pub comfortable_limit_bytes: Option<u64>,
+    /// The least limit that would have been held; null where the one in force is as large, or is on resident memory.
+    pub held_limit_bytes: Option<u64>,
     /// Part of the threads' time, running or waiting for memfold, for which they waited for memfold.
     pub swapping_share: f64,
 }
@@ -57,11 +59,7 @@ impl Statistics {
     /// Adds what the command line knows; the share of swapping is computed here.
     #[must_use]
     pub fn with(mut self, programs: Programs) -> Statistics {
-        let waited = Duration::from_nanos(
-            self.totals
-                .swap_in_wait_ns
-                .saturating_add(self.totals.first_touch_wait_ns),
-        );
+        let waited = self.waited();
         let time = waited.as_secs_f64() + programs.program_cpu_seconds;
         let share = if time > 0.0 {
             waited.as_secs_f64() / time
@@ -73,6 +71,15 @@ impl Statistics {
             ..programs
         };
         self
+    }
+
+    /// For how long the programs' threads waited for memfold, in sum.
+    pub fn waited(&self) -> Duration {
+        let totals = &self.totals;
+        let waited = totals
+            .swap_in_wait_ns
+            .saturating_add(totals.first_touch_wait_ns);
+        Duration::from_nanos(waited)
     }
 
     /// The limit that the user gave: in all, or of resident memory.
@@ -263,7 +270,7 @@ mod tests {
         assert_eq!(value["exit_code"], 7);
         assert_eq!(value["command"], "a b");
         assert_eq!(value["limit_kept"], true);
-        for name in ["name", "comfortable_limit_bytes"] {
+        for name in ["name", "comfortable_limit_bytes", "held_limit_bytes"] {
             assert!(
                 value.get(name).is_some_and(serde_json::Value::is_null),
                 "{name}"

@@ -76,7 +76,11 @@ fn memory(name: &str, statistics: &Statistics) -> String {
             0..1_000_000 => "for a moment".to_owned(),
             time => format!("for {}", duration(time)),
         };
-        format!("the {what} of {limit} was NOT kept: {over} over it at most, {time}")
+        let held = statistics.programs.held_limit_bytes;
+        let held = held.map_or_else(String::new, |held| {
+            format!("; --limit {}M would be", held.div_ceil(WHOLE))
+        });
+        format!("the {what} of {limit} was NOT kept: {over} over it at most, {time}{held}")
     };
     format!("{got}; {kept}")
 }
@@ -90,20 +94,22 @@ fn time(statistics: &Statistics) -> Option<String> {
         share if share < 1.0 => "less than 1%".to_owned(),
         share => format!("{share:.0}%"),
     };
-    let suggestion = match statistics.programs.comfortable_limit_bytes {
-        None => String::new(),
-        Some(limit) => {
-            let option = match statistics.limit_in_force().1 {
-                LimitKind::Total => "--limit",
-                LimitKind::Resident => "--resident",
-            };
-            let whole = limit.div_ceil(WHOLE);
-            format!("; {option} {whole}M would make it less than 5%")
-        }
-    };
+    let suggestion = comfortable(statistics).map_or_else(String::new, |option| {
+        format!("; {option} would make it less than 5%")
+    });
     Some(format!(
         "{share} of the time was spent on swapping{suggestion}"
     ))
+}
+
+/// The option with the limit that would be comfortable, where the one in force is not.
+pub fn comfortable(statistics: &Statistics) -> Option<String> {
+    let limit = statistics.programs.comfortable_limit_bytes?;
+    let option = match statistics.limit_in_force().1 {
+        LimitKind::Total => "--limit",
+        LimitKind::Resident => "--resident",
+    };
+    Some(format!("{option} {}M", limit.div_ceil(WHOLE)))
 }
 
 /// What went to a store on other machines, and what it failed to do.
@@ -206,9 +212,13 @@ mod tests {
             over_limit_ns: time,
             ..totals()
         };
-        let line = lines(over(121 * 256, 3_210_000_000), cpu(1.0)).remove(0);
+        let programs = Programs {
+            held_limit_bytes: Some(150 * MIB - 7),
+            ..cpu(1.0)
+        };
+        let line = lines(over(121 * 256, 3_210_000_000), programs).remove(0);
         assert!(
-            line.ends_with("the limit of 128 MiB was NOT kept: 121 MiB over it at most, for 3.2 s"),
+            line.ends_with("the limit of 128 MiB was NOT kept: 121 MiB over it at most, for 3.2 s; --limit 150M would be"),
             "{line}"
         );
         let line = lines(over(5 * 256, 0), cpu(1.0)).remove(0);

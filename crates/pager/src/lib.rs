@@ -63,7 +63,9 @@ mod zeros;
 
 pub use cpu_waiting::CpuWaiting;
 pub use memfold_swap::{Algorithm, ParseAlgorithmError};
-pub use options::{Limit, Options, Recompress, RemoteOptions, SwapFileOptions};
+pub use options::{
+    Floor, Limit, Options, ParseFloorError, Recompress, RemoteOptions, SwapFileOptions,
+};
 #[cfg(not(simulated))]
 pub use pool_memory::MappedSource;
 pub use size::{Size, SizeError};

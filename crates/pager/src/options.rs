@@ -1,7 +1,9 @@
 //! Options of a supervisor.
 
 use memfold_swap::{Algorithm, RemoteTier};
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +14,70 @@ pub struct Limit {
     pub total_bytes: Option<u64>,
     /// Limit on resident anonymous pages (stage included) alone, as a memory cgroup with zram counts.
     pub resident_bytes: Option<u64>,
+}
+
+/// The share of the memory which programs use that stays resident where the limit cannot be held, as
+/// the pool alone is larger than it.
+///
+/// ```
+/// use memfold_pager::Floor;
+/// assert_eq!(Floor::new(10).unwrap().of(2000), 200);
+/// assert!(Floor::new(101).is_none());
+/// assert_eq!("10%".parse::<Floor>().unwrap().percent(), 10);
+/// assert!("a tenth".parse::<Floor>().is_err());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Floor {
+    percent: u8,
+}
+
+impl Floor {
+    /// A floor in percent; `None` above 100.
+    pub fn new(percent: u8) -> Option<Floor> {
+        (percent <= 100).then_some(Floor { percent })
+    }
+
+    /// In percent.
+    pub fn percent(self) -> u8 {
+        self.percent
+    }
+
+    /// This share of so many bytes.
+    pub fn of(self, bytes: u64) -> u64 {
+        bytes / 100 * u64::from(self.percent)
+    }
+}
+
+/// The default. Less thrashes, more takes memory for little time (docs/measurements.md, "Limits that cannot
+/// be held").
+impl Default for Floor {
+    fn default() -> Floor {
+        Floor { percent: 20 }
+    }
+}
+
+/// As `--floor` takes it: `10%`.
+impl fmt::Display for Floor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}%", self.percent)
+    }
+}
+
+/// A text is no floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("give a percentage of at most 100, such as 10%, or 0% for none")]
+#[non_exhaustive]
+pub struct ParseFloorError;
+
+/// A whole percentage, with or without its sign.
+impl FromStr for Floor {
+    type Err = ParseFloorError;
+
+    fn from_str(text: &str) -> Result<Floor, ParseFloorError> {
+        let number = text.strip_suffix('%').unwrap_or(text);
+        let floor = number.parse().ok().and_then(Floor::new);
+        floor.ok_or(ParseFloorError)
+    }
 }
 
 /// A swap file for pages that do not fit into the limit.
@@ -47,6 +113,8 @@ pub struct Recompress {
 pub struct Options {
     /// The group's limit.
     pub limit: Limit,
+    /// What stays resident where the limit cannot be held.
+    pub floor: Floor,
     /// The pool's algorithm.
     pub algorithm: Algorithm,
     /// Keep and verify a checksum for each stored page.

@@ -6,6 +6,7 @@
 use super::cpu_time::{cpu_seconds, of_programs};
 use super::outcome::Outcome;
 use super::signals::Signals;
+use super::thrashing::Thrashing;
 use super::watch::Watched;
 use crate::control::{self, of_run};
 use crate::live::Server;
@@ -61,9 +62,11 @@ impl AttachedWatch<'_> {
             let_go: None,
             explained: false,
         };
+        let mut thrashing = Thrashing::new();
         loop {
             self.wait();
             self.take_signals(&mut state);
+            thrashing.look(|| self.snapshot(&state).statistics);
             self.server.answer(|| self.snapshot(&state).into());
             control::serve(&self.commands, || {
                 of_run(self.supervisor.control(), state.attacher.clone())
@@ -182,6 +185,7 @@ impl AttachedWatch<'_> {
             program_cpu_seconds: cpu.as_secs_f64(),
             peak_unmanaged_bytes: 0,
             comfortable_limit_bytes: self.supervisor.comfortable_limit(cpu),
+            held_limit_bytes: self.supervisor.held_limit(),
             swapping_share: 0.0,
         }
     }

@@ -19,6 +19,7 @@ pub mod runtime;
 mod signals;
 pub mod stats_file;
 mod stats_place;
+mod thrashing;
 mod timeline;
 mod unmanaged;
 mod watch;
@@ -291,6 +292,7 @@ fn options(arguments: &HoldOptions, runtime_dir: &Path) -> Result<Options, Failu
     let limit = limit(arguments)?;
     Ok(Options {
         limit,
+        floor: arguments.floor,
         algorithm: arguments.algo,
         checksum: !arguments.no_checksum,
         swap_file: swap_file(arguments.swap_file.as_deref(), arguments.swap_size)?,

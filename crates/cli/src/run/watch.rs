@@ -9,6 +9,7 @@ use super::outcome::Outcome;
 use super::raise::stop_by;
 use super::received::Received;
 use super::signals::Signals;
+use super::thrashing::Thrashing;
 use super::unmanaged::{self, Reason};
 use crate::control::{self, of_run};
 use crate::format::printable;
@@ -95,6 +96,7 @@ impl Watch<'_> {
             without_descriptors: 0,
         };
         let mut next_look = state.started + INTERVALS[0];
+        let mut thrashing = Thrashing::new();
         loop {
             self.wait_until(next_look);
             self.take_signals(&mut state);
@@ -107,6 +109,7 @@ impl Watch<'_> {
                 let began = Instant::now();
                 let findings = self.look(&mut state);
                 Self::warn(&mut state, findings);
+                thrashing.look(|| self.snapshot(&state).statistics);
                 let [shortest, longest] = INTERVALS;
                 let interval = if state.ended.is_some() {
                     INTERVAL_AFTER
@@ -311,6 +314,7 @@ impl Watch<'_> {
             program_cpu_seconds: cpu.as_secs_f64(),
             peak_unmanaged_bytes: state.descendants.peak_unmanaged_bytes(),
             comfortable_limit_bytes: self.supervisor.comfortable_limit(cpu),
+            held_limit_bytes: self.supervisor.held_limit(),
             swapping_share: 0.0,
         }
     }

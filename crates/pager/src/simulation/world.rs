@@ -1,6 +1,6 @@
 //! memfold's threads in one execution, and what programs need of them.
 
-use crate::options::Limit;
+use crate::options::{Floor, Limit};
 use crate::page::{PageRange, VirtualPage};
 use crate::pool_memory::MappedSource;
 use crate::simulation::adversity;
@@ -68,7 +68,11 @@ impl World {
             total_bytes: None,
             resident_bytes: Some(history.limit * PAGE_SIZE as u64),
         };
-        let group = Arc::new(Group::new(limit, swap, Outlets::default()));
+        let group = Arc::new(Group::new(
+            (limit, Floor::default()),
+            swap,
+            Outlets::default(),
+        ));
         if history.prepared {
             group.resources.prepare_forks();
         }

@@ -1,8 +1,10 @@
-//! The limit under which a run would have spent little time on swapping.
+//! The limit under which a run would have spent little time on swapping, and the least that it would have kept.
 //!
 //! More memory would have kept the pages whose refault distance it covers, and first touches would have
 //! waited less for room. From what was measured under the limit in force, this estimates what
 //! would remain under a larger one, and searches the smallest that leaves little.
+
+use crate::options::Floor;
 
 /// The share of their time for which programs may wait for memfold and still run comfortably.
 pub const COMFORTABLE_SHARE: f64 = 0.05;
@@ -61,6 +63,20 @@ impl Measured {
         })
     }
 
+    /// The least limit under which the floor is resident and the rest is in the pool; `None` where the one in force is
+    /// as large, or is not on the pool.
+    pub(crate) fn held_limit(&self, floor: Floor) -> Option<u64> {
+        let kept = floor.of(self.needed);
+        let out = (self.needed - kept) as f64 * self.density();
+        let usable = kept + out as u64;
+        let held = usable + usable.div_ceil(UNUSED_DIVISOR - 1);
+        (self.pool_counts && held > self.limit).then_some(held)
+    }
+
+    fn density(&self) -> f64 {
+        self.density.clamp(0.0, 0.95)
+    }
+
     fn share(&self, swap_in: f64, first_touch: f64) -> f64 {
         let waits = swap_in + first_touch;
         waits / (waits + self.cpu_ns as f64).max(1.0)
@@ -73,7 +89,7 @@ impl Measured {
             return usable.min(self.needed);
         }
         // The rest is out, and lies in the pool: resident + (needed - resident) * density = usable.
-        let density = self.density.clamp(0.0, 0.95);
+        let density = self.density();
         let resident = (usable as f64 - self.needed as f64 * density) / (1.0 - density);
         resident.max(0.0) as u64
     }
@@ -121,6 +137,29 @@ mod tests {
         // What would keep half of the pages that are out.
         let limit = measured.comfortable_limit(sweep(50 * MIB)).unwrap();
         assert!((174 * MIB..178 * MIB).contains(&limit), "{}", limit / MIB);
+    }
+
+    #[test]
+    fn the_least_limit_holds_the_floor_and_the_pool() {
+        let measured = Measured {
+            pool_counts: true,
+            limit: 80 * MIB,
+            ..measured()
+        };
+        // A tenth of 200 MiB, and half of the rest.
+        let held = measured.held_limit(Floor::new(10).unwrap()).unwrap();
+        assert!((110 * MIB..115 * MIB).contains(&held), "{}", held / MIB);
+        assert!(measured.resident(held) >= 20 * MIB - 1);
+        let enough = Measured {
+            limit: held,
+            ..measured
+        };
+        assert_eq!(enough.held_limit(Floor::new(10).unwrap()), None);
+        let of_resident = Measured {
+            pool_counts: false,
+            ..measured
+        };
+        assert_eq!(of_resident.held_limit(Floor::default()), None);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! A group: the address spaces under one limit, the swap space they share, and the counters.
 
 use crate::backoff::{CompressionPolicy, LimitRelief};
-use crate::options::Limit;
+use crate::options::{Floor, Limit};
 use crate::page::bytes;
 use crate::pool_memory::MappedSource;
 use crate::supervised::comfort::Measured;
 use crate::supervised::fault::deferred::Deferred;
 use crate::supervised::fault::remote::RemoteFaults;
+use crate::supervised::floor::Stored;
 use crate::supervised::fork::expected_children::ExpectedChildren;
 #[cfg(not(simulated))]
 use crate::supervised::helper::released::Released;
@@ -22,9 +23,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// The smallest resident limit that a full pool can press a group down to.
-const RESIDENT_FLOOR_BYTES: u64 = 4 << 20;
 
 /// Time for which the limit must be exceeded without a break before that is warned of. Shorter warns of what
 /// reclaim is about to remove.
@@ -62,6 +60,7 @@ pub(crate) struct Group {
     /// What the address spaces use, too.
     pub resources: Arc<Resources>,
     limit: LimitState,
+    floor: Floor,
     /// The swap file, if there is one.
     pub file: Option<Arc<FileTier>>,
     /// The store on other machines, if there is one.
@@ -116,7 +115,11 @@ struct Sizes {
 
 impl Group {
     /// A group without programs.
-    pub(crate) fn new(limit: Limit, swap: SwapSpace<MappedSource>, outlets: Outlets) -> Group {
+    pub(crate) fn new(
+        (limit, floor): (Limit, Floor),
+        swap: SwapSpace<MappedSource>,
+        outlets: Outlets,
+    ) -> Group {
         let remote = outlets.remote.map(|tier| Remote {
             tier,
             faults: RemoteFaults::default(),
@@ -124,6 +127,7 @@ impl Group {
         Group {
             resources: Arc::new(Resources::new(swap)),
             limit: LimitState::new(limit),
+            floor,
             compression: CompressionPolicy::new(limit),
             file: outlets.file,
             remote,
@@ -230,24 +234,40 @@ impl Group {
     pub(crate) fn refresh_limit(&self) {
         let configured = self.limit();
         let by_total = configured.total_bytes.map_or(u64::MAX, |total| {
-            total
-                .saturating_sub(self.resources.swap.pool_bytes())
-                .saturating_sub(self.metadata_bytes())
-                .max(RESIDENT_FLOOR_BYTES)
+            self.stored(total)
+                .resident_limit(self.floor, || self.needed_bytes())
         });
         let limit = by_total.min(configured.resident_bytes.unwrap_or(u64::MAX));
-        // Without these floors, memory that cannot be managed would leave managed memory almost no room, and
+        // Without this, memory that cannot be managed would leave managed memory almost no room, and
         // unevictable pages the evictable ones.
-        let floor = |pages: u64, divisor: u64| match pages {
+        let beside = |pages: u64, divisor: u64| match pages {
             0 => limit,
             pages => limit.max(bytes(pages) + limit / divisor),
         };
-        let limit = floor(self.refused_pages.load(Ordering::Relaxed), MANAGED_DIVISOR)
-            .max(floor(self.unevictable_pages(), EVICTABLE_DIVISOR));
+        let limit = beside(self.refused_pages.load(Ordering::Relaxed), MANAGED_DIVISOR)
+            .max(beside(self.unevictable_pages(), EVICTABLE_DIVISOR));
         let relief = self.relief.bytes(Instant::now());
         let held = bytes(self.held_pages.load(Ordering::Relaxed));
         self.resources
             .set_resident_limit(limit.max(relief).saturating_add(held));
+    }
+
+    /// What is out, under a limit on all memory.
+    fn stored(&self, limit: u64) -> Stored {
+        Stored {
+            limit,
+            bytes: self.resources.swap.pool_bytes() + self.metadata_bytes(),
+        }
+    }
+
+    /// Bytes that the programs use, resident and out.
+    fn needed_bytes(&self) -> u64 {
+        self.resources.resident_bytes() + self.out_bytes()
+    }
+
+    /// Bytes of the programs that are out, uncompressed.
+    fn out_bytes(&self) -> u64 {
+        bytes(self.resources.swap.usage().slots_in_use)
     }
 
     /// Resident pages that are not evictable, in programs with unevictable mappings. Pages that forks
@@ -333,17 +353,14 @@ impl Group {
             counters.over_limit_ns.fetch_add(elapsed, Ordering::Relaxed);
             let lasts = self.exceeded_for.fetch_add(elapsed, Ordering::Relaxed) + elapsed;
             if lasts >= WARN_AFTER.as_nanos() as u64 {
-                let cause =
-                    "programs allocate faster than memory can be paged out, or it cannot be";
-                self.warn_over_limit(excess, cause);
+                self.warn_over_limit(excess, &self.cause_of_excess());
             }
         } else {
             self.exceeded_for.store(0, Ordering::Relaxed);
         }
-        let out = bytes(self.resources.swap.usage().slots_in_use);
         counters
             .peak_needed_bytes
-            .fetch_max(sizes.resident + out, Ordering::Relaxed);
+            .fetch_max(sizes.resident + self.out_bytes(), Ordering::Relaxed);
         counters
             .peak_mapped_bytes
             .fetch_max(self.mapped_bytes(), Ordering::Relaxed);
@@ -356,6 +373,29 @@ impl Group {
             if space.has_left() { 0 } else { bytes(pages) }
         };
         self.read_spaces(|spaces| spaces.values().map(shared).sum())
+    }
+
+    /// Why a limit is exceeded for a while though memory is paged out.
+    fn cause_of_excess(&self) -> String {
+        let stored = self.limit().total_bytes.map(|limit| self.stored(limit));
+        let Some(stored) = stored.filter(|stored| stored.beyond() > 0) else {
+            return "programs allocate faster than memory can be paged out, or it cannot be"
+                .to_owned();
+        };
+        let now = self.measured(self.needed_bytes(), Duration::ZERO);
+        let held = now.and_then(|now| now.held_limit(self.floor));
+        let advice = held.map_or_else(String::new, |held| {
+            format!(
+                "; a limit of {} MiB would be held now",
+                held.div_ceil(1 << 20)
+            )
+        });
+        format!(
+            "what is out takes {} MiB compressed, and up to {} of what the programs use stays resident \
+             (--floor){advice}",
+            stored.bytes >> 20,
+            self.floor,
+        )
     }
 
     fn warn_over_limit(&self, excess: Excess, cause: &str) {
@@ -372,21 +412,35 @@ impl Group {
     /// The limit under which programs that took so much CPU time would spend little time on swapping;
     /// `None` if they do under this one.
     pub(crate) fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
+        let remaining = |more: u64| self.resources.refaults.remaining(more / PAGE_SIZE as u64);
+        self.measured_at_peak(cpu)?.comfortable_limit(remaining)
+    }
+
+    /// The least limit that would have been held; `None` where this one would be.
+    pub(crate) fn held_limit(&self) -> Option<u64> {
+        self.measured_at_peak(Duration::ZERO)?
+            .held_limit(self.floor)
+    }
+
+    fn measured_at_peak(&self, cpu: Duration) -> Option<Measured> {
+        let needed = &self.resources.counters.peak_needed_bytes;
+        self.measured(needed.load(Ordering::Relaxed), cpu)
+    }
+
+    /// What was measured under the limit of programs that need so many bytes.
+    fn measured(&self, needed: u64, cpu: Duration) -> Option<Measured> {
         let limit = self.limit();
         let totals = self.resources.counters.totals();
         let usage = self.resources.swap.usage();
-        let density = usage.bytes_stored_total as f64 / usage.bytes_original_total.max(1) as f64;
-        let measured = Measured {
+        Some(Measured {
             limit: limit.total_bytes.or(limit.resident_bytes)?,
             pool_counts: limit.total_bytes.is_some(),
-            needed: totals.peak_needed_bytes,
-            density,
+            needed,
+            density: usage.bytes_stored_total as f64 / usage.bytes_original_total.max(1) as f64,
             cpu_ns: cpu.as_nanos() as u64,
             swap_in_wait_ns: totals.swap_in_wait_ns,
             first_touch_wait_ns: totals.first_touch_wait_ns,
-        };
-        let remaining = |more: u64| self.resources.refaults.remaining(more / PAGE_SIZE as u64);
-        measured.comfortable_limit(remaining)
+        })
     }
 
     /// Raises the limit to the resident size for a while, because nothing more can be reclaimed.

@@ -13,6 +13,7 @@
 //! | [`space`] | one program: its page states, its gate, its lifecycle |
 //! | [`group`] | the programs under one limit |
 //! | [`limit_state`] | the limit in force, and whether it is kept |
+//! | [`floor`] | what stays resident where the limit cannot be held |
 //! | [`mappings`] | what each mapping of a program has in memory and outside |
 //! | [`refaults`], [`comfort`] | refault distances, and the limit that they suggest |
 //! | [`resources`] | shared by all address spaces: swap space, counters, the resident limit |
@@ -22,6 +23,7 @@
 pub(crate) mod comfort;
 pub(crate) mod events;
 pub(crate) mod fault;
+pub(crate) mod floor;
 pub(crate) mod fork;
 pub(crate) mod group;
 pub(crate) mod helper;

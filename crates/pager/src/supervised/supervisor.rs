@@ -96,7 +96,11 @@ impl Supervisor {
         let place = patched.place;
         let library = Library::new(&preload, patched.image).ok_or(StartError::Image)?;
         let supervisor = Supervisor {
-            group: Arc::new(Group::new(options.limit, swap, Outlets { file, remote })),
+            group: Arc::new(Group::new(
+                (options.limit, options.floor),
+                swap,
+                Outlets { file, remote },
+            )),
             preload,
             directory,
             library: Arc::new(library),
@@ -201,6 +205,12 @@ impl Supervisor {
     /// limit in force.
     pub fn comfortable_limit(&self, cpu: Duration) -> Option<u64> {
         self.group.comfortable_limit(cpu)
+    }
+
+    /// The least limit on all memory that would be held, with what [`Options::floor`] keeps resident; `None` where the
+    /// one in force is as large, or is on resident memory alone. An estimate from what was stored until now.
+    pub fn held_limit(&self) -> Option<u64> {
+        self.group.held_limit()
     }
 
     /// A handle for long-running commands from other threads.

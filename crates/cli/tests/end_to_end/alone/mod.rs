@@ -3,6 +3,7 @@
 mod comfort;
 mod crash;
 mod departures;
+mod floor;
 mod growth;
 mod host_swap;
 mod kernels;

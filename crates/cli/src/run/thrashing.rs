@@ -1,0 +1,113 @@
+//! Warns once, while a run goes on, that its programs thrash under a limit that is kept.
+
+use crate::report::Statistics;
+use crate::summary::comfortable;
+use std::time::{Duration, Instant};
+
+/// Time over which waits are measured. Shorter warns of what a start or a change of phase costs.
+const WINDOW: Duration = Duration::from_secs(10);
+/// Part of its time for which a thrashing program waits: it takes five times as long as without a limit.
+const THRASHING: f64 = 0.8;
+/// Time of programs, computing or waiting, in seconds, below which they count as asleep.
+const LEAST: f64 = 2.0;
+
+/// Time of the programs since the start, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spent {
+    waiting: f64,
+    computing: f64,
+}
+
+/// Watches how much of their time programs wait.
+#[derive(Debug)]
+pub struct Thrashing {
+    /// The window's beginning.
+    since: Instant,
+    spent: Spent,
+    warned: bool,
+}
+
+impl Spent {
+    fn of(statistics: &Statistics) -> Spent {
+        Spent {
+            waiting: statistics.waited().as_secs_f64(),
+            computing: statistics.programs.program_cpu_seconds,
+        }
+    }
+
+    /// The part of the time since `before` for which programs waited, if they thrashed.
+    fn thrashing_since(self, before: Spent) -> Option<f64> {
+        let waiting = self.waiting - before.waiting;
+        // The CPU time of what ended and was not waited for is gone.
+        let all = waiting + (self.computing - before.computing).max(0.0);
+        (all >= LEAST && waiting / all >= THRASHING).then(|| waiting / all)
+    }
+}
+
+impl Thrashing {
+    /// From now on.
+    pub fn new() -> Thrashing {
+        Thrashing {
+            since: Instant::now(),
+            spent: Spent::default(),
+            warned: false,
+        }
+    }
+
+    /// Looks at the end of each window; only then the statistics are asked for, which read a file for each process.
+    pub fn look(&mut self, statistics: impl FnOnce() -> Statistics) {
+        if self.warned || self.since.elapsed() < WINDOW {
+            return;
+        }
+        let statistics = statistics();
+        let spent = Spent::of(&statistics);
+        if let Some(share) = spent.thrashing_since(self.spent) {
+            log::warn!("{}", warning(share, &statistics));
+            self.warned = true;
+        }
+        self.since = Instant::now();
+        self.spent = spent;
+    }
+}
+
+fn warning(share: f64, statistics: &Statistics) -> String {
+    let advice = match comfortable(statistics) {
+        Some(limit) => format!(
+            "{limit} would make it less than 5% (memfold limit {} changes it now)",
+            std::process::id()
+        ),
+        None => format!("a larger one helps (memfold limit {})", std::process::id()),
+    };
+    format!(
+        "the programs thrash under this limit: in the last {} s they waited for memory for {:.0}% of their time; {advice}",
+        WINDOW.as_secs(),
+        share * 100.0
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn spent(waiting: f64, computing: f64) -> Spent {
+        Spent { waiting, computing }
+    }
+
+    #[test]
+    fn what_waits_most_of_its_time_thrashes() {
+        let before = spent(100.0, 20.0);
+        assert!(spent(109.0, 21.0).thrashing_since(before).is_some());
+        assert!(spent(105.0, 25.0).thrashing_since(before).is_none());
+    }
+
+    #[test]
+    fn what_sleeps_does_not_thrash() {
+        assert!(spent(1.0, 0.1).thrashing_since(Spent::default()).is_none());
+    }
+
+    #[test]
+    fn lost_cpu_time_does_not_count() {
+        let share = spent(109.0, 15.0).thrashing_since(spent(100.0, 20.0));
+        assert_eq!(share, Some(1.0));
+    }
+}
