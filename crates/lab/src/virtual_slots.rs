@@ -9,9 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use memfold_swap::{
-    PAGE_SIZE, Page, Scratch, Slot, SlotRange, SlotRanges, SwapConfig, SwapSpace, Tier,
-};
+use memfold_swap::{PAGE_SIZE, Page, Scratch, Slot, SlotRange, SlotRanges, SwapConfig, SwapSpace};
 use serde_json::Value;
 
 use crate::{
@@ -224,7 +222,7 @@ fn measure(
         _ => threads * pages * 2 + 4096,
     };
     if let Workload::Bare(step) = workload {
-        let nothing: Arc<dyn Tier> = Arc::new(Nowhere);
+        let nothing = Arc::new(Nowhere);
         let room = pages * BARE + 4096;
         return match variant {
             Variant::Ours => bare(&Ours::with_tier(room, 1, &nothing)?, pages * BARE, step),
@@ -254,7 +252,7 @@ fn measure(
             Box::new(Ours(SwapSpace::new(Mapping, config(room, threads))?))
         }
         (Variant::Ours, _) => {
-            let device: Arc<dyn Tier> = Arc::new(MemoryDevice::new(room + 1024)?);
+            let device = Arc::new(MemoryDevice::new(room + 1024)?);
             Box::new(Ours::with_tier(room, threads, &device)?)
         }
         (_, Workload::Usemem | Workload::Memhog) => {

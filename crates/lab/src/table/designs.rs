@@ -112,8 +112,13 @@ impl Tier for MemoryDevice {
 pub struct Ours(pub SwapSpace<Mapping>);
 
 impl Ours {
-    /// A space with `tier` instead of its own tier of that kind.
-    pub fn with_tier(slots: usize, threads: usize, tier: &Arc<dyn Tier>) -> Result<Self> {
+    /// A space with `tier` instead of its own tier of that kind. Of a known type, so that a call of it is one
+    /// indirect call, as in the other designs.
+    pub fn with_tier<T: Tier + 'static>(
+        slots: usize,
+        threads: usize,
+        tier: &Arc<T>,
+    ) -> Result<Self> {
         let config = SwapConfig {
             pool_capacity_pages: 1 << 16,
             max_slots: slots,

@@ -7,7 +7,7 @@ pub mod usemem;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use memfold_swap::{Page, Scratch, Slot, SlotRanges, Tier};
+use memfold_swap::{Page, Scratch, Slot, SlotRanges};
 use serde_json::Value;
 
 use self::{
@@ -121,7 +121,7 @@ fn add_operations(report: &mut Report, threads: usize, slots: usize, runs: usize
 }
 
 fn operations_of(variant: &str, threads: usize, slots: usize) -> Result<[f64; OPERATIONS.len()]> {
-    let tier: Arc<dyn Tier> = Arc::new(Nowhere);
+    let tier = Arc::new(Nowhere);
     // Each thread holds a whole cluster.
     let room = slots + (threads + 1) * 512;
     match tree_of(variant) {
@@ -156,7 +156,7 @@ fn add_usemem(
     let mut samples = vec![[const { Samples::new() }; 4]; VARIANTS.len()];
     for run in 0..=runs {
         for (variant, samples) in VARIANTS.iter().zip(&mut samples) {
-            let device: Arc<dyn Tier> = Arc::new(MemoryDevice::new(room + 1024)?);
+            let device = Arc::new(MemoryDevice::new(room + 1024)?);
             let design: Box<dyn SwapDesign> = match tree_of(variant) {
                 Some(look_up) => Box::new(TreeSpace::new(look_up, room, threads, device)?),
                 None => Box::new(Ours::with_tier(room, threads, &device)?),
@@ -205,7 +205,7 @@ const FILLS: [&str; 4] = ["empty", "half", "full", "half-scattered"];
 
 fn add_memory(report: &mut Report, slots: usize) -> Result<()> {
     for variant in ["tree", "swap-table"] {
-        let tier: Arc<dyn Tier> = Arc::new(Nowhere);
+        let tier = Arc::new(Nowhere);
         let before = anonymous_bytes()?;
         let found = match tree_of(variant) {
             Some(look_up) => fill(before, slots, || {
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn slots_cost_what_they_should() {
         const SLOTS: usize = 1 << 18;
-        let tier = || -> Arc<dyn Tier> { Arc::new(Nowhere) };
+        let tier = || Arc::new(Nowhere);
         let space = Ours::with_tier(SLOTS, 1, &tier()).unwrap();
         let page = some_page();
         let pages = vec![&page; SLOTS];

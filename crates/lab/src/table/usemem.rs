@@ -239,20 +239,17 @@ fn work(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use memfold_swap::Tier;
-
     use super::*;
     use crate::{
         baselines::tree::{LookUp, TreeSpace},
         table::designs::{MemoryDevice, Ours, some_page},
     };
+    use std::sync::Arc;
 
     #[test]
     fn every_page_is_read_back_as_written() {
         const PAGES: usize = 2000;
-        let device = || -> Arc<dyn Tier> { Arc::new(MemoryDevice::new(16 * PAGES).unwrap()) };
+        let device = || Arc::new(MemoryDevice::new(16 * PAGES).unwrap());
         let designs: [Box<dyn SwapDesign>; 3] = [
             Box::new(TreeSpace::new(LookUp::Locked, 8 * PAGES, 2, device()).unwrap()),
             Box::new(TreeSpace::new(LookUp::LockFree, 8 * PAGES, 2, device()).unwrap()),
