@@ -36,12 +36,20 @@ mod home {
     pub(super) const OFFERED: u32 = 3;
     /// Its pages are being discarded.
     pub(super) const LEAVING: u32 = 4;
+    /// It is empty, and is discarded together with others unless it is used again before.
+    pub(super) const EMPTIED: u32 = 5;
 }
+
+/// Emptied clusters that are discarded at once. Each discard costs a TLB shootdown on every CPU that runs the
+/// process. More keep more memory of an empty space, a page each, or two where it has an annex.
+const DISCARDED_TOGETHER: usize = if cfg!(any(loom, miri)) { 2 } else { 32 };
 
 #[derive(Debug, Default)]
 struct Lists {
     /// Clusters with room that no shard holds, by group.
     offered: Vec<Vec<ClusterId>>,
+    /// Emptied clusters, fewer than `DISCARDED_TOGETHER`, of any group.
+    emptied: Vec<ClusterId>,
     /// Unused cluster numbers below `next`.
     absent: Vec<ClusterId>,
     /// The first cluster number never used.
@@ -83,6 +91,7 @@ impl<S: PageSource> SlotAllocator<S> {
     pub(crate) fn new(table: Arc<SwapTable<S>>) -> Self {
         let lists = Lists {
             next: 1,
+            emptied: Vec::with_capacity(DISCARDED_TOGETHER),
             ..Lists::default()
         };
         Self {
@@ -105,7 +114,7 @@ impl<S: PageSource> SlotAllocator<S> {
 
     fn note_heap_bytes(&self, lists: &Lists) {
         let offered: usize = lists.offered.iter().map(Vec::capacity).sum();
-        let clusters = offered + lists.absent.capacity();
+        let clusters = offered + lists.absent.capacity() + lists.emptied.capacity();
         self.heap_bytes
             .store((clusters * size_of::<ClusterId>()) as u64, Relaxed);
     }
@@ -164,6 +173,11 @@ impl<S: PageSource> SlotAllocator<S> {
         let mut lists = lock(&self.lists);
         if let Some(cluster) = lists.offered.get_mut(group.0 as usize).and_then(Vec::pop) {
             self.set_home(cluster, home::OFFERED, home::HELD);
+            return Ok(cluster);
+        }
+        if let Some(cluster) = lists.emptied.pop() {
+            self.set_home(cluster, home::EMPTIED, home::HELD);
+            self.table.meta(cluster).group.store(group.0, Relaxed);
             return Ok(cluster);
         }
         if let Some(cluster) = self.absent_cluster(&mut lists, group)? {
@@ -290,11 +304,34 @@ impl<S: PageSource> SlotAllocator<S> {
         }
     }
 
-    /// Discards the pages of emptied clusters, with no lock held.
-    pub(crate) fn give_back(&self, leaving: Leaving) {
+    /// Takes emptied clusters, and discards the pages of all that were once they are enough.
+    pub(crate) fn give_back(&self, mut leaving: Leaving) {
         if leaving.clusters.is_empty() {
             return;
         }
+        let mut lists = lock(&self.lists);
+        if lists.emptied.len() + leaving.clusters.len() < DISCARDED_TOGETHER {
+            for cluster in leaving.clusters {
+                self.set_home(cluster, home::LEAVING, home::EMPTIED);
+                lists.emptied.push(cluster);
+            }
+            return;
+        }
+        self.take_emptied(&mut lists, &mut leaving);
+        drop(lists);
+        self.discard(leaving);
+    }
+
+    /// Adds the clusters that wait to be discarded.
+    fn take_emptied(&self, lists: &mut Lists, leaving: &mut Leaving) {
+        for cluster in lists.emptied.drain(..) {
+            self.set_home(cluster, home::EMPTIED, home::LEAVING);
+            leaving.clusters.push(cluster);
+        }
+    }
+
+    /// Discards the pages of emptied clusters, with no lock held.
+    fn discard(&self, leaving: Leaving) {
         let mut pages = Vec::with_capacity(2 * leaving.clusters.len());
         for &cluster in &leaving.clusters {
             pages.push(TablePage::Entries(cluster));
@@ -370,8 +407,8 @@ impl<S: PageSource> SlotAllocator<S> {
         Ok(())
     }
 
-    /// Takes the clusters from the shards of a group, or only those that are empty, so that they
-    /// can be discarded.
+    /// Takes the clusters from the shards of a group, or only those that are empty, and discards all that
+    /// are empty.
     pub(crate) fn let_go_of(&self, group: &Group, only_empty: bool) {
         for mut shard in group.shards().each() {
             let goes = |cluster: &mut ClusterId| {
@@ -380,6 +417,11 @@ impl<S: PageSource> SlotAllocator<S> {
             if let Some(cluster) = shard.held.take_if(goes) {
                 self.let_go(cluster);
             }
+        }
+        let mut leaving = Leaving::default();
+        self.take_emptied(&mut lock(&self.lists), &mut leaving);
+        if !leaving.clusters.is_empty() {
+            self.discard(leaving);
         }
     }
 
