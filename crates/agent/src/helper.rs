@@ -10,7 +10,7 @@ use crate::{carry, dispatch, system};
 use core::sync::atomic::Ordering;
 use memfold_sys::channel::{CHANNEL_BYTES, Channel, Command, DropRun, MoveRun, RELEASED, RUNS_MAX};
 use memfold_sys::futex::{self, OWNER_DIED};
-use memfold_sys::gate::NAP_NS;
+use memfold_sys::gate::{Abandoned, NAP_NS};
 use memfold_sys::hello::{Hello, MAGIC, STAGE_PAGES, TOKEN, TRASH_PAGES, Welcome};
 use memfold_sys::uffd::Uffd;
 use memfold_sys::{Errno, PAGE_SIZE, raw};
@@ -246,29 +246,39 @@ impl Helper {
             run.errno = broken.err().map_or(0, |errno| errno.0);
         }
         let gone = || channel.alive.load(Ordering::Relaxed) & OWNER_DIED != 0;
-        if channel.gate.enter(NAP_NS, gone).is_err() {
+        let moved = if carries() {
+            let runs = &mut command.moves[..moves];
+            carry::carry_runs(channel, self.uffd, (command.event_count, runs), &gone)
+        } else {
+            self.move_runs(command, moves, &gone)
+        };
+        if moved.is_err() {
             // The supervisor is dead: nothing reads the outcome.
             return;
-        }
-        command.stale =
-            u32::from(channel.event_count.load(Ordering::Relaxed) != command.event_count);
-        if command.stale == 0 {
-            for run in command
-                .moves
-                .iter_mut()
-                .take(moves)
-                .filter(|run| run.unshare == 0)
-            {
-                if carries() {
-                    carry::carry_run(channel, self.uffd, run);
-                } else {
-                    self.move_run(run);
-                }
-            }
         }
         // Release: the outcome is seen by a thread that sees `done`.
         channel.done.store(posted, Ordering::Release);
         channel.gate.leave();
+    }
+
+    /// Moves the runs, unless an event came in between. Stays in the gate.
+    fn move_runs(
+        &self,
+        command: &mut Command,
+        moves: usize,
+        gone: &impl Fn() -> bool,
+    ) -> Result<(), Abandoned> {
+        let channel = self.channel;
+        channel.gate.enter(NAP_NS, gone)?;
+        command.stale =
+            u32::from(channel.event_count.load(Ordering::Relaxed) != command.event_count);
+        if command.stale == 0 {
+            let runs = command.moves.iter_mut().take(moves);
+            for run in runs.filter(|run| run.unshare == 0) {
+                self.move_run(run);
+            }
+        }
+        Ok(())
     }
 
     /// The stage is registered with the program's own userfaultfd, so that the kernel refuses the

@@ -96,6 +96,8 @@ fn check_carried(seed: u64, bug: Option<Bug>) -> Result<(), Failure> {
     history.carries = true;
     if bug == Some(Bug::CarriedOverrun) || seed.is_multiple_of(MOVES_BESIDE) {
         move_beside(&mut history);
+    } else if bug == Some(Bug::CarriedUnreported) || seed % MOVES_BESIDE == 1 {
+        map_anew(&mut history);
     }
     Bug::put_back(bug);
     let outcome = try_run(&history, seed, SCHEDULES);
@@ -124,6 +126,19 @@ fn move_beside(history: &mut History) {
         steps
     };
     history.threads = vec![mover(0), mover(1)];
+    (history.share_places, history.limit, history.locked) = (true, 13, None);
+}
+
+/// Two threads unmap memory and map memory there again, which is not registered as yet.
+fn map_anew(history: &mut History) {
+    let mut steps = vec![Step::Map(0, AREA_PAGES), Step::Fill(0)];
+    steps.extend([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)]);
+    for _ in 0..4 {
+        steps.extend([Step::Unmap(0), Step::Map(0, AREA_PAGES), Step::Fill(0)]);
+        steps.extend([Step::Unmap(1), Step::Map(1, 2), Step::Fill(1)]);
+        steps.extend([Step::Rest(0), Step::Check(0)]);
+    }
+    history.threads = vec![steps; 2];
     (history.share_places, history.limit, history.locked) = (true, 13, None);
 }
 
@@ -284,7 +299,9 @@ fn search(bug: Bug) -> Result<(), String> {
         Bug::WithheldUnregistered | Bug::ManagedUnwithheld => {
             check_prepared(seed, bug_or_none).unwrap_or(Ok(()))
         }
-        Bug::CarriedSettledLate | Bug::CarriedOverrun => check_carried(seed, bug_or_none),
+        Bug::CarriedSettledLate | Bug::CarriedOverrun | Bug::CarriedUnreported => {
+            check_carried(seed, bug_or_none)
+        }
         _ => check(seed, bug_or_none),
     };
     let found = seeds.find_map(|seed| check(seed, Some(bug)).err());

@@ -23,8 +23,7 @@ pub const RELEASED: u32 = u32::MAX;
 /// Bytes of the shared memory. Pages that are never touched take no memory.
 pub const CHANNEL_BYTES: usize = 8192 + WITHHELD_MOST * size_of::<Span>();
 
-/// A run of pages to move into the stage. Where they are carried off by `mremap`, a command has one at most, as the
-/// helper waits for the event of each.
+/// A run of pages to move into the stage.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct MoveRun {
@@ -185,6 +184,11 @@ pub struct Channel {
     /// Not 0: the helper is to end. [`RELEASED`]: it leaves the program to itself, and takes this back if a thread of
     /// it forks just now. Else no other thread of the program is left, and its status, as `wait` has it, is one less.
     pub dismissed: AtomicU32,
+    /// One more than the number of the run that the helper carries off, or was the last to: written inside the gate. 0 if
+    /// that was refused, or none of this command is begun.
+    pub carrying: AtomicU32,
+    /// Runs carried off of which the event was read; changes only while the gate is held exclusively.
+    pub carried: AtomicU32,
     /// Lets the helper change pages.
     pub gate: HelperGate,
     /// What the program wants to be unregistered.

@@ -34,6 +34,8 @@ impl Errno {
     /// The process has too many open files.
     pub const EMFILE: Errno = Errno(24);
 
+    /// Not begun: something came in between.
+    pub const ECANCELED: Errno = Errno(125);
     /// The wait was too long.
     pub const ETIMEDOUT: Errno = Errno(110);
 

@@ -103,6 +103,17 @@ impl SharedChannel {
         self.channel().event_count.load(Ordering::Relaxed)
     }
 
+    /// The run of the command that the helper carries off, or was the last to. The program may write anything there.
+    pub fn carrying(&self) -> Option<usize> {
+        let number = self.channel().carrying.load(Ordering::SeqCst);
+        number.checked_sub(1).map(|index| index as usize)
+    }
+
+    /// Notes that the event of a run which the helper carried off was read. The gate must be held exclusively.
+    pub fn note_carried(&self) {
+        self.channel().carried.fetch_add(1, Ordering::Release);
+    }
+
     /// Notes that an event is being applied: planned moves become stale. The gate must be held
     /// exclusively.
     pub fn bump_event_count(&self) {
@@ -382,6 +393,7 @@ impl Port {
                 (&raw mut (*command).moves[index]).write(*run);
             }
         }
+        channel.carrying.store(0, Ordering::SeqCst);
         self.posted = self.posted.wrapping_add(1);
         self.outstanding = true;
         channel.posted.store(self.posted, Ordering::Release);

@@ -170,15 +170,19 @@ impl Memory {
         }
     }
 
-    /// The helper's mremap of a range over places of the stage, with `MREMAP_DONTUNMAP`. What is not registered any more
-    /// is left out: Linux takes it, and the program is stopped (docs/limits.md).
-    pub fn carry_off(&self, from: PageRange, to: VirtualPage) -> Result<(), Errno> {
+    /// The helper's mremap of a range over places of the stage, with `MREMAP_DONTUNMAP`. Returns whether that raised an
+    /// event. What is not registered any more is left where it is: Linux takes it without an event, and the program is
+    /// stopped (docs/limits.md).
+    pub fn carry_off(&self, from: PageRange, to: VirtualPage) -> Result<bool, Errno> {
         let mut state = self.begin_change(from);
         let is_one = state
             .mapping(from.start)
             .is_some_and(|mapping| mapping.end >= from.end);
-        if !is_one || !state.is_registered(from) {
+        if !is_one {
             return Err(Errno::EFAULT);
+        }
+        if !state.is_registered(from) {
+            return Ok(false);
         }
         let pages = (from.start.0..from.end.0).map(VirtualPage);
         for (step, source) in pages.enumerate() {
@@ -196,7 +200,7 @@ impl Memory {
         trace(|| format!("carries {} off to {:#x}", short(from), to.0));
         drop(state);
         self.finish_change(Message::Remap { from, to });
-        Ok(())
+        Ok(true)
     }
 
     /// Keeps a range from forked children, and marks it (`MADV_DONTFORK`, `MADV_RANDOM`). Gaps are passed over.

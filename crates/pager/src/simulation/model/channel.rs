@@ -252,6 +252,8 @@ pub(crate) struct SharedChannel {
     gate: Gate,
     helper_gate: HelperGate,
     event_count: AtomicU32,
+    carrying: AtomicU32,
+    carried: AtomicU32,
     posted: AtomicU32,
     done: AtomicU32,
     /// Threads of the program that are forking.
@@ -292,6 +294,28 @@ impl SharedChannel {
     /// Events applied so far.
     pub(crate) fn event_count(&self) -> u32 {
         self.event_count.load(Ordering::Relaxed)
+    }
+
+    /// The run of the command that the helper carries off, or was the last to.
+    pub(crate) fn carrying(&self) -> Option<usize> {
+        let number = self.carrying.load(Ordering::Relaxed);
+        number.checked_sub(1).map(|index| index as usize)
+    }
+
+    /// For the helper: says which run it carries off, the first being 1, or that it carries off none.
+    pub(crate) fn set_carrying(&self, number: u32) {
+        self.carrying.store(number, Ordering::Relaxed);
+        interleave();
+    }
+
+    /// Notes that the event of a run which the helper carried off was read.
+    pub(crate) fn note_carried(&self) {
+        self.carried.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// For the helper: how many such events were read.
+    pub(crate) fn carried(&self) -> u32 {
+        self.carried.load(Ordering::Relaxed)
     }
 
     /// Makes planned moves stale.
@@ -478,6 +502,7 @@ impl Port {
             drops: drops.to_vec(),
             moves: moves.to_vec(),
         };
+        self.shared.carrying.store(0, Ordering::Relaxed);
         self.posted += 1;
         self.outstanding = true;
         self.shared.posted.store(self.posted, Ordering::Relaxed);

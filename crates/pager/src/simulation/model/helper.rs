@@ -86,19 +86,19 @@ impl Helper {
             }
         }
         let channel = self.channel.clone();
-        channel.helper_gate().enter();
-        self.memory.stop_sometimes();
-        let stale = channel.event_count() != event_count;
-        if !stale {
-            for run in moves.iter_mut().filter(|run| run.unshare == 0) {
-                if self.carries {
-                    self.carry_run(run);
-                } else {
-                    self.move_run(run);
-                }
+        let stale = if self.carries {
+            self.carry_runs(event_count, &mut moves);
+            false
+        } else {
+            channel.helper_gate().enter();
+            self.memory.stop_sometimes();
+            let stale = channel.event_count() != event_count;
+            for run in moves.iter_mut().filter(|run| run.unshare == 0 && !stale) {
+                self.move_run(run);
                 self.memory.stop_sometimes();
             }
-        }
+            stale
+        };
         if self.memory.state().gone {
             // Killed in the gate.
             return;
@@ -139,10 +139,36 @@ impl Helper {
         }
     }
 
-    /// As `carry_run` of the agent.
-    fn carry_run(&self, run: &mut MoveRun) {
-        run.moved = 0;
-        run.errno = self.carry(run).err().map_or(0, |errno| errno.0);
+    /// As `carry_runs` of the agent.
+    fn carry_runs(&self, event_count: u32, moves: &mut [MoveRun]) {
+        for (index, run) in moves.iter_mut().enumerate() {
+            if run.unshare != 0 {
+                continue;
+            }
+            self.enter();
+            self.memory.stop_sometimes();
+            run.moved = 0;
+            let result = if self.channel.event_count() == event_count {
+                self.channel.set_carrying(index as u32 + 1);
+                let result = self.carry(run);
+                if result.is_err() {
+                    self.channel.set_carrying(0);
+                }
+                result
+            } else {
+                Err(Errno::ECANCELED)
+            };
+            run.errno = result.err().map_or(0, |errno| errno.0);
+            self.memory.stop_sometimes();
+        }
+        self.enter();
+    }
+
+    /// Enters the gate, unless this thread is inside.
+    fn enter(&self) {
+        if !self.channel.helper_gate().is_inside() {
+            self.channel.helper_gate().enter();
+        }
     }
 
     fn carry(&self, run: &mut MoveRun) -> Result<(), Errno> {
@@ -165,12 +191,19 @@ impl Helper {
         }
         // Mappings may change now.
         dawdle();
-        self.memory.carry_off(of(source, pages), target)?;
-        let gone = self.memory.state().gone;
+        let read_before = self.channel.carried();
+        let raised = self.memory.carry_off(of(source, pages), target)?;
+        let is_inside = self.channel.helper_gate().is_inside();
+        self.enter();
+        let is_read = self.channel.carried() != read_before || Bug::CarriedUnreported.is_back();
+        let is_told = !is_inside && is_read;
         assert!(
-            gone || !self.channel.helper_gate().is_inside(),
-            "the event of a helper's own mremap was read without relieving it"
+            is_told == raised || self.memory.state().gone,
+            "an event of the helper's own mremap: {raised}, as it is told: {is_told}"
         );
+        if !raised {
+            return Err(Errno::EFAULT);
+        }
         run.moved = pages;
         Ok(())
     }

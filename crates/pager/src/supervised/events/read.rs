@@ -77,7 +77,11 @@ impl Reader {
         let Some(quiet) = collect(space, gate, (&mut messages, &mut carried), &mut changes) else {
             return messages;
         };
-        space.begin_events(gate);
+        let is_own_alone = carried.is_some() && quiet && !changes.order.is_waiting();
+        if !is_own_alone {
+            // Else the helper goes on with its batch: nothing has changed that it was planned from.
+            space.begin_events(gate);
+        }
         let (mut beside, mut emptied) = (ConcurrentChanges::default(), Vec::new());
         let forks: Vec<u64> = changes.order.forks().collect();
         if !forks.is_empty() {

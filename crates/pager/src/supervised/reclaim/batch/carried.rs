@@ -1,9 +1,10 @@
 //! Batches whose pages the helper carries off by `mremap`, as the kernel has no `UFFDIO_MOVE`.
 //!
-//! The helper waits in the gate until the event of its `mremap` is read. A thread that reads messages finds it there
-//! ([`AddressSpace::awaits_read`]) and relieves it: its pages are in the stage, and it moves no others before the next
-//! command. Then the event is read, and the batch settled by what is in the stage, before any other event of that read is
-//! applied.
+//! The helper carries off one run after the other, and waits in the gate until the event of each `mremap` is read. A thread
+//! that reads messages finds it there ([`AddressSpace::awaits_read`]) and relieves it: its pages are in the stage, and it
+//! carries off no others before it has entered the gate again. Then the run is settled by what is in the stage, before any
+//! message is read. The rest of the batch is in flight until the helper says that it is done; a run that is settled has no
+//! pages left in it.
 //!
 //! Other threads may have changed the mappings just before, which the event does not tell. If they unmapped the pages, or
 //! moved them away, none is in the stage. If they moved others there, those are (`resolve_overrun`).
@@ -27,14 +28,15 @@ impl Carried {
 }
 
 impl HelperPort {
-    /// What the helper carries off by the command in flight.
+    /// The run of the batch in flight that the helper carries off, or was the last to, if it is not settled.
     fn carried_run(&self) -> Option<Carried> {
-        let mut runs = self.batch.as_ref()?.moves.iter();
-        runs.find_map(|run| {
-            Some(Carried {
-                from: run.range(),
-                place: run.place?,
-            })
+        let index = self.port.shared().carrying()?;
+        let run = self.batch.as_ref()?.moves.get(index)?;
+        let place = run.place.filter(|_| run.pages > 0)?;
+        Some(Carried {
+            from: run.range(),
+            place,
+            index,
         })
     }
 }
@@ -50,7 +52,7 @@ impl AddressSpace {
         is_there(carried.places(self)) || !is_there(PageRange::around(carried.from.start, 1))
     }
 
-    /// Settles a batch that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
+    /// Settles a run that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
     /// and may end, once its event is read. Returns a run of which the event is yet to be read: not all changes are known
     /// before.
     pub(crate) fn settle_before_read(&self, gate: &Exclusive<'_>) -> Option<Carried> {
@@ -73,7 +75,7 @@ impl AddressSpace {
         Some(carried)
     }
 
-    /// Whether the event of an `mremap` is the helper's own. A batch of which nothing was in the stage is settled now.
+    /// Whether the event of an `mremap` is the helper's own. A run of which nothing was in the stage is settled now.
     pub(crate) fn take_carried(
         &self,
         gate: &Exclusive<'_>,
@@ -87,27 +89,40 @@ impl AddressSpace {
                 && carried.from.start == from.start
                 && carried.from.end >= from.end
         };
-        let mut port = lock(&self.helper_port);
-        if let Some(carried) = port.unread.take_if(is_its) {
-            return Some(carried);
-        }
-        let mut carried = port.carried_run();
-        drop(port);
-        let carried = carried.take_if(is_its)?;
-        self.settle_run(gate, carried);
+        let (unread, mut unsettled) = {
+            let mut port = lock(&self.helper_port);
+            (port.unread.take_if(is_its), port.carried_run())
+        };
+        let carried = match unread {
+            Some(carried) => carried,
+            None => {
+                let carried = unsettled.take_if(is_its)?;
+                self.settle_run(gate, carried);
+                carried
+            }
+        };
+        // The helper looks whether its event came.
+        self.channel.note_carried();
         Some(carried)
     }
 
-    /// Settles the batch in flight, of the run that was carried off.
+    /// Settles the run that was carried off, and the drops, which the helper did before. What it has to tell of them has
+    /// no effect any more.
     fn settle_run(&self, gate: &Exclusive<'_>, carried: Carried) {
         let drops = {
             let mut port = lock(&self.helper_port);
-            // The helper has yet to say that it is done, and has nothing to tell any more.
-            port.taken_over = true;
-            port.batch.take().unwrap_or_default().drops
+            let Some(batch) = &mut port.batch else { return };
+            batch.moves[carried.index].pages = 0;
+            std::mem::take(&mut batch.drops)
         };
+        self.note_posted();
         // If it cannot be seen, the program is exiting.
-        let in_stage = self.in_stage().unwrap_or_default();
+        let in_stage = if drops.is_empty() {
+            self.present(carried.places(self))
+        } else {
+            self.in_stage()
+        };
+        let in_stage = in_stage.unwrap_or_default();
         let still = self.present(carried.from).unwrap_or_default();
         let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
         let mut batch = Batch::default();

@@ -70,7 +70,7 @@ impl Run {
 /// | `Batch::settle_with` | `settle` | the handler that takes the gate over from a stopped helper |
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    /// Pages to move, or to break COW of.
+    /// Pages to move, or to break COW of. A run that was carried off has none once it is settled.
     pub moves: Vec<Run>,
     /// Runs of dead places to free, as (first, pages).
     pub drops: Vec<(StageIndex, u32)>,
@@ -97,7 +97,7 @@ pub(crate) struct HelperPort {
     pub taken_over: bool,
     /// The stage is not registered, so that the kernel refuses to move pages there.
     pub stage_closed: bool,
-    /// Batches that were settled as their event was read, and not noted by the reclaimer.
+    /// Runs that were settled as their events were read, and not noted by the reclaimer.
     pub carried: Settled,
     /// What was carried off and is settled, but of which the event is unread.
     pub unread: Option<Carried>,
@@ -110,6 +110,8 @@ pub(crate) struct Carried {
     pub from: PageRange,
     /// The first of the contiguous places.
     pub place: StageIndex,
+    /// Which run of its batch it is.
+    pub index: usize,
 }
 
 /// Number of pages of a settled batch, by their new state.

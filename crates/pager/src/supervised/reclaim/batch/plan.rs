@@ -22,9 +22,6 @@ pub(crate) const LOOKED_AT: usize = 1 << 15;
 /// Maximum number of runs of `Removed` pages resolved per batch. More resolves them earlier and holds
 /// the gate for longer.
 const REMOVED_RUNS: usize = 64;
-/// Where pages are carried off, one in so many batches has samples. A smaller value measures the lists better, by shorter
-/// batches.
-const SAMPLED_BATCHES: u64 = 16;
 /// Fraction (1/n) of a revolution of the hand within which a refault is early. A larger divisor marks
 /// fewer pages hot.
 const RECENT_DIVISOR: u64 = 8;
@@ -155,8 +152,7 @@ impl Planner<'_> {
             return;
         }
         self.take_inactive(&ranges);
-        let is_full = self.pages > 0 && space.resources.carries();
-        if self.pages < self.wanted && !is_full {
+        if self.pages < self.wanted {
             self.take_active(&ranges);
         }
     }
@@ -170,19 +166,10 @@ impl Planner<'_> {
         let space = self.space;
         let wanted = self.wanted;
         let (own, all) = (space.resident_pages(), space.resources.charged_pages());
-        let mut quota = {
+        let quota = {
             let (own, all) = (own.max(0) as u64, all);
             lock(&space.clock.replacement).quota(wanted, own, all)
         };
-        if space.resources.carries() {
-            // One run a batch, so all of it is of one kind: each in its turn.
-            let mut replacement = lock(&space.clock.replacement);
-            let is_inactive = replacement.random_below(wanted as u64) < quota.inactive as u64;
-            quota.inactive = if is_inactive { wanted } else { 0 };
-            if replacement.random_below(SAMPLED_BATCHES) != 0 {
-                quota.samples = 0;
-            }
-        }
         (self.list, self.samples, self.wanted) = (List::Inactive, quota.samples, quota.inactive);
         'lists: while self.pages < self.wanted {
             let Some(range) = lock(&space.clock.replacement).take_inactive() else {
@@ -205,8 +192,7 @@ impl Planner<'_> {
             replacement.is_fifo()
         };
         (self.list, self.samples, self.wanted) = (List::Active, quota.samples, wanted);
-        let is_full = self.pages > 0 && space.resources.carries();
-        if !is_fifo && !is_full {
+        if !is_fifo {
             self.take_samples(ranges);
         }
     }
@@ -333,8 +319,7 @@ impl Planner<'_> {
 
     /// Adds a page whose COW is to be broken. `false` if the batch is full.
     fn add_cow_break(&mut self, page: VirtualPage) -> bool {
-        let is_carried = self.runs.last().is_some_and(|run| run.place.is_some());
-        if self.pages == self.wanted || is_carried && self.space.resources.carries() {
+        if self.pages == self.wanted {
             return false;
         }
         let full = self.runs.len() == RUNS_MAX;
@@ -366,13 +351,7 @@ impl Planner<'_> {
                     .place
                     .is_some_and(|first| first.0 + run.pages == place.0)
         });
-        // The helper waits for the event of each run that it carries off.
-        let most = if self.space.resources.carries() {
-            1
-        } else {
-            RUNS_MAX
-        };
-        let room = extends || self.runs.len() < most;
+        let room = extends || self.runs.len() < RUNS_MAX;
         let state = entry.load();
         let movable = matches!(state, PageState::Resident { .. });
         if !room || !movable || !entry.replace(state, PageState::Moving(place)) {
