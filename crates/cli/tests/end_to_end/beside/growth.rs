@@ -1,6 +1,6 @@
 //! What must not grow with time: page tables, mappings.
 
-use crate::support::{Limits, MIB, Program, Running, compiled, skip, source};
+use crate::support::{Limits, MIB, Program, Running, compiled, is_without_move, skip, source};
 use std::time::{Duration, Instant};
 
 /// What a run's page tables and swap tables take now.
@@ -85,5 +85,7 @@ fn the_stage_is_kept_from_merging() {
         skip("KSM (PR_SET_MEMORY_MERGE)");
         return;
     }
-    assert_eq!(outcome.text(), "1 stages, 0 merged\n");
+    // Pages that are carried off by mremap bring their mappings, and are dropped in place, where a merged one can be.
+    let stages = u32::from(!is_without_move());
+    assert_eq!(outcome.text(), format!("{stages} stages, 0 merged\n"));
 }

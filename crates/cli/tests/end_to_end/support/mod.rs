@@ -144,6 +144,11 @@ pub fn patience() -> u32 {
         .unwrap_or(1)
 }
 
+/// Whether memfold is to do without `UFFDIO_MOVE`, which the runs that a test starts inherit.
+pub fn is_without_move() -> bool {
+    std::env::var_os("MEMFOLD_WITHOUT_MOVE").is_some()
+}
+
 /// Whether tests take all of their time, data and limits.
 pub fn is_long() -> bool {
     rounds() > 1
