@@ -9,49 +9,12 @@ use clap::{
 };
 
 use crate::{
-    chain, exit, free, host, kernel, picture, policy, pool, proactive, report::Report, report_html,
-    simulate, soak, table, trace, virtual_slots,
+    chain, exit, free, growth,
+    help::{EXAMPLES, GROWTH_NOTES, KERNEL_NOTES, REPORT_NOTES},
+    host, kernel, picture, policy, pool, proactive,
+    report::Report,
+    report_html, simulate, soak, table, trace, virtual_slots,
 };
-
-const EXAMPLES: &str = "\
-Examples:
-  memfold-lab chain
-  memfold-lab table --threads 1,2 --runs 3
-  sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
-  sudo memfold-lab report --out report --scale 0.2      one page of everything, about 15 minutes
-
-A LIST is separated by commas. Figures are medians of alternated rounds; spread is the largest
-sample over the smallest. Exit status: 0 on success; 125 if an experiment failed, with a one-line
-error; 128 + N if signal N ended it, after the host was restored.";
-
-const KERNEL_NOTES: &str = "\
-Backends: native, zram:lz4, zram:lzo-rle (or any other zram compressor), zswap, memfold,
-memfold-total (memfold in as many bytes as the program and zram took together in the same round, all
-of memfold's own memory included), memfold-embedded (the library; only in the workloads `embedded-…`).
-
-Workloads and groups: munmap (munmap-64 to munmap-512), swap (page-out,
-swap-in-sequential, swap-in-random), embedded, usemem, memhog, zipf, exit, programs (cpython, node,
-numpy, sort, sqlite, c++, java, go, luajit, pypy, erlang, racket, r, ocaml, haskell), redis-get, redis-get-bgsave, build, overhead; summary: those of docs/measurements.md.
-NAME:N selects the case with N processes, NAME:DATA the one with phrases or recorded contents.
-
-zram and zswap need root, and no other swap in use. Swap, cgroups and zswap's parameters are
-restored afterwards, also after Ctrl-C or a crash.
-
-Examples:
-  sudo memfold-lab kernel --workload munmap-256:recorded --against zram:lz4,memfold
-  sudo memfold-lab kernel --workload cpython,redis-get --scale 0.3 --runs 3
-  memfold-lab kernel --workload usemem --against native,memfold --json > usemem.json";
-
-const REPORT_NOTES: &str = "\
-Writes DIR/index.html, which loads no external resources, its plots as SVG and every run as JSON.
-Without --runs, long workloads run 3 times and the others 5 times; with --markdown all run 5 times
-and Redis 15 times, as its rounds vary most.
-
-Examples:
-  sudo memfold-lab report --out report --scale 0.2
-  sudo memfold-lab report --out report --experiments kernel --workload munmap,cpython
-  memfold-lab report --out again --from report/chain.json,report/kernel-cpython.json
-  sudo memfold-lab report --out figures --markdown       the table of docs/measurements.md";
 
 /// The options given on the command line.
 #[derive(Debug, Default)]
@@ -330,7 +293,7 @@ fn comparisons() -> [Command; 4] {
                 option(
                     "experiments",
                     "LIST",
-                    "[default: chain,pool,free,table,virtual,exit,kernel]",
+                    "[default: chain,pool,free,table,virtual,exit,growth,kernel]",
                 ),
                 flag(
                     "markdown",
@@ -351,7 +314,7 @@ fn comparisons() -> [Command; 4] {
 }
 
 /// Experiments on memfold alone.
-fn on_memfold() -> [Command; 3] {
+fn on_memfold() -> [Command; 4] {
     [
         experiment(
             "soak",
@@ -385,6 +348,12 @@ fn on_memfold() -> [Command; 3] {
             memfold(),
         ]),
         experiment(
+            "growth",
+            "Cost of a page over size: more bytes, processes, mappings and threads",
+        )
+        .args(growth_options())
+        .after_help(GROWTH_NOTES),
+        experiment(
             "simulate",
             "The pager under a simulated kernel: schedules by seed, each page checked",
         )
@@ -395,6 +364,35 @@ fn on_memfold() -> [Command; 3] {
             option("bug", "NAME", "Put a bug of the past back"),
             flag("trace", "Print what happens in the executions of one seed"),
         ]),
+    ]
+}
+
+fn growth_options() -> [Arg; 7] {
+    [
+        option(
+            "dimension",
+            "LIST",
+            "bytes, processes, mappings, threads [default: all]",
+        ),
+        option(
+            "scale",
+            "F",
+            "Factor on all sizes; 1 is 625 MiB against 16 GiB, 200 processes, 10,000 mappings, 64 threads; at least 0.11 [default: 1]",
+        ),
+        option(
+            "megabytes",
+            "N",
+            "Size to which bytes grow, in MiB [default: 16384 times the scale]",
+        ),
+        option(
+            "seconds",
+            "N",
+            "How long memfold is watched at rest [default: 3]",
+        ),
+        runs("Rounds; the small and the grown case run once in each [default: 5]"),
+        memfold(),
+        // Tests that a wrong byte fails the experiment.
+        option("spoil", "VALUE", "").hide(true),
     ]
 }
 
@@ -459,6 +457,7 @@ pub fn run(matches: &ArgMatches) -> Result<()> {
         "kernel" => print(kernel::run(&options)?),
         "soak" => print(soak::run(&options)?),
         "proactive" => print(proactive::run(&options)?),
+        "growth" => print(growth::run(&options)?),
         "simulate" => print(simulate::run(&options)?),
         "report" => report_html::run(options),
         "picture" => picture::run(&options),

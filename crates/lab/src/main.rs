@@ -12,6 +12,8 @@ mod command_line;
 mod contents;
 mod exit;
 mod free;
+mod growth;
+mod help;
 mod host;
 mod kernel;
 mod mapping;

@@ -84,6 +84,16 @@ impl Samples {
         )
     }
 
+    /// The smallest sample.
+    pub fn least(&self) -> f64 {
+        rounded(self.0.iter().copied().fold(f64::INFINITY, f64::min))
+    }
+
+    /// The largest sample.
+    pub fn most(&self) -> f64 {
+        rounded(self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max))
+    }
+
     /// The largest sample over the smallest.
     pub fn spread(&self) -> f64 {
         let largest = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);

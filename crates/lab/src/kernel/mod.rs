@@ -17,6 +17,7 @@ pub use measure::start_to_end_with_us;
 pub use metric::find as find_metric;
 pub use programs::{find as find_program, real_python};
 pub use progress::Progress;
+pub use scale::Scale;
 pub use workload::{WORKLOAD, WORKLOAD_OPTIONS, main as run_workload};
 
 use std::{collections::BTreeMap, path::PathBuf, sync::OnceLock};

@@ -49,10 +49,10 @@ const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 pub fn colour(name: &str) -> RGBColor {
     match name {
         "native" => RGBColor(0x9a, 0x9a, 0x9a),
-        "zram:lz4" | "pool-lock" | "tree" | "sync" => RGBColor(0x2f, 0x6d, 0xb3),
+        "zram:lz4" | "pool-lock" | "tree" | "sync" | "wall" => RGBColor(0x2f, 0x6d, 0xb3),
         "zram:lzo-rle" | "outside-lock" => RGBColor(0x8f, 0xb8, 0xe0),
         "zswap" | "class-index" => RGBColor(0x57, 0xa7, 0x73),
-        "memfold" | "bulk" | "swap-table" | "gather" => RGBColor(0xd9, 0x5f, 0x02),
+        "memfold" | "bulk" | "swap-table" | "gather" | "cpu" => RGBColor(0xd9, 0x5f, 0x02),
         "memfold-embedded" | "deferred" => RGBColor(0xf0, 0xa3, 0x4a),
         _ => RGBColor(0x6b, 0x4c, 0x9a),
     }

@@ -18,10 +18,10 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use self::source::{Experiment, Experiments};
-use crate::{Options, host, kernel, output::say, report};
+use crate::{Options, growth, host, kernel, output::say, report};
 
 /// The default of `--experiments`.
-const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,kernel";
+const EXPERIMENTS: &str = "chain,pool,free,table,virtual,exit,growth,kernel";
 /// Groups of `kernel` that are run three times by default, as their runs take long.
 const LONG: [&str; 4] = ["redis-get", "redis-get-bgsave", "build", "overhead"];
 
@@ -109,6 +109,14 @@ fn parts(name: &str, options: &Options) -> Result<Vec<Part>> {
         "free" => vec![part(name, sized(megabytes(256.0)))],
         "table" | "exit" => vec![part(name, sized(megabytes(320.0)))],
         "virtual" => vec![part(name, sized(megabytes(160.0)))],
+        "growth" => {
+            let scale = scale.max(growth::LEAST_SCALE);
+            let words = vec!["--scale".to_owned(), scale.to_string()];
+            vec![part(
+                name,
+                [words, given("runs"), given("memfold")].concat(),
+            )]
+        }
         "kernel" => {
             let every = kernel::GROUPS.join(",");
             let of_group = |group: &str| {
@@ -236,6 +244,7 @@ mod tests {
             ]
         );
         assert_eq!(words("free"), ["free --json --megabytes 128 --runs 7"]);
+        assert_eq!(words("growth"), ["growth --json --scale 0.5 --runs 7"]);
         let few = Options::of(&[("workload", "build")]);
         let part = &super::parts("kernel", &few).unwrap()[0];
         assert_eq!(
@@ -247,6 +256,38 @@ mod tests {
         assert_eq!(runs, [15, 3, 5]);
         let bad = Options::of(&[("scale", "none")]);
         assert!(parts("chain", &bad).is_err());
+    }
+
+    #[test]
+    fn a_page_shows_the_cost_over_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join("growth.json");
+        let small = serde_json::json!({ "grown": "nothing", "small_size": null, "size": null,
+            "wall_us": 7.5, "own_percent": 0.7, "rest_percent": 0.2, "misses": "none" });
+        let grown = serde_json::json!({ "grown": "processes", "small_size": "1", "size": "200",
+            "wall_ratio": 1.31, "wall_least": 1.2, "wall_most": 1.4, "wall_ratios": [1.2, 1.31, 1.4],
+            "cpu_ratio": 1.02, "cpu_least": 1.0, "cpu_most": 1.1, "cpu_ratios": [1.0, 1.02, 1.1],
+            "wall_us": 9.8, "own_percent": 0.9, "rest_percent": 3.4, "misses": "wall+rest" });
+        let left_out = serde_json::json!({ "grown": "bytes", "small_size": "625 MiB",
+            "size": "16384 MiB" });
+        let json = serde_json::json!({ "experiment": "growth", "host": "a host", "commit": "abc",
+            "notes": ["bytes is left out: no memory"], "rows": [small, grown, left_out] });
+        fs::write(&from, json.to_string()).unwrap();
+        let experiments = read(from.to_str().unwrap(), None).unwrap();
+        let page = write(&experiments, &[], "memfold-lab report", folder.path()).unwrap();
+        let html = fs::read_to_string(page).unwrap();
+        for wanted in [
+            "Cost over size",
+            "processes: 1 → 200",
+            "1.31× (1.20× to 1.40×)",
+            "wall+rest",
+            "bytes: 625 MiB → 16384 MiB",
+            "id=\"growth\"",
+            "bytes is left out",
+        ] {
+            assert!(html.contains(wanted), "{wanted}");
+        }
+        assert!(folder.path().join("growth.svg").exists());
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub fn page(parts: &Parts<'_>) -> String {
                      lz4: above 1 is better, ▾ is worse. Grey rows are resource costs. A cgroup is also \
                      charged for page cache and page tables; memfold counts anonymous pages only." }
                 @for group in groups_of(parts.experiments, |_| true) { (side_by_side(&group)) }
+                (over_size(parts.experiments))
                 h2 { "Designs by themselves" }
                 p { "All rows of the experiments on single components, collapsed (and omitted in print); \
                      the lab's README describes them." }
@@ -312,6 +313,48 @@ fn whole_table(experiment: &Experiment) -> Markup {
                                 _ => plain(&row[*name]),
                             }) }
                         }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The cost of a page in each grown case.
+fn over_size(all: &Experiments) -> Markup {
+    let rows: Vec<&Value> = all.rows("growth").collect();
+    let of = |row: &Value, name: &str| row[name].as_f64();
+    let number = |row: &Value, name: &str| of(row, name).map_or("–".to_owned(), short);
+    let ratio = |row: &Value, [middle, least, most]: [&str; 3]| {
+        let all = (of(row, middle), of(row, least), of(row, most));
+        let (Some(middle), Some(least), Some(most)) = all else {
+            return "–".to_owned();
+        };
+        format!("{} ({} to {})", times(middle), times(least), times(most))
+    };
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Cost over size" }
+            p { "Programs visit all of their pages, of which a quarter may be resident. Times are for each page that \
+                 comes in while another goes out; ratios are to the small case of the same round (median, least, \
+                 most). “Own” is memfold's memory without the pool, in per cent of the programs' memory; “at rest” \
+                 its CPU time while all programs sleep, in per cent of a CPU." }
+            table {
+                thead { tr { th { "grown" } th { "wall time" } th { "CPU time" } th { "µs a page" } th { "own" } th { "at rest" } th.text { "misses its goal" } } }
+                @for row in rows {
+                    tr class=[row["misses"].as_str().filter(|misses| *misses != "none").map(|_| "lost")] {
+                        td {
+                            (plain(&row["grown"]))
+                            @if let (Some(from), Some(to)) = (row["small_size"].as_str(), row["size"].as_str()) {
+                                ": " (from) " → " (to)
+                            }
+                        }
+                        td.figure { (ratio(row, ["wall_ratio", "wall_least", "wall_most"])) }
+                        td.figure { (ratio(row, ["cpu_ratio", "cpu_least", "cpu_most"])) }
+                        td { (number(row, "wall_us")) }
+                        td { (number(row, "own_percent")) " %" }
+                        td { (number(row, "rest_percent")) " %" }
+                        td.text { (plain(&row["misses"])) }
                     }
                 }
             }

@@ -86,6 +86,7 @@ pub fn plots(all: &Experiments) -> Vec<Chart> {
     charts.push(embedded(all));
     charts.push(redis(all));
     charts.push(frees(all));
+    charts.push(growth(all));
     charts.retain(|chart| !chart.clusters.is_empty());
     charts
 }
@@ -200,6 +201,36 @@ fn frees(all: &Experiments) -> Chart {
             .to_owned(),
         axis: "ns per free (log)".to_owned(),
         clusters,
+    }
+}
+
+fn growth(all: &Experiments) -> Chart {
+    let clusters = all.rows("growth").filter_map(|row| {
+        let bars = [
+            ("wall", "wall_ratio", "wall_ratios"),
+            ("cpu", "cpu_ratio", "cpu_ratios"),
+        ];
+        let bars = bars.into_iter().filter_map(|(name, ratio, ratios)| {
+            let runs = row[ratios].as_array().into_iter().flatten();
+            Some(Bar {
+                name: name.to_owned(),
+                value: row[ratio].as_f64()?,
+                runs: runs.filter_map(Value::as_f64).collect(),
+            })
+        });
+        let bars: Vec<Bar> = bars.collect();
+        let label = format!("{}: wall, CPU", row["size"].as_str()?);
+        let label = match row["grown"].as_str()? {
+            "bytes" => label,
+            grown => label.replacen(':', &format!(" {grown}:"), 1),
+        };
+        (!bars.is_empty()).then_some(Cluster { label, bars })
+    });
+    Chart {
+        file: "growth",
+        title: "Cost of a page over size".to_owned(),
+        axis: "times the small case (log)".to_owned(),
+        clusters: clusters.collect(),
     }
 }
 
