@@ -9,6 +9,8 @@ use crate::supervised::latency::Histogram;
 use crate::supervised::reclaim::priority::ReclaimerPriority;
 use crate::supervised::refaults::Refaults;
 use crate::supervised::stats::Counters;
+#[cfg(not(simulated))]
+use crate::supervised::util::activity::Activity;
 use crate::supervised::util::tracers::SparedTracers;
 use crate::sync::{Event, Mutex, lock};
 use crate::time::Instant;
@@ -70,6 +72,9 @@ pub(crate) struct Resources {
     /// the CPU of the faulting thread and would delay it.
     pending_frees: Mutex<Vec<Slot>>,
     reclaimer: Event,
+    /// Whether programs are served.
+    #[cfg(not(simulated))]
+    pub activity: Activity,
 }
 
 /// The gather with at most one worker fewer than CPUs, so that programs keep one. The number of active
@@ -116,6 +121,8 @@ impl Resources {
             proactive_target: AtomicU64::new(u64::MAX),
             pending_frees: Mutex::default(),
             reclaimer: Event::default(),
+            #[cfg(not(simulated))]
+            activity: Activity::default(),
         }
     }
 

@@ -34,6 +34,8 @@ pub(crate) fn serve_space(
     reader: &Reader,
     listener: &mut impl Listener,
 ) {
+    #[cfg(not(simulated))]
+    space.resources.activity.note();
     let mut retries: Vec<(Fault, u32)> = Vec::new();
     let mut rounds = 0;
     loop {

@@ -11,12 +11,14 @@ use crate::supervised::reclaim::proactive::Proactive;
 use crate::supervised::registration::register::register;
 use crate::supervised::registration::vma_scan::VmaScan;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
 use memfold_sys::thread::{self, Standing};
 use messages::MessageService;
 use release::Releasing;
 use request::Outcome;
+use rest::Rest;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,12 +30,14 @@ mod messages;
 mod recall;
 mod release;
 mod request;
+mod rest;
 mod traced;
 mod unregister;
 mod waiting;
 
 /// Interval of checks for programs of which only the helper is left, and for dropped privileges. These
-/// read more of `/proc` than a sample of sizes; a longer interval delays the exit of such programs.
+/// read more of `/proc` than a sample of sizes; a longer interval, as there is for the former where there are many
+/// programs ([`Pace`]), delays the exit of such programs.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Change of the mapped pages that triggers a scan. More scans less often and finds new mappings later.
 const REMAPPED_TO_SCAN_PAGES: u64 = 16;
@@ -48,6 +52,9 @@ const HELPERLESS: Duration = Duration::from_millis(250);
 /// Time after its helper exited at which a program that still exists is taken to share its memory with
 /// another process. Longer leaves that process unguarded for longer.
 const OUTLIVED: Duration = Duration::from_millis(50);
+/// Interval at which handlers are reminded of what a failed read left unread. Longer costs less with many programs, and
+/// delays what was not read.
+const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
@@ -67,6 +74,10 @@ pub(crate) struct Governor {
     sharing: SharingWatch,
     /// Time of the last check for exits and dropped privileges.
     last_exit_check: Instant,
+    /// When all programs are checked for exits by threads.
+    thread_exits: Pace,
+    /// Time of the last reminders.
+    last_reminder: Instant,
     /// Time of the last look at the limit.
     last_watch: Instant,
     unregistering: Unregistering,
@@ -74,6 +85,11 @@ pub(crate) struct Governor {
     waiting: Waiting<Outcome>,
     releasing: Releasing,
     tracing: Tracing,
+    rest: Rest,
+    /// What a program waits for is under way, as of the last sample.
+    is_awaited: bool,
+    /// A program's messages are not listened to, as of the last sample.
+    is_any_unlistened: bool,
     proactive: Option<Proactive>,
 }
 
@@ -90,11 +106,16 @@ impl Governor {
             handlers,
             sharing: SharingWatch::default(),
             last_exit_check: Instant::now(),
+            thread_exits: Pace::new(EXIT_CHECK_INTERVAL),
+            last_reminder: Instant::now(),
             last_watch: Instant::now(),
             unregistering: Unregistering::default(),
             waiting: Waiting::default(),
             releasing: Releasing::default(),
             tracing: Tracing::default(),
+            rest: Rest::default(),
+            is_awaited: false,
+            is_any_unlistened: false,
             proactive: is_proactive.then(Proactive::new),
         }
     }
@@ -108,8 +129,16 @@ impl Governor {
         let mut last = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
             affinity.follow(&self.group);
-            let nap = self.tick();
-            crate::time::sleep(nap);
+            let began = thread::cpu_time();
+            let mut nap = self.tick();
+            let took = thread::cpu_time().saturating_sub(began);
+            match self.rest_interval(took) {
+                Some(interval) => {
+                    nap = nap.max(interval);
+                    self.group.resources.activity.wait(nap);
+                }
+                None => crate::time::sleep(nap),
+            }
             let pause = last.elapsed().saturating_sub(nap).as_nanos() as u64;
             let longest = &self.group.resources.counters.longest_pause_ns;
             longest.fetch_max(pause, Ordering::Relaxed);
@@ -117,13 +146,34 @@ impl Governor {
         }
     }
 
+    /// The interval to the next sample if all programs are at rest, after one that took so much CPU time. Below the
+    /// size from which programs are managed no message would end the rest.
+    fn rest_interval(&mut self, took: Duration) -> Option<Duration> {
+        let group = &self.group;
+        let is_busy = group.resources.activity.take()
+            || copied_bytes(group) < manage_from(group)
+            || group.resources.reclaim_target().is_some()
+            || !group.deferred.is_empty()
+            || self.is_awaited
+            || self.tracing.is_any_stopped()
+            || self.is_any_unlistened;
+        let resident = group.resources.resident_bytes();
+        self.rest.interval(is_busy, resident, took)
+    }
+
     /// Samples all programs and registers mappings if needed. Returns the time until the next sample.
     fn tick(&mut self) -> Duration {
         let spaces = self.group.spaces();
         if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
             self.last_exit_check = Instant::now();
+            if self.thread_exits.is_due() {
+                let began = thread::cpu_time();
+                let each = spaces.iter();
+                each.for_each(|space| space.end_helper_after_threads());
+                let took = thread::cpu_time().saturating_sub(began);
+                self.thread_exits.note(took);
+            }
             for space in &spaces {
-                space.end_helper_after_threads();
                 space.follow_privileges();
                 // The socket does not hang up if another process holds a duplicate.
                 if space.is_gone() {
@@ -132,11 +182,18 @@ impl Governor {
             }
         }
         self.messages.service.finish_loads();
-        spaces.iter().for_each(|space| self.sample(space));
+        let reminds = self.last_reminder.elapsed() >= REMINDER_INTERVAL;
+        if reminds {
+            self.last_reminder = Instant::now();
+        }
+        spaces.iter().for_each(|space| self.sample(space, reminds));
         self.handlers.replace_busy();
         let is_awaited = self.unregister_for_programs(&spaces)
             | self.release_programs(&spaces)
             | self.recall_for_tracers(&spaces);
+        self.is_awaited = is_awaited;
+        let is_unlistened = |space: &Arc<AddressSpace>| space.unlistened.load(Ordering::Relaxed);
+        self.is_any_unlistened = spaces.iter().any(is_unlistened);
         self.count_refused(&spaces);
         self.sharing.update(&self.group);
         self.group.refresh_limit();
@@ -178,8 +235,9 @@ impl Governor {
         Duration::from_micros(micros).clamp(SHORTEST_TICK, LONGEST_TICK)
     }
 
-    /// Samples the sizes of a program, and sees to it that it is guarded and listened to.
-    fn sample(&self, space: &Arc<AddressSpace>) {
+    /// Samples the sizes of a program, and sees to it that it is guarded and listened to; `reminds` its handlers of what
+    /// is unread.
+    fn sample(&self, space: &Arc<AddressSpace>, reminds: bool) {
         if space.is_detached() {
             self.probe(space);
         }
@@ -202,7 +260,9 @@ impl Governor {
         space.watch_removals();
         space.withhold_moved();
         if !space.unlistened.load(Ordering::Relaxed) {
-            self.handlers.remind(space);
+            if reminds {
+                self.handlers.remind(space);
+            }
             space.note_listening();
         } else if space.may_retry_listening() {
             space.unlistened.store(false, Ordering::Relaxed);

@@ -1,5 +1,9 @@
 //! Small types that several threads use.
 
+#[cfg(not(simulated))]
+pub(crate) mod activity;
 pub(crate) mod fd_pressure;
+#[cfg(not(simulated))]
+pub(crate) mod pace;
 pub(crate) mod run_time;
 pub(crate) mod tracers;

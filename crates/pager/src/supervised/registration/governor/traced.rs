@@ -11,15 +11,18 @@ use crate::page::{PageRange, VirtualPage};
 use crate::page_table::PageTable;
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
+use crate::supervised::util::pace::Pace;
 use crate::sync::lock;
 use crate::time::Instant;
+use memfold_sys::thread;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Interval of checks for tracers. Longer costs less and delays the recall.
+/// Interval of checks for tracers; longer where there are many programs ([`Pace`]), for those that were not found stopped
+/// at the last check. Longer costs less and delays the recall.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// Duration of a stop after which memory is brought back. Longer spares short stops, and makes a
 /// debugger's early reads fail.
@@ -33,6 +36,8 @@ pub(super) struct Tracing {
     stops: HashMap<u64, Stop>,
     /// Time of the last check.
     checked: Instant,
+    /// When all programs are checked.
+    pace: Pace,
 }
 
 impl Default for Tracing {
@@ -40,7 +45,15 @@ impl Default for Tracing {
         Tracing {
             stops: HashMap::new(),
             checked: Instant::now(),
+            pace: Pace::new(CHECK_INTERVAL),
         }
+    }
+}
+
+impl Tracing {
+    /// Whether a program was found stopped by a tracer.
+    pub(super) fn is_any_stopped(&self) -> bool {
+        !self.stops.is_empty()
     }
 }
 
@@ -65,7 +78,16 @@ impl Governor {
     pub(super) fn recall_for_tracers(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         if self.tracing.checked.elapsed() >= CHECK_INTERVAL {
             self.tracing.checked = Instant::now();
-            self.check_tracers(spaces);
+            if self.tracing.pace.is_due() {
+                let began = thread::cpu_time();
+                self.check_tracers(spaces);
+                let took = thread::cpu_time().saturating_sub(began);
+                self.tracing.pace.note(took);
+            } else if !self.tracing.stops.is_empty() {
+                let mut stopped = spaces.to_vec();
+                stopped.retain(|space| self.tracing.stops.contains_key(&space.id));
+                self.check_tracers(&stopped);
+            }
         }
         let mut more = false;
         for space in spaces.iter().filter(|space| space.is_held()) {
@@ -77,6 +99,7 @@ impl Governor {
         more
     }
 
+    /// Checks these programs, among them all that were found stopped.
     fn check_tracers(&mut self, spaces: &[Arc<AddressSpace>]) {
         let mut stops = std::mem::take(&mut self.tracing.stops);
         for space in spaces {
@@ -96,7 +119,7 @@ impl Governor {
                 (Some(stopped), Some(known)) if known.switches == stopped.switches => known,
                 (Some(stopped), known) => {
                     self.end_stop(space, known);
-                    let is_managed = spaces.iter().any(|space| {
+                    let is_managed = self.group.spaces().iter().any(|space| {
                         let pid = space.inspector().map(|inspector| inspector.pid());
                         pid == Some(stopped.tracer)
                     });

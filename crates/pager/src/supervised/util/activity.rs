@@ -1,0 +1,32 @@
+//! Whether programs are served, by which the governor sees that it may look less often.
+
+use crate::sync::Event;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Set by the handlers, and taken by the governor. The flag is a hint: its accesses are Relaxed.
+#[derive(Default)]
+pub(crate) struct Activity {
+    seen: AtomicBool,
+    woken: Event,
+}
+
+impl Activity {
+    /// A program's messages are about to be read.
+    pub(crate) fn note(&self) {
+        if !self.seen.load(Ordering::Relaxed) {
+            self.seen.store(true, Ordering::Relaxed);
+            self.woken.notify();
+        }
+    }
+
+    /// Whether any were since the last call.
+    pub(crate) fn take(&self) -> bool {
+        self.seen.swap(false, Ordering::Relaxed)
+    }
+
+    /// Waits until any are, at most `timeout`.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        self.woken.wait(timeout);
+    }
+}
