@@ -1,5 +1,5 @@
 # In a machine of run.sh: version 2 of cgroups. A share is of the least limit around memfold, and of what a container sees
-# in its own namespace. memfold, verify and unshare are programs.
+# in its own namespace. memfold, verify and unshare (util-linux's) are programs.
 failed() {
     echo "FAILED: $*"
     cat /tmp/said
@@ -31,7 +31,7 @@ half_is() {
 half_is 32.0 64M max env
 half_is 32.0 64M 96M env
 half_is 40.0 96M 80M env
-half_is 40.0 max 80M unshare --cgroup --mount sh -c \
+half_is 40.0 max 80M /bin/unshare --cgroup --mount sh -c \
     "umount $cgroups && mount -t cgroup2 cgroup2 $cgroups && exec \"\$@\"" container
 
 # Below the limit of the group nothing is killed, and swap of the host takes nothing.

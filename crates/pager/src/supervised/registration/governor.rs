@@ -6,6 +6,7 @@ use crate::supervised::fault::listen::Handlers;
 use crate::supervised::fault::service::FaultService;
 use crate::supervised::fork::shared_counter::SharingWatch;
 use crate::supervised::group::{Group, Watermarks};
+use crate::supervised::limit_state::tolerance;
 use crate::supervised::reclaim::affinity::AffinityFollower;
 use crate::supervised::reclaim::proactive::Proactive;
 use crate::supervised::registration::register::register;
@@ -52,9 +53,10 @@ const HELPERLESS: Duration = Duration::from_millis(250);
 /// Time after its helper exited at which a program that still exists is taken to share its memory with
 /// another process. Longer leaves that process unguarded for longer.
 const OUTLIVED: Duration = Duration::from_millis(50);
-/// Interval at which handlers are reminded of what a failed read left unread. Longer costs less with many programs, and
-/// delays what was not read.
+/// Interval at which handlers are reminded of what a failed read left unread, where there are more than `FEW` programs;
+/// else each sample reminds them. Longer costs less with many programs, and delays what was not read.
 const REMINDER_INTERVAL: Duration = Duration::from_millis(10);
+const FEW: usize = 8;
 /// Bounds of the interval between two samples.
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const LONGEST_TICK: Duration = Duration::from_millis(20);
@@ -157,8 +159,10 @@ impl Governor {
             || self.is_awaited
             || self.tracing.is_any_stopped()
             || self.is_any_unlistened;
-        let resident = group.resources.resident_bytes();
-        self.rest.interval(is_busy, resident, took)
+        let limit = group.limit();
+        let limit = limit.total_bytes.or(limit.resident_bytes).unwrap_or(0);
+        let sizes = (group.resources.resident_bytes(), tolerance(limit));
+        self.rest.interval(is_busy, sizes, took)
     }
 
     /// Samples all programs and registers mappings if needed. Returns the time until the next sample.
@@ -182,7 +186,7 @@ impl Governor {
             }
         }
         self.messages.service.finish_loads();
-        let reminds = self.last_reminder.elapsed() >= REMINDER_INTERVAL;
+        let reminds = spaces.len() <= FEW || self.last_reminder.elapsed() >= REMINDER_INTERVAL;
         if reminds {
             self.last_reminder = Instant::now();
         }

@@ -2,9 +2,10 @@
 //!
 //! Near the limit the governor samples all programs each millisecond, as what is not registered grows without a message.
 //! Where the programs sleep, that would be most of what memfold does. So after a second without a message and without a
-//! change of the resident size the governor looks so often only that its looks take a hundredth of a CPU at most. Any
-//! message wakes it. A program that begins to touch new memory before it touches any that is out, or registered, is seen at
-//! the next look.
+//! change of the resident size the governor looks so often only that its looks take 1/200 of a CPU. Any message wakes it.
+//! A program that begins to touch new memory before it touches any that is out, or registered, is seen at the next look.
+//! So the interval is no longer than a program takes to grow by what is tolerated above the limit, unless such looks
+//! would take more than 1/20 of a CPU.
 
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,11 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The interval in times of the CPU time that a look takes. A larger value takes less of a CPU, and finds what grows by
 /// itself later.
 const REST: u32 = 200;
+/// The same where a longer interval could exceed the limit by more than is tolerated. A larger value exceeds it by more
+/// with many programs.
+const REST_WITHIN_TOLERANCE: u32 = 20;
+/// Bytes in a nanosecond that a program touches for the first time at most. A larger value looks more often.
+const TOUCHED: u64 = 2;
 /// The longest interval. Longer lets programs that wake grow for longer.
 const LONGEST: Duration = Duration::from_millis(100);
 
@@ -38,11 +44,11 @@ impl Default for Rest {
 
 impl Rest {
     /// The interval to the next look, if the programs are at rest after one that took so much CPU time. `is_busy`: a
-    /// program was served, or something is under way.
+    /// program was served, or something is under way. `tolerated`: bytes above the limit.
     pub(super) fn interval(
         &mut self,
         is_busy: bool,
-        resident: u64,
+        (resident, tolerated): (u64, u64),
         took: Duration,
     ) -> Option<Duration> {
         self.cost = (self.cost * 7 + took) / 8;
@@ -51,7 +57,9 @@ impl Rest {
             self.resident = resident;
         }
         let is_at_rest = self.since.elapsed() >= QUIET;
-        is_at_rest.then(|| (self.cost * REST).min(LONGEST))
+        let harmless = Duration::from_nanos(tolerated / TOUCHED);
+        let within = harmless.max(self.cost * REST_WITHIN_TOLERANCE);
+        is_at_rest.then(|| (self.cost * REST).min(within).min(LONGEST))
     }
 }
 
@@ -59,6 +67,7 @@ impl Rest {
 mod tests {
     use super::*;
 
+    const MUCH: u64 = 1 << 30;
     const MILLISECOND: Duration = Duration::from_millis(1);
 
     fn rest_after(time: Duration) -> Rest {
@@ -72,24 +81,33 @@ mod tests {
     #[test]
     fn programs_are_at_rest_once_nothing_has_changed_for_a_while() {
         let mut rest = rest_after(QUIET / 2);
-        assert_eq!(rest.interval(false, 7, MILLISECOND), None);
+        assert_eq!(rest.interval(false, (7, MUCH), MILLISECOND), None);
         for (is_busy, resident) in [(true, 7), (false, 8)] {
             let mut rest = rest_after(QUIET);
-            assert!(rest.interval(false, 7, MILLISECOND).is_some());
-            assert_eq!(rest.interval(is_busy, resident, MILLISECOND), None);
-            assert_eq!(rest.interval(false, resident, MILLISECOND), None);
+            assert!(rest.interval(false, (7, MUCH), MILLISECOND).is_some());
+            assert_eq!(rest.interval(is_busy, (resident, MUCH), MILLISECOND), None);
+            assert_eq!(rest.interval(false, (resident, MUCH), MILLISECOND), None);
         }
     }
 
     #[test]
     fn looks_at_many_programs_are_fewer_but_not_rare() {
-        let interval = |took: Duration| {
+        let interval = |took: Duration, tolerated: u64| {
             let mut rest = rest_after(QUIET);
-            let intervals = (0..50).map(|_| rest.interval(false, 7, took));
+            let intervals = (0..50).map(|_| rest.interval(false, (7, tolerated), took));
             intervals.last().flatten().expect("at rest")
         };
-        let few = interval(MILLISECOND / 50);
+        let few = interval(MILLISECOND / 50, MUCH);
         assert!(few > 3 * MILLISECOND && few < 5 * MILLISECOND, "{few:?}");
-        assert_eq!(interval(4 * MILLISECOND), LONGEST);
+        assert_eq!(interval(4 * MILLISECOND, MUCH), LONGEST);
+        // What is tolerated above a small limit is touched in 2 ms, but looks at many programs may take longer.
+        let little = 4 << 20;
+        let few = interval(MILLISECOND / 50, little);
+        assert!(few < 3 * MILLISECOND, "{few:?}");
+        let many = interval(2 * MILLISECOND, little);
+        assert!(
+            many > 30 * MILLISECOND && many <= 40 * MILLISECOND,
+            "{many:?}"
+        );
     }
 }
