@@ -175,12 +175,15 @@ impl<S: PageSource> SlotAllocator<S> {
             self.set_home(cluster, home::OFFERED, home::HELD);
             return Ok(cluster);
         }
+        // Reserve now: discarding a cluster, or offering it, must not need memory.
+        lists.make_room(group)?;
+        self.note_heap_bytes(&lists);
         if let Some(cluster) = lists.emptied.pop() {
             self.set_home(cluster, home::EMPTIED, home::HELD);
             self.table.meta(cluster).group.store(group.0, Relaxed);
             return Ok(cluster);
         }
-        if let Some(cluster) = self.absent_cluster(&mut lists, group)? {
+        if let Some(cluster) = self.absent_cluster(&mut lists)? {
             self.table.commit(TablePage::Entries(cluster))?;
             self.resident_pages.fetch_add(1, Relaxed);
             if lists.absent.last() == Some(&cluster) {
@@ -208,14 +211,7 @@ impl<S: PageSource> SlotAllocator<S> {
     }
 
     /// An unused cluster number, which stays in the lists until its pages are committed.
-    fn absent_cluster(
-        &self,
-        lists: &mut Lists,
-        group: GroupId,
-    ) -> Result<Option<ClusterId>, StoreError> {
-        // Reserve now: discarding a cluster must not need memory.
-        lists.make_room(group)?;
-        self.note_heap_bytes(lists);
+    fn absent_cluster(&self, lists: &mut Lists) -> Result<Option<ClusterId>, StoreError> {
         if let Some(&cluster) = lists.absent.last() {
             return Ok(Some(cluster));
         }

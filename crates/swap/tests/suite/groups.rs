@@ -95,6 +95,32 @@ fn slots_are_charged_to_the_group_that_stored_them_wherever_they_lie() {
     assert_charged(space.root_group().usage(), 0, 0);
 }
 
+/// A group that never had a cluster of its own takes one that another emptied, and gives it up.
+#[test]
+fn an_emptied_cluster_serves_another_group() {
+    let space = space();
+    let mut scratch = Scratch::new();
+    let [one, other] = [0, 1].map(|_| space.new_group(space.root_group()));
+    let store = |group, count, scratch: &mut Scratch| {
+        let pages: Vec<_> = (0..count).map(text).collect();
+        let pages: Vec<_> = pages.iter().collect();
+        let mut outcomes = Vec::new();
+        space.store_batch_for(group, &pages, scratch, &mut outcomes);
+        let slots = outcomes.into_iter().map(Result::unwrap);
+        slots.collect::<Vec<_>>()
+    };
+    let first = store(&one, 600, &mut scratch);
+    space.release_bulk(&first);
+    // The first cluster is empty, and the shard holds the second.
+    let second = store(&other, 100, &mut scratch);
+    assert_eq!(second[0], first[0], "its numbers are used again");
+    space.end_group(&other);
+    assert_charged(space.root_group().usage(), space.usage().stored_bytes, 0);
+    space.release_bulk(&second);
+    space.end_group(&one);
+    assert_empty(&space);
+}
+
 #[test]
 fn what_outlives_a_group_is_its_parents() {
     let space = space();
