@@ -34,8 +34,7 @@ pub fn carry_runs(
         enter(channel, gone)?;
         run.moved = 0;
         let result = if channel.event_count.load(Ordering::Relaxed) == event_count {
-            channel.carrying.store(index as u32 + 1, Ordering::SeqCst);
-            let result = carry(channel, uffd, run, gone);
+            let result = carry(channel, uffd, (index, run), gone);
             if result.is_err() {
                 // Whoever finds its first page missing must not take it for carried off.
                 channel.carrying.store(0, Ordering::SeqCst);
@@ -60,7 +59,7 @@ fn enter(channel: &Channel, gone: &impl Fn() -> bool) -> Result<(), Abandoned> {
 fn carry(
     channel: &Channel,
     uffd: Uffd,
-    run: &mut MoveRun,
+    (index, run): (usize, &mut MoveRun),
     gone: &impl Fn() -> bool,
 ) -> Result<(), Errno> {
     let bytes = |pages: u32| pages as usize * PAGE_SIZE;
@@ -77,6 +76,10 @@ fn carry(
         }
     }
     let length = bytes(pages);
+    // The kernel fills the places where a program locks all of its memory (`mlockall`): what is there then would be taken
+    // for the run, before this has moved it.
+    system::drop_pages(target, length)?;
+    channel.carrying.store(index as u32 + 1, Ordering::SeqCst);
     let read_before = channel.carried.load(Ordering::Relaxed);
     if let Err(errno) = system::carry_off(source, target, length) {
         // If it was unmapped and another thread's memory lies there now, or if it was not unmapped, it is not used again.

@@ -353,7 +353,7 @@ impl Group {
             counters.over_limit_ns.fetch_add(elapsed, Ordering::Relaxed);
             let lasts = self.exceeded_for.fetch_add(elapsed, Ordering::Relaxed) + elapsed;
             if lasts >= WARN_AFTER.as_nanos() as u64 {
-                self.warn_over_limit(excess, &self.cause_of_excess());
+                self.warn_over_limit(excess, || self.cause_of_excess());
             }
         } else {
             self.exceeded_for.store(0, Ordering::Relaxed);
@@ -383,7 +383,7 @@ impl Group {
                 .to_owned();
         };
         let now = self.measured(self.needed_bytes(), Duration::ZERO);
-        let held = now.and_then(|now| now.held_limit(self.floor));
+        let held = now.and_then(|now| self.held_limit_by(now));
         let advice = held.map_or_else(String::new, |held| {
             format!(
                 "; a limit of {} MiB would be held now",
@@ -398,8 +398,9 @@ impl Group {
         )
     }
 
-    fn warn_over_limit(&self, excess: Excess, cause: &str) {
+    fn warn_over_limit(&self, excess: Excess, cause: impl FnOnce() -> String) {
         if self.limit.may_warn(excess) {
+            let cause = cause();
             log::warn!(
                 "the limit is exceeded by {} MiB (of {} MiB): {cause}; the programs run on, and the total \
                  follows at the end (reported once; see memfold stat, and memfold limit to raise it)",
@@ -416,10 +417,14 @@ impl Group {
         self.measured_at_peak(cpu)?.comfortable_limit(remaining)
     }
 
-    /// The least limit that would have been held; `None` where this one would be.
+    /// The least limit that would have been held; `None` where this one would be, or where pages can leave memory.
     pub(crate) fn held_limit(&self) -> Option<u64> {
-        self.measured_at_peak(Duration::ZERO)?
-            .held_limit(self.floor)
+        self.held_limit_by(self.measured_at_peak(Duration::ZERO)?)
+    }
+
+    fn held_limit_by(&self, measured: Measured) -> Option<u64> {
+        let is_all_in_memory = self.file.is_none() && self.remote.is_none();
+        measured.held_limit(self.floor).filter(|_| is_all_in_memory)
     }
 
     fn measured_at_peak(&self, cpu: Duration) -> Option<Measured> {
@@ -455,9 +460,10 @@ impl Group {
     pub(crate) fn note_over_limit(&self) {
         self.note_peaks();
         let sizes = self.sizes();
-        let cause =
-            "what is left cannot be paged out (locked, executable or incompressible memory)";
-        self.warn_over_limit(self.excess(sizes), cause);
+        self.warn_over_limit(self.excess(sizes), || {
+            "what is left cannot be paged out (locked, executable or incompressible memory)"
+                .to_owned()
+        });
     }
 
     /// Notes that a program's memory was brought back for its tracer; warns once.

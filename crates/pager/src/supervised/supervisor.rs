@@ -208,7 +208,8 @@ impl Supervisor {
     }
 
     /// The least limit on all memory that would be held, with what [`Options::floor`] keeps resident; `None` where the
-    /// one in force is as large, or is on resident memory alone. An estimate from what was stored until now.
+    /// one in force is as large, is on resident memory alone, or where there is a swap file or a store. An estimate from
+    /// what was stored until now.
     pub fn held_limit(&self) -> Option<u64> {
         self.group.held_limit()
     }

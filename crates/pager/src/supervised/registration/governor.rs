@@ -160,8 +160,9 @@ impl Governor {
             || self.tracing.is_any_stopped()
             || self.is_any_unlistened;
         let limit = group.limit();
-        let limit = limit.total_bytes.or(limit.resident_bytes).unwrap_or(0);
-        let sizes = (group.resources.resident_bytes(), tolerance(limit));
+        let limits = [limit.total_bytes, limit.resident_bytes];
+        let tolerated = limits.into_iter().flatten().map(tolerance).min();
+        let sizes = (group.resources.resident_bytes(), tolerated.unwrap_or(0));
         self.rest.interval(is_busy, sizes, took)
     }
 
@@ -170,12 +171,12 @@ impl Governor {
         let spaces = self.group.spaces();
         if self.last_exit_check.elapsed() >= EXIT_CHECK_INTERVAL {
             self.last_exit_check = Instant::now();
-            if self.thread_exits.is_due() {
+            if self.thread_exits.is_due(spaces.len()) {
                 let began = thread::cpu_time();
                 let each = spaces.iter();
                 each.for_each(|space| space.end_helper_after_threads());
                 let took = thread::cpu_time().saturating_sub(began);
-                self.thread_exits.note(took);
+                self.thread_exits.note(spaces.len(), took);
             }
             for space in &spaces {
                 space.follow_privileges();
@@ -202,7 +203,9 @@ impl Governor {
         self.sharing.update(&self.group);
         self.group.refresh_limit();
         self.group.note_peaks();
-        self.group.watch_limit(self.last_watch.elapsed());
+        // At rest longer, but the excess may have begun just now.
+        let elapsed = self.last_watch.elapsed().min(LONGEST_TICK);
+        self.group.watch_limit(elapsed);
         self.last_watch = Instant::now();
         let marks = Watermarks::of(self.group.resources.resident_limit_bytes());
         let resident = self.group.resources.resident_bytes();

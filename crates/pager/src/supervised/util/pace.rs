@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 /// where there are many programs.
 const REST: u32 = 400;
 
+/// The longest interval. Longer takes less of a CPU with a thousand programs, and delays what is looked for.
+const LONGEST: Duration = Duration::from_secs(1);
+
 /// When to look again: at an interval, or less often so that looks take 1/[`REST`] of a CPU at most. One thread owns it.
 #[derive(Debug)]
 pub(crate) struct Pace {
     shortest: Duration,
-    /// CPU time that a look takes, averaged.
+    /// CPU time that a look at one program takes, averaged over looks.
     cost: Duration,
     last: Instant,
 }
@@ -25,19 +28,22 @@ impl Pace {
         }
     }
 
-    /// Whether a look is due.
-    pub(crate) fn is_due(&self) -> bool {
-        self.last.elapsed() >= self.interval()
+    /// Whether a look at so many programs is due.
+    pub(crate) fn is_due(&self, programs: usize) -> bool {
+        self.last.elapsed() >= self.interval(programs)
     }
 
-    /// Notes that a look took so much CPU time until now.
-    pub(crate) fn note(&mut self, took: Duration) {
-        self.cost = (self.cost * 3 + took) / 4;
+    /// Notes that a look at so many programs took so much CPU time until now.
+    pub(crate) fn note(&mut self, programs: usize, took: Duration) {
+        let programs = u32::try_from(programs).unwrap_or(u32::MAX).max(1);
+        self.cost = (self.cost * 3 + took / programs) / 4;
         self.last = Instant::now();
     }
 
-    fn interval(&self) -> Duration {
-        self.shortest.max(self.cost * REST)
+    fn interval(&self, programs: usize) -> Duration {
+        let programs = u32::try_from(programs).unwrap_or(u32::MAX);
+        let rest = self.cost.saturating_mul(REST).saturating_mul(programs);
+        self.shortest.max(rest.min(LONGEST))
     }
 }
 
@@ -48,17 +54,20 @@ mod tests {
     #[test]
     fn what_takes_long_is_done_less_often() {
         let mut pace = Pace::new(Duration::from_millis(10));
-        assert!(!pace.is_due(), "it has begun just now");
+        assert!(!pace.is_due(1), "it has begun just now");
         for _ in 0..40 {
-            pace.note(Duration::from_micros(20));
+            pace.note(1, Duration::from_micros(20));
         }
-        assert_eq!(pace.interval(), Duration::from_millis(10));
+        assert_eq!(pace.interval(1), Duration::from_millis(10));
         for _ in 0..40 {
-            pace.note(Duration::from_millis(4));
+            pace.note(100, Duration::from_millis(2));
         }
-        let interval = pace.interval();
-        assert!(interval > Duration::from_millis(1500), "{interval:?}");
+        let interval = pace.interval(100);
+        assert!(interval > Duration::from_millis(700), "{interval:?}");
+        assert_eq!(pace.interval(1000), LONGEST);
+        // Most of them have ended.
+        assert_eq!(pace.interval(1), Duration::from_millis(10));
         pace.last -= interval;
-        assert!(pace.is_due());
+        assert!(pace.is_due(100));
     }
 }

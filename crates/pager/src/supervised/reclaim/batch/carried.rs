@@ -47,9 +47,12 @@ impl AddressSpace {
         let carried = lock(&self.helper_port).carried_run();
         let Some(carried) = carried else { return false };
         let is_there = |range: PageRange| self.present(range).is_ok_and(|found| found.pages() > 0);
+        // The kernel fills the stage where the program locks all of its memory. The helper's `mremap` raises what
+        // `is_changing` reads before the pages move, until its event is read.
+        let is_in_stage = || self.is_changing() && is_there(carried.places(self));
         // The first page was there when the batch was planned. (If all of them were dropped meanwhile, none is in the
         // stage.)
-        is_there(carried.places(self)) || !is_there(PageRange::around(carried.from.start, 1))
+        is_in_stage() || !is_there(PageRange::around(carried.from.start, 1))
     }
 
     /// Settles a run that was carried off, by what is in the stage, before any message is read: a forking thread goes on,

@@ -78,11 +78,11 @@ impl Governor {
     pub(super) fn recall_for_tracers(&mut self, spaces: &[Arc<AddressSpace>]) -> bool {
         if self.tracing.checked.elapsed() >= CHECK_INTERVAL {
             self.tracing.checked = Instant::now();
-            if self.tracing.pace.is_due() {
+            if self.tracing.pace.is_due(spaces.len()) {
                 let began = thread::cpu_time();
                 self.check_tracers(spaces);
                 let took = thread::cpu_time().saturating_sub(began);
-                self.tracing.pace.note(took);
+                self.tracing.pace.note(spaces.len(), took);
             } else if !self.tracing.stops.is_empty() {
                 let mut stopped = spaces.to_vec();
                 stopped.retain(|space| self.tracing.stops.contains_key(&space.id));
