@@ -81,7 +81,7 @@ impl Stage {
     /// Executes a script in a mount namespace of its own, where /tmp is empty and every user may open
     /// /dev/userfaultfd.
     pub fn run(&self, script: &str) -> Output {
-        let mounts = "set -e; dev=$(mktemp -d); mount -t tmpfs none $dev; \
+        let mounts = "set -e; dev=/mnt; mount -t tmpfs none $dev; \
              cp -a /dev/userfaultfd $dev/u; chmod 666 $dev/u; mount --bind $dev/u /dev/userfaultfd; \
              mount -t tmpfs -o mode=1777 none /tmp; set +e; cd \"$1\"; ";
         Command::new("unshare")
