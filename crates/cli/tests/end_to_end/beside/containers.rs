@@ -13,10 +13,11 @@ pub(super) const REDIS_SAVES: &str = "
     memfold run --resident 24M --stats - -- redis-server --port 0 --unixsocket /tmp/redis.sock --save '' \
         --enable-debug-command yes --daemonize no > /tmp/log &
     until ask ping > /tmp/answer 2>&1 && grep -q PONG /tmp/answer; do sleep 0.1; done
-    ask debug populate 60000 key 1000 && ask bgsave || exit 1
+    ask debug populate 60000 key 1000 && digest=\"$(ask debug digest)\" && ask bgsave || exit 1
     until ask info persistence | grep -q 'rdb_bgsave_in_progress:0'; do sleep 0.1; done
     ask info persistence | grep -q 'rdb_last_bgsave_status:ok' || exit 2
     redis-check-rdb /tmp/dump.rdb | grep -q '60000 keys read' || exit 3
+    [ \"$(ask debug digest)\" = \"$digest\" ] || exit 4
     ask shutdown nosave; wait; sed -n '/^{/,$p' /tmp/log";
 
 /// `tests/containers`, of the repository.
