@@ -1,5 +1,7 @@
 //! The command line: one definition for parsing, help, completions and the manual pages.
 
+use std::time::Duration;
+
 use crate::output::say;
 
 use anyhow::{Context, Result, bail};
@@ -83,6 +85,15 @@ impl Options {
         value
             .parse()
             .with_context(|| format!("--{name} takes a number, not {value:?}"))
+    }
+
+    /// A time in seconds, at least one, or `default`.
+    pub fn seconds(&self, name: &str, default: &str) -> Result<Duration> {
+        let given = self.value(name).unwrap_or(default);
+        let seconds = given.parse().ok().filter(|seconds| *seconds >= 1.0);
+        seconds
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .with_context(|| format!("--{name} takes a number of at least 1, not {given:?}"))
     }
 
     /// A comma-separated list of numbers, or `default`.

@@ -9,10 +9,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use super::case::Case;
-use crate::{clock::cpu_of, host::while_running, kernel::start_to_end_with_us, soak::Supervisor};
+use crate::{
+    clock::cpu_of,
+    host::while_running,
+    kernel::start_to_end_with_us,
+    soak::{Supervisor, kibibytes, number},
+};
 
 /// From the end of the visits until memfold is taken to be at rest.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -94,11 +98,6 @@ impl Counters {
             pool_bytes: number("pool_bytes")?,
         })
     }
-}
-
-fn number(stat: &Value, name: &str) -> Result<u64> {
-    let value = stat[name].as_u64();
-    value.with_context(|| format!("memfold stat prints no {name}"))
 }
 
 /// memfold with the programs of a case.
@@ -209,9 +208,7 @@ fn own_bytes(pid: u32, pool: u64) -> Result<u64> {
 fn own_of(status: &str, pool: u64) -> Option<u64> {
     let mut sum = 0;
     for name in ["RssAnon:", "RssShmem:", "VmPTE:"] {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-        sum += kibibytes << 10;
+        sum += kibibytes(status, name)? << 10;
     }
     Some(sum.saturating_sub(pool))
 }
@@ -219,12 +216,8 @@ fn own_of(status: &str, pool: u64) -> Option<u64> {
 /// Memory that programs can have without swapping, in bytes.
 pub fn available_bytes() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    let kibibytes: u64 = kibibytes.context("no MemAvailable")?.trim().parse()?;
-    Ok(kibibytes << 10)
+    let available = kibibytes(&text, "MemAvailable:").context("no MemAvailable")?;
+    Ok(available << 10)
 }
 
 #[cfg(test)]

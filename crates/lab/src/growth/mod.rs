@@ -3,8 +3,6 @@
 mod case;
 mod measure;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -72,7 +70,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let largest = largest
         .then(|| options.number("megabytes", 0))
         .transpose()?;
-    let rest = rest(options)?;
+    let rest = options.seconds("seconds", DEFAULT_SECONDS)?;
     let cases = dimensions.into_iter().map(|dimension| {
         let case = Case::grown(dimension, scale, largest)?;
         Ok((dimension, case))
@@ -136,14 +134,6 @@ pub fn run(options: &Options) -> Result<Report> {
     report.fact("runs", runs);
     report.fact("rest_seconds", setup.rest.as_secs_f64());
     Ok(report)
-}
-
-fn rest(options: &Options) -> Result<Duration> {
-    let given = options.value("seconds").unwrap_or(DEFAULT_SECONDS);
-    let seconds = given.parse().ok().filter(|seconds| *seconds >= 1.0);
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .with_context(|| format!("--seconds takes a number of at least 1, not {given:?}"))
 }
 
 fn describe(

@@ -10,7 +10,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::{host::while_running, kernel::start_to_end_with_us};
+use crate::{
+    host::while_running,
+    kernel::start_to_end_with_us,
+    soak::{kibibytes, number},
+};
 
 /// Time between two samples. Less costs the measured program CPU time.
 const SAMPLE_EVERY: Duration = Duration::from_millis(40);
@@ -109,19 +113,10 @@ fn stat(memfold: &Path, pid: u32) -> Result<Option<Value>> {
     Ok(Some(serde_json::from_slice(&output.stdout)?))
 }
 
-fn number(stat: &Value, name: &str) -> Result<u64> {
-    let value = stat[name].as_u64();
-    value.with_context(|| format!("memfold stat has no {name}"))
-}
-
 /// `None` if the process is gone.
 fn resident_mib(pid: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"))?;
-    let kib: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-    Some(kib / 1024.0)
+    Some(kibibytes(&status, "RssAnon:")? as f64 / 1024.0)
 }
 
 #[cfg(test)]

@@ -124,17 +124,11 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn plan(options: &Options) -> Result<Plan> {
-    let given = options.value("seconds").unwrap_or(DEFAULT_SECONDS);
-    let seconds = given.parse().ok().filter(|seconds| *seconds >= 1.0);
-    let phase = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let phase = options.seconds("seconds", DEFAULT_SECONDS)?;
     let rate = options.value("rate").map(|_| options.number("rate", 0));
     let rate = rate.transpose()?;
     ensure!(rate != Some(0), "--rate must be at least 1");
-    Ok(Plan {
-        phase: phase
-            .with_context(|| format!("--seconds takes a number of at least 1, not {given:?}"))?,
-        rate,
-    })
+    Ok(Plan { phase, rate })
 }
 
 fn row(program: Program, without: &Runs, with: &Runs) -> Row {

@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
-use crate::soak::Supervisor;
+use crate::soak::{Supervisor, number};
 
 /// CPU time of memfold and of all that runs under it, until now.
 #[derive(Debug, Clone, Copy)]
@@ -52,11 +52,10 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 /// Resident memory, pool and tables of a run, in bytes.
 pub fn memory(memfold: &Path, pid: u32) -> Result<f64> {
     let stat = Supervisor::new(memfold, pid).stat()?;
-    let number = |name: &str| {
-        let value = stat[name].as_u64();
-        value.with_context(|| format!("memfold stat prints no {name}"))
-    };
-    let bytes = number("resident_bytes")? + number("pool_bytes")? + number("metadata_bytes")?;
+    let mut bytes = 0;
+    for name in ["resident_bytes", "pool_bytes", "metadata_bytes"] {
+        bytes += number(&stat, name)?;
+    }
     Ok(bytes as f64)
 }
 

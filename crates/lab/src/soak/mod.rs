@@ -7,7 +7,7 @@ mod series;
 mod supervisor;
 
 pub use guests::{GUESTS, GUESTS_OPTIONS, run as run_guests};
-pub use supervisor::Supervisor;
+pub use supervisor::{Supervisor, kibibytes, number};
 
 use std::{
     io::{BufRead, BufReader},

@@ -40,11 +40,10 @@ impl Supervisor {
         let status = self.read("status")?;
         let anonymous = kibibytes(&status, "RssAnon:").context("status has no RssAnon")? * 1024;
         let stat = self.stat()?;
-        let number = |name: &str| {
-            let value = stat[name].as_u64();
-            value.with_context(|| format!("memfold stat prints no {name}"))
-        };
-        let (pool, tables) = (number("pool_bytes")?, number("metadata_bytes")?);
+        let (pool, tables) = (
+            number(&stat, "pool_bytes")?,
+            number(&stat, "metadata_bytes")?,
+        );
         let counters = [
             self.count("fd")?,
             self.count("task")?,
@@ -97,7 +96,14 @@ fn owned(stat: &Value) -> Result<u64> {
         .context("memfold stat prints no pool_bytes of a program")
 }
 
-fn kibibytes(status: &str, name: &str) -> Option<u64> {
+/// A number of what `memfold stat` prints.
+pub fn number(stat: &Value, name: &str) -> Result<u64> {
+    let value = stat[name].as_u64();
+    value.with_context(|| format!("memfold stat prints no {name}"))
+}
+
+/// A size in KiB in the text of a file of `/proc`, by the name before it, colon included.
+pub fn kibibytes(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().trim_end_matches(" kB").parse().ok()
 }
