@@ -36,7 +36,7 @@ pub fn carry_runs(
         let result = if channel.event_count.load(Ordering::Relaxed) == event_count {
             let result = carry(channel, uffd, (index, run), gone);
             if result.is_err() {
-                // Whoever finds its first page missing must not take it for carried off.
+                // A reader that finds its first page missing must not take it for carried off.
                 channel.carrying.store(0, Ordering::SeqCst);
             }
             result
@@ -89,7 +89,7 @@ fn carry(
     // As the rest of the arena.
     let _ = system::keep_from_children(target, length);
     let _ = system::unmark(target, length);
-    // Inside, it was not relieved, so no event was read. Else whoever relieved it may have found the pages gone, before
+    // Inside, it was not relieved, so no event was read. Else the thread that relieved it may have found the pages gone, before
     // this took away what had come there since: what it read is known once the gate is open.
     let relieved = !channel.gate.is_inside();
     if relieved && channel.gate.enter(NAP_NS, gone).is_err() {

@@ -42,7 +42,7 @@ impl Floor {
         self.percent
     }
 
-    /// This share of so many bytes.
+    /// This share of a number of bytes.
     pub fn of(self, bytes: u64) -> u64 {
         bytes / 100 * u64::from(self.percent)
     }
