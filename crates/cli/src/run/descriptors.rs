@@ -5,7 +5,7 @@ use rustix::process::{Resource, getrlimit};
 use std::fs;
 
 /// Of memfold's own, besides one for each CPU and what it was started with.
-const OWN: u64 = 22 + super::escalation::SPARE as u64;
+const OWN: u64 = 22;
 /// Descriptors that a process takes while it is admitted. With fewer free ones it must wait.
 const TO_ADMIT: u64 = 16;
 /// What a program takes while it is managed: a forked one; an executed one takes ten.

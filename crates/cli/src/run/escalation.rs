@@ -3,8 +3,10 @@
 use super::raise::die_by;
 use super::received::Received;
 use memfold_sys::process::{self, Process};
+use memfold_sys::thread;
 use nix::sys::signal::Signal;
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,14 +17,8 @@ const LONGEST_END: Duration = Duration::from_secs(5);
 /// How long processes that start others meanwhile are killed again and again.
 const LONGEST_KILL: Duration = Duration::from_secs(3);
 
-/// Descriptors held back for the end: without any, no process can be listed or opened. More let more of
-/// them be taken by connections that wait to be accepted.
-pub const SPARE: usize = 6;
-
 #[derive(Debug, Default)]
 struct State {
-    /// Only to be closed.
-    spare: Vec<File>,
     /// The first wish, and when it came.
     first: Option<(Signal, Instant)>,
     /// The signal that ends the run, and when memfold must be gone.
@@ -41,14 +37,6 @@ pub struct Escalation(Arc<Mutex<State>>);
 impl Escalation {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Holds descriptors back for [`Escalation::end_programs`].
-    pub fn reserve(&self) -> std::io::Result<()> {
-        self.state().spare = (0..SPARE)
-            .map(|_| File::open("/dev/null"))
-            .collect::<Result<_, _>>()?;
-        Ok(())
     }
 
     /// From now on no number of signals ends memfold: a program that is no child of it would end with it.
@@ -113,31 +101,15 @@ impl Escalation {
     /// thread that follows the run, which knows what memfold holds.
     pub fn end_programs(&self) {
         if !self.state().program_ended {
-            self.kill_all_below();
+            // The scope ends with the thread. It cannot be started only where there is no memory for it.
+            std::thread::scope(|scope| {
+                let killer = std::thread::Builder::new().name("killer".to_owned());
+                if killer.spawn_scoped(scope, kill_all_apart).is_err() {
+                    kill_all_below();
+                }
+            });
         }
         self.state().killed = true;
-    }
-
-    fn kill_all_below(&self) {
-        let spare = std::mem::take(&mut self.state().spare);
-        drop(spare);
-        // Processes can be listed, if there are any.
-        let can_look = || File::open("/proc/self/stat").is_ok();
-        let began = Instant::now();
-        while began.elapsed() < LONGEST_KILL {
-            let below = process::below(process::own_id());
-            let living = below
-                .into_iter()
-                .filter(|pid| process::living_since(*pid).is_some());
-            let living: Vec<i32> = living.collect();
-            if living.is_empty() && can_look() {
-                return;
-            }
-            for pid in living {
-                signal_below(pid, Signal::SIGKILL);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
     }
 
     /// Ends this process by the signal if it should be gone by now.
@@ -149,6 +121,35 @@ impl Escalation {
             die_by(signal as i32);
             std::process::exit(128 + signal as i32);
         }
+    }
+}
+
+/// Without a descriptor no process can be listed or opened, and other threads may have taken all; so the calling
+/// one leaves their table, and has its own from now on.
+fn kill_all_apart() {
+    if let Err(error) = thread::keep_only(std::io::stderr().as_fd()) {
+        log::debug!("descriptors stay shared: {error}");
+    }
+    kill_all_below();
+}
+
+fn kill_all_below() {
+    // Processes can be listed, if there are any.
+    let can_look = || File::open("/proc/self/stat").is_ok();
+    let began = Instant::now();
+    while began.elapsed() < LONGEST_KILL {
+        let below = process::below(process::own_id());
+        let living = below
+            .into_iter()
+            .filter(|pid| process::living_since(*pid).is_some());
+        let living: Vec<i32> = living.collect();
+        if living.is_empty() && can_look() {
+            return;
+        }
+        for pid in living {
+            signal_below(pid, Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

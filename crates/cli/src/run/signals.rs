@@ -80,7 +80,6 @@ impl Signals {
             arrived: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let escalation = Escalation::default();
-        escalation.reserve()?;
         let taker = Taker {
             source,
             queue: queue.clone(),
