@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How long a program image may take to load the library and connect. A process that exits sooner without
 /// having connected goes unseen.
-const GRACE: Duration = Duration::from_millis(800);
+pub const GRACE: Duration = Duration::from_millis(800);
 
 /// How long a process may take to be attached.
 const ATTACHMENT: Duration = Duration::from_secs(15);
@@ -68,6 +68,8 @@ pub struct Known {
     pub waiting: Vec<i32>,
     /// memfold's own.
     pub guardian: Option<i32>,
+    /// Descriptors were missing while those may have connected that are judged now.
+    pub is_short: bool,
 }
 
 /// The tree below memfold as it was last looked at.
@@ -176,8 +178,9 @@ impl Descendants {
                 is_over.then(|| Reason::NotAttached(failed.map(|error| error.to_string())))
             }
             Standing::Interpreted if image.since.elapsed() >= GRACE => {
-                let preload = self.preload.clone();
-                let reason = deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload));
+                let (preload, is_short) = (self.preload.clone(), known.is_short);
+                let reason =
+                    deadline::within(PATIENCE, move || unmanaged::reason(pid, &preload, is_short));
                 if reason == Some(Reason::Environment) && self.attach(pid, image)? {
                     return None;
                 }

@@ -41,11 +41,6 @@ fn remedy(enough: u64) -> String {
     )
 }
 
-/// Whether processes cannot be admitted now for want of descriptors.
-pub fn are_short() -> bool {
-    open() + TO_ADMIT > most()
-}
-
 /// Warns at the end of a run for how many programs there were none.
 pub fn warn_of_shortage(programs: u64) {
     let (most, enough) = (most(), open() + MANY * A_PROGRAM);

@@ -1,10 +1,10 @@
 //! Why a process is outside the limit.
 
-use super::descriptors;
 use memfold_sys::process;
+use rustix::io::Errno;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -82,11 +82,14 @@ pub fn is_static(pid: i32) -> bool {
     image.is_some_and(|image| image.sixty_four_bit && !image.interpreted)
 }
 
-/// Finds the reason, as far as `/proc` shows it.
-pub fn reason(pid: i32, preload: &Path) -> Reason {
+/// Finds the reason, as far as `/proc` shows it. `is_short` says whether memfold has lacked descriptors since the
+/// process started.
+pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
     let executable = format!("/proc/{pid}/exe");
-    let Ok(file) = File::open(&executable) else {
-        return Reason::Privileged;
+    let file = match File::open(&executable) {
+        Ok(file) => file,
+        Err(error) if is_shortage(&error) => return Reason::Descriptors,
+        Err(_) => return Reason::Privileged,
     };
     match Image::read(file) {
         Some(Image {
@@ -106,13 +109,22 @@ pub fn reason(pid: i32, preload: &Path) -> Reason {
     let has =
         |file: &str| fs::read(format!("/proc/{pid}/{file}")).map(|bytes| contains(&bytes, preload));
     match (has("maps"), has("environ")) {
-        (Ok(true), _) if descriptors::are_short() => Reason::Descriptors,
+        (Ok(true), _) if is_short => Reason::Descriptors,
+        (Err(error), _) | (_, Err(error)) if is_shortage(&error) => Reason::Descriptors,
         (Ok(true), _) if process::is_fork(pid) => Reason::Forked,
         (Ok(true), _) => Reason::Refused,
         (_, Ok(false)) => Reason::Environment,
         (Err(_), _) | (_, Err(_)) => Reason::Privileged,
         _ => Reason::Unseen,
     }
+}
+
+/// Whether a file could not be opened for want of a descriptor here.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
 }
 
 /// Whether `needle` is part of `bytes`.
@@ -190,7 +202,7 @@ mod tests {
     fn a_process_without_the_library_has_no_preload() {
         let own = std::process::id() as i32;
         assert_eq!(
-            reason(own, Path::new("/tmp/memfold-0/none.so")),
+            reason(own, Path::new("/tmp/memfold-0/none.so"), true),
             Reason::Environment
         );
     }

@@ -2,7 +2,7 @@
 
 use super::attachments::Attachments;
 use super::cpu_time::{cpu_seconds, of_programs};
-use super::descendants::{Descendants, Finding, Known};
+use super::descendants::{Descendants, Finding, GRACE, Known};
 use super::descriptors;
 use super::escalation::{SAME_WISH, signal_below};
 use super::outcome::Outcome;
@@ -32,6 +32,8 @@ const INTERVALS: [Duration; 2] = [Duration::from_millis(200), Duration::from_sec
 const REST: u32 = 50;
 /// The same once the program has ended: only what it left behind is waited for.
 const INTERVAL_AFTER: Duration = Duration::from_millis(100);
+/// Programs that have not connected when they are judged may have met with a shortage this long ago.
+const SHORTAGE: Duration = INTERVALS[1].saturating_add(GRACE);
 /// Once the program has exited, what memfold still waits for is logged after this time.
 const UNEXPLAINED: Duration = Duration::from_secs(1);
 
@@ -140,6 +142,7 @@ impl Watch<'_> {
             managed: self.supervisor.managed_processes(),
             waiting: self.supervisor.waiting_processes(),
             guardian: self.supervisor.guardian_process(),
+            is_short: self.supervisor.was_short_of_descriptors(SHORTAGE),
         });
         self.unmanaged
             .store(state.descendants.unmanaged(), Ordering::Relaxed);

@@ -59,6 +59,8 @@ pub(crate) struct Resources {
     pub warned_zeroed: AtomicBool,
     /// A program near `vm.max_map_count` was logged.
     pub warned_mappings: AtomicBool,
+    /// When descriptors were last missing for a program, in [`Self::milliseconds`] and one more; 0 if never.
+    short_of_descriptors: AtomicU64,
     /// Resident pages of programs that have no helper as yet (`helper/late.rs`).
     waiting_pages: AtomicU64,
     /// Resident limit in bytes, as of the last
@@ -115,6 +117,7 @@ impl Resources {
             carries: AtomicBool::new(false),
             warned_zeroed: AtomicBool::new(false),
             warned_mappings: AtomicBool::new(false),
+            short_of_descriptors: AtomicU64::new(0),
             waiting_pages: AtomicU64::new(0),
             resident_limit: AtomicU64::new(u64::MAX),
             reclaim_target: AtomicU64::new(u64::MAX),
@@ -154,6 +157,18 @@ impl Resources {
     /// Milliseconds since the supervisor's start.
     pub(crate) fn milliseconds(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
+    }
+
+    /// A program could not be let in for want of descriptors.
+    pub(crate) fn note_shortage(&self) {
+        let now = self.milliseconds() + 1;
+        self.short_of_descriptors.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether descriptors were missing for a program within this time.
+    pub(crate) fn was_short(&self, within: Duration) -> bool {
+        let last = self.short_of_descriptors.load(Ordering::Relaxed);
+        last != 0 && self.milliseconds() < last + within.as_millis() as u64
     }
 
     /// Seconds since the supervisor's start, rounded down.

@@ -244,6 +244,12 @@ impl Supervisor {
         self.waiting.pids()
     }
 
+    /// Whether descriptors were missing for a program within this time: one that has not connected since may
+    /// have been sent away for it.
+    pub fn was_short_of_descriptors(&self, within: Duration) -> bool {
+        self.group.resources.was_short(within)
+    }
+
     /// Stops and returns the final statistics. Kills programs that are still managed, because part of
     /// their memory is in the pool.
     pub fn stop(self) -> Stats {

@@ -228,6 +228,7 @@ impl Acceptor {
 
     /// Descriptors are short. Whether that may pass: then they are waited for, for a moment here.
     fn may_wait(&mut self) -> bool {
+        self.group.resources.note_shortage();
         let since = *self.short_since.get_or_insert_with(Instant::now);
         let may_wait = since.elapsed() < SHORTAGE_PATIENCE;
         if may_wait {
@@ -246,6 +247,7 @@ impl Acceptor {
         drop(self.spare.take());
         // Closed at once.
         if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
+            self.group.resources.note_shortage();
             self.refuse();
         } else {
             crate::time::sleep(fd_pressure::PAUSE);
