@@ -50,6 +50,13 @@ impl Errno {
     }
 }
 
+/// Whether the error is a want of descriptors, of the process (EMFILE) or of the system (ENFILE).
+#[cfg(feature = "std")]
+pub fn is_shortage(error: &std::io::Error) -> bool {
+    let shortages = [Errno::ENFILE, Errno::EMFILE].map(|errno| Some(errno.0));
+    shortages.contains(&error.raw_os_error())
+}
+
 #[cfg(feature = "std")]
 impl From<Errno> for std::io::Error {
     fn from(errno: Errno) -> Self {

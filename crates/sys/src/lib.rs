@@ -79,6 +79,8 @@ pub mod ublk;
 pub mod fuzzing;
 
 pub use errno::Errno;
+#[cfg(feature = "std")]
+pub use errno::is_shortage;
 
 /// Bytes of a page. memfold refuses hosts where it differs.
 pub const PAGE_SIZE: usize = 4096;

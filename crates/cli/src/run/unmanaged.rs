@@ -1,10 +1,9 @@
 //! Why a process is outside the limit.
 
-use memfold_sys::process;
-use rustix::io::Errno;
+use memfold_sys::{is_shortage, process};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -117,14 +116,6 @@ pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
         (Err(_), _) | (_, Err(_)) => Reason::Privileged,
         _ => Reason::Unseen,
     }
-}
-
-/// Whether a file could not be opened for want of a descriptor here.
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::MFILE | Errno::NFILE)
-    )
 }
 
 /// Whether `needle` is part of `bytes`.

@@ -12,10 +12,11 @@ use crate::supervised::helper::late::Switch;
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers};
 use crate::supervised::kernel::Ports;
-use crate::supervised::util::fd_pressure::{self, is_shortage};
+use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
 use memfold_sys::epoll::Epoll;
 use memfold_sys::hello::TRACES;
+use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
 use std::collections::{HashMap, HashSet};
@@ -247,7 +248,6 @@ impl Acceptor {
         drop(self.spare.take());
         // Closed at once.
         if let Ok(Some(_)) = socket::accept(self.listeners[listener].as_fd()) {
-            self.group.resources.note_shortage();
             self.refuse();
         } else {
             crate::time::sleep(fd_pressure::PAUSE);

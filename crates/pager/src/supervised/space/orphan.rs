@@ -6,8 +6,10 @@ use crate::supervised::kernel::Guarded;
 use crate::supervised::kernel::Held;
 use crate::supervised::space::AddressSpace;
 #[cfg(not(simulated))]
-use crate::supervised::util::fd_pressure::{self, is_shortage};
+use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
+#[cfg(not(simulated))]
+use memfold_sys::is_shortage;
 #[cfg(not(simulated))]
 use std::io;
 #[cfg(not(simulated))]

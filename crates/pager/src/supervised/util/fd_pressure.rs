@@ -2,7 +2,7 @@
 //! descriptors. Programs wait meanwhile.
 
 use crate::time::Instant;
-use memfold_sys::Errno;
+use memfold_sys::is_shortage;
 use std::io;
 use std::time::Duration;
 
@@ -11,12 +11,6 @@ use std::time::Duration;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Pause between two tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);
-
-/// Whether the error is EMFILE or ENFILE.
-pub(crate) fn is_shortage(error: &io::Error) -> bool {
-    let shortages = [Errno::ENFILE, Errno::EMFILE].map(|errno| Some(errno.0));
-    shortages.contains(&error.raw_os_error())
-}
 
 /// Runs `operation`, and again while it fails for want of a descriptor.
 pub(crate) fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
@@ -34,6 +28,7 @@ pub(crate) fn patiently<T>(operation: impl Fn() -> io::Result<T>) -> io::Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memfold_sys::Errno;
     use std::cell::Cell;
 
     #[test]
