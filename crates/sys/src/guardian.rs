@@ -5,9 +5,9 @@
 //! supervisor's descriptor table, so that they stay open, waits for the supervisor's end, kills the
 //! children on its list, sees them gone, and ends.
 //!
-//! It keeps every userfaultfd open until the address space is gone. So a thread that touches a missing page sleeps, and
-//! does not read zeros, also where the supervisor dies before it knows that a process depends on it: one that was just
-//! forked without a helper, or shares the memory of one that has just ended.
+//! It keeps every userfaultfd open until the address space is gone, and ends what waits there: see [`spaces`]. So a thread
+//! that touches a missing page does not read zeros, also where the supervisor dies before it knows that a process depends
+//! on it: one that was just forked without a helper, or shares the memory of one that has just ended.
 //!
 //! A helper that waits for a page which only the supervisor brings does not see the supervisor's end. The
 //! guardian kills its program a moment later than the helper would, as the helper reports why.
@@ -20,11 +20,12 @@ use crate::PAGE_SIZE;
 use crate::memory::Mapping;
 use crate::process::{own_id, pidfd_of};
 use crate::raw::{self, nr, syscall};
-use crate::uffd::Uffd;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+mod spaces;
 
 const STACK: usize = 4 * PAGE_SIZE;
 const LIST: usize = PAGE_SIZE;
@@ -291,11 +292,7 @@ extern "C" fn guard(list: *const u8) -> ! {
         }
     });
     close_all_but_spaces(list);
-    each(list, |uffd, kind| {
-        while kind == Kind::Space && !Uffd(uffd).is_gone() {
-            pause();
-        }
-    });
+    spaces::see_them_gone(list);
     loop {
         // SAFETY: ends this process.
         unsafe { syscall(nr::EXIT_GROUP, [0; 6]) };
@@ -359,16 +356,20 @@ fn pause() {
 
 /// Waits for the end of a process, at most that many seconds.
 fn is_ended(process: i32, seconds: Option<i64>) -> bool {
-    let mut poll = u64::from(process as u32) | POLLIN << 32;
-    let timeout = [seconds.unwrap_or(0), 0];
-    let timeout = match seconds {
-        Some(_) => timeout.as_ptr() as usize,
-        None => 0,
-    };
-    // SAFETY: a live `pollfd` (descriptor, then events and results) and a live time, or none.
-    let ready = unsafe { syscall(nr::PPOLL, [&raw mut poll as usize, 1, timeout, 0, 8, 0]) };
+    let (ready, _) = poll(process, seconds);
     // An error but an interruption cannot be waited out.
     ready != 0 && ready != -4
+}
+
+/// Waits until a descriptor has something to read, at most that many seconds. Returns what the kernel does, and what is
+/// there.
+fn poll(descriptor: i32, seconds: Option<i64>) -> (isize, u64) {
+    let mut poll = u64::from(descriptor as u32) | POLLIN << 32;
+    let time = seconds.map(|seconds| [seconds, 0]);
+    let timeout = time.as_ref().map_or(0, |time| time.as_ptr() as usize);
+    // SAFETY: a live `pollfd` (descriptor, then events and results) and a live time, or none.
+    let ready = unsafe { syscall(nr::PPOLL, [&raw mut poll as usize, 1, timeout, 0, 8, 0]) };
+    (ready, poll >> 48)
 }
 
 #[cfg(test)]

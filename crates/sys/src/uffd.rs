@@ -55,6 +55,7 @@ const IOC_ZEROPAGE: usize = 0xc020_aa04;
 const IOC_MOVE: usize = 0xc028_aa05;
 const IOC_WRITEPROTECT: usize = 0xc018_aa06;
 const IOC_CONTINUE: usize = 0xc020_aa07;
+const IOC_POISON: usize = 0xc020_aa08;
 /// A process that may open it may create userfaultfds that also serve the kernel's own faults.
 pub const DEVICE: &CStr = c"/dev/userfaultfd";
 /// `USERFAULTFD_IOC_NEW` on [`DEVICE`].
@@ -103,12 +104,20 @@ impl Message {
     #[cfg(feature = "std")]
     pub fn take_fork_descriptor(&self) -> std::os::fd::OwnedFd {
         use std::os::fd::FromRawFd;
+        // SAFETY: the kernel made the descriptor for this message; each message is applied once.
+        unsafe { std::os::fd::OwnedFd::from_raw_fd(self.fork_descriptor()) }
+    }
+    /// Fork: the number of the descriptor that [`Message::take_fork_descriptor`] owns.
+    ///
+    /// # Panics
+    /// If this is not a fork message.
+    #[cfg(feature = "std")]
+    pub(crate) fn fork_descriptor(&self) -> i32 {
         assert_eq!(
             self.event, EVENT_FORK,
             "only a fork message brings a descriptor"
         );
-        // SAFETY: the kernel made the descriptor for this message; each message is applied once.
-        unsafe { std::os::fd::OwnedFd::from_raw_fd(self.arguments[0] as u32 as i32) }
+        self.arguments[0] as u32 as i32
     }
     /// Remap: from, to, length in bytes.
     pub fn remap(&self) -> (u64, u64, u64) {
@@ -380,6 +389,13 @@ impl Uffd {
         let mut argument = [target, length, 0, 0];
         let result = ioctl(self.0, IOC_ZEROPAGE, &mut argument);
         outcome(result, argument[3], length)
+    }
+
+    /// Makes each access to a missing page a `SIGBUS` from now on, and wakes the threads that wait for it. `EINVAL` before
+    /// Linux 6.6.
+    pub fn poison(self, page: u64) -> Result<(), Errno> {
+        let length = crate::PAGE_SIZE as u64;
+        ioctl(self.0, IOC_POISON, &mut [page, length, 0, 0])
     }
 
     /// Moves present pages to missing ones of the same process, without waking any thread.

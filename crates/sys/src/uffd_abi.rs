@@ -22,6 +22,9 @@ fn requests_have_the_kernels_numbers() {
     let size = size_of::<general::uffdio_move>();
     let request = read_write(general::UFFDIO as u8, general::_UFFDIO_MOVE, size);
     assert_eq!(IOC_MOVE, request);
+    let size = size_of::<general::uffdio_poison>();
+    let request = read_write(general::UFFDIO as u8, general::_UFFDIO_POISON, size);
+    assert_eq!(IOC_POISON, request);
     assert_eq!(IOC_NEW, (general::UFFDIO as usize) << 8);
     let flags = general::O_CLOEXEC | general::O_NONBLOCK;
     assert_eq!(CREATED, flags as usize);
@@ -100,5 +103,6 @@ fn arguments_have_the_kernels_layout() {
     words!(uffdio_zeropage: range at 0, mode at 2, zeropage at 3; 4);
     words!(uffdio_writeprotect: range at 0, mode at 2; 3);
     words!(uffdio_continue: range at 0, mode at 2, mapped at 3; 4);
+    words!(uffdio_poison: range at 0, mode at 2; 4);
     words!(uffdio_move: dst at 0, src at 1, len at 2, mode at 3, move_ at 4; 5);
 }
