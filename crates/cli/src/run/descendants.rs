@@ -9,7 +9,7 @@ use super::unmanaged::{self, Reason};
 use memfold_sys::deadline;
 use memfold_sys::privilege;
 use memfold_sys::process::{self, proc_text};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -131,9 +131,32 @@ impl Descendants {
     /// Looks at the tree; returns those newly found outside the limit.
     pub fn look(&mut self, known: &Known) -> Vec<Finding> {
         let _raised = privilege::raised();
+        self.look_at(process::below(self.root), known)
+    }
+
+    /// The same, with a single walk if that finds the processes of the last look. One that started since and came to
+    /// another parent during the walk is found at the next look.
+    pub fn glance(&mut self, known: &Known) -> Vec<Finding> {
+        let _raised = privilege::raised();
+        let processes = process::mostly_below(self.root);
+        // A process that comes to another parent may be found twice.
+        let mut found: HashSet<i32> = processes.iter().copied().collect();
+        if let Some(guardian) = known.guardian {
+            found.remove(&guardian);
+        }
+        let is_same =
+            found.len() == self.images.len() && self.images.keys().all(|pid| found.contains(pid));
+        if is_same {
+            self.look_at(processes, known)
+        } else {
+            self.look_at(process::below(self.root), known)
+        }
+    }
+
+    fn look_at(&mut self, processes: Vec<i32>, known: &Known) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut seen = HashMap::new();
-        for pid in process::below(self.root) {
+        for pid in processes {
             if known.guardian == Some(pid) {
                 continue;
             }
@@ -269,6 +292,33 @@ mod tests {
         }
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_glance_finds_what_starts_and_what_ends() {
+        let start = || Command::new("/bin/sleep").arg("30").spawn().unwrap();
+        let mut one = start();
+        let mut descendants = Descendants::new(Path::new("/no/library"), None);
+        descendants.glance(&Known::default());
+        let mut other = start();
+        let pids = [&one, &other].map(|child| child.id() as i32);
+        let has = |descendants: &Descendants| pids.map(|pid| descendants.all().contains(&pid));
+        assert_eq!(has(&descendants), [true, false]);
+        for _ in 0..2 {
+            descendants.glance(&Known::default());
+            assert_eq!(has(&descendants), [true, true]);
+        }
+        descendants.glance(&Known {
+            guardian: Some(pids[1]),
+            ..Known::default()
+        });
+        assert_eq!(has(&descendants), [true, false]);
+        for child in [&mut one, &mut other] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        descendants.glance(&Known::default());
+        assert_eq!(has(&descendants), [false, false]);
     }
 
     #[test]

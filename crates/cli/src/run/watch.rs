@@ -137,13 +137,19 @@ impl Watch<'_> {
         }
     }
 
+    /// Looks at the tree of processes: thoroughly once the program has ended, as memfold leaves where none is left.
     fn look(&self, state: &mut State) -> Vec<Finding> {
-        let findings = state.descendants.look(&Known {
+        let known = Known {
             managed: self.supervisor.managed_processes(),
             waiting: self.supervisor.waiting_processes(),
             guardian: self.supervisor.guardian_process(),
             is_short: self.supervisor.was_short_of_descriptors(SHORTAGE),
-        });
+        };
+        let findings = if state.ended.is_some() {
+            state.descendants.look(&known)
+        } else {
+            state.descendants.glance(&known)
+        };
         self.unmanaged
             .store(state.descendants.unmanaged(), Ordering::Relaxed);
         findings
