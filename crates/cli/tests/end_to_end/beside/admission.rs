@@ -74,7 +74,7 @@ fn uninvited_peers_are_hung_up_on_and_delay_no_admission() {
     assert_eq!(said, "connected 3000, hung up on 3000\n");
     // Programs start while others go on knocking.
     let mut floods: Vec<Child> = (0..2)
-        .map(|_| as_nobody(&program).args(["flood", &name, "8"]).spawn())
+        .map(|_| as_nobody(&program).args(["flood", &name, "40"]).spawn())
         .collect::<Result<_, _>>()
         .expect("they run");
     std::thread::sleep(Duration::from_millis(500));
@@ -83,6 +83,7 @@ fn uninvited_peers_are_hung_up_on_and_delay_no_admission() {
     let go_on = |flood: &mut Child| flood.try_wait().expect("wait").is_none();
     assert!(floods.iter_mut().all(go_on), "programs waited");
     for mut flood in floods {
+        flood.kill().expect("it is killed");
         flood.wait().expect("it ends");
     }
     outcome.assert_success();

@@ -220,6 +220,7 @@ fn moving_memory_survives_attaching_and_detaching() {
 /// Forks beside a detach, when ranges are managed no more whose pages are out still.
 #[test]
 fn what_forks_wipe_is_empty_in_children_also_while_a_program_is_let_go() {
+    only_in_the_long_form!();
     beside!(&["cc"]);
     let wiped = compiled("wiped", &["wiped.c"], &[]).display().to_string();
     let forks = (1000 * rounds()).to_string();
@@ -280,6 +281,7 @@ fn a_tree_of_forks_keeps_every_copy_while_it_is_attached_and_detached() {
 
 #[test]
 fn collectors_and_compilers_at_work_are_attached_and_detached_many_times() {
+    only_in_the_long_form!();
     beside!(&["java", "node", "python3"]);
     let source = |name: &str| source(name).display().to_string();
     let python = crate::support::python().display().to_string();

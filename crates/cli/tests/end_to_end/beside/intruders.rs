@@ -37,7 +37,7 @@ fn can_make(user: u32, library: &Path) -> bool {
 fn leftover_programs_carry_a_path_that_no_other_user_can_make() {
     beside!(&TOOLS);
     let stays = compiled("stays", &["stays.c"], &["-static"]);
-    // Long enough to be found unmanaged, and then left.
+    // Long enough to be found unmanaged, and then left; it keeps the output open for so long.
     let output = Command::new(memfold())
         .args([
             "run",
@@ -46,7 +46,7 @@ fn leftover_programs_carry_a_path_that_no_other_user_can_make() {
             "--",
             "sh",
             "-c",
-            "\"$0\" 20 & sleep 1.5",
+            "\"$0\" 6 & sleep 1.5",
         ])
         .arg(&stays)
         .output()
