@@ -78,6 +78,9 @@ pub enum Bug {
         expect(dead_code, reason = "the helper's, of which the model has its own")
     )]
     CarriedUnreported,
+    /// What `madvise` had freed and was written again, and then moved to where a run was carried off from, was taken for
+    /// empty.
+    CarriedFreed,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
@@ -121,9 +124,10 @@ impl Bug {
 
     /// Where the kernel moves no pages. Not of the past: each is what the code would be without a line of it.
     #[cfg(simulated)]
-    pub const OF_CARRYING: [Bug; 3] = [
+    pub const OF_CARRYING: [Bug; 4] = [
         Bug::CarriedSettledLate,
         Bug::CarriedOverrun,
+        Bug::CarriedFreed,
         Bug::CarriedUnreported,
     ];
 

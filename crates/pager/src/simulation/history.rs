@@ -58,6 +58,8 @@ pub enum Step {
     Check(usize),
     /// `madvise(MADV_DONTNEED)` from one page on.
     Drop(usize, u64),
+    /// `madvise(MADV_FREE)`, of which the kernel frees nothing. No history of a seed has it.
+    Free(usize),
     /// munmap.
     Unmap(usize),
     /// mremap to a free place; the flag is `MREMAP_DONTUNMAP`.
@@ -313,6 +315,12 @@ impl History {
                 Step::Fork(child) => child.iter().any(may),
                 step => may(step),
             })
+    }
+
+    /// Whether a thread frees memory with `MADV_FREE`.
+    pub fn frees(&self) -> bool {
+        let mut steps = self.threads.iter().flatten();
+        steps.any(|step| matches!(step, Step::Free(_)))
     }
 
     /// All steps, those of children included.

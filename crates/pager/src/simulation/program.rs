@@ -84,6 +84,11 @@ impl ProgramThread {
                     let _ = self.memory.drop_pages(PageRange { start, ..range });
                 }
             }
+            Step::Free(area) => {
+                if let Some(range) = self.areas[area] {
+                    let _ = self.memory.free_pages(range);
+                }
+            }
             Step::Unmap(area) => {
                 if let Some(range) = self.areas[area].take() {
                     self.memory.unmap(range);

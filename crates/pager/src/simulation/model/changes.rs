@@ -54,6 +54,20 @@ impl Memory {
 
     /// `madvise(MADV_DONTNEED)`. Fails if anything is not mapped there.
     pub fn drop_pages(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.discard(range, Self::drop_after_event)
+    }
+
+    /// `madvise(MADV_FREE)`, by a kernel that has memory enough and frees nothing. Fails if anything is not mapped there.
+    pub(crate) fn free_pages(&self, range: PageRange) -> Result<(), Unmapped> {
+        self.discard(range, |_, part, _| Ok(part.end))
+    }
+
+    /// A `madvise` that lets pages go, which happens `after_event`: that returns where it goes on.
+    fn discard(
+        &self,
+        range: PageRange,
+        after_event: impl Fn(&Memory, PageRange, u32) -> Result<VirtualPage, Unmapped>,
+    ) -> Result<(), Unmapped> {
         let mut state = self.begin_change(range);
         for page in range.start.0..range.end.0 {
             if let Some(expected) = state.expected.get_mut(&VirtualPage(page))
@@ -99,7 +113,7 @@ impl Memory {
             drop(state);
             self.finish_change(Message::Remove(part));
             dawdle();
-            let end = self.drop_after_event(part, number);
+            let end = after_event(self, part, number);
             self.state().dropping.retain(|drop| drop.number != number);
             next = end?;
         }

@@ -6,6 +6,7 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
+use crate::range_set::RangeSet;
 use crate::supervised::reclaim::batch::Batch;
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
@@ -56,7 +57,7 @@ impl AddressSpace {
     /// Releases the slots and places of a range. Every page that is not a hole becomes `after`.
     fn forget(&self, gate: &Exclusive<'_>, range: PageRange, after: PageState) {
         debug_assert!(gate.is_of(self));
-        let mut slots = SlotRanges::new();
+        let (mut slots, mut unmapped) = (SlotRanges::new(), RangeSet::default());
         let mut stage = lock(&self.stage);
         gate.table().visit(range, |_, entry| {
             let is_dropped = matches!(after, PageState::Removed(_));
@@ -79,7 +80,12 @@ impl AddressSpace {
                 | PageState::Moving(_)
                 | PageState::Removed(_)
                 | PageState::Filling(..) => {}
-                PageState::Staged(place) | PageState::Returning(place) => stage.retire(place),
+                PageState::Staged(place) | PageState::Returning(place) => {
+                    stage.retire(place);
+                    if !is_dropped {
+                        unmapped.add(PageRange::around(self.stage_page(place), 1));
+                    }
+                }
                 PageState::Swapped(slot, _) => slots.push(slot),
                 PageState::Clearing => unreachable!("pages are cleared inside the gate"),
             }
@@ -87,6 +93,7 @@ impl AddressSpace {
             true
         });
         drop(stage);
+        self.note_overrun(|overrun| &mut overrun.unmapped, &unmapped);
         self.resources.release(slots);
     }
 
@@ -110,6 +117,7 @@ impl AddressSpace {
             }
             true
         });
+        let mut removed = RangeSet::default();
         let mut stage = lock(&self.stage);
         for (page, state) in moved {
             let state = match state {
@@ -124,11 +132,16 @@ impl AddressSpace {
                     self.must_duplicate(slot);
                     PageState::Swapped(slot, self.resources.refaults.shadow())
                 }
+                PageState::Removed(_) => {
+                    removed.add(PageRange::around(page, 1));
+                    state
+                }
                 other => other,
             };
             gate.table().entry(page).set(state);
         }
         drop(stage);
+        self.note_overrun(|overrun| &mut overrun.removed_moved, &removed);
         let mut regions = lock(&self.managed);
         // Other parts may be registered, too, but their resident pages are not known.
         let managed = regions.covered(from);

@@ -122,6 +122,12 @@ impl Order {
         !self.pending.is_empty()
     }
 
+    /// The number of `madvise` events that wait to be applied.
+    pub(crate) fn removals(&self) -> u32 {
+        let is_removal = |change: &&Change| matches!(change, Change::Remove(_));
+        self.pending.iter().filter(is_removal).count() as u32
+    }
+
     /// The numbers of the forks that wait to be applied.
     pub(crate) fn forks(&self) -> impl Iterator<Item = u64> {
         self.pending.iter().filter_map(|change| match change {

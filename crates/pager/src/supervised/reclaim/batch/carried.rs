@@ -12,13 +12,15 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
-use crate::supervised::reclaim::batch::{Batch, Carried, HelperPort, Run};
+use crate::range_set::RangeSet;
+use crate::supervised::reclaim::batch::{Batch, Carried, HelperPort, Overrun, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
 use memfold_sys::Errno;
 use memfold_sys::channel::{DropRun, MoveRun};
 use memfold_sys::port::Outcome;
+use std::sync::atomic::Ordering;
 
 impl Carried {
     fn places(self, space: &AddressSpace) -> PageRange {
@@ -37,6 +39,7 @@ impl HelperPort {
             from: run.range(),
             place,
             index,
+            removals: 0,
         })
     }
 }
@@ -58,7 +61,12 @@ impl AddressSpace {
     /// Settles a run that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
     /// and may end, once its event is read. Returns a run of which the event is yet to be read: not all changes are known
     /// before.
-    pub(crate) fn settle_before_read(&self, gate: &Exclusive<'_>) -> Option<Carried> {
+    /// Of the `madvise` events that were read, so many are `unapplied`.
+    pub(crate) fn settle_before_read(
+        &self,
+        gate: &Exclusive<'_>,
+        unapplied: u32,
+    ) -> Option<Carried> {
         if !self.resources.carries() || Bug::CarriedSettledLate.is_back() {
             return None;
         }
@@ -66,13 +74,14 @@ impl AddressSpace {
             let port = lock(&self.helper_port);
             (port.carried_run(), port.unread)
         };
-        let Some(carried) = carried else {
+        let Some(mut carried) = carried else {
             return unread;
         };
         let in_stage = self.present(carried.places(self));
         if !in_stage.is_ok_and(|found| found.pages() > 0) {
             return unread;
         }
+        carried.removals = self.removals_read(unapplied);
         self.settle_run(gate, carried);
         lock(&self.helper_port).unread = Some(carried);
         Some(carried)
@@ -82,8 +91,8 @@ impl AddressSpace {
     pub(crate) fn take_carried(
         &self,
         gate: &Exclusive<'_>,
-        from: PageRange,
-        to: VirtualPage,
+        (from, to): (PageRange, VirtualPage),
+        unapplied: u32,
     ) -> Option<Carried> {
         let place = self.place_at(to).filter(|_| self.resources.carries())?;
         // Else it is the program's own.
@@ -99,7 +108,8 @@ impl AddressSpace {
         let carried = match unread {
             Some(carried) => carried,
             None => {
-                let carried = unsettled.take_if(is_its)?;
+                let mut carried = unsettled.take_if(is_its)?;
+                carried.removals = self.removals_read(unapplied);
                 self.settle_run(gate, carried);
                 carried
             }
@@ -161,6 +171,19 @@ impl AddressSpace {
         port.carried.dropped += settled.dropped;
     }
 
+    /// Notes changes by which it may be unknown what is carried off.
+    pub(crate) fn note_overrun(
+        &self,
+        of: impl Fn(&mut Overrun) -> &mut RangeSet,
+        pages: &RangeSet,
+    ) {
+        if self.resources.carries() && !pages.ranges().is_empty() {
+            let mut port = lock(&self.helper_port);
+            let noted = of(&mut port.overrun);
+            pages.ranges().iter().for_each(|range| noted.add(*range));
+        }
+    }
+
     /// Looks which pages were carried off, once the changes of other threads are applied: they count as later than the
     /// helper's, of which its event tells nothing. What had moved away before is in memory where it moved to (and what
     /// is still where it was, if `mlockall` has filled the stage). What had moved to where the run was is in the stage.
@@ -174,18 +197,23 @@ impl AddressSpace {
         ) else {
             return;
         };
+        let overrun = std::mem::take(&mut lock(&self.helper_port).overrun);
+        let mut is_unknown = false;
         let mut stage = lock(&self.stage);
         for step in 0..carried.from.pages() as u32 {
             let page = carried.from.start.plus(u64::from(step));
             let place = StageIndex(carried.place.0 + step);
-            if in_stage.containing(self.stage_page(place)).is_none() {
+            let stage_page = self.stage_page(place);
+            if in_stage.containing(stage_page).is_none() {
                 continue;
             }
+            let mut is_others = overrun.unmapped.containing(stage_page).is_some();
             if let Some(owner) = stage.owner(place)
                 && self.is_present(owner)
                 && (gate.table().entry(owner)).replace(PageState::Staged(place), PageState::FRESH)
             {
                 stage.retire(place);
+                is_others = true;
             }
             let entry = gate.table().entry(page);
             if matches!(entry.load(), PageState::Resident { .. })
@@ -194,7 +222,24 @@ impl AddressSpace {
             {
                 entry.set(PageState::Staged(place));
             }
+            is_unknown |= is_others
+                && matches!(entry.load(), PageState::Removed(removal) if removal.is_before(carried.removals))
+                && overrun.removed_moved.containing(page).is_some()
+                && still.containing(page).is_none();
         }
+        drop(stage);
+        if is_unknown && !Bug::CarriedFreed.is_back() {
+            self.kill_program(
+                "memory that one of its threads had freed with madvise was moved to where memory was being paged out, and \
+                 may be lost",
+            );
+        }
+    }
+
+    /// Number of `madvise` events that were read, of which so many are unapplied.
+    fn removals_read(&self, unapplied: u32) -> u32 {
+        let applied = self.removed.count.load(Ordering::Relaxed);
+        applied.wrapping_add(unapplied)
     }
 
     fn is_present(&self, page: VirtualPage) -> bool {

@@ -10,6 +10,7 @@ pub(crate) mod settle;
 
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::StageIndex;
+use crate::range_set::RangeSet;
 use crate::supervised::kernel::{ChannelFile, Port, SharedChannel};
 use memfold_sys::Errno;
 use memfold_sys::channel::MoveRun;
@@ -101,6 +102,17 @@ pub(crate) struct HelperPort {
     pub carried: Settled,
     /// What was carried off and is settled, but of which the event is unread.
     pub unread: Option<Carried>,
+    /// What changed since the batch was posted.
+    pub overrun: Overrun,
+}
+
+/// Changes by which it may be unknown what was carried off: see `resolve_overrun`.
+#[derive(Debug, Default)]
+pub(crate) struct Overrun {
+    /// Where pages were moved that were `Removed`: they may be there or not.
+    pub removed_moved: RangeSet,
+    /// Places, by their pages, whose owners were unmapped.
+    pub unmapped: RangeSet,
 }
 
 /// A run of pages that the helper carries off by `mremap`, as the kernel has no `UFFDIO_MOVE`.
@@ -112,6 +124,8 @@ pub(crate) struct Carried {
     pub place: StageIndex,
     /// Which run of its batch it is.
     pub index: usize,
+    /// Number of `madvise` events that were read by the time it was settled.
+    pub removals: u32,
 }
 
 /// Number of pages of a settled batch, by their new state.
@@ -136,6 +150,7 @@ impl HelperPort {
             stage_closed: false,
             carried: Settled::default(),
             unread: None,
+            overrun: Overrun::default(),
         }
     }
 

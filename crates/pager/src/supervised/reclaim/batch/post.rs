@@ -1,6 +1,6 @@
 //! Posting a batch to the helper.
 
-use crate::supervised::reclaim::batch::Batch;
+use crate::supervised::reclaim::batch::{Batch, Overrun};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Inside, Shared};
 use crate::sync::lock;
@@ -43,6 +43,7 @@ impl Batch {
         let count = space.channel.event_count();
         port.port.post(count, &drop_runs, &move_runs);
         space.note_posted();
+        port.overrun = Overrun::default();
         port.batch = Some(Batch { moves, drops });
     }
 }
