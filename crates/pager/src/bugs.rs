@@ -81,6 +81,8 @@ pub enum Bug {
     /// What `madvise` had freed and was written again, and then moved to where a run was carried off from, was taken for
     /// empty.
     CarriedFreed,
+    /// What was mapped anew, and was registered but not managed as yet, was taken for dead when it was carried off.
+    CarriedUnmanaged,
     /// 05f854e: a thread that all programs need tried the gate of one for a while, and then entered it to serve
     /// a fault, however long that took.
     GateEnteredTwice,
@@ -124,10 +126,11 @@ impl Bug {
 
     /// Where the kernel moves no pages. Not of the past: each is what the code would be without a line of it.
     #[cfg(simulated)]
-    pub const OF_CARRYING: [Bug; 4] = [
+    pub const OF_CARRYING: [Bug; 5] = [
         Bug::CarriedSettledLate,
         Bug::CarriedOverrun,
         Bug::CarriedFreed,
+        Bug::CarriedUnmanaged,
         Bug::CarriedUnreported,
     ];
 

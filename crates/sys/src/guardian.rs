@@ -5,7 +5,7 @@
 //! supervisor's descriptor table, so that they stay open, waits for the supervisor's end, kills the
 //! children on its list, sees them gone, and ends.
 //!
-//! It keeps every userfaultfd open until the address space is gone, and ends what waits there: see [`spaces`]. So a thread
+//! It keeps every userfaultfd open until the address space is gone, and ends what waits there (`spaces`). So a thread
 //! that touches a missing page does not read zeros, also where the supervisor dies before it knows that a process depends
 //! on it: one that was just forked without a helper, or shares the memory of one that has just ended.
 //!

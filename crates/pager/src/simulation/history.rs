@@ -317,12 +317,6 @@ impl History {
             })
     }
 
-    /// Whether a thread frees memory with `MADV_FREE`.
-    pub fn frees(&self) -> bool {
-        let mut steps = self.threads.iter().flatten();
-        steps.any(|step| matches!(step, Step::Free(_)))
-    }
-
     /// All steps, those of children included.
     pub fn steps(&self) -> usize {
         self.threads.iter().map(|steps| count(steps)).sum()

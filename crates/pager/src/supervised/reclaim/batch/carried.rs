@@ -138,7 +138,7 @@ impl AddressSpace {
         let in_stage = in_stage.unwrap_or_default();
         let still = self.present(carried.from).unwrap_or_default();
         let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
-        let mut batch = Batch::default();
+        let (mut batch, mut is_unknown) = (Batch::default(), false);
         let mut outcome = Outcome {
             stale: false,
             drops: drops_of(&drops, is_staged),
@@ -154,6 +154,7 @@ impl AddressSpace {
                 (false, Some(_)) => (0, Errno::EAGAIN.0),
                 (false, None) => (0, Errno::ENOENT.0),
             };
+            is_unknown |= is_staged(place) && gate.table().entry(page).load() == PageState::Hole;
             batch.moves.push(Run {
                 page,
                 pages: 1,
@@ -164,6 +165,13 @@ impl AddressSpace {
                 errno,
                 ..MoveRun::default()
             });
+        }
+        // The batch was planned when there was memory. That was unmapped, as was known before the run was carried off, and
+        // what was mapped there since is registered, but not managed as yet.
+        if is_unknown && !Bug::CarriedUnmanaged.is_back() {
+            self.kill_program(
+                "memory that one of its threads had just mapped where another was being paged out is lost",
+            );
         }
         let settled = batch.settle_with(self, gate, &outcome);
         let mut port = lock(&self.helper_port);
