@@ -58,6 +58,7 @@ impl AddressSpace {
     fn forget(&self, gate: &Exclusive<'_>, range: PageRange, after: PageState) {
         debug_assert!(gate.is_of(self));
         let (mut slots, mut unmapped) = (SlotRanges::new(), RangeSet::default());
+        let carries = self.resources.carries();
         let mut stage = lock(&self.stage);
         gate.table().visit(range, |_, entry| {
             let is_dropped = matches!(after, PageState::Removed(_));
@@ -82,7 +83,7 @@ impl AddressSpace {
                 | PageState::Filling(..) => {}
                 PageState::Staged(place) | PageState::Returning(place) => {
                     stage.retire(place);
-                    if !is_dropped {
+                    if carries && !is_dropped {
                         unmapped.add(PageRange::around(self.stage_page(place), 1));
                     }
                 }

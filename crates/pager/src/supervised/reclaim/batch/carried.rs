@@ -60,8 +60,7 @@ impl AddressSpace {
 
     /// Settles a run that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
     /// and may end, once its event is read. Returns a run of which the event is yet to be read: not all changes are known
-    /// before.
-    /// Of the `madvise` events that were read, so many are `unapplied`.
+    /// before. Of the `madvise` events that were read, so many are `unapplied`.
     pub(crate) fn settle_before_read(
         &self,
         gate: &Exclusive<'_>,
@@ -82,7 +81,9 @@ impl AddressSpace {
             return unread;
         }
         carried.removals = self.removals_read(unapplied);
-        self.settle_run(gate, carried);
+        // Else the kernel may have filled the stage: see `awaits_read`.
+        let is_sure = self.is_changing();
+        self.settle_run(gate, carried, is_sure);
         lock(&self.helper_port).unread = Some(carried);
         Some(carried)
     }
@@ -110,7 +111,7 @@ impl AddressSpace {
             None => {
                 let mut carried = unsettled.take_if(is_its)?;
                 carried.removals = self.removals_read(unapplied);
-                self.settle_run(gate, carried);
+                self.settle_run(gate, carried, true);
                 carried
             }
         };
@@ -120,8 +121,8 @@ impl AddressSpace {
     }
 
     /// Settles the run that was carried off, and the drops, which the helper did before. What it has to tell of them has
-    /// no effect any more.
-    fn settle_run(&self, gate: &Exclusive<'_>, carried: Carried) {
+    /// no effect any more. `is_sure`: what is in the stage was carried there.
+    fn settle_run(&self, gate: &Exclusive<'_>, carried: Carried, is_sure: bool) {
         let drops = {
             let mut port = lock(&self.helper_port);
             let Some(batch) = &mut port.batch else { return };
@@ -168,7 +169,7 @@ impl AddressSpace {
         }
         // The batch was planned when there was memory. That was unmapped, as was known before the run was carried off, and
         // what was mapped there since is registered, but not managed as yet.
-        if is_unknown && !Bug::CarriedUnmanaged.is_back() {
+        if is_sure && is_unknown && !Bug::CarriedUnmanaged.is_back() {
             self.kill_program(
                 "memory that one of its threads had just mapped where another was being paged out is lost",
             );
