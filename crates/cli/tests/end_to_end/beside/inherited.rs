@@ -1,7 +1,7 @@
 //! What memfold is started with (ignored signals, limits) is the program's, and memfold gets along
 //! with it.
 
-use crate::support::{compiled, is_without_move, memfold};
+use crate::support::{compiled, memfold, said_but_of_the_kernel};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
@@ -168,9 +168,6 @@ fn a_runtime_folder_that_is_roots_alone_is_not_used() {
     let output = end_of(start(&prepare, &command));
     assert!(output.status.success());
     let errors = text(&output.stderr);
-    // Said of the kernel, once a run.
-    let others = errors
-        .lines()
-        .filter(|line| !(is_without_move() && line.contains("UFFDIO_MOVE does not work here")));
-    assert_eq!(others.count(), 0, "the library is found: {errors}");
+    let others = said_but_of_the_kernel(&errors);
+    assert!(others.is_empty(), "the library is found: {errors}");
 }

@@ -154,6 +154,21 @@ pub fn is_long() -> bool {
     rounds() > 1
 }
 
+/// What a run has said, but for the line that says of the kernel that its `UFFDIO_MOVE` is not used.
+///
+/// # Panics
+/// If that line is not there where the tests forbid `UFFDIO_MOVE`, or is there more than once, or elsewhere.
+pub fn said_but_of_the_kernel(errors: &str) -> Vec<&str> {
+    let is_of_the_kernel = |line: &&str| line.contains("UFFDIO_MOVE does not work here");
+    let (of_the_kernel, others): (Vec<_>, Vec<_>) = errors.lines().partition(is_of_the_kernel);
+    assert_eq!(
+        of_the_kernel.len(),
+        usize::from(is_without_move()),
+        "{errors}"
+    );
+    others
+}
+
 /// Of the two, the first in the short form.
 pub fn short_or_long<T>(short: T, long: T) -> T {
     if is_long() { long } else { short }
