@@ -48,8 +48,8 @@ impl UnappliedFork {
         (self.uffd, until)
     }
 
-    /// Makes the child's faults wait for good, also after this process's end: closing the userfaultfd would let it read
-    /// zeros.
+    /// Makes the child's faults wait for good: closing the userfaultfd would let it read zeros. After this process's end
+    /// the guardian ends what waits.
     pub(crate) fn leave_waiting(self) {
         std::mem::forget(self.uffd);
         #[cfg(not(simulated))]

@@ -25,7 +25,7 @@ pub(crate) struct Orphan {
     /// The guardian kills the process when the supervisor dies.
     guarded: OnceLock<Guarded>,
     /// The guardian keeps the userfaultfd open when the supervisor dies, so that faults block until the program is
-    /// killed, and for ever if nothing does.
+    /// killed, and ends them if nothing does.
     #[cfg(not(simulated))]
     held: OnceLock<Held>,
     /// Its helper breaks COW; see [`AddressSpace::guard_helper`].
