@@ -46,10 +46,9 @@ fn a_second_sigterm_ends_a_program_that_ignores_it() {
 #[test]
 fn signals_are_taken_while_messages_cannot_be_written() {
     beside!(&["sh"]);
-    // A pipe that is not read is full before memfold has anything to say.
     let (reading, writing) = std::io::pipe().expect("a pipe");
-    let script = "trap '' TERM; head -c 65536 /dev/zero >&2; echo ready; \
-                  while :; do sleep 1; done";
+    let pipe = opened_without_waiting(&writing);
+    let script = "trap '' TERM; echo ready; while :; do sleep 1; done";
     let mut running = std::process::Command::new(crate::support::memfold())
         .args(["run", "--limit", "64M", "--", "sh", "-c", script])
         .stdout(std::process::Stdio::piped())
@@ -59,6 +58,7 @@ fn signals_are_taken_while_messages_cannot_be_written() {
     let mut line = String::new();
     let output = running.stdout.take().expect("its output");
     std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
+    fill(pipe);
     let root = Pid::from_raw(running.id() as i32);
     for _ in 0..2 {
         kill(root, Signal::SIGTERM).expect("it is sent");
@@ -74,4 +74,23 @@ fn signals_are_taken_while_messages_cannot_be_written() {
         std::thread::sleep(Duration::from_millis(20));
     }
     drop(reading);
+}
+
+/// The same pipe, opened once more: that writes here do not wait is not for memfold to see.
+fn opened_without_waiting(pipe: &std::io::PipeWriter) -> std::fs::File {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
+        .open(format!("/proc/self/fd/{}", pipe.as_raw_fd()))
+        .expect("the pipe is opened")
+}
+
+/// Nothing more can be written to the pipe, as it is not read.
+fn fill(mut pipe: std::fs::File) {
+    use std::io::Write;
+    for bytes in [&[0; 4096][..], &[0]] {
+        while pipe.write(bytes).is_ok() {}
+    }
 }

@@ -1,6 +1,6 @@
 //! `--stats` where the path is that of an open descriptor, or of a file with a mode of its own.
 
-use crate::support::memfold;
+use crate::support::{memfold, said_but_of_the_kernel};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -44,7 +44,8 @@ fn what_a_program_wrote_stays_where_its_statistics_go() {
     let run = "\"$M\" run --limit 64M --stats /dev/stderr -- sh -c 'echo errors >&2' 2> log";
     shell(folder, run);
     let text = fs::read_to_string(folder.join("log")).expect("the log");
-    assert!(text.starts_with("errors\n{"), "{text}");
+    let said = said_but_of_the_kernel(&text).join("\n");
+    assert!(said.starts_with("errors\n{"), "{text}");
     // The file has no name any more. The link stays one.
     shell(
         folder,
