@@ -38,7 +38,7 @@ pub(super) fn see_them_gone(list: &'static List) {
         if !is_any_left {
             return;
         }
-        looks = looks.saturating_add(1).min(PATIENCE + 1);
+        looks = (looks + 1).min(PATIENCE + 1);
         pause();
     }
 }
