@@ -191,6 +191,33 @@ fn pages_that_are_carried_off_hold_what_they_must() {
     assert!(seed - first > 100, "only {} histories", seed - first);
 }
 
+/// A run of two mappings is carried off by halves, as another thread had moved the second to where the first was.
+#[test]
+fn pages_of_a_run_that_moved_before_it_was_carried_off_are_kept() {
+    silence_panics_of_executions();
+    let mover = vec![
+        Step::Map(0, 6),
+        Step::Fill(0),
+        Step::Rest(0),
+        Step::Move(0, false),
+    ];
+    let history = History {
+        threads: vec![mover; 2],
+        share_places: true,
+        limit: 9,
+        stage: 11,
+        handlers: 1,
+        adversity: Adversity::default(),
+        locked: None,
+        prepared: false,
+        carries: true,
+        seed: 66207,
+    };
+    if let Err(why) = try_run(&history, history.seed, 40) {
+        panic!("{why}");
+    }
+}
+
 /// The first seed, for longer searches.
 fn first_carried() -> u64 {
     std::env::var("MEMFOLD_SIMULATE_SEED").map_or(0, |seed| seed.parse().expect("a number"))

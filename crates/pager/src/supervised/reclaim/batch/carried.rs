@@ -137,7 +137,6 @@ impl AddressSpace {
             self.in_stage()
         };
         let in_stage = in_stage.unwrap_or_default();
-        let still = self.present(carried.from).unwrap_or_default();
         let is_staged = |place| in_stage.containing(self.stage_page(place)).is_some();
         let (mut batch, mut is_unknown) = (Batch::default(), false);
         let mut outcome = Outcome {
@@ -149,11 +148,12 @@ impl AddressSpace {
         for step in 0..carried.from.pages() as u32 {
             let page = carried.from.start.plus(u64::from(step));
             let place = StageIndex(carried.place.0 + step);
-            let (moved, errno) = match (is_staged(place), still.containing(page)) {
-                (true, _) => (1, 0),
-                // It is in the next mapping.
-                (false, Some(_)) => (0, Errno::EAGAIN.0),
-                (false, None) => (0, Errno::ENOENT.0),
+            // What is not in the stage is in the next mapping, or has gone elsewhere, of which the event is unread: its state
+            // goes along. If nothing was there, a fault finds that out.
+            let (moved, errno) = if is_staged(place) {
+                (1, 0)
+            } else {
+                (0, Errno::EAGAIN.0)
             };
             is_unknown |= is_staged(place) && gate.table().entry(page).load() == PageState::Hole;
             batch.moves.push(Run {
