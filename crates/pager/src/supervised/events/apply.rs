@@ -6,8 +6,7 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, Removal};
-use crate::range_set::RangeSet;
-use crate::supervised::reclaim::batch::Batch;
+use crate::supervised::reclaim::batch::{Batch, Overrun};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
 use crate::sync::lock;
@@ -57,7 +56,7 @@ impl AddressSpace {
     /// Releases the slots and places of a range. Every page that is not a hole becomes `after`.
     fn forget(&self, gate: &Exclusive<'_>, range: PageRange, after: PageState) {
         debug_assert!(gate.is_of(self));
-        let (mut slots, mut unmapped) = (SlotRanges::new(), RangeSet::default());
+        let (mut slots, mut overrun) = (SlotRanges::new(), Overrun::default());
         let carries = self.resources.carries();
         let mut stage = lock(&self.stage);
         gate.table().visit(range, |_, entry| {
@@ -84,7 +83,8 @@ impl AddressSpace {
                 PageState::Staged(place) | PageState::Returning(place) => {
                     stage.retire(place);
                     if carries && !is_dropped {
-                        unmapped.add(PageRange::around(self.stage_page(place), 1));
+                        let stage_page = self.stage_page(place);
+                        overrun.unmapped.add(PageRange::around(stage_page, 1));
                     }
                 }
                 PageState::Swapped(slot, _) => slots.push(slot),
@@ -94,7 +94,7 @@ impl AddressSpace {
             true
         });
         drop(stage);
-        self.note_overrun(|overrun| &mut overrun.unmapped, &unmapped);
+        self.note_overrun(&overrun);
         self.resources.release(slots);
     }
 
@@ -118,7 +118,7 @@ impl AddressSpace {
             }
             true
         });
-        let mut removed = RangeSet::default();
+        let mut overrun = Overrun::default();
         let mut stage = lock(&self.stage);
         for (page, state) in moved {
             let state = match state {
@@ -134,7 +134,7 @@ impl AddressSpace {
                     PageState::Swapped(slot, self.resources.refaults.shadow())
                 }
                 PageState::Removed(_) => {
-                    removed.add(PageRange::around(page, 1));
+                    overrun.removed_moved.add(PageRange::around(page, 1));
                     state
                 }
                 other => other,
@@ -142,7 +142,7 @@ impl AddressSpace {
             gate.table().entry(page).set(state);
         }
         drop(stage);
-        self.note_overrun(|overrun| &mut overrun.removed_moved, &removed);
+        self.note_overrun(&overrun);
         let mut regions = lock(&self.managed);
         // Other parts may be registered, too, but their resident pages are not known.
         let managed = regions.covered(from);

@@ -186,7 +186,7 @@ fn collect(
     let mut is_stored = Bug::StageReadAfterFork.is_back();
     let mut buffer = Vec::with_capacity(MESSAGES);
     loop {
-        if let Some(unread) = space.settle_before_read(gate, changes.order.removals()) {
+        if let Some(unread) = space.settle_before_read(gate, || changes.order.removals()) {
             (*carried, needs_order) = (Some(unread), true);
         }
         if !is_stored && space.channel.is_forking() && space.is_changing() {
@@ -214,7 +214,7 @@ fn collect(
         changes.unreadable = false;
         for message in buffer.drain(..) {
             if let Message::Remap { from, to } = message
-                && let Some(own) = space.take_carried(gate, (from, to), changes.order.removals())
+                && let Some(own) = space.take_carried(gate, (from, to), || changes.order.removals())
             {
                 // Others may have changed mappings just before, and their events come later.
                 (*carried, needs_order) = (Some(own), true);

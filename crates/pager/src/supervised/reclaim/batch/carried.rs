@@ -12,7 +12,6 @@
 use crate::bugs::Bug;
 use crate::page::{PageRange, VirtualPage};
 use crate::page_state::{PageState, StageIndex};
-use crate::range_set::RangeSet;
 use crate::supervised::reclaim::batch::{Batch, Carried, HelperPort, Overrun, Run};
 use crate::supervised::space::AddressSpace;
 use crate::supervised::space::gate::{Exclusive, Inside};
@@ -31,7 +30,8 @@ impl Carried {
 
 impl HelperPort {
     /// The run of the batch in flight that the helper carries off, or was the last to, if it is not settled.
-    fn carried_run(&self) -> Option<Carried> {
+    /// `removals` `madvise` events were read.
+    fn carried_run(&self, removals: u32) -> Option<Carried> {
         let index = self.port.shared().carrying()?;
         let run = self.batch.as_ref()?.moves.get(index)?;
         let place = run.place.filter(|_| run.pages > 0)?;
@@ -39,7 +39,7 @@ impl HelperPort {
             from: run.range(),
             place,
             index,
-            removals: 0,
+            removals,
         })
     }
 }
@@ -47,7 +47,7 @@ impl HelperPort {
 impl AddressSpace {
     /// Whether the helper, which is in the gate, has carried its run off and waits for the event to be read.
     pub(crate) fn awaits_read(&self) -> bool {
-        let carried = lock(&self.helper_port).carried_run();
+        let carried = lock(&self.helper_port).carried_run(0);
         let Some(carried) = carried else { return false };
         let is_there = |range: PageRange| self.present(range).is_ok_and(|found| found.pages() > 0);
         // The kernel fills the stage where the program locks all of its memory. The helper's `mremap` raises what
@@ -60,27 +60,27 @@ impl AddressSpace {
 
     /// Settles a run that was carried off, by what is in the stage, before any message is read: a forking thread goes on,
     /// and may end, once its event is read. Returns a run of which the event is yet to be read: not all changes are known
-    /// before. Of the `madvise` events that were read, so many are `unapplied`.
+    /// before. `unapplied` counts the `madvise` events that were read and not applied.
     pub(crate) fn settle_before_read(
         &self,
         gate: &Exclusive<'_>,
-        unapplied: u32,
+        unapplied: impl Fn() -> u32,
     ) -> Option<Carried> {
         if !self.resources.carries() || Bug::CarriedSettledLate.is_back() {
             return None;
         }
+        let removals = self.removals_read(unapplied());
         let (carried, unread) = {
             let port = lock(&self.helper_port);
-            (port.carried_run(), port.unread)
+            (port.carried_run(removals), port.unread)
         };
-        let Some(mut carried) = carried else {
+        let Some(carried) = carried else {
             return unread;
         };
         let in_stage = self.present(carried.places(self));
         if !in_stage.is_ok_and(|found| found.pages() > 0) {
             return unread;
         }
-        carried.removals = self.removals_read(unapplied);
         // Else the kernel may have filled the stage: see `awaits_read`.
         let is_sure = self.is_changing();
         self.settle_run(gate, carried, is_sure);
@@ -93,9 +93,10 @@ impl AddressSpace {
         &self,
         gate: &Exclusive<'_>,
         (from, to): (PageRange, VirtualPage),
-        unapplied: u32,
+        unapplied: impl Fn() -> u32,
     ) -> Option<Carried> {
         let place = self.place_at(to).filter(|_| self.resources.carries())?;
+        let removals = self.removals_read(unapplied());
         // Else it is the program's own.
         let is_its = |carried: &mut Carried| {
             carried.place == place
@@ -104,13 +105,12 @@ impl AddressSpace {
         };
         let (unread, mut unsettled) = {
             let mut port = lock(&self.helper_port);
-            (port.unread.take_if(is_its), port.carried_run())
+            (port.unread.take_if(is_its), port.carried_run(removals))
         };
         let carried = match unread {
             Some(carried) => carried,
             None => {
-                let mut carried = unsettled.take_if(is_its)?;
-                carried.removals = self.removals_read(unapplied);
+                let carried = unsettled.take_if(is_its)?;
                 self.settle_run(gate, carried, true);
                 carried
             }
@@ -181,15 +181,11 @@ impl AddressSpace {
     }
 
     /// Notes changes by which it may be unknown what is carried off.
-    pub(crate) fn note_overrun(
-        &self,
-        of: impl Fn(&mut Overrun) -> &mut RangeSet,
-        pages: &RangeSet,
-    ) {
-        if self.resources.carries() && !pages.ranges().is_empty() {
-            let mut port = lock(&self.helper_port);
-            let noted = of(&mut port.overrun);
-            pages.ranges().iter().for_each(|range| noted.add(*range));
+    pub(crate) fn note_overrun(&self, changes: &Overrun) {
+        if self.resources.carries() {
+            let noted = &mut lock(&self.helper_port).overrun;
+            noted.removed_moved.add_all(&changes.removed_moved);
+            noted.unmapped.add_all(&changes.unmapped);
         }
     }
 
