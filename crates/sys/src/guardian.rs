@@ -82,6 +82,11 @@ impl List {
             unsafe { list.next.load(Ordering::SeqCst).as_ref() }
         })
     }
+
+    fn free_place(&'static self) -> Option<&'static AtomicI32> {
+        let mut places = self.all().flat_map(|list| &list.places);
+        places.find(|place| place.load(Ordering::Relaxed) == FREE)
+    }
 }
 
 /// What a descriptor on the list is of.
@@ -159,17 +164,13 @@ impl Running {
 
     /// Puts a value into a free place, of a new list if need be.
     fn place(&self, value: i32) -> io::Result<&'static AtomicI32> {
-        let mut last = self.list;
-        for list in self.list.all() {
-            last = list;
-            let is_free = |place: &&AtomicI32| place.load(Ordering::Relaxed) == FREE;
-            if let Some(place) = list.places.iter().find(is_free) {
-                place.store(value, Ordering::SeqCst);
-                return Ok(place);
-            }
+        if let Some(place) = self.list.free_place() {
+            place.store(value, Ordering::SeqCst);
+            return Ok(place);
         }
         let list = List::new(0)?;
         list.places[0].store(value, Ordering::SeqCst);
+        let last = self.list.all().last().unwrap_or(self.list);
         last.next
             .store(std::ptr::from_ref(list).cast_mut(), Ordering::SeqCst);
         Ok(&list.places[0])

@@ -1,4 +1,4 @@
-//! What becomes of address spaces that outlive the supervisor: nobody brings their pages any more.
+//! What becomes of address spaces that outlive the supervisor: their faults are handled no more.
 //!
 //! Programs that have a helper, or are guarded by their process, end at once. What is left after [`PATIENCE`] is a process
 //! of which nothing but its userfaultfd is known: the number of a thread that its faults name may be another's by now.
@@ -6,15 +6,15 @@
 //! catches this signal never gets further than that either, and never reads zeros. What its other events wait for, a fork
 //! or a change of its mappings, goes on. A forked child is held as its parent is.
 
-use super::{FREE, Kind, List, POLLIN, SPACE, each, pause, poll};
+use super::{HELPERS_TIME, Kind, List, POLLIN, SPACE, each, pause, poll};
 use crate::PAGE_SIZE;
 use crate::addresses::END;
 use crate::errno::Errno;
 use crate::uffd::{EVENT_FORK, EVENT_PAGEFAULT, FAULT_PROTECTED, Message, Uffd};
-use core::sync::atomic::{AtomicI32, Ordering};
+use core::sync::atomic::Ordering;
 
-/// Time that helpers have to end their programs with a message, in looks. More leaves what has none waiting for longer.
-const PATIENCE: u32 = 10;
+/// Looks, ten a second, in the time that helpers have to end their programs with a message.
+const PATIENCE: u32 = 10 * HELPERS_TIME as u32;
 /// Messages of an address space that are taken at a look. More delays the others if one faults without end, as it may
 /// where it catches the signal.
 const TAKEN: usize = 64;
@@ -92,12 +92,5 @@ fn end_fault(uffd: Uffd, message: &Message) {
         Ok(()) | Err(Errno::EINVAL) => {}
         // It has changed meanwhile: the thread looks again.
         Err(_) => drop(uffd.wake(page, PAGE_SIZE as u64)),
-    }
-}
-
-impl List {
-    fn free_place(&'static self) -> Option<&'static AtomicI32> {
-        let mut places = self.all().flat_map(|list| &list.places);
-        places.find(|place| place.load(Ordering::Relaxed) == FREE)
     }
 }
