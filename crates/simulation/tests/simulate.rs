@@ -191,6 +191,23 @@ fn pages_that_are_carried_off_hold_what_they_must() {
     assert!(seed - first > 100, "only {} histories", seed - first);
 }
 
+/// The history of threads that share places, under a limit of so many pages and with so many places of the stage, in which
+/// nothing goes wrong.
+fn of_threads(threads: Vec<Vec<Step>>, (limit, stage): (u64, u64)) -> History {
+    History {
+        threads,
+        share_places: true,
+        limit,
+        stage,
+        handlers: 1,
+        adversity: Adversity::default(),
+        locked: None,
+        prepared: false,
+        carries: false,
+        seed: 0,
+    }
+}
+
 /// A run of two mappings is carried off by halves, as another thread had moved the second to where the first was.
 #[test]
 fn pages_of_a_run_that_moved_before_it_was_carried_off_are_kept() {
@@ -202,16 +219,9 @@ fn pages_of_a_run_that_moved_before_it_was_carried_off_are_kept() {
         Step::Move(0, false),
     ];
     let history = History {
-        threads: vec![mover; 2],
-        share_places: true,
-        limit: 9,
-        stage: 11,
-        handlers: 1,
-        adversity: Adversity::default(),
-        locked: None,
-        prepared: false,
         carries: true,
         seed: 66207,
+        ..of_threads(vec![mover; 2], (9, 11))
     };
     if let Err(why) = try_run(&history, history.seed, 40) {
         panic!("{why}");
@@ -313,18 +323,7 @@ fn a_slow_history_ends() {
         .chain([Step::Map(1, 2), Step::Fill(1), Step::Rest(0)])
         .chain((0..14).map(fork))
         .collect();
-    let history = History {
-        threads: vec![thread; 3],
-        share_places: true,
-        limit: 16,
-        stage: 8,
-        handlers: 1,
-        adversity: Adversity::default(),
-        locked: None,
-        prepared: false,
-        carries: false,
-        seed: 0,
-    };
+    let history = of_threads(vec![thread; 3], (16, 8));
     for seed in [0, 2, 4] {
         if let Err(why) = try_run(&history, seed, 1) {
             panic!("seed {seed}: {why}");

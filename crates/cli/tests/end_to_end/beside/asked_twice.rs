@@ -3,6 +3,10 @@
 use crate::support::{Limits, MIB, Program, is_alive};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::fs::{File, OpenOptions};
+use std::io::{PipeWriter, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 const MOMENT: Duration = Duration::from_millis(300);
@@ -77,10 +81,8 @@ fn signals_are_taken_while_messages_cannot_be_written() {
 }
 
 /// The same pipe, opened once more: that writes here do not wait is not for memfold to see.
-fn opened_without_waiting(pipe: &std::io::PipeWriter) -> std::fs::File {
-    use std::os::fd::AsRawFd;
-    use std::os::unix::fs::OpenOptionsExt;
-    std::fs::OpenOptions::new()
+fn opened_without_waiting(pipe: &PipeWriter) -> File {
+    OpenOptions::new()
         .write(true)
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
         .open(format!("/proc/self/fd/{}", pipe.as_raw_fd()))
@@ -88,8 +90,7 @@ fn opened_without_waiting(pipe: &std::io::PipeWriter) -> std::fs::File {
 }
 
 /// Nothing more can be written to the pipe, as it is not read.
-fn fill(mut pipe: std::fs::File) {
-    use std::io::Write;
+fn fill(mut pipe: File) {
     for bytes in [&[0; 4096][..], &[0]] {
         while pipe.write(bytes).is_ok() {}
     }

@@ -160,8 +160,8 @@ fn a_child_forked_just_before_the_supervisors_death_ends_and_reads_no_zeros() {
     }
 }
 
-/// Runs `sharer`, the last process of which kills memfold. Nobody brings its pages then, and no helper ends it: its next
-/// fault does, once helpers had their time.
+/// Runs `sharer`, the last process of which kills memfold. Its faults are handled no more then, and no helper ends it: the
+/// next one does, once helpers had their time.
 fn ends_without_reading_zeros(arguments: &[&str]) {
     let program = Program::new(compiled("sharer", &["sharer.c"], &[])).args(arguments);
     let mut running = program.start(Limits::Resident(16 * MIB));
