@@ -129,6 +129,7 @@ fn with_store(address: &CStr, password: &CStr) -> memfold_options {
 #[test]
 fn pages_go_to_a_store_and_are_counted() {
     const BYTES: usize = 64 << 20;
+    const PAGE: usize = 4096;
     let _alone = ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_store() {
         return skip(&store_programs().join(" and "));
@@ -153,6 +154,13 @@ fn pages_go_to_a_store_and_are_counted() {
         words.fill_with(|| random.next_word() >> 32);
         let mut random = Random::new(5);
         assert!(words.iter().all(|word| *word == random.next_word() >> 32));
+        // Once in order brings whole windows in with a fault; at random, each page has its own.
+        let of_page = |page: usize| page * PAGE / 8;
+        let firsts: Vec<u64> = (0..BYTES / PAGE).map(|page| words[of_page(page)]).collect();
+        for _ in 0..BYTES / PAGE {
+            let page = random.below(BYTES / PAGE);
+            assert_eq!(words[of_page(page)], firsts[page]);
+        }
         let mut stats: memfold_stats = std::mem::zeroed();
         stats.size = size_of::<memfold_stats>();
         assert_eq!(memfold_get_stats(limit, &raw mut stats), 0);
