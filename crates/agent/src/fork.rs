@@ -90,30 +90,36 @@ extern "C" fn child() {
         }
         return;
     }
-    if beacon == 0 {
-        if starts_late() {
-            WAITING_PROCESS.store(system::own_process(), Ordering::Relaxed);
-        } else {
-            start(0, None);
-        }
-        return;
-    }
     unmap_inherited_stack();
-    if PREPARES.load(Ordering::Relaxed) != 0 {
-        // Not prepared, as nothing was managed when its parent decided.
+    let is_prepared = PREPARES.load(Ordering::Relaxed) != 0;
+    if is_prepared {
+        // Not this fork, as nothing was managed when its parent decided.
         MANAGED.store(0, Ordering::Relaxed);
-        start(0, None);
-        return;
     }
-    join(beacon);
+    let knows_number = beacon != 0 && !is_prepared;
+    let inherited = if knows_number { inherited(beacon) } else { 0 };
+    if inherited == 0 && starts_late() {
+        // As in a program that was just executed, nothing of it is anywhere else, and most end or execute one soon.
+        BEACON.store(0, Ordering::Relaxed);
+        WAITING_PROCESS.store(system::own_process(), Ordering::Relaxed);
+    } else if knows_number {
+        join(beacon, inherited);
+    } else {
+        start(0, None);
+    }
 }
 
-/// Starts the helper of a child that inherited this beacon.
-fn join(beacon: usize) -> u32 {
-    let inherited = ask(beacon);
-    if inherited == LOST {
+/// The number of this forked child's address space, which it inherited: 0 if nothing was managed.
+fn inherited(beacon: usize) -> u64 {
+    let number = ask(beacon);
+    if number == LOST {
         helper::fail_lost();
     }
+    number
+}
+
+/// Starts the helper of a child that inherited this beacon and number.
+fn join(beacon: usize, inherited: u64) -> u32 {
     let started = start(inherited, Some(beacon));
     match started {
         REFUSED if inherited != 0 => {
@@ -135,7 +141,7 @@ pub fn join_late() -> u32 {
         return REFUSED;
     }
     unmap_inherited_stack();
-    let started = join(beacon);
+    let started = join(beacon, inherited(beacon));
     if started == REFUSED {
         end_joining();
     }

@@ -56,6 +56,37 @@ fn small_programs_have_no_helper_and_are_not_named() {
 }
 
 #[test]
+fn children_of_a_program_with_a_helper_have_none_either() {
+    beside!(&["sh"]);
+    let script = "sleep 0.1; for i in $(seq 100); do (exit 0); done; (sleep 0.2; true)";
+    for options in [&[][..], &["--prepare-forks"]] {
+        let shell = Program::new("sh").args(["-c", script]);
+        let outcome = shell
+            .memfold_options(options)
+            .run(Limits::Resident(4096 * MIB));
+        outcome.assert_success();
+        assert_none_named(&outcome);
+        let helped = outcome.number("processes");
+        assert!((1.0..12.0).contains(&helped), "{helped} of 103");
+    }
+}
+
+#[test]
+fn forks_of_a_program_with_a_helper_keep_every_page() {
+    beside!(&["cc"]);
+    for options in [&[][..], &["--prepare-forks"]] {
+        let outcome = Program::new(compiled("late", &["late.c"], &[]))
+            .args(["forks", "560"])
+            .memfold_options(options)
+            .timeout(Duration::from_secs(120))
+            .run(LIMIT);
+        outcome.assert_success();
+        assert_eq!(outcome.text(), "forks ok\n");
+        assert_was_out(&outcome);
+    }
+}
+
+#[test]
 fn a_late_program_keeps_every_page() {
     beside!(&["cc", "sh"]);
     for options in [&[][..], &["--prepare-forks"]] {
