@@ -1,6 +1,7 @@
 /* What a program does before it has a helper, and while it gets one.
  *
  *   late grow MEGABYTES    stamps pages as fast as it can, and verifies them twice
+ *   late hold MEGABYTES    stamps pages, sleeps for two seconds, and verifies them
  *   late touch MEGABYTES   writes a word of each page, which is the fastest growth, and verifies that
  *   late forks MEGABYTES   forks at once, and again and again as it grows; each child verifies and grows, too
  *   late spawns MEGABYTES  is large when it makes a child by vfork, which does not execute anything for a while
@@ -40,6 +41,13 @@ static void grow(size_t pages)
     const uint64_t *memory = map_stamped(pages);
     verify_pages("grown", memory, 0, pages, 1);
     verify_pages("again", memory, 0, pages, 1);
+}
+
+static void hold(size_t pages)
+{
+    const uint64_t *memory = map_stamped(pages);
+    sleep(2);
+    verify_pages("held", memory, 0, pages, 1);
 }
 
 static void touch(size_t pages)
@@ -129,6 +137,8 @@ int main(int count, char **arguments)
     size_t pages = count > 2 ? strtoul(arguments[2], NULL, 10) * 256 : 0;
     if (!strcmp(mode, "grow"))
         grow(pages);
+    else if (!strcmp(mode, "hold"))
+        hold(pages);
     else if (!strcmp(mode, "touch"))
         touch(pages);
     else if (!strcmp(mode, "forks"))

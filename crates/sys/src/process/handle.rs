@@ -3,6 +3,7 @@
 
 use super::{children_in, named_field, stat_field, threads_in};
 use crate::socket::Peer;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use std::borrow::Cow;
 use std::fs::File;
@@ -109,6 +110,13 @@ impl Process {
         } else {
             Err(error)
         }
+    }
+
+    /// Whether it has ended, reaped or not.
+    pub fn has_ended(&self) -> bool {
+        let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
+        let ready = poll(&mut handle, Some(&Timespec::default()));
+        ready.is_ok_and(|ready| ready > 0)
     }
 
     /// Opens a file below its folder in `/proc`, for reading.
@@ -397,13 +405,14 @@ mod tests {
         let process = Process::open(child.id() as i32).unwrap();
         assert!(process.descends_from_here().unwrap());
         assert!(process.text("stat").is_ok() && process.signal(0).is_ok());
-        assert!(process.last_cpu(child.id()).is_some());
+        assert!(process.last_cpu(child.id()).is_some() && !process.has_ended());
         let thread = process.thread_by_own_number(u64::from(child.id()));
         assert_eq!(thread, Some(child.id() as i32));
         assert!(process.thread_by_own_number(u64::MAX).is_none());
         assert_eq!(process.parent(), Some(own_id()));
         child.kill().unwrap();
         child.wait().unwrap();
+        assert!(process.has_ended());
         let gone = process.signal(0).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESRCH));
         assert!(process.text("stat").is_err());

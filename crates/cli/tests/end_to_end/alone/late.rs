@@ -41,3 +41,22 @@ fn late_programs_that_touch_pages_at_once_stay_in_one_limit() {
     alone!(&["cc", "sh"]);
     grows_late("touch", 6, "200");
 }
+
+/// As many as fit four times over start at once: each waits to be admitted until there is room.
+#[test]
+fn small_programs_that_start_at_once_do_not_take_twice_the_limit() {
+    alone!(&["cc", "sh"]);
+    const LIMIT: u64 = 156 * MIB;
+    let script = "for i in $(seq 200); do \"$0\" hold 3 & all=\"$all $!\"; done; \
+                  for one in $all; do wait $one || exit 1; done";
+    let outcome = Program::new("sh")
+        .args(["-c", script])
+        .arg(compiled("late", &["late.c"], &[]))
+        .run(Limits::Resident(LIMIT));
+    outcome.assert_success();
+    assert_eq!(outcome.text(), "hold ok\n".repeat(200));
+    let peak = outcome.number("peak_resident_bytes");
+    assert!(peak < 1.5 * LIMIT as f64, "{peak} bytes were resident");
+    let moved_out = outcome.number("pages_out");
+    assert!(moved_out > 50_000.0, "{moved_out} pages were moved out");
+}

@@ -9,13 +9,14 @@ use crate::supervised::group::Group;
 use crate::supervised::helper::discard::Discard;
 use crate::supervised::helper::guests::Guests;
 use crate::supervised::helper::late::Switch;
+use crate::supervised::helper::newcomers::{self, Look, Newcomers};
 use crate::supervised::helper::peer::Peer;
 use crate::supervised::helper::pending::{FIRST_TOKEN, PendingPeer, PendingPeers};
 use crate::supervised::kernel::Ports;
 use crate::supervised::util::fd_pressure;
 use crate::time::Instant;
 use memfold_sys::epoll::Epoll;
-use memfold_sys::hello::TRACES;
+use memfold_sys::hello::{Hello, TRACES};
 use memfold_sys::is_shortage;
 use memfold_sys::process::{self, Process};
 use memfold_sys::socket;
@@ -50,6 +51,15 @@ const MOST_BANNED: usize = 8;
 /// So many programs that cannot be managed are told of one by one.
 const MOST_WARNINGS: u32 = 10;
 
+/// A program that said hello.
+#[derive(Debug)]
+struct Newcomer {
+    peer: Peer,
+    user: u32,
+    hello: Hello,
+    descriptors: [OwnedFd; 2],
+}
+
 /// The acceptor's thread.
 pub(crate) struct Acceptor {
     pub(crate) group: Arc<Group>,
@@ -62,6 +72,7 @@ pub(crate) struct Acceptor {
     epoll: Epoll,
     sockets: HashMap<u64, OwnedFd>,
     pending: PendingPeers<Peer>,
+    newcomers: Newcomers<Newcomer>,
     /// Users whose programs sent descriptors that cannot be closed.
     banned: HashSet<u32>,
     /// How many strangers of a user were looked at since the last sweep.
@@ -99,6 +110,7 @@ impl Acceptor {
             epoll,
             sockets: HashMap::new(),
             pending: PendingPeers::new(),
+            newcomers: Newcomers::new(),
             banned: HashSet::new(),
             looks: HashMap::new(),
             own_user: process::own_user(),
@@ -114,11 +126,11 @@ impl Acceptor {
         let mut ready = Vec::new();
         let mut swept = Instant::now();
         while !self.group.stopping.load(Ordering::Relaxed) {
-            if self
-                .epoll
-                .wait(&mut ready, Some(Duration::from_millis(500)))
-                .is_err()
-            {
+            let longest = match self.newcomers.len() {
+                0 => Duration::from_millis(500),
+                _ => newcomers::PAUSE,
+            };
+            if self.epoll.wait(&mut ready, Some(longest)).is_err() {
                 crate::time::sleep(Duration::from_millis(1));
             }
             for token in ready.iter().filter(|token| !LISTENERS.contains(token)) {
@@ -132,6 +144,9 @@ impl Acceptor {
                 if ready.contains(token) {
                     self.let_in(listener);
                 }
+            }
+            if let Some(newcomer) = self.newcomers.next(self.look_for_room()) {
+                self.admit_or_warn(newcomer);
             }
             for late in self.pending.take_late(Instant::now()) {
                 self.warn(late.identity.process.pid(), &"it did not say hello in time");
@@ -270,11 +285,9 @@ impl Acceptor {
             return;
         }
         self.short_since = None;
-        let pid = peer.identity.process.pid();
-        if let Err(error) = self.attach(peer)
-            && error.kind() != io::ErrorKind::UnexpectedEof
-        {
-            self.warn(pid, &error);
+        let process = peer.identity.process.clone();
+        if let Err(error) = self.attach(peer) {
+            self.warn_unless_gone(&process, &error);
         }
     }
 
@@ -283,7 +296,7 @@ impl Acceptor {
         /// What the supervisor has by itself, at most, and for each program and peer.
         const OWN: usize = 256;
         const EACH: usize = 16;
-        let known = OWN + EACH * (self.sockets.len() + self.pending.len());
+        let known = OWN + EACH * (self.sockets.len() + self.pending.len() + self.newcomers.len());
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         if limit.is_none_or(|limit| limit > 2 * known as u64) {
             return true;
@@ -308,10 +321,57 @@ impl Acceptor {
             peer.is_lent = true;
             return self.expect(peer);
         }
-        let (id, connection) = self.admit(peer.identity, user, &hello, descriptors?)?;
-        self.epoll.add(connection.as_fd(), id)?;
-        self.sockets.insert(id, connection);
+        // A program that the supervisor has start its helper has its memory already, and is traced meanwhile.
+        let is_new = hello.inherited == 0 && hello.relative == 0 && !self.guests.is_tracing();
+        let newcomer = Newcomer {
+            peer: peer.identity,
+            user,
+            hello,
+            descriptors: descriptors?,
+        };
+        let admitted = if is_new {
+            self.newcomers.add(self.look_for_room(), newcomer)
+        } else {
+            Some(newcomer)
+        };
+        if let Some(newcomer) = admitted {
+            self.admit_or_warn(newcomer);
+        }
         Ok(())
+    }
+
+    fn look_for_room(&self) -> Look {
+        let resources = &self.group.resources;
+        Look {
+            now: Instant::now(),
+            is_room: resources.resident_bytes() < resources.resident_limit_bytes(),
+            pages_out: resources.counters.pages_out.load(Ordering::Relaxed),
+        }
+    }
+
+    fn admit_or_warn(&mut self, newcomer: Newcomer) {
+        let process = newcomer.peer.process.clone();
+        let admitted = self
+            .admit(
+                newcomer.peer,
+                newcomer.user,
+                &newcomer.hello,
+                newcomer.descriptors,
+            )
+            .and_then(|(id, connection)| {
+                self.epoll.add(connection.as_fd(), id)?;
+                self.sockets.insert(id, connection);
+                Ok(())
+            });
+        if let Err(error) = admitted {
+            self.warn_unless_gone(&process, &error);
+        }
+    }
+
+    fn warn_unless_gone(&mut self, process: &Process, error: &io::Error) {
+        if error.kind() != io::ErrorKind::UnexpectedEof && !process.has_ended() {
+            self.warn(process.pid(), error);
+        }
     }
 
     /// The two userfaultfds of a hello. Whatever else came is not touched, but closed by a thread

@@ -41,6 +41,11 @@ impl Guests {
         lock(&self.tracing)
     }
 
+    /// Whether a process may be traced just now.
+    pub(crate) fn is_tracing(&self) -> bool {
+        self.tracing.try_lock().is_err()
+    }
+
     /// A number that changes when a detachment begins. Who starts the helper of a forked child compares it while it
     /// traces: from then on no child of what is detached is to have one.
     pub(crate) fn detachments(&self) -> u64 {
@@ -132,6 +137,10 @@ mod tests {
     fn only_invited_processes_are_let_in_and_only_until_they_end() {
         let ((mut guest, invited), (mut other, stranger)) = (start(), start());
         let guests = Guests::default();
+        assert!(!guests.is_tracing());
+        let tracing = guests.trace();
+        assert!(guests.is_tracing());
+        drop(tracing);
         guests.invite(&invited);
         assert!(guests.includes(&Process::open(guest.id() as i32).unwrap()));
         assert!(!guests.includes(&stranger));

@@ -17,6 +17,8 @@ pub(crate) mod inject;
 #[cfg(not(simulated))]
 pub(crate) mod late;
 #[cfg(not(simulated))]
+mod newcomers;
+#[cfg(not(simulated))]
 pub(crate) mod patched;
 #[cfg(not(simulated))]
 pub(crate) mod peer;
