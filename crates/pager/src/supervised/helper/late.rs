@@ -123,6 +123,8 @@ pub(crate) struct LateStarts {
     forked: ForkedChildren,
     /// CPU time that a look takes.
     cost: Duration,
+    /// The switch was on when the last pass began: programs that do without a helper may have started since.
+    was_on: bool,
 }
 
 impl LateStarts {
@@ -140,6 +142,7 @@ impl LateStarts {
             candidates: HashMap::new(),
             forked: ForkedChildren::default(),
             cost: Duration::ZERO,
+            was_on: false,
         }
     }
 
@@ -153,11 +156,12 @@ impl LateStarts {
         thread::set_standing(thread::current_id(), Standing::Before);
         while !self.group.stopping.load(Ordering::Relaxed) {
             let time = self.time_of_room();
-            // Since the last look programs have started that do without a helper, if it was on.
-            let was_on = self.switch.is_on();
             self.switch.set(self.is_room_for_looks(time));
+            // A tracer may switch it off at any time.
+            let is_on = self.switch.is_on();
+            let was_on = std::mem::replace(&mut self.was_on, is_on);
             let is_any_waiting = !lock(&self.waiting.waiting_pids).is_empty();
-            if was_on || self.switch.is_on() || is_any_waiting {
+            if was_on || is_on || is_any_waiting {
                 let began = thread::cpu_time();
                 self.look();
                 let took = thread::cpu_time().saturating_sub(began);
