@@ -16,10 +16,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Time in which each bug of the past must be found.
 const LONGEST_SEARCH: Duration = Duration::from_secs(120);
 
-/// Seconds of histories; `memfold-lab simulate` runs longer.
+/// Seconds of histories; `.ci/run` searches longer, and `memfold-lab simulate` without an end.
 fn seconds() -> Duration {
     let seconds = std::env::var("MEMFOLD_SIMULATE_SECONDS");
-    let seconds = seconds.map_or(30, |seconds| seconds.parse().expect("a number of seconds"));
+    let seconds = seconds.map_or(15, |seconds| seconds.parse().expect("a number of seconds"));
     Duration::from_secs(seconds)
 }
 
@@ -39,16 +39,21 @@ fn silence_panics_of_executions() {
 #[test]
 fn every_page_holds_what_it_must() {
     silence_panics_of_executions();
-    let (began, mut seed) = (Instant::now(), 0);
+    let (began, first) = (Instant::now(), search_from());
+    let mut seed = first;
     while began.elapsed() < seconds() {
         if let Err(failure) = check(seed, None) {
             panic!("seed {seed}: {}", shorten(failure, None, PATIENCE));
         }
         seed += 1;
     }
-    let (compared, unclear) = compared();
-    println!("{seed} histories; {unclear} of {compared} children beside changes were refused");
-    assert!(seed > 100, "only {seed} histories in {:?}", seconds());
+    let (histories, (compared, unclear)) = (seed - first, compared());
+    println!("{histories} histories; {unclear} of {compared} children beside changes were refused");
+    assert!(
+        histories > 100,
+        "only {histories} histories in {:?}",
+        seconds()
+    );
 }
 
 /// Executes the history of a seed with its forks prepared; `None` if it has none.
@@ -74,7 +79,7 @@ fn check_prepared(seed: u64, bug: Option<Bug>) -> Option<Result<(), Failure>> {
 #[test]
 fn prepared_forks_see_one_moment() {
     silence_panics_of_executions();
-    let (began, mut seed, mut histories) = (Instant::now(), 0, 0);
+    let (began, mut seed, mut histories) = (Instant::now(), search_from(), 0);
     while began.elapsed() < seconds() {
         if let Some(outcome) = check_prepared(seed, None) {
             histories += 1;
@@ -179,7 +184,7 @@ fn free_beside(history: &mut History) {
 #[test]
 fn pages_that_are_carried_off_hold_what_they_must() {
     silence_panics_of_executions();
-    let (began, first) = (Instant::now(), first_carried());
+    let (began, first) = (Instant::now(), search_from());
     let mut seed = first;
     while began.elapsed() < seconds() {
         if let Err(failure) = check_carried(seed, None) {
@@ -229,7 +234,7 @@ fn pages_of_a_run_that_moved_before_it_was_carried_off_are_kept() {
 }
 
 /// The first seed, for longer searches.
-fn first_carried() -> u64 {
+fn search_from() -> u64 {
     std::env::var("MEMFOLD_SIMULATE_SEED").map_or(0, |seed| seed.parse().expect("a number"))
 }
 
