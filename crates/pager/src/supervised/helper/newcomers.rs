@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Pages that are moved out before a program is admitted without room. More delays starts beside programs that take all room;
 /// fewer lets those that start touch more than was made room for.
 const PAGES: u64 = 1024;
-/// How many wait at most; each has six descriptors. More let the first go on without room.
+/// How many wait at most; each has six descriptors. For one more, the first goes on without room.
 const MOST: usize = 128;
 /// Pause between two looks for room, and so between two programs. Longer starts programs later; shorter lets more of them in
 /// before they have touched what they need.
@@ -53,13 +53,13 @@ impl<T> Newcomers<T> {
         self.waiting.len()
     }
 
-    /// One more waits. Returns it if it need not.
+    /// One more waits. Returns the one that is to be admitted instead, if any is.
     pub(crate) fn add(&mut self, look: Look, newcomer: T) -> Option<T> {
         if self.waiting.is_empty() && look.is_room {
             return Some(newcomer);
         }
         self.waiting.push_back((look, newcomer));
-        None
+        (self.len() > MOST).then(|| self.take_first(look)).flatten()
     }
 
     /// Takes the one that is to be admitted now, if any is.
@@ -67,9 +67,12 @@ impl<T> Newcomers<T> {
         let (arrived, _) = self.waiting.front()?;
         let moved_out = look.pages_out - arrived.pages_out.max(self.admitted_at);
         let has_waited = look.now.saturating_duration_since(arrived.now) >= PATIENCE;
-        if !look.is_room && moved_out < PAGES && !has_waited && self.len() <= MOST {
-            return None;
-        }
+        (look.is_room || moved_out >= PAGES || has_waited)
+            .then(|| self.take_first(look))
+            .flatten()
+    }
+
+    fn take_first(&mut self, look: Look) -> Option<T> {
         self.admitted_at = look.pages_out;
         self.waiting.pop_front().map(|(_, newcomer)| newcomer)
     }
@@ -126,11 +129,12 @@ mod tests {
     fn there_are_not_many() {
         let mut newcomers = Newcomers::new();
         let look = look(Duration::ZERO, false, 0);
-        for number in 0..=MOST {
-            assert_eq!(newcomers.next(look), None, "after {number}");
-            newcomers.add(look, number);
+        for number in 0..MOST {
+            assert_eq!(newcomers.add(look, number), None);
         }
-        assert_eq!(newcomers.next(look), Some(0));
-        assert_eq!(newcomers.next(look), None);
+        for number in 0..3 {
+            assert_eq!(newcomers.add(look, MOST + number), Some(number));
+        }
+        assert_eq!((newcomers.next(look), newcomers.len()), (None, MOST));
     }
 }
