@@ -1,23 +1,15 @@
 //! Why a program that is there cannot be found: its interpreter is not.
 
-use std::ffi::{OsStr, OsString};
+use super::executable::Head;
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-/// As much of a file as the kernel reads for the first line of a script; ELF headers are in it, too.
-const HEAD: u64 = 4096;
 
 /// The interpreter that a program asks for, if that is what does not exist.
 pub fn missing(program: &OsStr) -> Option<PathBuf> {
-    let mut head = Vec::new();
-    File::open(place(program)?)
-        .ok()?
-        .take(HEAD)
-        .read_to_end(&mut head)
-        .ok()?;
-    let interpreter = of_script(&head).or_else(|| of_elf(&head))?;
+    let head = Head::read(File::open(place(program)?).ok()?)?;
+    let interpreter = of_script(head.bytes()).or_else(|| head.executable()?.interpreter)?;
     (!interpreter.exists()).then_some(interpreter)
 }
 
@@ -42,32 +34,6 @@ fn of_script(head: &[u8]) -> Option<PathBuf> {
     Some(Path::new(OsStr::from_bytes(word)).to_owned())
 }
 
-/// The loader that a 64-bit program names.
-fn of_elf(head: &[u8]) -> Option<PathBuf> {
-    const PT_INTERP: u64 = 3;
-    if !head.starts_with(b"\x7fELF\x02") {
-        return None;
-    }
-    let number = |at: usize, length: usize| {
-        let bytes = head.get(at..at.checked_add(length)?)?;
-        Some(
-            bytes
-                .iter()
-                .rev()
-                .fold(0_u64, |all, byte| all << 8 | u64::from(*byte)),
-        )
-    };
-    let (first, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    let headers =
-        (0..count).filter_map(|index| usize::try_from(first.checked_add(index * size)?).ok());
-    let header = headers
-        .into_iter()
-        .find(|at| number(*at, 4) == Some(PT_INTERP))?;
-    let start = usize::try_from(number(header.checked_add(8)?, 8)?).ok()?;
-    let path = head.get(start..)?.split(|byte| *byte == 0).next()?;
-    Some(OsString::from_vec(path.to_vec()).into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,16 +49,5 @@ mod tests {
         assert_eq!(missing(script.as_os_str()), None);
         assert_eq!(missing(OsStr::new("/no/such/program")), None);
         assert_eq!(missing(OsStr::new("sh")), None);
-    }
-
-    #[test]
-    fn a_loader_is_an_interpreter() {
-        let mut own = fs::read("/proc/self/exe").unwrap();
-        own.truncate(HEAD as usize);
-        let loader = of_elf(&own).unwrap();
-        assert!(loader.exists(), "{}", loader.display());
-        for length in 0..200 {
-            let _ = of_elf(&own[..length]);
-        }
     }
 }

@@ -6,6 +6,7 @@ pub mod cpu_time;
 mod descendants;
 pub mod descriptors;
 pub mod escalation;
+mod executable;
 pub mod home;
 mod interpreter;
 pub mod limits;

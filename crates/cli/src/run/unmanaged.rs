@@ -1,9 +1,9 @@
 //! Why a process is outside the limit.
 
+use super::executable::Head;
 use memfold_sys::{is_shortage, process};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -75,10 +75,9 @@ impl fmt::Display for Reason {
 
 /// Whether a process has a 64-bit program without a loader.
 pub fn is_static(pid: i32) -> bool {
-    let image = File::open(format!("/proc/{pid}/exe"))
-        .ok()
-        .and_then(Image::read);
-    image.is_some_and(|image| image.sixty_four_bit && !image.interpreted)
+    let file = File::open(format!("/proc/{pid}/exe")).ok();
+    let executable = file.and_then(|file| Head::read(file)?.executable());
+    executable.is_some_and(|executable| executable.sixty_four_bit && !executable.interpreted)
 }
 
 /// Finds the reason, as far as `/proc` shows it. `is_short` says whether memfold has lacked descriptors since the
@@ -90,15 +89,13 @@ pub fn reason(pid: i32, preload: &Path, is_short: bool) -> Reason {
         Err(error) if is_shortage(&error) => return Reason::Descriptors,
         Err(_) => return Reason::Privileged,
     };
-    match Image::read(file) {
-        Some(Image {
-            sixty_four_bit: false,
-            ..
-        }) => return Reason::NotSixtyFourBit,
-        Some(Image {
-            interpreted: false, ..
-        }) => return Reason::NotAttached(None),
-        _ => {}
+    if let Some(headers) = Head::read(file).and_then(|head| head.executable()) {
+        if !headers.sixty_four_bit {
+            return Reason::NotSixtyFourBit;
+        }
+        if !headers.interpreted {
+            return Reason::NotAttached(None);
+        }
     }
     const SET_ID: u32 = 0o6000;
     if fs::metadata(&executable).is_ok_and(|file| file.mode() & SET_ID != 0) {
@@ -123,71 +120,9 @@ fn contains(bytes: &[u8], needle: &[u8]) -> bool {
     bytes.windows(needle.len()).any(|window| window == needle)
 }
 
-/// An executable's headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Image {
-    sixty_four_bit: bool,
-    /// It names a loader.
-    interpreted: bool,
-}
-
-impl Image {
-    /// None for what is no ELF file. Programs have their headers in the first page.
-    fn read(file: impl Read) -> Option<Image> {
-        let mut head = Vec::new();
-        file.take(4096).read_to_end(&mut head).ok()?;
-        Image::parse(&head)
-    }
-
-    fn parse(head: &[u8]) -> Option<Image> {
-        const PT_INTERP: u32 = 3;
-        if head.get(..4)? != b"\x7fELF" {
-            return None;
-        }
-        if head[4] != 2 {
-            return Some(Image {
-                sixty_four_bit: false,
-                interpreted: false,
-            });
-        }
-        let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
-        let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
-        let first = u64::from_le_bytes(head.get(32..40)?.try_into().ok()?) as usize;
-        let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
-        let interpreted = (0..count)
-            .filter_map(|index| first.checked_add(index * size).and_then(word))
-            .any(|kind| kind == PT_INTERP);
-        Some(Image {
-            sixty_four_bit: true,
-            interpreted,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn programs_that_cannot_load_a_library_are_told_apart() {
-        let own = Image::read(File::open("/proc/self/exe").unwrap()).unwrap();
-        assert_eq!(
-            own,
-            Image {
-                sixty_four_bit: true,
-                interpreted: true
-            }
-        );
-        let mut head = fs::read("/proc/self/exe").unwrap();
-        head.truncate(4096);
-        // No program headers: nothing names a loader.
-        head[56..58].copy_from_slice(&[0, 0]);
-        assert!(!Image::parse(&head).unwrap().interpreted);
-        head[4] = 1;
-        assert!(!Image::parse(&head).unwrap().sixty_four_bit);
-        assert_eq!(Image::parse(b"#!/bin/sh\n"), None);
-        assert_eq!(Image::parse(b"\x7fELF\x02"), None);
-    }
 
     #[test]
     fn a_process_without_the_library_has_no_preload() {
