@@ -75,6 +75,22 @@ fn mebibytes(line: &str) -> Vec<f64> {
     pairs.filter_map(|pair| pair[0].parse().ok()).collect()
 }
 
+/// Types a new limit, as it is seen to be asked for.
+fn type_limit(terminal: &Terminal, megabytes: u64) {
+    terminal.press(&["l"]);
+    terminal.shows("that a limit is asked for", |screen| {
+        words(screen).contains(": _")
+    });
+    terminal.types(&format!("{megabytes}M"));
+    let typed = format!(": {megabytes}M_");
+    terminal.shows("what was typed", |screen| words(screen).contains(&typed));
+}
+
+/// The screen's words, wherever its lines end.
+fn words(screen: &str) -> String {
+    screen.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 #[test]
 fn it_shows_a_programs_mappings_and_changes_limits_at_every_width() {
     beside!(&["tmux", "python3"]);
@@ -124,8 +140,7 @@ fn it_shows_a_programs_mappings_and_changes_limits_at_every_width() {
         assert!(out > 5.0, "{screen}");
         terminal.press(&["m"]);
         terminal.shows("the statistics", |screen| !screen.contains("RATIO"));
-        terminal.press(&["l"]);
-        terminal.types(&format!("{new}M"));
+        type_limit(&terminal, new);
         terminal.press(&["Enter"]);
         terminal.shows("the question", |screen| screen.contains("y/n"));
         terminal.press(&["n"]);
@@ -133,10 +148,8 @@ fn it_shows_a_programs_mappings_and_changes_limits_at_every_width() {
             screen.contains("no limit is changed")
         });
         assert_eq!(limit(), before);
-        terminal.press(&["l"]);
-        terminal.types(&format!("{new}M"));
+        type_limit(&terminal, new);
         terminal.press(&["Enter", "y"]);
-        let words = |screen: &str| screen.split_whitespace().collect::<Vec<_>>().join(" ");
         let done = format!("limit of run {pid}: {before}.0 MiB -> {new}.0 MiB; in use: ");
         terminal.shows("what that did", |screen| words(screen).contains(&done));
         assert_eq!(limit(), new);
