@@ -106,8 +106,7 @@ enum Outcome {
     /// It has a helper, or is gone.
     Over,
     Waits,
-    /// It was just forked. Its memory is its parent's for the most part, or all of it, after a `vfork`, and is counted there;
-    /// its helper is about to come, or it executes a program.
+    /// It was just forked. Its memory is its parent's for the most part, or all of it, after a `vfork`, and is counted there.
     Forked,
     /// It cannot have one.
     Failed,
@@ -288,7 +287,7 @@ impl LateStarts {
         let candidate = self.candidates.entry(pid);
         let candidate = candidate.or_insert(Candidate::new(now));
         let is_long = now.duration_since(candidate.since) >= LONG;
-        // The child of a program with a helper starts its own.
+        // The child of a program that is managed starts its own; most others end or execute one soon.
         if is_new && process::is_fork(pid) {
             return Outcome::Forked;
         }
