@@ -3,7 +3,7 @@
 
 use crate::support::{Limits, MIB, OTHER, Program, Running, Stage, as_user, memfold, python};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Touches 200 MiB that compress well, says so, and stays for a while.
 const STAYS: &str = "\
@@ -47,6 +47,22 @@ fn number(run: &Running, name: &str) -> u64 {
     run.statistics()[name].as_u64().expect("a number")
 }
 
+/// What is resident once the statistics, which are of the last sample, show so much and do not change any more.
+fn settled_resident(run: &Running, at_least: u64) -> u64 {
+    let began = Instant::now();
+    let mut before = 0;
+    loop {
+        let resident = number(run, "resident_bytes");
+        if resident >= at_least && resident == before {
+            return resident;
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{resident} bytes");
+        before = resident;
+        // Longer than from one sample to the next.
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
 #[test]
 fn a_limit_changes_while_a_program_runs() {
     beside!(&["python3"]);
@@ -76,7 +92,7 @@ fn memory_goes_out_on_command() {
     let run = ready(&stays("10"), 1024 * MIB);
     // By the program's PID as well.
     let program = run.program().to_string();
-    let before = number(&run, "resident_bytes");
+    let before = settled_resident(&run, 200 * MIB);
     let text = done(&["reclaim", &program, "50M"]);
     assert!(text.contains("paged out"), "{text}");
     let after = number(&run, "resident_bytes");
