@@ -196,8 +196,7 @@ fn pages_that_are_carried_off_hold_what_they_must() {
     assert!(seed - first > 100, "only {} histories", seed - first);
 }
 
-/// The history of threads that share places, under a limit of so many pages and with so many places of the stage, in which
-/// nothing goes wrong.
+/// A history without adversity, whose threads map at the same addresses. The limit and the stage are in pages.
 fn of_threads(threads: Vec<Vec<Step>>, (limit, stage): (u64, u64)) -> History {
     History {
         threads,

@@ -57,13 +57,11 @@ fn small_programs_have_no_helper_and_are_not_named() {
 
 #[test]
 fn children_of_a_program_with_a_helper_have_none_either() {
-    beside!(&["sh"]);
+    beside!(&["cc", "sh"]);
     let script = "sleep 0.1; for i in $(seq 100); do (exit 0); done; (sleep 0.2; true)";
     for options in [&[][..], &["--prepare-forks"]] {
-        let shell = Program::new("sh").args(["-c", script]);
-        let outcome = shell
-            .memfold_options(options)
-            .run(Limits::Resident(4096 * MIB));
+        let shell = program_below_a_shell(script, &[], options);
+        let outcome = shell.run(Limits::Resident(4096 * MIB));
         outcome.assert_success();
         assert_none_named(&outcome);
         let helped = outcome.number("processes");
