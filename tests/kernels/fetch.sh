@@ -1,16 +1,20 @@
 #!/bin/bash
 # Downloads a kernel of this machine's distribution and unpacks it, without installing it:
-# tests/kernels/fetch.sh [--suite SUITE [--arch ARCH]] FOLDER [PACKAGE]
+# tests/kernels/fetch.sh [[--ubuntu] --suite SUITE [--arch ARCH]] FOLDER [PACKAGE]
 #
-# SUITE is another one of Debian's, such as bookworm-backports; this machine's own sources stay as they are. ARCH is
-# Debian's name of an architecture, by default amd64; of another one busybox comes along. PACKAGE is an image, or what
-# depends on the newest one: by default linux-image-ARCH (Debian) or linux-image-virtual (Ubuntu). Prints the folder with
-# boot/ and lib/modules/, below FOLDER, for run.sh. What is there already is used again.
+# SUITE is another one of Debian's, such as bookworm-backports, or with --ubuntu of Ubuntu's, such as focal-updates; this
+# machine's own sources stay as they are. ARCH is Debian's name of an architecture, by default amd64; of another one
+# busybox comes along. PACKAGE is an image, or what depends on the newest one: by default linux-image-ARCH (Debian) or
+# linux-image-virtual (Ubuntu). Prints the folder with boot/ and lib/modules/, below FOLDER, for run.sh. What is there
+# already is used again.
 set -euo pipefail
-suite= arch=amd64
+# Of the package of Ubuntu 22.04 with the keys of its archive.
+UBUNTU_KEYRING=0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f
+suite= arch=amd64 distribution=debian archive=http://deb.debian.org/debian
 while [[ "${1:-}" == --* ]]; do
     case "$1" in
-        --suite) suite="${2:?a suite of Debian}" ;;
+        --ubuntu) distribution=ubuntu archive=http://archive.ubuntu.com/ubuntu; shift; continue ;;
+        --suite) suite="${2:?a suite}" ;;
         --arch) arch="${2:?an architecture of Debian}" ;;
         *) echo "fetch.sh: unknown option $1" >&2; exit 1 ;;
     esac
@@ -20,13 +24,22 @@ done
 folder="$(realpath -m "${1:?the folder to keep kernels in}")"
 package="${2:-}"
 if [[ -n "$suite" ]]; then
-    lists="$folder/apt/$suite-$arch"
+    lists="$folder/apt/$distribution-$suite-$arch"
     mkdir -p "$lists"/{lists,cache/archives}/partial
-    keys=/usr/share/keyrings/debian-archive-keyring.gpg
-    [[ -e "$keys" ]] || { echo "fetch.sh: $keys is missing; install debian-archive-keyring" >&2; exit 1; }
+    keys="/usr/share/keyrings/$distribution-archive-keyring.gpg"
+    if [[ "$distribution" == ubuntu && ! -e "$keys" ]]; then
+        # No package of Debian's has them.
+        deb="$folder/apt/ubuntu-keyring.deb" keys="$folder/apt/ubuntu/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+        if [[ ! -e "$keys" ]]; then
+            curl -sSf -o "$deb" "$archive/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
+            echo "$UBUNTU_KEYRING $deb" | sha256sum --check --quiet >&2
+            dpkg-deb --extract "$deb" "$folder/apt/ubuntu"
+        fi
+    fi
+    [[ -e "$keys" ]] || { echo "fetch.sh: $keys is missing; install $distribution-archive-keyring" >&2; exit 1; }
     # Backports have not all that they are installed beside.
     for one in "$suite" "${suite%-backports}"; do
-        echo "deb [arch=$arch signed-by=$keys] http://deb.debian.org/debian $one main"
+        echo "deb [arch=$arch signed-by=$keys] $archive $one main"
     done | uniq > "$lists/list"
     cat > "$lists/configuration" <<END
 Dir::Etc::sourcelist "$lists/list";
